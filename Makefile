@@ -1,0 +1,48 @@
+# Everything goes through .venv, which any target makes by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+DEMO := demo
+DEMO_MODELS := bert-mini bert-small
+DEMO_FUNCTIONS := 4000
+DEMO_MEMORY := 1GiB
+DEMO_STEPS := 30
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check gpu-check bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+install: $(STAMP) ## make .venv with the tested versions of everything
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is older than 3.11; next: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,tensorboard,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe, workers, training, report
+	@BIN=$(BIN) DEMO=$(DEMO) MODELS="$(DEMO_MODELS)" FUNCTIONS=$(DEMO_FUNCTIONS) MEMORY=$(DEMO_MEMORY) \
+		STEPS=$(DEMO_STEPS) sh docs/demo.sh
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## lint, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and GPM, one probe, a few training steps
+	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
+
+bench: $(STAMP) ## benchmarks with a bar
+	$(BIN)/python -m benchmarks.cli
+
+clean: ## remove .venv and what the demo wrote
+	rm -rf $(VENV) $(DEMO)

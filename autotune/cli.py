@@ -1,0 +1,47 @@
+"""The command line: registers the commands, and turns errors into messages and exit codes."""
+
+import sys
+
+import typer
+
+from autotune.commands import data, doctor, probe, profile, report, workers
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError
+from trainer.errors import TrainerError
+
+app = typer.Typer(
+    name="autotune",
+    help="Find out what fits, what is enough, and what to change before an encoder is pretrained.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("doctor")(doctor.doctor)
+app.add_typer(data.app, name="data")
+app.command("probe")(probe.probe)
+app.command("workers")(workers.workers)
+app.add_typer(profile.app, name="profile")
+app.add_typer(report.app, name="report")
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line.
+
+    Returns:
+        The exit code; a message has been written to standard error for every code but 0.
+    """
+    try:
+        app(arguments)
+    except (AutotuneError, TrainerError) as error:
+        sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
+        return error.exit_code
+    except SystemExit as stop:  # how the parser returns, usage errors included
+        if stop.code == EXIT_INTERRUPTED:
+            sys.stderr.write("interrupted: finished trials are saved, and the same command goes on from them\n")
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0

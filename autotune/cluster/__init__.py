@@ -1,0 +1,1 @@
+"""The batch system: what SLURM says about this process."""

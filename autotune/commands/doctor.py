@@ -1,0 +1,71 @@
+"""``autotune doctor``: what this machine is, and what would spoil a measurement on it."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cluster.slurm import read_slurm
+from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts
+from autotune.decide.suitability import find_unsuitable
+from autotune.measure.clock import Clock, SystemClock
+from autotune.measure.host import Host, SystemHost
+from autotune.measure.nvml import GpuMonitor, NvmlMonitor
+from autotune.show.doctor import doctor_text
+
+NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
+
+
+def doctor(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    path: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--path", help="A place whose disk to look at, by default the working directory; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Say what this machine is, and what would spoil a measurement on it."""
+    monitor = NvmlMonitor()
+    try:
+        slurm = read_slurm(os.environ, shutil.which)
+        machine = examine(SystemHost(), monitor, slurm, SystemClock(), path or [Path()])
+    finally:
+        monitor.close()
+    print(render(machine, as_json=as_json))
+
+
+def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, paths: Sequence[Path]) -> MachineFacts:
+    """Read everything once.
+
+    Raises:
+        MachineLacks: If the host does not describe itself the way Linux does.
+    """
+    gpus = tuple(
+        GpuStatus(facts=gpu, sample=monitor.sample(gpu.uuid), processes=monitor.compute_processes(gpu.uuid))
+        for gpu in monitor.devices()
+    )
+    return MachineFacts(
+        time_utc=clock.utc_now(),
+        host=host.facts(paths),
+        gpus=gpus,
+        gpu_absent=monitor.why_absent(),
+        gpu_unreadable=monitor.unreadable(),
+        slurm=slurm,
+        versions=host.library_versions(),
+    )
+
+
+def render(machine: MachineFacts, *, as_json: bool) -> str:
+    """Show the machine, the findings about it and the next command, as text or as one JSON object."""
+    findings = find_unsuitable(machine)
+    if as_json:
+        content = {"machine": machine.to_json(), "findings": [asdict(finding) for finding in findings]}
+        return json.dumps(content | {"next": NEXT_COMMAND}, indent=2)
+    return f"{doctor_text(machine, findings)}\n\nnext: {NEXT_COMMAND}"

@@ -1,0 +1,97 @@
+"""What the measuring commands share: the site, the machine, the ledger, and trials shown as progress."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.core.outcome import Outcome, describe
+from autotune.core.profile import Fingerprint
+from autotune.errors import MachineLacks
+from autotune.measure.clock import SystemClock
+from autotune.measure.host import SystemHost
+from autotune.measure.machine import ForkServerMachine
+from autotune.measure.nvml import NvmlMonitor
+from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
+from autotune.search.trials import TrialRunner
+from autotune.store import Ledger, check_writable
+from trainer.config import ModelSettings
+from trainer.dataset import Manifest
+from trainer.progress import Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A machine that is ready to run trials at a known site."""
+
+    site: Site
+    machine: ForkServerMachine
+    monitor: NvmlMonitor
+
+    def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
+        """This site with a model and a dataset."""
+        return fingerprint(self.site, settings, manifest, self.machine.versions.get("cuda"))
+
+    def runner(self, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
+        """Trials that are written to a ledger and shown as they come.
+
+        Raises:
+            BadInput: If the ledger's directory cannot be written.
+        """
+        check_writable(ledger_directory)
+        ledger = Ledger(ledger_directory, f"{socket.gethostname()}-{os.getpid()}")
+        done = 0
+
+        def on_trial(label: str, outcome: Outcome | None) -> None:
+            nonlocal done
+            if outcome is None:
+                update(done, max(expected_trials, done + 1), label)
+            else:
+                done += 1
+                update(done, max(expected_trials, done), f"{label}: {describe(outcome)}")
+
+        # Results are taken up again only where everything that they depend on is the same.
+        site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1})
+        return TrialRunner(
+            machine=self.machine,
+            ledger=ledger,
+            site=_digest(site),
+            clock=SystemClock(),
+            on_trial=on_trial,
+        )
+
+
+@contextlib.contextmanager
+def open_bench(choice: DeviceChoice, data_dir: Path) -> Iterator[Bench]:
+    """Settle on a device and start the trial server, which takes some seconds.
+
+    Raises:
+        MachineLacks: If the asked-for device, torch, or torch's support for the device is missing.
+    """
+    monitor = NvmlMonitor()
+    machine = ForkServerMachine()
+    try:
+        site = open_site(choice, data_dir, SystemHost(), monitor)
+        for library in ("torch", "transformers"):
+            if library not in site.versions:
+                raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
+        sys.stderr.write("starting the trial server (it loads torch once)\n")
+        machine.start()
+        if site.device == "cuda" and machine.versions.get("cuda") is None:
+            raise MachineLacks(
+                f"there is a GPU, and torch {machine.versions.get('torch')} is built without CUDA",
+                next_step="Install a CUDA build of torch, or use --device cpu.",
+            )
+        yield Bench(site=site, machine=machine, monitor=monitor)
+    finally:
+        machine.close()
+        monitor.close()
+
+
+def _digest(site: Fingerprint) -> str:
+    from trainer.schema import canonical_sha256
+
+    return canonical_sha256(site.model_dump(mode="json"))[:16]

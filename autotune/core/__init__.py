@@ -1,0 +1,1 @@
+"""Pure nouns: units, facts about machines and data, trials, outcomes, the profile."""

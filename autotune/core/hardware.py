@@ -1,0 +1,299 @@
+"""What a machine is, as values: its GPUs, its host, its place in a SLURM cluster. No reading happens here.
+
+A figure that the machine does not give is ``None``, or ``Unavailable`` with the reason; never 0.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable:
+    """A figure that could not be had here, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """What one GPU is, as its driver describes it.
+
+    ``index`` is NVML's, which follows the PCI bus; CUDA may number the same GPUs differently, the UUID never does.
+    ``total_bytes`` is what NVML calls total, a little more than a CUDA process can use. ``power_cap_w`` is the enforced
+    limit. ``mig_uuids`` are the UUIDs of the GPU's MIG slices, where it is cut into any.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    total_bytes: int
+    mig_enabled: bool | None
+    power_cap_w: float | None
+    compute_mode: str | None
+    driver: str
+    compute_capability: tuple[int, int] | None
+    mig_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One GPU at one moment.
+
+    ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
+    least one kernel ran: a rank that waits in a collective reads 1. ``used_bytes`` includes the driver's own reserve.
+    """
+
+    time_s: float
+    utilisation: float | None
+    used_bytes: int | None
+    power_w: float | None
+    sm_clock_mhz: int | None
+    throttle_reasons: tuple[str, ...] | None
+    temperature_c: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpmWindow:
+    """Hardware counters of one GPU between two moments (CLOCK_MONOTONIC); shares are 0 to 1.
+
+    ``sm_utilisation``: SMs that were busy. ``sm_occupancy``: resident warps of the possible ones. ``tensor_active``:
+    time in which the SMs did any tensor operation. ``dram_active``: memory bandwidth of the theoretical maximum.
+    """
+
+    start_s: float
+    end_s: float
+    sm_utilisation: float | None
+    sm_occupancy: float | None
+    tensor_active: float | None
+    dram_active: float | None
+    pcie_rx_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process with a compute context on a GPU; inside a container ``pid`` is still the host's."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStatus:
+    """A GPU, what it does now, and who computes on it."""
+
+    facts: GpuFacts
+    sample: GpuSample | Unavailable
+    processes: tuple[GpuProcess, ...] | Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFacts:
+    """The file system under a path; ``path`` is as the caller wrote it."""
+
+    path: str
+    filesystem_type: str | None
+    free_bytes: int | None
+    is_network: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicFacts:
+    """One network interface; virtual ones often give no speed."""
+
+    name: str
+    speed_bits_per_s: int | None
+    is_up: bool
+    is_loopback: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """CPUs, memory, disks and network of one host, as this process may use them.
+
+    ``cpus_quota`` is CPU time per wall time that control groups allow, ``cpus_slurm`` what SLURM gave this task.
+    ``ram_available_bytes`` is what could still be taken: by the system's count or by the tightest control group,
+    whichever is less; ``ram_limit_source`` names it and ``ram_limit_bytes`` is that group's limit, if it was a group.
+    """
+
+    cpus_online: int
+    cpus_affinity: int
+    cpus_quota: float | None
+    cpus_slurm: int | None
+    ram_total_bytes: int
+    ram_available_bytes: int
+    ram_limit_source: str
+    ram_limit_bytes: int | None
+    shm_free_bytes: int | None
+    cpu_model: str | None
+    platform: str
+    python_version: str
+    load_average_1min: float | None
+    disks: tuple[DiskFacts, ...]
+    nics: tuple[NicFacts, ...]
+
+    @property
+    def allotted_cpus(self) -> int:
+        """CPUs that this process can keep busy: the smallest of what exists, at least 1."""
+        # Half a CPU cannot run a worker at full speed, so a fractional quota counts as the whole CPUs in it.
+        quota = None if self.cpus_quota is None else math.floor(self.cpus_quota)
+        limits = (self.cpus_online, self.cpus_affinity, quota, self.cpus_slurm)
+        return max(1, min(limit for limit in limits if limit is not None))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and the CPUs that follow from them."""
+        return asdict(self) | {"allotted_cpus": self.allotted_cpus}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmFacts:
+    """This process's place in a SLURM cluster. ``end_time_s`` is Unix time; ``commands`` are those found on PATH."""
+
+    job_id: str | None
+    end_time_s: float | None
+    nodes: int | None
+    tasks: int | None
+    gpus_per_node: int | None
+    commands: tuple[str, ...]
+
+    @property
+    def in_job(self) -> bool:
+        """Whether this process runs inside a SLURM job."""
+        return self.job_id is not None
+
+    @property
+    def is_login_node(self) -> bool:
+        """Whether jobs can be submitted from here while this is none."""
+        return "sbatch" in self.commands and not self.in_job
+
+    def seconds_left(self, now_utc: datetime) -> float | None:
+        """Seconds until the job's end, 0 once it has passed; ``None`` when no end is known."""
+        return None if self.end_time_s is None else max(0.0, self.end_time_s - now_utc.timestamp())
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and what follows from them."""
+        return asdict(self) | {"in_job": self.in_job, "is_login_node": self.is_login_node}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """Everything that ``autotune doctor`` looks at.
+
+    ``gpu_absent`` says why there is no GPU; ``gpu_unreadable`` names GPUs that exist and could not be described.
+    ``versions`` holds the installed libraries only.
+    """
+
+    time_utc: datetime
+    host: HostFacts
+    gpus: tuple[GpuStatus, ...]
+    gpu_absent: str | None
+    gpu_unreadable: tuple[str, ...]
+    slurm: SlurmFacts
+    versions: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {
+            "time_utc": self.time_utc.isoformat(),
+            "host": self.host.to_json(),
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+            "gpu_absent": self.gpu_absent,
+            "gpu_unreadable": list(self.gpu_unreadable),
+            "slurm": self.slurm.to_json() | {"seconds_left": self.slurm.seconds_left(self.time_utc)},
+            "versions": dict(self.versions),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThrottleReason:
+    """Why a GPU runs below its top clock. A fault spoils a measurement; anything else is how the card operates."""
+
+    bit: int
+    name: str
+    is_fault: bool
+
+
+# Bits: NVML API reference, nvmlClocksEventReasons. The power brake is an external signal that cuts the clocks at least
+# by half and raises hw_slowdown with it, so it is a fault; the software power cap is where a loaded card lives.
+THROTTLE_REASONS = (
+    ThrottleReason(bit=0x001, name="gpu_idle", is_fault=False),
+    ThrottleReason(bit=0x002, name="applications_clocks", is_fault=False),
+    ThrottleReason(bit=0x004, name="sw_power_cap", is_fault=False),
+    ThrottleReason(bit=0x008, name="hw_slowdown", is_fault=True),
+    ThrottleReason(bit=0x010, name="sync_boost", is_fault=False),
+    ThrottleReason(bit=0x020, name="sw_thermal", is_fault=True),
+    ThrottleReason(bit=0x040, name="hw_thermal", is_fault=True),
+    ThrottleReason(bit=0x080, name="hw_power_brake", is_fault=True),
+    ThrottleReason(bit=0x100, name="display_clocks", is_fault=False),
+    ThrottleReason(bit=0x200, name="board_limit", is_fault=False),
+    ThrottleReason(bit=0x400, name="reliability", is_fault=False),
+)
+
+
+def throttle_names(mask: int) -> tuple[str, ...]:
+    """Name the bits of NVML's throttle mask, lowest first; a bit this table lacks keeps its number."""
+    known = {reason.bit: reason.name for reason in THROTTLE_REASONS}
+    bits = (1 << position for position in range(mask.bit_length()) if mask >> position & 1)
+    return tuple(known.get(bit, f"unknown_{bit:#x}") for bit in bits)
+
+
+def throttle_faults(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Those throttle reasons that make a measurement worthless: heat and hardware slowdown."""
+    faults = {reason.name for reason in THROTTLE_REASONS if reason.is_fault}
+    return tuple(name for name in names or () if name in faults)
+
+
+def window(series: Sequence[GpuSample], start_s: float, end_s: float) -> tuple[GpuSample, ...]:
+    """Cut a time series to the samples taken between two moments of CLOCK_MONOTONIC, both included."""
+    return tuple(sample for sample in series if start_s <= sample.time_s <= end_s)
+
+
+def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str]) -> tuple[GpuFacts, ...]:
+    """The GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
+
+    Entries are indices or the beginning of a GPU's or MIG slice's UUID. As in CUDA, an entry that names nothing ends
+    the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares when
+    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID`` or all GPUs are alike.
+    """
+    text = environment.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return tuple(devices)
+    entries: list[str] = []
+    found: list[GpuFacts] = []
+    for entry in (part.strip() for part in text.split(",")):
+        device = _device_named(devices, entry)
+        if device is None:
+            break
+        if entry in entries:
+            return ()
+        entries.append(entry)
+        if device not in found:  # two slices of one GPU are one GPU
+            found.append(device)
+    return tuple(found)
+
+
+def _device_named(devices: Sequence[GpuFacts], entry: str) -> GpuFacts | None:
+    if entry.isascii() and entry.isdecimal():
+        matches = [device for device in devices if device.index == int(entry)]
+    elif entry.startswith(("GPU-", "MIG-GPU-")):
+        # Drivers before 470 named a slice by its GPU: MIG-GPU-<uuid>/<instance>/<compute instance>.
+        prefix = entry.removeprefix("MIG-").split("/")[0]
+        matches = [device for device in devices if device.uuid.startswith(prefix)]
+    elif entry.startswith("MIG-"):
+        matches = [device for device in devices if any(uuid.startswith(entry) for uuid in device.mig_uuids)]
+    else:
+        matches = []
+    return matches[0] if len(matches) == 1 else None
+
+
+_NETWORK_FILESYSTEMS = (
+    "9p afs beegfs ceph cifs coda daos dfuse fhgfs gcsfuse glusterfs goofys gpfs juicefs lustre mfs mount_s3 ncpfs nfs "
+    "nfs4 orangefs panfs pvfs2 rclone s3fs seaweedfs smb3 smbfs sshfs wekafs"
+)
+
+
+def is_network_filesystem(filesystem_type: str | None) -> bool:
+    """Whether files of this type of file system lie on another machine."""
+    return (filesystem_type or "").lower().removeprefix("fuse.") in _NETWORK_FILESYSTEMS.split()

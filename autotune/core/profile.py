@@ -1,0 +1,195 @@
+"""The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk.
+
+It holds no code, no absolute paths and nothing to execute. The trainer reads ``[train]``, people review the rest.
+"""
+
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import Field
+
+from autotune.errors import BadInput
+from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig
+from trainer.errors import BadConfig
+from trainer.schema import Table, canonical_sha256, parse_table
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+HASH_KEY = "content_sha256"
+
+_HEADER = (
+    "A tuned profile. [train] is what the trainer reads; edit it by hand if you must: the trainer accepts that,",
+    "and reports say that content_sha256 no longer holds. Units are in the names; a _share is between 0 and 1.",
+)
+
+# Always written, so that a reader sees what was decided; everything else only where it differs from its default.
+_ALWAYS_WRITTEN = (
+    "seq_length_tokens", "micro_batch_rows", "global_batch_rows", "precision", "device", "seed",
+)  # fmt: skip
+
+
+class Constraints(Table):
+    """What the user set."""
+
+    memory_budget_bytes: Positive
+    """Per rank; on CUDA all of a process's device memory, on a CPU what training takes beyond the loaded program."""
+    headroom_share: Annotated[float, Field(ge=0, lt=1)]
+    """Part of the largest micro-batch that is left free."""
+    global_batch_tokens: Positive
+    """Real tokens of one optimizer step over all ranks."""
+
+
+class Fingerprint(Table):
+    """Where the figures come from; what may differ there makes them worthless here, in part or in all."""
+
+    device: Literal["cpu", "cuda"]
+    gpu_name: str | None = None
+    gpu_count: NonNegative = 0
+    gpu_total_bytes: Positive | None = None
+    gpu_mig: bool | None = None
+    gpu_power_cap_w: float | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    torch: str
+    transformers: str
+    python: str
+    cpu_model: str | None = None
+    allotted_cpus: Positive
+    ram_total_bytes: Positive
+    data_filesystem: str | None = None
+    model_sha256: str
+    dataset_hash: str
+
+
+class Provenance(Table):
+    """How the profile came to be."""
+
+    tool_version: str
+    created_utc: str
+    commands: list[str]
+    """Names of the commands that wrote it, oldest first."""
+    slurm_job_id: str | None = None
+    ledger_sha256: str
+    """Over the keys and outcomes of the trials it rests on."""
+
+
+class CurvePoint(Table):
+    """Throughput at one micro-batch."""
+
+    rows: Positive
+    slot_tokens_per_s: Annotated[float, Field(gt=0)]
+    """All rows full."""
+    step_s: Annotated[float, Field(gt=0)]
+    """Median of the timed optimizer steps, one micro-batch each."""
+    timed_steps: Positive
+
+
+class ProbeEvidence(Table):
+    """Which micro-batch fits, and which one is used."""
+
+    feasible_max: Positive
+    """The largest micro-batch, in rows, that ran optimizer steps under the budget."""
+    infeasible_min: Positive | None = None
+    """The smallest that was refused; None when the search met its own upper limit first."""
+    feasible_peak_bytes: Positive
+    predicted_peak_bytes: Positive | None = None
+    """For ``feasible_max``, by the straight line through two smaller trials."""
+    search_trials: Positive
+    """Trials until both sides were proven; the throughput curve took further ones."""
+    seconds: Annotated[float, Field(ge=0)]
+    """Time of all trials, the curve's included."""
+    mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
+    curve: list[CurvePoint]
+    choice: str
+    """Why ``micro_batch_rows`` is what it is."""
+
+
+class WorkersRow(Table):
+    """Throughput with one number of loader processes."""
+
+    loader_workers: NonNegative
+    real_tokens_per_s: list[float]
+    """One figure per repeat."""
+    ratio_to_best: Annotated[float, Field(gt=0)]
+    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    """95 % confidence bounds of that ratio; None when a single repeat shows no spread."""
+    ratio_high: Annotated[float, Field(gt=0)] | None = None
+    data_wait_share: Annotated[float, Field(ge=0, le=1)]
+    gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Mean share of time with a kernel running, by NVML; None without a GPU."""
+
+
+class WorkersEvidence(Table):
+    """How many loader processes are enough."""
+
+    chosen: NonNegative
+    undecided_between: list[NonNegative] = Field(default_factory=list)
+    """Counts that the noise does not tell apart; empty when it does."""
+    ceiling_real_tokens_per_s: list[float]
+    """The same step on batches that already lie in memory."""
+    rows: list[WorkersRow]
+    seconds: Annotated[float, Field(ge=0)]
+    gpu_utilisation_source: str
+    """Where the utilisation comes from, or why there is none."""
+    choice: str
+
+
+class Evidence(Table):
+    """What was measured; a missing part was not."""
+
+    probe: ProbeEvidence | None = None
+    workers: WorkersEvidence | None = None
+
+
+class Profile(Table):
+    """All tables but the content hash, which is computed from them."""
+
+    schema_version: Literal[1] = PROFILE_SCHEMA_VERSION
+    train: TrainConfig
+    constraints: Constraints
+    fingerprint: Fingerprint
+    provenance: Provenance
+    evidence: Evidence
+
+
+def profile_to_toml(profile: Profile) -> str:
+    """The profile as text, with its content hash last."""
+    tables = _tables(profile)
+    document = tomlkit.document()
+    for line in _HEADER:
+        document.add(tomlkit.comment(line))
+    for name, value in (tables | {HASH_KEY: canonical_sha256(tables)}).items():
+        if not isinstance(value, dict):  # plain values stand before the first table
+            document.add(name, value)
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            document.add(name, value)
+    return tomlkit.dumps(document)
+
+
+def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile, bool]:
+    """Validate what a TOML file held.
+
+    Args:
+        tables: The parsed file.
+        where: Its name in messages.
+
+    Returns:
+        The profile, and whether its content still has the hash it was written with.
+
+    Raises:
+        BadInput: If a key is unknown (the nearest valid one is suggested), missing, or of a wrong value.
+    """
+    content = {key: value for key, value in tables.items() if key != HASH_KEY}
+    try:
+        profile = parse_table(Profile, content, where=where)
+    except BadConfig as error:
+        raise BadInput(error.message, next_step=error.next_step) from error
+    return profile, tables.get(HASH_KEY) == canonical_sha256(content)
+
+
+def _tables(profile: Profile) -> dict[str, Any]:
+    tables: dict[str, Any] = profile.model_dump(mode="json", exclude_none=True)
+    short = profile.train.model_dump(mode="json", exclude_defaults=True)
+    tables["train"] = {name: tables["train"][name] for name in _ALWAYS_WRITTEN} | short
+    return tables

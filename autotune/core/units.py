@@ -1,0 +1,78 @@
+"""Units as people write them. Inside the project everything is bytes, seconds and counts."""
+
+import re
+
+_BYTE_FACTORS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``94GB`` (decimal) or ``2GiB`` (binary).
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        ValueError: If the text is not a positive number with a known unit.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _BYTE_FACTORS:
+        raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 94GB or 2GiB")
+    size_bytes = int(float(match[1]) * _BYTE_FACTORS[match[2].lower()])
+    if size_bytes <= 0:
+        raise ValueError(f"{text!r} is not a positive size")
+    return size_bytes
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """Show a size with a binary unit and three significant digits; ``n/a`` when it is missing."""
+    if size_bytes is None:
+        return "n/a"
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return (
+                f"{value:.0f} {unit}"
+                if unit == "B"
+                else f"{value:.3g} {unit}"
+                if value < 1000
+                else f"{value:.0f} {unit}"
+            )
+        value /= 1024
+    return f"{value:.3g} TiB" if value < 1000 else f"{value:.0f} TiB"
+
+
+def format_seconds(duration_s: float | None) -> str:
+    """Show a duration: ``12 ms``, ``3.4 s``, ``2 min 05 s``, ``1 h 10 min``; ``n/a`` when it is missing."""
+    if duration_s is None:
+        return "n/a"
+    if duration_s < 1:
+        return f"{duration_s * 1e3:.3g} ms"
+    if duration_s < 60:
+        return f"{duration_s:.3g} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def format_count(value: float | None, digits: int = 0) -> str:
+    """Show a number with thousands separators; ``n/a`` when it is missing."""
+    return "n/a" if value is None else f"{value:,.{digits}f}"
+
+
+def format_share(value: float | None) -> str:
+    """Show a share between 0 and 1 as a percentage; ``n/a`` when it is missing."""
+    return "n/a" if value is None else f"{value * 100:.1f} %"

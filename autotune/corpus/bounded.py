@@ -1,0 +1,184 @@
+"""Run work on a stranger's file in a child process that cannot cost more than the bounds.
+
+The child is forked, so the caller must be light: what is loaded when ``run_bounded`` is called is what the child has.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+# Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
+MAX_WALL_S = 60.0
+# A 256 MiB file, its sections, and the disassembly of its largest function fit several times.
+MAX_ADDED_BYTES = 2 * 2**30
+# Token text is about four times the machine code, and 256 MiB is the largest file that is read.
+MAX_OUTPUT_BYTES = 2**30
+_MAX_REPLY_BYTES = 4096
+_MAX_REASON_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a child may use.
+
+    Args:
+        wall_s: Seconds until it is killed; the processor time has the same limit.
+        added_bytes: Address space beyond what the forking process has already.
+        output_bytes: Largest file it may write.
+    """
+
+    wall_s: float = MAX_WALL_S
+    added_bytes: int = MAX_ADDED_BYTES
+    output_bytes: int = MAX_OUTPUT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extracted:
+    """The work was finished.
+
+    Args:
+        functions: Distinct functions written.
+        duplicates: Functions left out because the same file held them before.
+    """
+
+    functions: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The work was not finished, and what it wrote is not to be used."""
+
+    reason: str
+
+
+class CancelledError(Exception):
+    """The one who asked has gone away; the child was killed."""
+
+
+def run_bounded(work: Callable[[], Extracted], limits: Limits, *, cancel_fd: int | None = None) -> Extracted | Refused:
+    """Run ``work`` in a child within the limits; whatever it raises, crashes on or exceeds is a refusal.
+
+    Args:
+        work: Called in the child.
+        limits: What the child may use.
+        cancel_fd: When this becomes readable (or its other end is closed), the child is killed.
+
+    Raises:
+        CancelledError: If that happened.
+    """
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _child(work, limits, write_fd)
+        try:
+            outcome = _wait(pid, limits, cancel_fd)
+        finally:
+            _end(pid)
+        return outcome or _reply(read_fd)
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _wait(pid: int, limits: Limits, cancel_fd: int | None) -> Refused | None:
+    """Wait for the child's end without reaping it, so that its id stays its own until its group is killed."""
+    exit_fd = os.pidfd_open(pid)
+    try:
+        watched = [exit_fd] if cancel_fd is None else [exit_fd, cancel_fd]
+        deadline_s = time.monotonic() + limits.wall_s
+        ready, _, _ = select.select(watched, [], [], max(0.0, deadline_s - time.monotonic()))
+    finally:
+        os.close(exit_fd)
+    if exit_fd in ready:
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert status is not None  # without WNOHANG it waits
+        return _death(status, limits)
+    if cancel_fd in ready:
+        raise CancelledError
+    return Refused(reason=f"not finished after {limits.wall_s:g} s")
+
+
+def _death(end: os.waitid_result, limits: Limits) -> Refused | None:
+    if end.si_code == os.CLD_EXITED:
+        return None if end.si_status == 0 else Refused(reason=f"its reader ended with status {end.si_status}")
+    if end.si_status == signal.SIGXCPU:
+        return Refused(reason=f"not finished after {limits.wall_s:g} s of processor time")
+    return Refused(reason=f"its reader was ended by signal {end.si_status}")
+
+
+def _end(pid: int) -> None:
+    """Kill the child's whole group, which is ours alone, and reap it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    # Between fork and setsid the child has no group of its own yet.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _reply(read_fd: int) -> Extracted | Refused:
+    try:
+        reply = json.loads(os.read(read_fd, _MAX_REPLY_BYTES))
+        if "reason" in reply:
+            return Refused(reason=printable(str(reply["reason"])))
+        return Extracted(functions=int(reply["functions"]), duplicates=int(reply["duplicates"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Refused(reason="its reader gave no answer")
+
+
+def printable(text: str) -> str:
+    """One short line without control characters: a stranger's file must not write to a terminal."""
+    line = "".join(character if character.isprintable() else "?" for character in text)
+    return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
+
+
+def _child(work: Callable[[], Extracted], limits: Limits, write_fd: int) -> None:
+    """Never returns: an exception must not climb into the copy of the caller's stack."""
+    status = 1
+    try:
+        os.setsid()
+        _silence()
+        _limit(limits)
+        try:
+            done = work()
+            reply: dict[str, object] = {"functions": done.functions, "duplicates": done.duplicates}
+        except MemoryError:
+            reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
+        except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
+            reply = {"reason": printable(str(error) or type(error).__name__)}
+        os.write(write_fd, json.dumps(reply).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _silence() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+
+
+def _limit(limits: Limits) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    address_space = pages * resource.getpagesize() + limits.added_bytes
+    _lower(resource.RLIMIT_AS, address_space)
+    # Whole seconds, rounded up; the wall clock is the exact bound.
+    _lower(resource.RLIMIT_CPU, int(limits.wall_s) + 1)
+    _lower(resource.RLIMIT_FSIZE, limits.output_bytes)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(which: int, value: int) -> None:
+    """Set a limit for good, without asking for more than this process is allowed."""
+    _, hard = resource.getrlimit(which)
+    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (allowed, allowed))

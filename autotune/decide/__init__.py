@@ -1,0 +1,1 @@
+"""Pure verbs: from measurements to decisions."""

@@ -1,0 +1,95 @@
+"""Choose the settings of the profile from what was measured."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.core.profile import CurvePoint
+from autotune.decide.statistics import Interval, paired_ratio
+
+KNEE_SHARE = 0.98
+"""Within two per cent of the best is as good as the best."""
+DEFAULT_GLOBAL_BATCH_ROWS = 256
+"""BERT's (Devlin et al. 2018), the baseline recipe where the user names no global batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchChoice:
+    """The micro-batch to train with, and why it is not the largest that fits."""
+
+    rows: int
+    reason: str
+
+
+def rows_with_headroom(feasible_max: int, headroom_share: float) -> int:
+    """The largest micro-batch that leaves the headroom free; one row at least."""
+    return max(1, math.floor(feasible_max * (1 - headroom_share)))
+
+
+def curve_rows(limit_rows: int) -> list[int]:
+    """Micro-batches at which throughput is measured: powers of two, and the limit itself."""
+    powers = [2**exponent for exponent in range(limit_rows.bit_length()) if 2**exponent < limit_rows]
+    return [*powers, limit_rows]
+
+
+def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int, headroom_share: float) -> MicroBatchChoice:
+    """The smallest measured micro-batch within two per cent of the best throughput."""
+    best = max(curve, key=lambda point: point.slot_tokens_per_s)
+    enough = [point for point in curve if point.slot_tokens_per_s >= KNEE_SHARE * best.slot_tokens_per_s]
+    chosen = min(enough, key=lambda point: point.rows)
+    limit = rows_with_headroom(feasible_max, headroom_share)
+    if chosen.rows == limit:
+        left = f"{headroom_share:.0%} headroom below the {feasible_max} that fit"
+        reason = f"the largest measured, {left}; smaller ones are more than {1 - KNEE_SHARE:.0%} slower"
+    else:
+        share = chosen.slot_tokens_per_s / best.slot_tokens_per_s
+        reason = (
+            f"the smallest with {KNEE_SHARE:.0%} of the best tokens/s (it has {share:.1%} of that at {best.rows} rows)"
+        )
+    return MicroBatchChoice(rows=chosen.rows, reason=reason)
+
+
+def global_batch_rows(global_batch_tokens: int, mean_real_tokens_per_row: float) -> int:
+    """The number of rows whose real tokens come closest to the global batch; one row at least."""
+    return max(1, round(global_batch_tokens / mean_real_tokens_per_row))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersChoice:
+    """The number of loader processes, the counts that noise hides, and every count's ratio to the best."""
+
+    workers: int
+    undecided_between: tuple[int, ...]
+    ratios: Mapping[int, Interval]
+    reason: str
+
+
+def choose_workers(real_tokens_per_s: Mapping[int, Sequence[float]]) -> WorkersChoice:
+    """The smallest count whose lower confidence bound reaches 98 % of the best count's throughput.
+
+    Args:
+        real_tokens_per_s: Count to repeats; the n-th repeats of all counts ran one after the other.
+    """
+    medians = {count: statistics.median(figures) for count, figures in real_tokens_per_s.items()}
+    best = max(medians, key=lambda count: medians[count])
+    ratios = {
+        count: Interval(value=1.0, low=1.0, high=1.0)
+        if count == best
+        else paired_ratio(figures, real_tokens_per_s[best])
+        for count, figures in sorted(real_tokens_per_s.items())
+    }
+    proven = min(count for count, ratio in ratios.items() if ratio.low is not None and ratio.low >= KNEE_SHARE)
+    open_counts = [
+        count for count, ratio in ratios.items() if count < proven and (ratio.high is None or ratio.high >= KNEE_SHARE)
+    ]
+    if not open_counts:
+        reason = f"the smallest whose lower bound reaches {KNEE_SHARE:.0%} of the best ({best})"
+        return WorkersChoice(workers=proven, undecided_between=(), ratios=ratios, reason=reason)
+    chosen = min(count for count in [*open_counts, proven] if ratios[count].value >= KNEE_SHARE)
+    undecided = (*open_counts, proven)
+    reason = (
+        f"undecided between {', '.join(map(str, undecided))}: the noise hides a {1 - KNEE_SHARE:.0%} difference; "
+        f"{chosen} is the smallest whose measured ratio reaches {KNEE_SHARE:.0%}"
+    )
+    return WorkersChoice(workers=chosen, undecided_between=undecided, ratios=ratios, reason=reason)

@@ -1,0 +1,40 @@
+"""The little statistics that decisions rest on."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; any table of the distribution has them.
+_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_T_95_LARGE = 1.960
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure with its 95 % confidence bounds; None where one figure alone shows no spread."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+    """The geometric mean ratio of paired positive figures.
+
+    Pairs are repeats that ran one after the other, so what drifts between repeats cancels. Assumes that the logarithms
+    of the ratios are normal. One pair shows no spread, so it has no bounds.
+
+    Raises:
+        ValueError: If there are no pairs, or their numbers differ.
+    """
+    logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
+    if not logs:
+        raise ValueError("no pairs")
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Interval(value=math.exp(mean), low=None, high=None)
+    freedom = len(logs) - 1
+    quantile = _T_95[freedom - 1] if freedom <= len(_T_95) else _T_95_LARGE
+    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))

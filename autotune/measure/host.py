@@ -1,0 +1,313 @@
+"""The host as a port: CPUs, memory, disks and network, as Linux describes them to this process.
+
+The CPUs and the memory that a process may use are not those of the machine: affinity, control groups (v1 and v2, at
+every level) and SLURM each cut them, and the smallest counts.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from autotune.core.hardware import DiskFacts, HostFacts, NicFacts, is_network_filesystem
+from autotune.errors import MachineLacks
+
+LIBRARIES = ("torch", "transformers", "numpy", "optuna")
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
+
+
+class Host(Protocol):
+    """Where facts about the host come from."""
+
+    def facts(self, paths: Sequence[Path]) -> HostFacts:
+        """Describe the host now, with one entry of ``disks`` per path, in order; the paths need not exist yet.
+
+        Raises:
+            MachineLacks: If this system does not describe itself the way Linux does.
+        """
+        ...
+
+    def library_versions(self) -> dict[str, str]:
+        """Versions of those of ``LIBRARIES`` that are installed, found without importing any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mount:
+    root: str
+    point: str
+    filesystem_type: str
+    options: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryBound:
+    available_bytes: int
+    limit_bytes: int | None
+    source: str
+
+
+class SystemHost:
+    """The host this process runs on.
+
+    Args:
+        root: Where ``/proc``, ``/sys`` and ``/dev`` are looked for.
+        environment: Environment variables; those of this process by default.
+    """
+
+    def __init__(self, root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> None:
+        self._root = root
+        self._environment = os.environ if environment is None else environment
+
+    def facts(self, paths: Sequence[Path]) -> HostFacts:
+        """Read everything anew; raises ``MachineLacks`` where there is no Linux ``/proc``."""
+        memory = self._memory_info()
+        online = self._online_cpus()
+        mounts = self._mounts()
+        bound = min(self._memory_bounds(mounts, memory), key=lambda bound: bound.available_bytes)
+        load = _read(self._root / "proc/loadavg")
+        model = re.search(r"^model name\s*:\s*(.+)$", _read(self._root / "proc/cpuinfo") or "", re.MULTILINE)
+        return HostFacts(
+            cpus_online=len(online),
+            cpus_affinity=len(self._affinity() & online) or len(online),
+            cpus_quota=min(self._cpu_quotas(mounts), default=None),
+            cpus_slurm=self._slurm_cpus(),
+            ram_total_bytes=memory["MemTotal"],
+            ram_available_bytes=bound.available_bytes,
+            ram_limit_source=bound.source,
+            ram_limit_bytes=bound.limit_bytes,
+            shm_free_bytes=_free_bytes(self._root / "dev/shm"),
+            cpu_model=model[1].strip() if model else None,
+            platform=platform.platform(),
+            python_version=platform.python_version(),
+            load_average_1min=float(load.split()[0]) if load else None,
+            disks=tuple(self._disk(path, mounts) for path in paths),
+            nics=tuple(self._nics()),
+        )
+
+    def library_versions(self) -> dict[str, str]:
+        """Read the versions from the packages' own metadata."""
+        versions = {}
+        for name in LIBRARIES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
+        return versions
+
+    def _memory_info(self) -> dict[str, int]:
+        """``/proc/meminfo`` in bytes."""
+        text = _read(self._root / "proc/meminfo") or ""
+        found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+        if "MemTotal" not in found:
+            raise MachineLacks(
+                f"{self._root / 'proc/meminfo'} does not say how much memory there is",
+                next_step="Run this on Linux with /proc mounted.",
+            )
+        return found
+
+    def _online_cpus(self) -> frozenset[int]:
+        listed = _cpu_list(_read(self._root / "sys/devices/system/cpu/online") or "")
+        # Some containers hide /sys; /proc/cpuinfo then has one paragraph per CPU, on every architecture but s390.
+        counted = re.findall(r"^processor\s*:\s*(\d+)", _read(self._root / "proc/cpuinfo") or "", re.MULTILINE)
+        return listed or frozenset(map(int, counted)) or frozenset([0])
+
+    def _affinity(self) -> frozenset[int]:
+        """CPUs in this process's mask, of which some may not be online."""
+        status = _read(self._root / "proc/self/status") or ""
+        allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+        return _cpu_list(allowed[1]) if allowed else frozenset()
+
+    def _slurm_cpus(self) -> int | None:
+        for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+            count = _whole(self._environment.get(name))
+            if count:
+                return count
+        return None
+
+    def _cpu_quotas(self, mounts: Sequence[_Mount]) -> Iterator[float]:
+        """CPU time per wall time, for every control group around this process that limits it."""
+        for group in self._control_groups(mounts, None):
+            quota, _, period = (_read(group / "cpu.max") or "").partition(" ")
+            yield from _quota(quota, period)
+        for group in self._control_groups(mounts, "cpu"):
+            yield from _quota(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
+
+    def _memory_bounds(self, mounts: Sequence[_Mount], memory: Mapping[str, int]) -> Iterator[_MemoryBound]:
+        """What could still be taken by the system's count, and within each control group that limits this process.
+
+        A group's page cache is charged to it; the inactive part is given back on demand, so it counts as available.
+        """
+        available = memory.get("MemAvailable", memory.get("MemFree", 0))
+        yield _MemoryBound(available_bytes=available, limit_bytes=None, source="the system")
+        layouts = (
+            ("cgroup v2", None, "memory.max", "memory.current", "inactive_file"),
+            ("cgroup v1", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        )
+        for source, controller, limit_name, usage_name, cache_key in layouts:
+            for group in self._control_groups(mounts, controller):
+                limit, usage = _whole(_read(group / limit_name)), _whole(_read(group / usage_name))
+                # Version 1 writes "no limit" as a number near 2**63.
+                if limit is None or usage is None or limit >= memory["MemTotal"]:
+                    continue
+                cache = re.search(rf"^{cache_key} (\d+)$", _read(group / "memory.stat") or "", re.MULTILINE)
+                used = usage - min(usage, int(cache[1]) if cache else 0)
+                yield _MemoryBound(available_bytes=max(0, limit - used), limit_bytes=limit, source=source)
+
+    def _control_groups(self, mounts: Sequence[_Mount], controller: str | None) -> Iterator[Path]:
+        """Directories of this process's control group and its visible ancestors, innermost first.
+
+        Args:
+            mounts: The mount table.
+            controller: A version 1 controller, or ``None`` for version 2.
+        """
+        for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
+            _, controllers, group = line.split(":", 2)
+            mine = controllers == "" if controller is None else controller in controllers.split(",")
+            mount = next((mount for mount in mounts if _holds(mount, controller)), None)
+            if not mine or mount is None:
+                continue
+            try:
+                inside = PurePosixPath(group).relative_to(mount.root)
+            except ValueError:
+                inside = PurePosixPath()
+            # In a container the path may be the host's while only our own subtree is mounted: its top is our group.
+            if ".." in inside.parts:
+                inside = PurePosixPath()
+            for level in (inside, *inside.parents) if inside.parts else (inside,):
+                yield self._root / mount.point.lstrip("/") / level
+
+    def _mounts(self) -> list[_Mount]:
+        """``/proc/self/mountinfo``; see proc(5) for its fields."""
+        mounts = []
+        for line in (_read(self._root / "proc/self/mountinfo") or "").splitlines():
+            before, separator, after = line.partition(" - ")
+            left, right = before.split(" "), after.split(" ")
+            if separator and len(left) > 4 and len(right) > 2:
+                options = frozenset(right[2].split(","))
+                root, point = _unescape(left[3]), _unescape(left[4])
+                mounts.append(_Mount(root=root, point=point, filesystem_type=right[0], options=options))
+        return mounts
+
+    def _disk(self, path: Path, mounts: Sequence[_Mount]) -> DiskFacts:
+        root = self._root.resolve()
+        real = (root / str(path.absolute() if root == Path("/") else path).lstrip("/")).resolve()
+        inside = PurePosixPath("/") / (real.relative_to(root) if real.is_relative_to(root) else real)
+        holders = [mount for mount in mounts if inside.is_relative_to(mount.point)]
+        # Of two mounts on one point the later one hides the earlier.
+        holder = max(reversed(holders), key=lambda mount: len(PurePosixPath(mount.point).parts), default=None)
+        filesystem_type = holder.filesystem_type if holder else None
+        existing = next((place for place in (real, *real.parents) if place.exists()), real)
+        return DiskFacts(
+            path=str(path),
+            filesystem_type=filesystem_type,
+            free_bytes=_free_bytes(existing),
+            is_network=is_network_filesystem(filesystem_type),
+        )
+
+    def _nics(self) -> Iterator[NicFacts]:
+        directory = self._root / "sys/class/net"
+        names = sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
+        for name in names:
+            flags = int(_read(directory / name / "flags") or "0", 16)
+            state = (_read(directory / name / "operstate") or "").strip()
+            megabits_per_s = _whole(_read(directory / name / "speed"))  # -1 or unreadable where the driver has none
+            yield NicFacts(
+                name=name,
+                speed_bits_per_s=megabits_per_s * 10**6 if megabits_per_s else None,
+                # Loopback and some virtual interfaces report "unknown" though they work.
+                is_up=state == "up" or (state == "unknown" and bool(flags & _IFF_UP)),
+                is_loopback=bool(flags & _IFF_LOOPBACK),
+            )
+
+
+def _read(path: Path) -> str | None:
+    """A small text file, or ``None`` where it is absent or refused."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    """A count, or ``None`` for what is not one, such as ``max`` and ``-1``."""
+    stripped = (text or "").strip()
+    return int(stripped) if stripped.isascii() and stripped.isdecimal() else None
+
+
+def _quota(quota_us: str | None, period_us: str | None) -> Iterator[float]:
+    quota, period = _whole(quota_us), _whole(period_us)
+    if quota and period:
+        yield quota / period
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    """Read the kernel's list format, such as ``0-3,8``."""
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))
+
+
+def _holds(mount: _Mount, controller: str | None) -> bool:
+    if controller is None:
+        return mount.filesystem_type == "cgroup2"
+    return mount.filesystem_type == "cgroup" and controller in mount.options
+
+
+def _unescape(text: str) -> str:
+    r"""Undo mountinfo's octal escapes, such as ``\040`` for a space."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _free_bytes(path: Path) -> int | None:
+    """Bytes that an ordinary user may still write there, quotas aside; ``None`` where it cannot be asked."""
+    with contextlib.suppress(OSError):
+        state = os.statvfs(path)
+        return state.f_bavail * state.f_frsize
+    return None
+
+
+_EXAMPLE = HostFacts(
+    cpus_online=8,
+    cpus_affinity=8,
+    cpus_quota=None,
+    cpus_slurm=None,
+    ram_total_bytes=32 * 2**30,
+    ram_available_bytes=24 * 2**30,
+    ram_limit_source="the system",
+    ram_limit_bytes=None,
+    shm_free_bytes=16 * 2**30,
+    cpu_model="Example CPU",
+    platform="Linux",
+    python_version="3.11.0",
+    load_average_1min=0.1,
+    disks=(),
+    nics=(NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
+)
+
+
+class FakeHost:
+    """A host that is whatever the caller says.
+
+    Args:
+        facts: The host; its ``disks`` are what is known about their paths. An idle eight-CPU machine by default.
+        versions: The installed libraries.
+    """
+
+    def __init__(self, facts: HostFacts = _EXAMPLE, versions: Mapping[str, str] | None = None) -> None:
+        self._facts = facts
+        self._versions = dict(versions or {})
+
+    def facts(self, paths: Sequence[Path]) -> HostFacts:
+        """The scripted host, with one disk per path; a path that was not scripted has an unknown file system."""
+        known = {disk.path: disk for disk in self._facts.disks}
+        disks = (
+            known.get(str(path), DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False))
+            for path in paths
+        )
+        return replace(self._facts, disks=tuple(disks))
+
+    def library_versions(self) -> dict[str, str]:
+        """The scripted versions."""
+        return dict(self._versions)

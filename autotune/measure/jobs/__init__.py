@@ -1,0 +1,1 @@
+"""What runs in child processes. Torch is allowed here, and only here."""

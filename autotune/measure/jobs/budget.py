@@ -1,0 +1,96 @@
+"""A memory budget that is enforced: by the allocator's own limit on CUDA, by a resource limit on a CPU."""
+
+import ctypes
+import resource
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_LARGE_BLOCK_BYTES = 128 * 1024
+
+
+class Budget(Protocol):
+    """Enforces a budget from its creation on, and knows the highest use."""
+
+    @property
+    def outside_allocator_bytes(self) -> int | None:
+        """Device memory outside the allocator; None where there is no such thing."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The highest use so far, in bytes of the budget."""
+        ...
+
+
+def enforce(budget_bytes: int | None, device: torch.device, device_used_before_bytes: int | None) -> Budget:
+    """Start to enforce a budget; None only measures.
+
+    Args:
+        budget_bytes: What one rank may use.
+        device: The rank's device.
+        device_used_before_bytes: What the GPU held before this process, from NVML; None on a CPU or where unknown.
+    """
+    warm_up(device)
+    if device.type == "cuda":
+        return CudaBudget(budget_bytes, device, device_used_before_bytes)
+    return CpuBudget(budget_bytes)
+
+
+def warm_up(device: torch.device) -> None:
+    """Let thread pools, handles and workspaces come into being, so that they are not counted as the model's."""
+    weight = torch.randn(256, 256, device=device, requires_grad=True)
+    (weight @ weight).sum().backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class CpuBudget:
+    """``RLIMIT_DATA`` set to what the process holds now plus the budget: the refusal beyond it is the kernel's own."""
+
+    outside_allocator_bytes = None
+
+    def __init__(self, budget_bytes: int | None) -> None:
+        if budget_bytes is not None:
+            # Large blocks go back to the kernel when freed, and there is one arena: without this the same step needs a
+            # different amount in different runs, and the largest micro-batch would be a matter of luck.
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+            libc.mallopt(_M_ARENA_MAX, 1)
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            # The soft limit alone, so that it can be lifted to write the account of a refusal.
+            resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + budget_bytes, hard))
+        self._before_bytes = _status_bytes("VmSize")
+
+    def peak_bytes(self) -> int:
+        """Growth of the address space to its highest point (the kernel keeps no peak of the limited part alone)."""
+        return max(0, _status_bytes("VmPeak") - self._before_bytes)
+
+
+class CudaBudget:
+    """The caching allocator's own limit: the budget less what lies outside the allocator, which is measured."""
+
+    def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
+        self._device = device
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        used_bytes = total_bytes - free_bytes
+        reserved_bytes = torch.cuda.memory_reserved(device)
+        # Without NVML's figure from before, everything on the device that is not ours to reserve counts as outside.
+        outside = used_bytes - reserved_bytes - (used_before_bytes or 0)
+        self.outside_allocator_bytes: int | None = max(0, outside)
+        if budget_bytes is not None:
+            share = max(1, budget_bytes - self.outside_allocator_bytes) / total_bytes
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def peak_bytes(self) -> int:
+        """The allocator's highest reserve, and what lies outside it."""
+        return torch.cuda.max_memory_reserved(self._device) + (self.outside_allocator_bytes or 0)
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")

@@ -1,0 +1,86 @@
+"""The ``feed`` job: real training steps on the dataset, with so many loader processes or on cached batches."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatch, MicroBatchSource, make_loader
+from trainer.loop import make_model
+from trainer.parallel import join_ranks
+from trainer.plan import BatchPlan
+from trainer.schema import parse_table
+from trainer.step import TrainStep, learning_rate, make_optimizer
+
+CACHED_BATCHES = 4
+"""Enough of them that lengths vary, few enough that they cost no memory."""
+
+
+def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    """Train for a window of time and count.
+
+    Args:
+        measured: ``config`` (a trainer configuration, with the loader settings to try), ``cached`` (batches from
+            memory: the ceiling), ``window_s``, ``min_steps``.
+        place: ``data_dir``, the dataset's directory.
+
+    Returns:
+        The fields of ``FeedFigures``.
+    """
+    config = parse_table(TrainConfig, measured["config"], where="trial")
+    # One micro-batch a step: accumulation repeats what is measured here.
+    ranks = join_ranks(config, environment={})
+    dataset = TokenDataset.open(Path(place["data_dir"]))
+    plan = BatchPlan(
+        seed=config.seed,
+        dataset_samples=len(dataset),
+        global_batch_rows=config.micro_batch_rows,
+        accumulation_steps=1,
+        world_size=1,
+    )
+    model, _ = make_model(config, dataset, ranks)
+    step = TrainStep(model, make_optimizer(model, config), config, ranks)
+    batches = _batches(MicroBatchSource(dataset, config, plan, rank=0), config, cached=measured["cached"])
+    discard = 2 + 2 * config.data.loader_workers * config.data.prefetch_batches
+    for number in range(discard):
+        float(step.run([next(batches)], learning_rate(config, number)).loss_share)
+    figures = _measure(step, batches, config, measured["window_s"], measured["min_steps"])
+    return figures | {"optimizer_steps": discard + len(figures["step_s"]), "discarded_steps": discard}
+
+
+def _batches(source: MicroBatchSource, config: TrainConfig, *, cached: bool) -> Iterator[MicroBatch]:
+    if cached:
+        return itertools.cycle([source[number] for number in range(CACHED_BATCHES)])
+    # Longer than any window: the loader draws from it lazily.
+    return iter(make_loader(source, config, range(10**9)))
+
+
+def _measure(
+    step: TrainStep, batches: Iterator[MicroBatch], config: TrainConfig, window_s: float, min_steps: int
+) -> dict[str, Any]:
+    """Take steps until both the time and the number of steps are reached."""
+    step_s: list[float] = []
+    wait_s = 0.0
+    real_tokens = 0
+    start_s = time.monotonic()
+    while len(step_s) < min_steps or time.monotonic() - start_s < window_s:
+        asked_s = time.perf_counter()
+        batch = next(batches)
+        wait_s += time.perf_counter() - asked_s
+        result = step.run([batch], learning_rate(config, len(step_s)))
+        float(result.loss_share)  # waits for the device
+        step_s.append(time.perf_counter() - asked_s)
+        real_tokens += batch.real_tokens
+    end_s = time.monotonic()
+    slots = config.micro_batch_rows * config.seq_length_tokens * len(step_s)
+    return {
+        "real_tokens_per_s": real_tokens / (end_s - start_s),
+        "slot_tokens_per_s": slots / (end_s - start_s),
+        "data_wait_share": wait_s / sum(step_s),
+        "step_s": step_s,
+        "window_start_s": start_s,
+        "window_end_s": end_s,
+    }

@@ -1,0 +1,84 @@
+"""The ``step`` job: real optimizer steps of the trainer's own step, on random full rows, under a memory budget.
+
+Shapes: B rows of a micro-batch, S tokens of a row.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from autotune.measure.jobs.budget import enforce
+from trainer.config import TrainConfig
+from trainer.dataset import SpecialIds
+from trainer.feed import MicroBatch
+from trainer.masking import IGNORED_LABEL
+from trainer.model import build_config, build_model
+from trainer.parallel import join_ranks
+from trainer.schema import parse_table
+from trainer.step import TrainStep, learning_rate, make_optimizer
+
+
+def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    """Build the model and take steps.
+
+    Args:
+        measured: ``config`` (a trainer configuration), ``vocab_size``, ``special_ids``, ``memory_budget_bytes`` (or
+            None), ``warmup_steps`` and ``timed_steps``.
+        place: ``device_used_before_bytes``, NVML's figure from before the trial, or None.
+
+    Returns:
+        The fields of ``StepFigures``.
+    """
+    config = parse_table(TrainConfig, measured["config"], where="trial")
+    special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
+    ranks = join_ranks(config, environment={})
+    device = ranks.device
+    budget = enforce(measured["memory_budget_bytes"], device, place.get("device_used_before_bytes"))
+
+    torch.manual_seed(config.seed)
+    model_config = build_config(
+        config.model,
+        vocab_size=measured["vocab_size"],
+        special_ids=special_ids,
+        seq_length_tokens=config.seq_length_tokens,
+    )
+    model, _ = build_model(model_config, device)
+    step = TrainStep(model, make_optimizer(model, config), config, ranks)
+    step_s: list[float] = []
+    steps = measured["warmup_steps"] + measured["timed_steps"]
+    for number in range(steps):
+        # Every row full: the worst case that training can meet.
+        batch = _random_batch(config, measured["vocab_size"], special_ids)
+        started_s = time.perf_counter()
+        result = step.run([batch], learning_rate(config, number))
+        loss = float(result.loss_share)  # waits for the device
+        step_s.append(time.perf_counter() - started_s)
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss}")
+    if device.type == "cuda" and torch.cuda.memory_stats(device).get("num_alloc_retries", 0):
+        # It went through only because the allocator gave cached blocks back and tried again; a long run would not.
+        raise torch.OutOfMemoryError("the allocator had to retry")
+    return {
+        "optimizer_steps": steps,
+        "step_s": step_s[measured["warmup_steps"] :],
+        "slot_tokens_per_step": config.micro_batch_rows * config.seq_length_tokens,
+        "peak_bytes": budget.peak_bytes(),
+        "outside_allocator_bytes": budget.outside_allocator_bytes,
+        "loss": loss,
+    }
+
+
+def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds) -> MicroBatch:
+    shape = (config.micro_batch_rows, config.seq_length_tokens)
+    ordinary = torch.tensor([word for word in range(vocab_size) if word not in set(special_ids.all())])
+    ids_BS = ordinary[torch.randint(len(ordinary), shape)]
+    masked_BS = torch.rand(shape) < config.masking_probability
+    return MicroBatch(
+        ids_BS=ids_BS.masked_fill(masked_BS, special_ids.mask),
+        attention_BS=torch.ones(shape, dtype=torch.int64),
+        labels_BS=ids_BS.masked_fill(~masked_BS, IGNORED_LABEL),
+        real_tokens=ids_BS.numel(),
+        predicted_tokens=int(masked_BS.sum()),
+    )

@@ -1,0 +1,177 @@
+"""The port through which trials run: the real one forks them from a server process, the fake one computes them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut
+from autotune.core.trial import Trial
+from autotune.errors import BadInput, InternalError, MachineLacks
+
+SERVER_START_TIMEOUT_S = 300.0
+# What C++ and the allocator write when they cannot even raise: the refusal was real, only its messenger died.
+_REFUSALS_IN_LOG = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "Thread creation failed")
+
+
+class Machine(Protocol):
+    """Runs one trial at a time, each in a process of its own, and says what became of it."""
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial to its end, its failure or its time limit."""
+        ...
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        ...
+
+
+class FakeMachine:
+    """A machine whose outcomes are computed; for tests of search and decisions."""
+
+    def __init__(self, simulate: Callable[[Trial], Outcome]) -> None:
+        self._simulate = simulate
+        self.trials: list[Trial] = []
+
+    def run(self, trial: Trial) -> Outcome:
+        """Compute the outcome."""
+        self.trials.append(trial)
+        return self._simulate(trial)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class ForkServerMachine:
+    """Forks every trial from a server process that has torch and transformers loaded.
+
+    A trial starts in a fraction of a second, in a session of its own, and leaves nothing behind: when it ends, its
+    whole process group is killed. The server itself never touches a GPU. It ends when this process does.
+    """
+
+    def __init__(self) -> None:
+        # Private to the user: logs of trials may quote data.
+        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
+        self._server: subprocess.Popen[str] | None = None
+        self._count = 0
+        self.versions: dict[str, str | None] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial in a forked child."""
+        server = self._started()
+        self._count += 1
+        directory = self._scratch / f"trial-{self._count}"
+        directory.mkdir()
+        request = {
+            "job": trial.job,
+            "measured": trial.measured,
+            "place": trial.place,
+            "timeout_s": trial.timeout_s,
+            "directory": str(directory),
+        }
+        reply = self._ask(server, request)
+        shutil.rmtree(directory, ignore_errors=True)
+        return classify(reply, trial.timeout_s)
+
+    def close(self) -> None:
+        """End the server, and with it a trial that still runs."""
+        server, self._server = self._server, None
+        if server is not None:
+            assert server.stdin is not None
+            try:
+                server.stdin.close()
+                server.wait(timeout=10)
+            except (BrokenPipeError, subprocess.TimeoutExpired):
+                server.kill()
+                server.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start the server now, which takes some seconds, rather than with the first trial."""
+        self._started()
+
+    def _started(self) -> "subprocess.Popen[str]":
+        if self._server is not None and self._server.poll() is None:
+            return self._server
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        log = (self._scratch / "server.log").open("w")
+        with log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "autotune.measure.jobs.server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C is for this process, which then closes the server; the trial ends with it.
+                start_new_session=True,
+                # The models are built from scratch: nothing is to be looked up on a network.
+                env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self.versions = self._read(self._server)
+        return self._server
+
+    def _ask(self, server: "subprocess.Popen[str]", request: dict[str, Any]) -> dict[str, Any]:
+        assert server.stdin is not None
+        try:
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._server_died(server) from error
+        return self._read(server)
+
+    def _read(self, server: "subprocess.Popen[str]") -> dict[str, Any]:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if not line:
+            raise self._server_died(server)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _server_died(self, server: "subprocess.Popen[str]") -> Exception:
+        code = server.wait()
+        self._server = None
+        log = self._scratch / "server.log"
+        tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        if "No module named 'torch'" in tail:
+            return MachineLacks("torch is not installed", next_step="Install it: pip install torch")
+        return InternalError(f"the trial server ended with code {code}:\n{tail}", next_step="Please report this.")
+
+
+def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
+    """Turn the server's account of a child into an outcome.
+
+    Args:
+        reply: ``result`` (what the child wrote, or None), ``exit_code`` (negative for a signal), ``timed_out``,
+            ``killed_by_kernel`` and ``log_tail``.
+        timeout_s: The limit the trial ran under.
+
+    Raises:
+        BadInput: If the job found its input unusable: that is no measurement.
+    """
+    result, log_tail = reply["result"], reply["log_tail"]
+    if reply["timed_out"]:
+        return TimedOut(detail=f"killed after {timeout_s:g} s")
+    if result is not None and result["status"] == "measured":
+        return Measured(figures=result["figures"])
+    if result is not None and result["status"] == "refused":
+        raise BadInput(result["message"], next_step=result["next_step"])
+    if result is not None and result["status"] == "out_of_memory":
+        return OutOfMemory(detail=result["detail"])
+    if result is not None:
+        return Crashed(detail=result["detail"])
+    if any(refusal in log_tail for refusal in _REFUSALS_IN_LOG):
+        return OutOfMemory(detail=log_tail[-500:])
+    if reply["exit_code"] == -9 and reply["killed_by_kernel"]:
+        return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")
+    return Crashed(detail=f"exit code {reply['exit_code']}: {log_tail[-1000:]}")

@@ -1,0 +1,167 @@
+"""Write what a search found into a profile; read profiles back."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import __version__
+from autotune.core.profile import (
+    Constraints,
+    Evidence,
+    Fingerprint,
+    ProbeEvidence,
+    Profile,
+    Provenance,
+    WorkersEvidence,
+    profile_from_tables,
+    profile_to_toml,
+)
+from autotune.decide.choose import MicroBatchChoice, global_batch_rows
+from autotune.errors import ProfileRefused
+from autotune.search.probe import ProbeRequest, ProbeResult
+from autotune.search.trials import TrialRunner
+from autotune.store import write_atomically
+from trainer.config import DataSettings, TrainConfig, read_profile_tables
+from trainer.record import utc_now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProfile:
+    """A profile and where it lies."""
+
+    path: Path
+    profile: Profile
+    intact: bool
+    """Whether its content still has the hash it was written with."""
+
+
+def read_profile(path: Path) -> StoredProfile:
+    """Read and validate a profile.
+
+    Raises:
+        TrainerError, AutotuneError: If it cannot be used, with the reason.
+    """
+    profile, intact = profile_from_tables(read_profile_tables(path), where=str(path))
+    return StoredProfile(path=path, profile=profile, intact=intact)
+
+
+def report_directory(profile_path: Path, reports: Path) -> Path:
+    """Where a profile's ledger and report lie."""
+    return reports / profile_path.stem
+
+
+def profile_of_probe(
+    request: ProbeRequest,
+    result: ProbeResult,
+    choice: MicroBatchChoice,
+    runner: TrialRunner,
+    *,
+    here: Fingerprint,
+    global_batch_tokens: int,
+    mean_real_tokens_per_row: float,
+    data_path: str,
+    slurm_job_id: str | None,
+) -> Profile:
+    """The profile that a probe alone supports."""
+    train = TrainConfig(
+        model=request.settings,
+        data=DataSettings(path=data_path, dataset_hash=request.manifest.dataset_hash),
+        seq_length_tokens=request.seq_length_tokens,
+        micro_batch_rows=choice.rows,
+        global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
+        precision=request.precision,
+        device=here.device,
+    )
+    evidence = ProbeEvidence(
+        feasible_max=result.feasible_max,
+        infeasible_min=result.infeasible_min,
+        feasible_peak_bytes=result.feasible_peak_bytes,
+        predicted_peak_bytes=result.predicted_peak_bytes,
+        search_trials=result.search_trials,
+        seconds=round(runner.seconds, 3),
+        mean_real_tokens_per_row=mean_real_tokens_per_row,
+        curve=list(result.curve),
+        choice=choice.reason,
+    )
+    return Profile(
+        train=train,
+        constraints=Constraints(
+            memory_budget_bytes=request.memory_budget_bytes,
+            headroom_share=request.headroom_share,
+            global_batch_tokens=global_batch_tokens,
+        ),
+        fingerprint=here,
+        provenance=Provenance(
+            tool_version=__version__,
+            created_utc=utc_now(),
+            commands=["probe"],
+            slurm_job_id=slurm_job_id,
+            ledger_sha256=runner.content_sha256,
+        ),
+        evidence=Evidence(probe=evidence),
+    )
+
+
+def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
+    """The profile with the loader workers that a sweep chose."""
+    data = profile.train.data.model_copy(update={"loader_workers": found.chosen})
+    provenance = profile.provenance.model_copy(
+        update={
+            "commands": [name for name in profile.provenance.commands if name != "workers"] + ["workers"],
+            "created_utc": utc_now(),
+            "ledger_sha256": runner.content_sha256,
+        }
+    )
+    return profile.model_copy(
+        update={
+            "train": profile.train.model_copy(update={"data": data}),
+            "provenance": provenance,
+            "evidence": profile.evidence.model_copy(update={"workers": found}),
+        }
+    )
+
+
+def write_profile(path: Path, profile: Profile) -> Path | None:
+    """Write a profile; one that is there already and differs is kept beside it.
+
+    Returns:
+        Where the old one was kept, or None when there was none.
+    """
+    text = profile_to_toml(profile)
+    kept = None
+    if path.is_file() and path.read_text(encoding="utf-8") != text:
+        kept = path.with_suffix(".previous.toml")
+        write_atomically(kept, path.read_text(encoding="utf-8"))
+    write_atomically(path, text)
+    return kept
+
+
+def relative_data_path(data_dir: Path, profile_path: Path) -> str:
+    """The dataset's place as a profile may name it: relative to the profile."""
+    return os.path.relpath(data_dir.resolve(), profile_path.parent.resolve())
+
+
+def probed_here(stored: StoredProfile, refusals: list[str]) -> ProbeEvidence:
+    """The probe evidence of a profile that belongs to this machine, model and dataset.
+
+    Raises:
+        ProfileRefused: If it was never probed, or not here.
+    """
+    train = stored.profile.train
+    command = f"autotune probe --model {train.model.name} --data DIR --out {stored.path}"
+    probe = stored.profile.evidence.probe
+    if probe is None:
+        raise ProfileRefused(
+            f"{stored.path} has no probed micro-batch, and workers are counted at the one that is used",
+            next_step=f"Probe first: {command}",
+        )
+    if refusals:
+        raise ProfileRefused(
+            f"{stored.path} was not probed here: {'; '.join(refusals)}", next_step=f"Probe here first: {command}"
+        )
+    if train.micro_batch_rows > probe.feasible_max:
+        raise ProfileRefused(
+            f"micro_batch_rows = {train.micro_batch_rows} is more than the {probe.feasible_max} that were shown to fit",
+            next_step=f"Lower it in {stored.path}, or probe again: {command}",
+        )
+    return probe

@@ -1,0 +1,123 @@
+"""Where this program measures: the device, the host, the software; and the fingerprint that a profile keeps of them."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autotune.cluster.slurm import read_slurm
+from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
+from autotune.core.profile import Fingerprint
+from autotune.core.units import format_bytes
+from autotune.errors import BadInput, MachineLacks
+from autotune.measure.host import Host
+from autotune.measure.nvml import GpuMonitor
+from trainer.config import ModelSettings
+from trainer.dataset import Manifest
+from trainer.schema import canonical_sha256
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The device that is measured and what surrounds it."""
+
+    device: Literal["cpu", "cuda"]
+    gpus: tuple[GpuFacts, ...]
+    host: HostFacts
+    slurm: SlurmFacts
+    versions: dict[str, str]
+    gpu_absent: str | None
+    device_used_bytes: int | None
+    """What the GPU holds already, before this program uses it; None on a CPU or where unknown."""
+
+    @property
+    def gpu(self) -> GpuFacts | None:
+        """The GPU that is measured."""
+        return self.gpus[0] if self.device == "cuda" else None
+
+    @property
+    def name(self) -> str:
+        """A short name for files: ``cpu``, or the GPU's."""
+        if self.gpu is None:
+            return "cpu"
+        words = self.gpu.name.lower().removeprefix("nvidia ").split()
+        return "-".join("".join(c for c in word if c.isalnum()) for word in words)
+
+
+def open_site(choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMonitor) -> Site:
+    """Look at this machine and settle on a device.
+
+    Raises:
+        MachineLacks: If CUDA is asked for and there is no GPU, or if this is a login node.
+    """
+    gpus = visible_devices(monitor.devices(), os.environ)
+    absent = monitor.why_absent() or (None if gpus else "CUDA_VISIBLE_DEVICES hides every GPU")
+    slurm = read_slurm(os.environ, shutil.which)
+    if choice == "cuda" and not gpus:
+        raise MachineLacks(
+            f"there is no GPU here: {absent}",
+            next_step="Use --device cpu, or run this where there is one: autotune doctor",
+        )
+    if choice != "cpu" and slurm.is_login_node and not gpus:
+        raise MachineLacks(
+            "this looks like a login node: measurements belong on a compute node",
+            next_step="Start the same command inside a job, such as srun --gres=gpu:1 --pty …; or use --device cpu.",
+        )
+    device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
+    used = monitor.used_bytes(gpus[0].uuid) if device == "cuda" else None
+    return Site(
+        device=device,
+        gpus=gpus,
+        host=host.facts([data_dir]),
+        slurm=slurm,
+        versions=host.library_versions(),
+        gpu_absent=absent,
+        device_used_bytes=None if isinstance(used, Unavailable) else used,
+    )
+
+
+def memory_budget(site: Site, asked_bytes: int | None) -> int:
+    """The budget of one rank: what was asked for, or the GPU's free memory, or half of the host's.
+
+    Raises:
+        BadInput: If more is asked for than there is.
+    """
+    if site.gpu is not None:
+        there_bytes, what = site.gpu.total_bytes, site.gpu.name
+        default_bytes = there_bytes - (site.device_used_bytes or 0)
+    else:
+        there_bytes, what = site.host.ram_available_bytes, "the memory that this process may take"
+        default_bytes = there_bytes // 2
+    if asked_bytes is not None and asked_bytes > there_bytes:
+        raise BadInput(
+            f"--memory {format_bytes(asked_bytes)} is more than {what}: {format_bytes(there_bytes)}",
+            next_step=f"Ask for at most {format_bytes(there_bytes)}.",
+        )
+    return asked_bytes or default_bytes
+
+
+def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest, cuda: str | None) -> Fingerprint:
+    """What the profile keeps of this machine, model and dataset."""
+    gpu = site.gpu
+    return Fingerprint(
+        device=site.device,
+        gpu_name=gpu.name if gpu else None,
+        gpu_count=len(site.gpus) if gpu else 0,
+        gpu_total_bytes=gpu.total_bytes if gpu else None,
+        gpu_mig=gpu.mig_enabled if gpu else None,
+        gpu_power_cap_w=gpu.power_cap_w if gpu else None,
+        driver=gpu.driver if gpu else None,
+        cuda=cuda,
+        torch=site.versions["torch"],
+        transformers=site.versions["transformers"],
+        python=site.host.python_version,
+        cpu_model=site.host.cpu_model,
+        allotted_cpus=site.host.allotted_cpus,
+        ram_total_bytes=site.host.ram_total_bytes,
+        data_filesystem=site.host.disks[0].filesystem_type if site.host.disks else None,
+        model_sha256=canonical_sha256(settings.model_dump(mode="json", exclude={"name"})),
+        dataset_hash=manifest.dataset_hash,
+    )

@@ -1,0 +1,80 @@
+"""Run a trial, or take its result from the ledger when it has been run before."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json, outcome_to_json
+from autotune.core.trial import FinishedTrial, Trial
+from autotune.measure.clock import Clock
+from autotune.measure.machine import Machine
+from autotune.store import Ledger
+from trainer.schema import canonical_sha256
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialRunner:
+    """Runs trials once per ledger: each result is on disk before the next trial starts.
+
+    Args:
+        machine: Where trials run.
+        ledger: What has been measured.
+        site: Identifies machine and software; results of another site are not taken for this one's.
+        clock: The time.
+        on_trial: Called before and after each trial, for progress.
+    """
+
+    machine: Machine
+    ledger: Ledger
+    site: str
+    clock: Clock
+    on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
+    finished: list[FinishedTrial] = field(default_factory=list)
+    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for record in self.ledger.read().records:
+            # Only results that would come out the same again; whatever crashed or was late gets another chance.
+            if record.get("site") == self.site and record["outcome"].get("kind") in ("measured", "out_of_memory"):
+                self._known[record["key"]] = record
+
+    def run(self, trial: Trial, label: str) -> Outcome:
+        """The trial's outcome, measured now or before."""
+        known = self._known.get(trial.key)
+        self.on_trial(label, None)
+        if known is not None:
+            outcome, seconds = outcome_from_json(known["outcome"]), float(known["seconds"])
+        else:
+            started_s = self.clock.monotonic_s()
+            outcome = self.machine.run(trial)
+            seconds = self.clock.monotonic_s() - started_s
+            self._write(trial, outcome, seconds, label)
+        done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_ledger=known is not None)
+        self.finished.append(done)
+        self.on_trial(label, outcome)
+        return outcome
+
+    @property
+    def seconds(self) -> float:
+        """Time that the finished trials took, those from the ledger included."""
+        return sum(done.seconds for done in self.finished)
+
+    @property
+    def content_sha256(self) -> str:
+        """Over the keys and outcomes of the finished trials: names the evidence."""
+        return canonical_sha256([[done.trial.key, outcome_to_json(done.outcome)] for done in self.finished])
+
+    def _write(self, trial: Trial, outcome: Outcome, seconds: float, label: str) -> None:
+        record = {
+            "time_utc": self.clock.utc_now().isoformat(),
+            "site": self.site,
+            "key": trial.key,
+            "job": trial.job,
+            "measured": trial.measured,
+            "label": label,
+            "outcome": outcome_to_json(outcome),
+            "seconds": round(seconds, 3),
+        }
+        self.ledger.append(record)
+        if isinstance(outcome, Measured | OutOfMemory):
+            self._known[trial.key] = record

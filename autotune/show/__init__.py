@@ -1,0 +1,1 @@
+"""Values to text. Nothing here prints."""

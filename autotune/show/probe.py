@@ -1,0 +1,123 @@
+"""What a probe found, as text and as JSON."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.core.outcome import Measured, describe
+from autotune.core.profile import ProbeEvidence, Profile
+from autotune.core.trial import FinishedTrial, StepFigures
+from autotune.core.units import format_bytes, format_count, format_seconds
+from autotune.show.tables import text_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedModel:
+    """One probed model: its profile, where that lies, and every trial."""
+
+    path: Path
+    profile: Profile
+    trials: tuple[FinishedTrial, ...]
+    previous: Path | None
+    """Where the profile that lay there before was kept."""
+
+    @property
+    def evidence(self) -> ProbeEvidence:
+        """What the probe put into the profile."""
+        assert self.profile.evidence.probe is not None
+        return self.profile.evidence.probe
+
+
+def probe_text(probed: list[ProbedModel], data: Path) -> str:
+    """The answer for people: one line per model, why, where it was written, and what to run next."""
+    headers = (
+        "model",
+        "fits (rows)",
+        "refused (rows)",
+        "used (rows)",
+        "tokens/s",
+        "peak",
+        "predicted",
+        "trials",
+        "time",
+    )
+    table = text_table(headers, [_row(one) for one in probed], align="lrrrrrrrr")
+    reasons = [f"{one.profile.train.model.name}: {one.evidence.choice}" for one in probed]
+    written = [f"profile: {one.path}" + (f" (the old one: {one.previous})" if one.previous else "") for one in probed]
+    following = [f"next: autotune workers --profile {one.path} --data {data}" for one in probed]
+    return "\n".join([table, "", *reasons, "", *written, *following])
+
+
+def probe_json(probed: list[ProbedModel]) -> dict[str, Any]:
+    """The answer for machines, every trial included."""
+    return {
+        "models": [
+            {
+                "model": one.profile.train.model.name,
+                "profile": str(one.path),
+                "feasible_max": one.evidence.feasible_max,
+                "infeasible_min": one.evidence.infeasible_min,
+                "micro_batch_rows": one.profile.train.micro_batch_rows,
+                "global_batch_rows": one.profile.train.global_batch_rows,
+                "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
+                "feasible_peak_bytes": one.evidence.feasible_peak_bytes,
+                "predicted_peak_bytes": one.evidence.predicted_peak_bytes,
+                "curve": [point.model_dump() for point in one.evidence.curve],
+                "choice": one.evidence.choice,
+                "search_trials": one.evidence.search_trials,
+                "seconds": one.evidence.seconds,
+                "trials": [trial_json(done) for done in one.trials],
+            }
+            for one in probed
+        ]
+    }
+
+
+def trial_json(done: FinishedTrial) -> dict[str, Any]:
+    """One trial for machines."""
+    row: dict[str, Any] = {
+        "rows": done.trial.measured["config"]["micro_batch_rows"],
+        "label": done.label,
+        "outcome": done.outcome.kind,
+        "seconds": round(done.seconds, 3),
+        "from_ledger": done.from_ledger,
+    }
+    if isinstance(done.outcome, Measured):
+        figures = StepFigures.of(done.outcome)
+        return row | {"optimizer_steps": figures.optimizer_steps, "peak_bytes": figures.peak_bytes}
+    return row | {"detail": done.outcome.detail}
+
+
+def _row(one: ProbedModel) -> list[str | None]:
+    evidence = one.evidence
+    used = next(point for point in evidence.curve if point.rows == one.profile.train.micro_batch_rows)
+    return [
+        one.profile.train.model.name,
+        str(evidence.feasible_max),
+        None if evidence.infeasible_min is None else str(evidence.infeasible_min),
+        str(one.profile.train.micro_batch_rows),
+        format_count(used.slot_tokens_per_s),
+        format_bytes(evidence.feasible_peak_bytes),
+        format_bytes(evidence.predicted_peak_bytes),
+        str(evidence.search_trials),
+        format_seconds(evidence.seconds),
+    ]
+
+
+def trial_rows(trials: list[FinishedTrial]) -> list[list[str | None]]:
+    """Every trial as cells: what it was, what became of it, steps, peak, time."""
+    rows: list[list[str | None]] = []
+    for done in trials:
+        figures = (
+            StepFigures.of(done.outcome) if isinstance(done.outcome, Measured) and done.trial.job == "step" else None
+        )
+        rows.append(
+            [
+                done.label,
+                describe(done.outcome),
+                str(figures.optimizer_steps) if figures else None,
+                format_bytes(figures.peak_bytes) if figures else None,
+                format_seconds(done.seconds),
+            ]
+        )
+    return rows

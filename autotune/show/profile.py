@@ -1,0 +1,35 @@
+"""A profile's decisions, as text."""
+
+from autotune.core.profile import Profile
+from autotune.core.units import format_bytes, format_count
+from autotune.show.tables import text_table
+
+
+def profile_text(profile: Profile, *, intact: bool) -> str:
+    """Each decision with its value and its reason, then where it was measured."""
+    train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
+    decisions: list[list[str | None]] = [
+        ["model", train.model.name, f"{train.precision}, rows of {train.seq_length_tokens} tokens"],
+        ["micro-batch rows", str(train.micro_batch_rows), probe.choice if probe else "not measured: autotune probe"],
+        [
+            "global batch rows",
+            str(train.global_batch_rows),
+            f"about {format_count(profile.constraints.global_batch_tokens)} real tokens a step, as asked for",
+        ],
+        [
+            "loader workers",
+            str(train.data.loader_workers),
+            workers.choice if workers else "not measured: autotune workers",
+        ],
+        ["memory budget", format_bytes(profile.constraints.memory_budget_bytes), "per rank"],
+    ]
+    here = profile.fingerprint
+    place = here.gpu_name or here.cpu_model or here.device
+    return "\n".join(
+        [
+            text_table(("setting", "value", "why"), decisions),
+            "",
+            f"measured on: {place}, torch {here.torch}, {profile.provenance.created_utc}",
+            f"content: {'as written' if intact else 'edited by hand since it was written'}",
+        ]
+    )

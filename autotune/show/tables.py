@@ -1,0 +1,76 @@
+"""Tables as text. Names in them may come from strangers' files, so every cell is made inert first."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+Row = Sequence[str | None]
+"""One cell per column; a missing one shows as n/a."""
+
+# What could start a column, code, HTML, the target of a link, or a link by itself (address, www., e-mail).
+_ACTIVE = re.compile(r"[\\|`<>&@]|(?<=\])\(|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+def inert(text: str | None) -> str:
+    """One line without control characters: those are written out, so that no name can steer a terminal."""
+    if text is None:
+        return "n/a"
+    flat = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in flat)
+
+
+def markdown_inert(text: str | None) -> str:
+    """One line that Markdown shows as it is written.
+
+    Entities rather than backslashes: renderers differ in how many backslashes before a pipe they accept.
+    """
+    return _ACTIVE.sub(lambda match: f"&#{ord(match[0])};", inert(text))
+
+
+def text_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
+    """Columns aligned for a terminal, without a final newline.
+
+    Args:
+        headers: One per column.
+        rows: The cells.
+        align: One letter per column, ``l`` (left) or ``r`` (right); columns beyond it are left-aligned.
+
+    Raises:
+        ValueError: If a row has another number of cells than there are headers.
+    """
+    lines = _lines(headers, rows)
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(headers))]
+    sides = align.ljust(len(headers), "l")
+    return "\n".join(
+        "  ".join(_pad(cell, width, side) for cell, width, side in zip(line, widths, sides, strict=False)).rstrip()
+        for line in lines
+    )
+
+
+def markdown_table(headers: Sequence[str], rows: Sequence[Row], align: str = "") -> str:
+    """A GitHub-flavoured table in which no cell can start markup, a link, a column or a row; no final newline.
+
+    Raises:
+        ValueError: If a row has another number of cells than there are headers.
+    """
+    sides = align.ljust(len(headers), "l")
+    head, *body = [[markdown_inert(cell) for cell in line] for line in _lines(headers, rows)]
+    rule = ["---:" if side == "r" else "---" for side in sides[: len(headers)]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
+
+
+def _lines(headers: Sequence[str], rows: Sequence[Row]) -> list[list[str]]:
+    for row in rows:
+        if len(row) != len(headers):
+            raise ValueError(f"a row of {len(row)} cells under {len(headers)} headers: {list(row)!r}")
+    return [[inert(cell) for cell in line] for line in (headers, *rows)]
+
+
+def _width(text: str) -> int:
+    """Terminal columns that a text takes; East Asian wide characters take two, combining ones none."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _pad(text: str, width: int, side: str) -> str:
+    space = " " * (width - _width(text))
+    return space + text if side == "r" else text + space

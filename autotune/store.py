@@ -1,0 +1,155 @@
+"""Files that must survive anything: atomic writes and the append-only trial ledger.
+
+The only writer of ``profiles/`` and ``reports/``.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BadInput
+from trainer.schema import canonical_json, canonical_sha256
+
+MAX_LEDGER_BYTES = 256 * 2**20
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that readers see the old content or the new one, never a part.
+
+    Raises:
+        BadInput: If the place cannot be written; nothing is left there then.
+    """
+    with unwritable_means_bad_input(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(path.parent)
+
+
+def check_writable(directory: Path) -> None:
+    """Create a directory if needed and prove that a file can be written in it, before hours are spent.
+
+    Raises:
+        BadInput: If it cannot.
+    """
+    with unwritable_means_bad_input(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".{secrets.token_hex(4)}.writable"
+        try:
+            with probe.open("xb") as file:
+                file.write(b"1")
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def unwritable_means_bad_input(path: Path) -> Iterator[None]:
+    """Translate the operating system's refusals to write into one clear error."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BadInput(
+            f"cannot write {path}: {reason}", next_step="Choose another place, or free space or permissions there."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerContent:
+    """All records of a ledger, in the order of their times, and what could not be read."""
+
+    records: tuple[dict[str, Any], ...]
+    damaged_lines: int
+
+
+class Ledger:
+    """An append-only list of trial records in a directory; one file per writer, merged on read.
+
+    Each line is JSON with a checksum and is synced to disk before ``append`` returns. A torn last line, which a crash
+    or a full disk leaves, is ignored on read and never written after: every writer has a file of its own.
+
+    Args:
+        directory: Where the files lie; created on the first append.
+        writer: A name for this writer's file, unique among writers that run at the same time.
+    """
+
+    def __init__(self, directory: Path, writer: str) -> None:
+        self.directory = directory
+        self._file = directory / f"{writer}-{secrets.token_hex(4)}.jsonl"
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record and sync it to disk.
+
+        Raises:
+            BadInput: If the directory cannot be written.
+        """
+        line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
+        with unwritable_means_bad_input(self._file):
+            created = not self._file.exists()
+            if created:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if created:
+                _sync_directory(self.directory)
+
+    def read(self) -> LedgerContent:
+        """Merge all writers' records, ordered by their ``time_utc``."""
+        return read_ledger(self.directory)
+
+
+def read_ledger(directory: Path) -> LedgerContent:
+    """Read a ledger directory; one that does not exist yet is empty."""
+    records: list[dict[str, Any]] = []
+    damaged = 0
+    for path in sorted(directory.glob("*.jsonl")):
+        if path.stat().st_size > MAX_LEDGER_BYTES:
+            raise BadInput(
+                f"{path} is larger than {MAX_LEDGER_BYTES} bytes", next_step="Move it away; it is no ledger."
+            )
+        for line in path.read_bytes().splitlines():
+            record = _checked(line)
+            if record is None:
+                damaged += 1
+            else:
+                records.append(record)
+    records.sort(key=lambda record: str(record.get("time_utc", "")))
+    return LedgerContent(records=tuple(records), damaged_lines=damaged)
+
+
+def _checked(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+        record = entry["record"]
+        intact = isinstance(record, dict) and entry["sha256"] == canonical_sha256(record)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return record if intact else None
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename or a new name durable; file systems that cannot are left alone."""
+    with contextlib.suppress(OSError):
+        fd = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

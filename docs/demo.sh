@@ -1,0 +1,42 @@
+#!/bin/sh
+# The main job, end to end, as a person would type it. `make demo` runs this; every command is shown before it runs.
+set -eu
+
+run() {
+    printf '\n\033[1m$ %s\033[0m\n' "$*"
+    PATH="$BIN:$PATH" "$@"
+}
+
+start=$(date +%s)
+mkdir -p "$DEMO"
+
+run autotune doctor --path "$DEMO"
+
+if [ ! -f "$DEMO/data/manifest.json" ]; then
+    run autotune data prepare elf:/usr/bin --out "$DEMO/data" --max-functions "$FUNCTIONS"
+fi
+
+models=""
+profiles=""
+for model in $MODELS; do
+    models="$models --model $model"
+    profiles="$profiles $DEMO/profiles/$model-cpu.toml"
+done
+first="${profiles# }"
+first="${first%% *}"
+
+# shellcheck disable=SC2086  # the lists are meant to be split
+run autotune probe $models --data "$DEMO/data" --device cpu --memory "$MEMORY" --seq-length 128 \
+    --global-batch-tokens 4096 --out "$DEMO/profiles" --reports "$DEMO/reports"
+
+run autotune workers --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports"
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # what torchrun would set by itself, with a warning
+run_directory="$DEMO/runs/$(date -u +%Y%m%dT%H%M%SZ)"
+run torchrun --standalone --nproc-per-node 2 -m trainer --profile "$first" --data "$DEMO/data" --out "$run_directory" \
+    --set "train.max_steps=$STEPS" --set train.warmup_steps=3 --set train.learning_rate=1e-3
+
+# shellcheck disable=SC2086
+run autotune report build $profiles --run "$run_directory" --reports "$DEMO/reports" --out "$DEMO/reports/report.md"
+
+printf '\ndone in %s s\nprofile: %s\nreport: %s\n' "$(($(date +%s) - start))" "$first" "$DEMO/reports/report.md"

@@ -1,0 +1,69 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autotune.cluster.slurm import read_slurm
+from autotune.commands.doctor import NEXT_COMMAND, doctor, examine, render
+from autotune.core.hardware import GpuFacts
+from autotune.measure.clock import FakeClock
+from autotune.measure.host import FakeHost
+from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
+
+SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")
+
+
+@pytest.fixture
+def app():
+    made = typer.Typer(rich_markup_mode=None)
+    made.command()(doctor)
+    return made
+
+
+def test_text_has_every_section_and_ends_with_the_next_command(app):
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
+    assert lines[-1] == f"next: {NEXT_COMMAND}"
+
+
+def test_json_is_one_object_with_the_same_content(app, tmp_path):
+    result = CliRunner().invoke(app, ["--json", "--path", str(tmp_path), "--path", "/proc"])
+    assert result.exit_code == 0
+    content = json.loads(result.stdout)
+    assert set(content) == {"machine", "findings", "next"}
+    assert [disk["path"] for disk in content["machine"]["host"]["disks"]] == [str(tmp_path), "/proc"]
+    assert all(set(finding) == {"severity", "claim", "next_step"} for finding in content["findings"])
+
+
+def test_everything_is_read_through_the_ports():
+    card = GpuFacts(
+        uuid="GPU-a",
+        index=0,
+        name="Card",
+        total_bytes=2**36,
+        mig_enabled=True,
+        power_cap_w=None,
+        compute_mode=None,
+        driver="1",
+        compute_capability=None,
+    )
+    clock = FakeClock()
+    monitor = FakeGpuMonitor([FakeGpu(facts=card)], clock=clock)
+    machine = examine(FakeHost(versions={"torch": "2"}), monitor, read_slurm({}, lambda _: None), clock, [Path("/d")])
+    assert machine.time_utc == clock.utc_now()
+    assert [status.facts for status in machine.gpus] == [card]
+    assert "MIG is on for GPU 0" in render(machine, as_json=False)
+    assert json.loads(render(machine, as_json=True))["machine"]["versions"] == {"torch": "2"}
+
+
+def test_importing_the_command_imports_nothing_heavy():
+    heavy = ("torch", "transformers", "numpy", "optuna", "psutil", "pynvml", "rich")
+    code = f"import sys; import autotune.commands.doctor; print([n for n in {heavy!r} if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"

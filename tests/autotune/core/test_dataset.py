@@ -1,0 +1,105 @@
+import bisect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.dataset import FINE_END_TOKENS, HISTOGRAM_EDGES, LengthDistribution
+
+lengths_lists = st.lists(st.one_of(st.integers(0, 1500), st.integers(0, 2**20)), min_size=1, max_size=60)
+rows = st.integers(3, FINE_END_TOKENS)
+
+
+def distribution(lengths):
+    counts = [0] * len(HISTOGRAM_EDGES)
+    for length in lengths:
+        counts[bisect.bisect_right(HISTOGRAM_EDGES, length) - 1] += 1
+    return LengthDistribution(edges=HISTOGRAM_EDGES, counts=counts)
+
+
+@given(lengths_lists, st.integers(1, FINE_END_TOKENS))
+def test_a_truncated_mean_is_within_the_stated_error(lengths, truncated_at):
+    truth = sum(min(length, truncated_at) for length in lengths) / len(lengths)
+    assert distribution(lengths).mean_tokens(truncated_at) == pytest.approx(truth, abs=3.5 + 1e-9)
+
+
+@given(lengths_lists)
+def test_a_whole_mean_is_within_half_a_bin(lengths):
+    truth = sum(lengths) / len(lengths)
+    assert distribution(lengths).mean_tokens() == pytest.approx(truth, abs=max(3.5, max(lengths) / 2) + 1e-6)
+
+
+@given(lengths_lists, rows, rows)
+def test_longer_rows_truncate_less(lengths, one, other):
+    short, long = sorted((one, other))
+    data = distribution(lengths)
+    assert data.mean_tokens(short) <= data.mean_tokens(long) + 1e-9
+    assert data.truncated_share(short) >= data.truncated_share(long)
+    assert data.mean_tokens(long) <= long
+
+
+@given(lengths_lists, rows)
+def test_padding_waste_is_a_share_within_the_stated_error(lengths, row_tokens):
+    waste = distribution(lengths).padding_waste(row_tokens)
+    real = sum(min(length, row_tokens - 2) + 2 for length in lengths)
+    assert 0 <= waste <= 1
+    assert waste == pytest.approx(1 - real / (len(lengths) * row_tokens), abs=3.5 / row_tokens + 1e-9)
+
+
+@given(lengths_lists, st.lists(st.floats(0, 1), min_size=2, max_size=6))
+def test_percentiles_ascend_and_lie_in_the_right_bin(lengths, shares):
+    data = distribution(lengths)
+    values = [data.percentile_tokens(share) for share in sorted(shares)]
+    assert values == sorted(values)
+    ordered = sorted(lengths)
+    for share, value in zip(sorted(shares), values, strict=True):
+        rank = max(-int(-share * len(ordered) // 1), 1)
+        truth = ordered[rank - 1]
+        index = bisect.bisect_right(HISTOGRAM_EDGES, truth) - 1
+        end = HISTOGRAM_EDGES[index + 1] if index + 1 < len(HISTOGRAM_EDGES) else truth + 1
+        assert HISTOGRAM_EDGES[index] <= value < end
+
+
+@given(lengths_lists, st.randoms(use_true_random=False))
+def test_the_order_of_samples_does_not_matter(lengths, random):
+    shuffled = list(lengths)
+    random.shuffle(shuffled)
+    assert distribution(shuffled) == distribution(lengths)
+
+
+def test_an_exact_case():
+    data = LengthDistribution(edges=[0, 8, 16], counts=[2, 1, 1])
+    # Bins count as 3.5, 3.5, 11.5, and the open one as 16.
+    assert data.samples == 4
+    assert data.mean_tokens() == pytest.approx(34.5 / 4)
+    assert data.mean_tokens(8) == pytest.approx((3.5 + 3.5 + 8 + 8) / 4)
+    assert data.mean_tokens(10) == pytest.approx((3.5 + 3.5 + (8 + 9 + 6 * 10) / 8 + 10) / 4)
+    assert data.truncated_share(11) == pytest.approx((0.5 + 1) / 4)
+    assert data.padding_waste(10) == pytest.approx(1 - (23 / 4 + 2) / 10)
+    assert data.percentile_tokens(0.5) == 7
+    assert data.percentile_tokens(1) == 16
+
+
+def test_no_samples_have_no_figures():
+    empty = LengthDistribution(edges=[0, 8], counts=[0, 0])
+    assert empty.mean_tokens() is None
+    assert empty.percentile_tokens(0.5) is None
+    assert empty.truncated_share(5) is None
+    assert empty.padding_waste(5) is None
+
+
+@pytest.mark.parametrize(
+    ("edges", "counts"),
+    [([], []), ([0, 8], [1]), ([8, 0], [1, 1]), ([0, 0], [1, 1]), ([-1, 8], [1, 1]), ([0, 8], [1, -1])],
+)
+def test_a_histogram_that_is_none_is_refused(edges, counts):
+    with pytest.raises(ValueError):
+        LengthDistribution(edges=edges, counts=counts)
+
+
+def test_impossible_questions_are_refused():
+    data = LengthDistribution(edges=[0, 8], counts=[1, 0])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        data.percentile_tokens(1.5)
+    with pytest.raises(ValueError, match="holds nothing"):
+        data.padding_waste(2)

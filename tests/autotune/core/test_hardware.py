@@ -1,0 +1,179 @@
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.hardware import (
+    THROTTLE_REASONS,
+    GpuFacts,
+    GpuSample,
+    GpuStatus,
+    HostFacts,
+    MachineFacts,
+    SlurmFacts,
+    Unavailable,
+    is_network_filesystem,
+    throttle_faults,
+    throttle_names,
+    visible_devices,
+    window,
+)
+
+HOST = HostFacts(
+    cpus_online=8,
+    cpus_affinity=8,
+    cpus_quota=None,
+    cpus_slurm=None,
+    ram_total_bytes=2**35,
+    ram_available_bytes=2**34,
+    ram_limit_source="the system",
+    ram_limit_bytes=None,
+    shm_free_bytes=None,
+    cpu_model=None,
+    platform="Linux",
+    python_version="3.11.0",
+    load_average_1min=None,
+    disks=(),
+    nics=(),
+)
+NO_SLURM = SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=())
+CPUS = st.integers(min_value=1, max_value=512)
+
+
+def gpu(index: int, uuid: str, mig_uuids: tuple[str, ...] = ()) -> GpuFacts:
+    return GpuFacts(
+        uuid=uuid,
+        index=index,
+        name="Card",
+        total_bytes=2**36,
+        mig_enabled=bool(mig_uuids),
+        power_cap_w=None,
+        compute_mode=None,
+        driver="1",
+        compute_capability=None,
+        mig_uuids=mig_uuids,
+    )
+
+
+def sample(time_s: float) -> GpuSample:
+    return GpuSample(
+        time_s=time_s,
+        utilisation=None,
+        used_bytes=None,
+        power_w=None,
+        sm_clock_mhz=None,
+        throttle_reasons=None,
+        temperature_c=None,
+    )
+
+
+@given(CPUS, CPUS, st.none() | st.floats(min_value=0.01, max_value=600), st.none() | CPUS)
+def test_allotted_cpus_never_exceed_any_limit_and_are_never_none(online, affinity, quota, slurm):
+    host = replace(HOST, cpus_online=online, cpus_affinity=affinity, cpus_quota=quota, cpus_slurm=slurm)
+    assert 1 <= host.allotted_cpus <= max(1, min(online, affinity, quota or online, slurm or online))
+
+
+@given(st.floats(min_value=0.01, max_value=8))
+def test_a_tighter_quota_never_allots_more(quota):
+    looser, tighter = replace(HOST, cpus_quota=quota), replace(HOST, cpus_quota=quota / 2)
+    assert tighter.allotted_cpus <= looser.allotted_cpus
+
+
+@given(st.integers(min_value=0, max_value=2**64 - 1))
+def test_throttle_names_lose_no_bit(mask):
+    bits = {reason.name: reason.bit for reason in THROTTLE_REASONS}
+    assert (
+        sum(bits[name] if name in bits else int(name.removeprefix("unknown_"), 16) for name in throttle_names(mask))
+        == mask
+    )
+
+
+def test_heat_and_hardware_slowdown_are_faults_and_a_power_cap_is_not():
+    assert throttle_faults(throttle_names(0x7FF)) == ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
+    assert throttle_faults(("sw_power_cap", "gpu_idle", "unknown_0x800")) == ()
+    assert throttle_faults(None) == ()
+
+
+@given(st.lists(st.floats(0, 100)), st.floats(0, 100), st.floats(0, 100))
+def test_window_keeps_exactly_the_samples_inside(times, start_s, end_s):
+    times.sort()
+    cut = window([sample(time_s) for time_s in times], start_s, end_s)
+    assert [point.time_s for point in cut] == [time_s for time_s in times if start_s <= time_s <= end_s]
+
+
+ONE, TWO, SLICED = gpu(0, "GPU-aa11"), gpu(1, "GPU-aa22"), gpu(2, "GPU-bb33", ("MIG-1x", "MIG-2y"))
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        (None, [ONE, TWO, SLICED]),
+        ("", []),
+        ("1,0", [TWO, ONE]),
+        (" 1 , 2", [TWO, SLICED]),
+        ("0,9,1", [ONE]),
+        ("-1", []),
+        ("0,-1,1", [ONE]),
+        ("0,0", []),
+        ("GPU-aa2,GPU-bb", [TWO, SLICED]),
+        ("GPU-aa", []),
+        ("MIG-2y", [SLICED]),
+        ("MIG-1x,MIG-2y", [SLICED]),
+        ("MIG-GPU-bb33/1/0", [SLICED]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_visible_devices_follow_cuda(value, seen):
+    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert visible_devices([ONE, TWO, SLICED], environment) == tuple(seen)
+
+
+@given(st.text())
+def test_visible_devices_are_always_some_of_the_devices(value):
+    assert set(visible_devices([ONE, TWO], {"CUDA_VISIBLE_DEVICES": value})) <= {ONE, TWO}
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "fuse.sshfs", "wekafs", "fuse.juicefs"]
+)
+def test_network_file_systems_are_known(kind):
+    assert is_network_filesystem(kind)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "overlay", "fuse.mergerfs", None, ""])
+def test_local_file_systems_are_not_network(kind):
+    assert not is_network_filesystem(kind)
+
+
+def test_time_left_counts_down_to_zero():
+    slurm = replace(NO_SLURM, job_id="7", end_time_s=1000.0)
+    assert slurm.seconds_left(datetime.fromtimestamp(400, UTC)) == 600
+    assert slurm.seconds_left(datetime.fromtimestamp(5000, UTC)) == 0
+    assert NO_SLURM.seconds_left(datetime.fromtimestamp(0, UTC)) is None
+
+
+def test_login_node_can_submit_and_is_no_job():
+    submitting = replace(NO_SLURM, commands=("sbatch",))
+    assert submitting.is_login_node
+    assert not replace(submitting, job_id="7").is_login_node
+    assert not NO_SLURM.is_login_node
+
+
+def test_machine_becomes_plain_json():
+    status = GpuStatus(facts=ONE, sample=Unavailable(reason="why"), processes=())
+    machine = MachineFacts(
+        time_utc=datetime(2025, 1, 1, tzinfo=UTC),
+        host=HOST,
+        gpus=(status,),
+        gpu_absent=None,
+        gpu_unreadable=(),
+        slurm=NO_SLURM,
+        versions={"numpy": "2"},
+    )
+    content = json.loads(json.dumps(machine.to_json()))
+    assert content["gpus"][0]["sample"] == {"reason": "why"}
+    assert content["host"]["allotted_cpus"] == 8
+    assert content["slurm"]["in_job"] is False

@@ -1,0 +1,150 @@
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.corpus.bounded import CancelledError, Extracted, Limits, Refused, run_bounded
+from autotune.corpus.worker import spool_functions
+
+DONE = Extracted(functions=3, duplicates=1)
+
+
+def test_finished_work_is_reported():
+    assert run_bounded(lambda: DONE, Limits()) == DONE
+
+
+def raising(error):
+    def work():
+        raise error
+
+    return work
+
+
+def hungry():
+    bytearray(2**30)
+    return DONE
+
+
+def spinning():
+    while True:
+        pass
+
+
+def crashing():
+    faulthandler.disable()
+    ctypes.string_at(0)
+    return DONE
+
+
+@pytest.mark.parametrize(
+    ("work", "limits", "reason"),
+    [
+        (raising(ValueError("bad magic")), Limits(), "bad magic"),
+        (raising(KeyError()), Limits(), "KeyError"),
+        (raising(SystemExit(0)), Limits(), "ended with status 1"),
+        (raising(KeyboardInterrupt()), Limits(), "ended with status 1"),
+        (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), Limits(), "a?[31m?bxxx"),
+        (hungry, Limits(added_bytes=2**28), "more than 256 MiB of memory"),
+        (lambda: time.sleep(60), Limits(wall_s=0.3), "not finished after 0.3 s"),
+        (spinning, Limits(wall_s=0.3), "not finished after 0.3 s"),
+        (crashing, Limits(), f"signal {int(signal.SIGSEGV)}"),
+        (lambda: os._exit(0), Limits(), "no answer"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), Limits(), f"signal {int(signal.SIGKILL)}"),
+    ],
+    ids=["error", "silent", "exit", "interrupt", "controls", "memory", "sleep", "spin", "crash", "mute", "killed"],
+)
+def test_hostile_work_is_one_refusal(work, limits, reason):
+    started_s = time.monotonic()
+    outcome = run_bounded(work, limits)
+    assert isinstance(outcome, Refused)
+    assert reason in outcome.reason
+    assert outcome.reason.isprintable()
+    assert len(outcome.reason) <= 200
+    assert time.monotonic() - started_s < 20
+
+
+def test_output_beyond_the_bound_is_a_refusal(tmp_path):
+    path = tmp_path / "output"
+
+    def flooding():
+        with path.open("wb") as file:
+            for _ in range(64):
+                file.write(bytes(2**20))
+        return DONE
+
+    assert isinstance(run_bounded(flooding, Limits(output_bytes=2**22)), Refused)
+    assert path.stat().st_size <= 2**22
+
+
+def test_what_the_child_started_is_killed_with_it(tmp_path):
+    pid_file = tmp_path / "pid"
+
+    def forking():
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+        pid_file.write_text(str(pid))
+        return DONE
+
+    assert run_bounded(forking, Limits()) == DONE
+    assert ended(int(pid_file.read_text()))
+
+
+def test_the_watched_descriptor_kills_the_child(tmp_path):
+    pid_file = tmp_path / "pid"
+    read_fd, write_fd = os.pipe()
+
+    def sleeping():
+        pid_file.write_text(str(os.getpid()))
+        time.sleep(60)
+
+    timer = threading.Timer(0.5, os.write, [write_fd, b"x"])
+    timer.start()
+    with pytest.raises(CancelledError):
+        run_bounded(sleeping, Limits(), cancel_fd=read_fd)
+    timer.join()
+    os.close(read_fd)
+    os.close(write_fd)
+    assert ended(int(pid_file.read_text()))
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or is a zombie that only waits for init to reap it."""
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_path, data):
+    original = first_program.read_bytes()
+    mutated = bytearray(original)
+    anywhere = st.integers(0, len(original) - 1)
+    # Half of the changes hit the headers, where they do most.
+    place = st.one_of(st.integers(0, 63), st.integers(len(original) - 2048, len(original) - 1), anywhere)
+    for position, value in data.draw(st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=12)):
+        mutated[position] = value
+    path, spool = tmp_path / "mutated", tmp_path / "spool"
+    path.write_bytes(mutated[: data.draw(st.one_of(st.none(), anywhere))])
+    with contextlib.suppress(FileNotFoundError):
+        spool.unlink()
+    outcome = run_bounded(lambda: spool_functions(path, spool, None), Limits(wall_s=20, added_bytes=2**29))
+    if isinstance(outcome, Refused):
+        assert outcome.reason.isprintable()
+    else:
+        assert len(spool.read_text().splitlines()) == outcome.functions > 0

@@ -1,0 +1,106 @@
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from autotune.corpus.elf import UnusableFileError, functions, instruction_text
+from autotune.corpus.sources import ELF_MAGIC
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "operands", "text"),
+    [
+        ("ret", "", "ret [NEXT]"),
+        ("push", "rbp", "push rbp [NEXT]"),
+        ("mov", "rax, qword ptr [rbp - 0x18]", "mov rax qwordptr[rbp-0x18] [NEXT]"),
+        ("rep stosq", "qword ptr [rdi], rax", "rep_stosq qwordptr[rdi] rax [NEXT]"),
+        ("call", "0x401136", "call ADDR [NEXT]"),
+        ("jmp", "5", "jmp ADDR [NEXT]"),
+        ("notrack jmp", "rax", "notrack_jmp rax [NEXT]"),
+        ("bnd jmp", "0x1020", "bnd_jmp ADDR [NEXT]"),
+        ("call", "qword ptr [rip + 0x2fe2]", "call qwordptr[rip+ADDR] [NEXT]"),
+        ("lea", "rdi, [rip - 0x18e]", "lea rdi [rip+ADDR] [NEXT]"),
+        ("mov", "eax, dword ptr [rip]", "mov eax dwordptr[rip+ADDR] [NEXT]"),
+        ("add", "byte ptr [rip + 8], 1", "add byteptr[rip+ADDR] 1 [NEXT]"),
+        ("mov", "edi, 0xffff", "mov edi 0xffff [NEXT]"),
+        ("mov", "edi, 0x10000", "mov edi ADDR [NEXT]"),
+        ("mov", "rax, qword ptr [rax*8 + 0x4a3c20]", "mov rax qwordptr[rax*8+ADDR] [NEXT]"),
+        ("mov", "rax, qword ptr fs:[0x28]", "mov rax qwordptrfs:[0x28] [NEXT]"),
+    ],
+)
+def test_constants_that_depend_on_the_place_become_one_placeholder(mnemonic, operands, text):
+    assert instruction_text(mnemonic, operands) == text
+
+
+def test_equal_functions_of_different_programs_are_equal_lines(first_program, second_program):
+    first, second = set(functions(first_program)), set(functions(second_program))
+    both = first & second
+    # helper and shared, with a global and a call at other addresses in each.
+    assert any("call ADDR" in line and "0x1234" in line for line in both)
+    assert any("rip+ADDR" in line and "call" not in line for line in both)
+    assert first != second
+
+
+def test_stripping_changes_nothing(first_program, tmp_path):
+    stripped = tmp_path / "stripped"
+    shutil.copy(first_program, stripped)
+    subprocess.run(["strip", str(stripped)], check=True)
+    assert stripped.stat().st_size < first_program.stat().st_size
+    assert list(functions(stripped)) == list(functions(first_program))
+
+
+def test_code_that_is_not_position_independent_is_read_too(compile_c):
+    program = compile_c("int main(int argc, char **argv) { return argc * 5; }", "-no-pie")
+    assert any(line.count("[NEXT]") >= 2 for line in functions(program))
+
+
+def test_functions_of_one_instruction_are_left_out(compile_c):
+    program = compile_c("void nothing(void) {} int main(void) { return 3; }", "-fcf-protection=none")
+    assert "ret [NEXT]" not in set(functions(program))
+
+
+def test_a_function_that_does_not_decode_to_its_end_is_left_out(compile_c):
+    # 0x06 (push es) does not exist in 64-bit mode.
+    broken = 'int broken(int x) { __asm__("mov $0x7777, %eax\\n.byte 0x06"); return x; }'
+    program = compile_c(broken + " int main(int argc, char **argv) { return broken(argc); }")
+    assert not any("0x7777" in line for line in functions(program))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UnusableFileError) as error:
+        list(functions(path))
+    return str(error.value)
+
+
+def test_an_object_file_is_refused(compile_c):
+    assert "not a linked program" in refusal(compile_c("int f(int x) { return x; }", "-c"))
+
+
+def test_a_program_without_a_frame_table_is_refused(compile_c, tmp_path):
+    program = compile_c("int main(void) { return 1; }")
+    without = tmp_path / "without"
+    subprocess.run(["objcopy", "-R", ".eh_frame", str(program), str(without)], check=True)
+    assert ".eh_frame" in refusal(without)
+
+
+def test_another_machine_is_refused(first_program, tmp_path):
+    other = bytearray(first_program.read_bytes())
+    other[18:20] = (183).to_bytes(2, "little")
+    path = tmp_path / "arm"
+    path.write_bytes(other)
+    assert "not x86-64 but 64-bit EM_AARCH64" in refusal(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"plain text", ELF_MAGIC, ELF_MAGIC + b"\x02\x01\x01" + bytes(60)])
+def test_what_is_no_program_is_refused(content, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert refusal(path)
+
+
+def test_a_file_beyond_the_size_bound_is_refused_unread(tmp_path):
+    path = tmp_path / "huge"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    assert "larger than 256 MiB" in refusal(path)

@@ -1,0 +1,139 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import WordLevelTrainer
+
+from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_tokenizer, load_tokenizer
+from autotune.errors import BadInput
+from trainer.errors import BadConfig
+
+TEXTS = ["push rbp [NEXT] ret [NEXT]", "pop rbp [NEXT] pop rbx [NEXT]"]
+ROBERTA = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "ret": 4, "<mask>": 9}
+
+
+def learn(vocab_size=64, texts=TEXTS):
+    return learn_tokenizer(texts, vocab_size=vocab_size, advance=lambda done: None)
+
+
+def saved(path, vocab, **settings):
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+    tokenizer.save(str(path))
+    return path
+
+
+def test_special_tokens_come_first_and_the_separator_is_an_ordinary_word():
+    tokenizer = learn()
+    assert [tokenizer.encoder.id_to_token(index) for index in range(5)] == list(SPECIAL_TOKENS)
+    assert tokenizer.special_ids.all() == (0, 1, 2, 3, 4)
+    assert tokenizer.encoder.token_to_id("[NEXT]") == 5
+    (ids,) = tokenizer.encode(["ret [NEXT]"])
+    assert [tokenizer.encoder.id_to_token(int(index)) for index in ids] == ["ret", "[NEXT]"]
+
+
+def test_rare_words_give_way_and_become_unknown():
+    tokenizer = learn(vocab_size=7)
+    assert tokenizer.vocab_size == 7
+    (ids,) = tokenizer.encode(["ret pop never"])
+    # pop and rbp occur twice; the alphabet decides for pop.
+    assert list(ids) == [1, 6, 1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text("abc[] ", max_size=20), max_size=10), st.integers(5, 20))
+def test_what_is_learned_is_what_the_library_would_learn(texts, vocab_size):
+    theirs = Tokenizer(WordLevel(unk_token="[UNK]"))
+    theirs.pre_tokenizer = WhitespaceSplit()
+    trainer = WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
+    theirs.train_from_iterator(texts, trainer=trainer)
+    assert learn(vocab_size=vocab_size, texts=texts).content.decode() == theirs.to_str(pretty=True)
+
+
+def test_the_same_text_gives_the_same_file():
+    assert learn().content == learn().content
+    assert learn().sha256 != learn(texts=["other words"]).sha256
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, "uint16"), (2**16 + 1, "uint32")])
+def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
+    words = " ".join(f"w{number}" for number in range(2**16))
+    tokenizer = learn(vocab_size=vocab_size, texts=[words])
+    assert tokenizer.vocab_size == vocab_size
+    assert tokenizer.dtype == dtype
+
+
+def test_a_given_tokenizer_is_taken_as_it_is(tmp_path):
+    path = saved(tmp_path / "tokenizer.json", ROBERTA)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.content == path.read_bytes()
+    assert tokenizer.special_ids.model_dump() == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 9}
+    # Ids have a hole, and the model's table must reach the largest.
+    assert tokenizer.vocab_size == 10
+
+
+def test_samples_are_stored_whole_and_bare_whatever_the_tokenizer_would_add(tmp_path):
+    wrap = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    path = saved(tmp_path / "tokenizer.json", ROBERTA, post_processor=wrap)
+    raw = json.loads(path.read_text())
+    raw["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(raw))
+    (ids,) = load_tokenizer(path).encode(["ret ret ret ret other"])
+    assert list(ids) == [4, 4, 4, 4, 3]
+
+
+@pytest.mark.parametrize("role", ["<pad>", "<unk>", "<s>", "</s>", "<mask>"])
+def test_a_missing_special_token_is_named(role, tmp_path):
+    vocab = {word: index for word, index in ROBERTA.items() if word != role}
+    with pytest.raises(BadInput) as error:
+        load_tokenizer(saved(tmp_path / "tokenizer.json", vocab))
+    assert role in error.value.message
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "1", '{"model": {"type": "WordLevel"}}', '{"version": "1.0"}'])
+def test_json_that_is_no_tokenizer_is_refused(content, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(BadInput, match="not a tokenizer"):
+        load_tokenizer(path)
+
+
+def test_a_fault_that_shows_only_in_use_is_found_before_the_work(tmp_path):
+    path = saved(tmp_path / "tokenizer.json", ROBERTA)
+    raw = json.loads(path.read_text())
+    raw["model"]["unk_token"] = "<other>"
+    path.write_text(json.dumps(raw))
+    with pytest.raises(BadInput, match="not a tokenizer"):
+        load_tokenizer(path)
+
+
+def test_an_id_that_no_manifest_can_hold_is_refused(tmp_path):
+    path = saved(tmp_path / "tokenizer.json", ROBERTA)
+    raw = json.loads(path.read_text())
+    raw["model"]["vocab"]["far"] = 2**32 - 1
+    path.write_text(json.dumps(raw))
+    with pytest.raises(BadInput, match="4294967295"):
+        load_tokenizer(path)
+
+
+def test_a_tokenizer_without_words_is_refused(tmp_path):
+    Tokenizer(BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(BadInput, match="no pad token"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("content", [b"not json", b"\xff\xfe", b"[" * 1000 + b"]" * 1000])
+def test_what_is_not_json_is_refused(content, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(BadConfig):
+        load_tokenizer(path)
+    with pytest.raises(BadConfig):
+        load_tokenizer(tmp_path / "missing.json")

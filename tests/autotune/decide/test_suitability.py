@@ -1,0 +1,139 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.hardware import (
+    DiskFacts,
+    GpuFacts,
+    GpuProcess,
+    GpuSample,
+    GpuStatus,
+    HostFacts,
+    MachineFacts,
+    SlurmFacts,
+    Unavailable,
+)
+from autotune.decide.suitability import SEVERITIES, find_unsuitable
+
+GIB = 2**30
+HOST = HostFacts(
+    cpus_online=8,
+    cpus_affinity=8,
+    cpus_quota=None,
+    cpus_slurm=4,
+    ram_total_bytes=64 * GIB,
+    ram_available_bytes=32 * GIB,
+    ram_limit_source="the system",
+    ram_limit_bytes=None,
+    shm_free_bytes=8 * GIB,
+    cpu_model=None,
+    platform="Linux",
+    python_version="3.11.0",
+    load_average_1min=0.5,
+    disks=(DiskFacts(path=".", filesystem_type="ext4", free_bytes=GIB, is_network=False),),
+    nics=(),
+)
+CARD = GpuFacts(
+    uuid="GPU-a",
+    index=3,
+    name="Card",
+    total_bytes=80 * GIB,
+    mig_enabled=False,
+    power_cap_w=350.0,
+    compute_mode="default",
+    driver="550.1",
+    compute_capability=(9, 0),
+)
+SAMPLE = GpuSample(
+    time_s=1.0,
+    utilisation=0.0,
+    used_bytes=GIB // 2,
+    power_w=70.0,
+    sm_clock_mhz=345,
+    throttle_reasons=("gpu_idle",),
+    temperature_c=30,
+)
+GPU = GpuStatus(facts=CARD, sample=SAMPLE, processes=())
+QUIET = MachineFacts(
+    time_utc=datetime(2025, 1, 1, tzinfo=UTC),
+    host=HOST,
+    gpus=(GPU,),
+    gpu_absent=None,
+    gpu_unreadable=(),
+    slurm=SlurmFacts(job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",)),
+    versions={"torch": "2.10", "transformers": "5.0"},
+)
+
+
+def with_gpu(**changes):
+    return replace(QUIET, gpus=(replace(GPU, **changes),))
+
+
+def with_host(**changes):
+    return replace(QUIET, host=replace(HOST, **changes))
+
+
+def test_quiet_machine_has_no_findings():
+    assert find_unsuitable(QUIET) == ()
+
+
+def test_figures_that_are_missing_are_no_findings():
+    unknown = Unavailable(reason="no permission")
+    machine = replace(with_gpu(sample=unknown, processes=unknown), host=replace(HOST, load_average_1min=None))
+    machine = replace(machine, host=replace(machine.host, shm_free_bytes=None))
+    assert find_unsuitable(machine) == ()
+
+
+@pytest.mark.parametrize(
+    ("machine", "severity", "words"),
+    [
+        (with_host(load_average_1min=2.1), "warning", "load average is 2.10 with 4 allotted CPUs"),
+        (with_host(shm_free_bytes=GIB - 1), "warning", "/dev/shm"),
+        (
+            with_host(disks=(DiskFacts(path="/d", filesystem_type="lustre", free_bytes=None, is_network=True),)),
+            "warning",
+            "/d lies on a network file system (lustre)",
+        ),
+        (with_gpu(processes=(GpuProcess(pid=42, used_bytes=GIB),)), "fault", "GPU 3: pid 42 (1 GiB)"),
+        (with_gpu(processes=(GpuProcess(pid=42, used_bytes=None),)), "fault", "pid 42 (n/a)"),
+        (with_gpu(sample=replace(SAMPLE, used_bytes=9 * GIB)), "warning", "9 GiB of GPU 3 are taken"),
+        (
+            with_gpu(sample=replace(SAMPLE, throttle_reasons=("sw_power_cap", "hw_thermal"))),
+            "fault",
+            "now: hw_thermal.",
+        ),
+        (with_gpu(facts=replace(CARD, mig_enabled=True)), "warning", "MIG is on for GPU 3"),
+        (with_gpu(facts=replace(CARD, compute_mode="prohibited")), "fault", "prohibited"),
+        (replace(QUIET, gpus=(), gpu_absent="no driver"), "note", "no GPU to measure: no driver"),
+        (replace(QUIET, gpu_unreadable=("GPU 1: lost",)), "warning", "GPU 1: lost"),
+        (replace(QUIET, slurm=replace(QUIET.slurm, job_id=None)), "warning", "login node"),
+        (replace(QUIET, versions={"transformers": "5.0"}), "fault", "torch is not installed"),
+        (replace(QUIET, versions={"torch": "2.10"}), "fault", "transformers is not installed"),
+    ],
+)
+def test_each_spoiler_is_named_with_a_next_step(machine, severity, words):
+    (finding,) = find_unsuitable(machine)
+    assert finding.severity == severity
+    assert words in finding.claim
+    assert finding.next_step
+
+
+def test_power_cap_is_an_operating_state():
+    capped = replace(SAMPLE, throttle_reasons=("sw_power_cap",))
+    assert find_unsuitable(with_gpu(sample=capped)) == ()
+
+
+def test_worst_findings_come_first():
+    machine = replace(
+        with_host(load_average_1min=100.0), gpus=(), gpu_absent="no driver", versions={"transformers": "5.0"}
+    )
+    assert [finding.severity for finding in find_unsuitable(machine)] == list(SEVERITIES)
+
+
+@given(st.floats(0, 1000), st.floats(0, 1000))
+def test_more_load_never_removes_a_finding(load, more):
+    calm, busy = with_host(load_average_1min=load), with_host(load_average_1min=load + more)
+    assert len(find_unsuitable(calm)) <= len(find_unsuitable(busy))

@@ -1,0 +1,212 @@
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.errors import MachineLacks
+from autotune.measure.host import SystemHost, _cpu_list, _unescape
+
+MIB = 2**20
+MEMINFO = "MemTotal:       1048576 kB\nMemFree:  100 kB\nMemAvailable:    524288 kB\nHugePages_Total:       0\n"
+ROOT_MOUNT = "20 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+V2_MOUNT = "30 20 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+
+
+def lay(root: Path, files: dict[str, str]) -> SystemHost:
+    tree = {
+        "proc/meminfo": MEMINFO,
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Test CPU @ 2GHz\nprocessor\t: 1\nmodel name\t: Test CPU\n",
+        "proc/loadavg": "1.25 0.50 0.25 1/79 3444\n",
+        "proc/self/status": "Name:\tpython\nCpus_allowed_list:\t0-127\n",
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": ROOT_MOUNT,
+        "sys/devices/system/cpu/online": "0-15\n",
+    }
+    for name, text in (tree | files).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return SystemHost(root, {})
+
+
+def test_cpus_of_the_mask_that_are_offline_do_not_count(tmp_path):
+    facts = lay(tmp_path, {}).facts([])
+    assert (facts.cpus_online, facts.cpus_affinity) == (16, 16)
+    facts = lay(tmp_path, {"proc/self/status": "Cpus_allowed_list:\t2-3,8\n"}).facts([])
+    assert facts.cpus_affinity == facts.allotted_cpus == 3
+
+
+def test_without_sys_the_cpus_are_counted_in_proc(tmp_path):
+    host = lay(tmp_path, {})
+    shutil.rmtree(tmp_path / "sys")
+    assert host.facts([]).cpus_online == 2
+    assert host.facts([]).nics == ()
+
+
+def test_plain_figures_are_read(tmp_path):
+    facts = lay(tmp_path, {}).facts([])
+    assert facts.load_average_1min == 1.25
+    assert facts.cpu_model == "Test CPU @ 2GHz"
+    assert facts.ram_total_bytes == 1024 * MIB
+    assert (facts.ram_available_bytes, facts.ram_limit_source, facts.ram_limit_bytes) == (512 * MIB, "the system", None)
+    assert facts.cpus_quota is None
+    assert facts.shm_free_bytes is None
+
+
+def test_tightest_level_of_a_version_2_hierarchy_counts(tmp_path):
+    group = "sys/fs/cgroup/slice/job"
+    host = lay(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/slice/job\n",
+            "proc/self/mountinfo": ROOT_MOUNT + V2_MOUNT,
+            f"{group}/cpu.max": "max 100000\n",
+            f"{group}/memory.max": "max\n",
+            f"{group}/memory.current": "1\n",
+            "sys/fs/cgroup/slice/cpu.max": "350000 100000\n",
+            "sys/fs/cgroup/slice/memory.max": f"{256 * MIB}\n",
+            "sys/fs/cgroup/slice/memory.current": f"{100 * MIB}\n",
+            "sys/fs/cgroup/slice/memory.stat": f"anon 5\ninactive_file {60 * MIB}\nactive_file 3\n",
+        },
+    )
+    facts = host.facts([])
+    assert facts.cpus_quota == 3.5
+    assert facts.allotted_cpus == 3
+    assert facts.ram_available_bytes == (256 - 40) * MIB
+    assert (facts.ram_limit_source, facts.ram_limit_bytes) == ("cgroup v2", 256 * MIB)
+
+
+def version_1(group: str, mounted: str) -> dict[str, str]:
+    return {
+        "proc/self/cgroup": f"4:memory:{group}\n3:cpu,cpuacct:{group}\n0::/\n",
+        "proc/self/mountinfo": ROOT_MOUNT
+        + f"35 20 0:31 {mounted} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        + f"36 20 0:32 {mounted} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n",
+    }
+
+
+def test_version_1_groups_are_read_and_no_limit_is_none(tmp_path):
+    host = lay(
+        tmp_path,
+        version_1("/jobs/7", "/")
+        | {
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
+            "sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes": f"{128 * MIB}\n",
+            "sys/fs/cgroup/memory/jobs/7/memory.usage_in_bytes": f"{200 * MIB}\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/jobs/7/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu,cpuacct/jobs/7/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    facts = host.facts([])
+    assert (facts.ram_available_bytes, facts.ram_limit_source) == (0, "cgroup v1")
+    assert (facts.cpus_quota, facts.allotted_cpus) == (0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("group", "mounted"), [("/docker/abc", "/docker/abc"), ("/host/path", "/other"), ("/../..", "/")]
+)
+def test_inside_a_container_the_mounted_top_is_our_group(tmp_path, group, mounted):
+    host = lay(
+        tmp_path,
+        version_1(group, mounted)
+        | {
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{64 * MIB}\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{4 * MIB}\n",
+        },
+    )
+    assert host.facts([]).ram_available_bytes == 60 * MIB
+
+
+@pytest.mark.parametrize(
+    ("environment", "cpus"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "12"}, 4),
+        ({"SLURM_CPUS_ON_NODE": "12"}, 12),
+        ({"SLURM_CPUS_PER_TASK": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_cpus_of_a_slurm_task_are_respected(tmp_path, environment, cpus):
+    lay(tmp_path, {})
+    facts = SystemHost(tmp_path, environment).facts([])
+    assert facts.cpus_slurm == cpus
+    assert facts.allotted_cpus == (cpus or 16)
+
+
+def test_disks_belong_to_the_longest_and_latest_mount(tmp_path):
+    mounts = (
+        ROOT_MOUNT
+        + "40 20 0:40 / /data rw - nfs4 server:/x rw\n"
+        + "41 40 0:41 / /data/fast\\040disk rw,relatime shared:1 - xfs /dev/nvme0n1 rw\n"
+        + "42 20 0:42 / /home rw - autofs systemd rw\n"
+        + "43 20 0:43 / /home rw - lustre mds:/home rw\n"
+        + "a torn line\n"
+    )
+    host = lay(tmp_path, {"proc/self/mountinfo": mounts})
+    paths = ["/data/set", "/data/fast disk/set", "/home/me", "/database", "/"]
+    disks = host.facts([Path(path) for path in paths]).disks
+    assert [disk.filesystem_type for disk in disks] == ["nfs4", "xfs", "lustre", "ext4", "ext4"]
+    assert [disk.is_network for disk in disks] == [True, False, True, False, False]
+    assert all(disk.free_bytes is not None for disk in disks)
+
+
+def test_symbolic_link_is_followed_to_its_disk(tmp_path):
+    host = lay(tmp_path, {"proc/self/mountinfo": ROOT_MOUNT + "40 20 0:40 / /data rw - nfs server:/x rw\n"})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    assert host.facts([Path("/link/set")]).disks[0].is_network
+
+
+def test_interfaces_without_a_speed_have_none(tmp_path):
+    def nic(name, **files):
+        return {f"sys/class/net/{name}/{file}": text for file, text in files.items()}
+
+    host = lay(
+        tmp_path,
+        nic("eth0", speed="25000\n", operstate="up\n", flags="0x1003\n")
+        | nic("eth1", speed="-1\n", operstate="down\n", flags="0x1002\n")
+        | nic("lo", operstate="unknown\n", flags="0x9\n"),
+    )
+    eth0, eth1, lo = host.facts([]).nics
+    assert (eth0.name, eth0.speed_bits_per_s, eth0.is_up) == ("eth0", 25 * 10**9, True)
+    assert (eth1.speed_bits_per_s, eth1.is_up, eth1.is_loopback) == (None, False, False)
+    assert (lo.is_up, lo.is_loopback) == (True, True)
+
+
+def test_free_shared_memory_is_found(tmp_path):
+    host = lay(tmp_path, {})
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert host.facts([]).shm_free_bytes > 0
+
+
+def test_system_without_proc_is_refused(tmp_path):
+    with pytest.raises(MachineLacks, match="meminfo"):
+        SystemHost(tmp_path).facts([])
+
+
+def test_this_process_affinity_agrees_with_the_kernel():
+    assert SystemHost(environment={}).facts([]).cpus_affinity == len(os.sched_getaffinity(0))
+
+
+def test_versions_are_found_without_importing(monkeypatch):
+    for name in ("torch", "transformers", "optuna"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "torch" in SystemHost().library_versions()
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpu_list_survives_its_round_trip(cpus):
+    assert _cpu_list(",".join(map(str, sorted(cpus)))) == cpus
+
+
+@given(st.text(alphabet="ab \t\n\\"))
+def test_mount_points_survive_the_kernels_escapes(point):
+    escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in point)
+    assert _unescape(escaped) == point

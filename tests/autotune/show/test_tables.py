@@ -1,0 +1,76 @@
+import html
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.show.tables import inert, markdown_inert, markdown_table, text_table
+
+
+def test_columns_line_up():
+    table = text_table(("name", "bytes"), [("a", "1"), ("long name", "12345")], "lr")
+    assert table == "name       bytes\na              1\nlong name  12345"
+
+
+def test_missing_cell_shows_as_not_available():
+    assert text_table(("x",), [(None,)]) == "x\nn/a"
+
+
+def test_table_without_rows_keeps_its_headers():
+    assert text_table(("a", "b"), []) == "a  b"
+
+
+def test_row_of_another_length_is_refused():
+    for table in (text_table, markdown_table):
+        with pytest.raises(ValueError, match="1 cells under 2 headers"):
+            table(("a", "b"), [("x",)])
+
+
+def test_wide_characters_take_two_columns():
+    assert text_table(("n", "v"), [("日本", "x"), ("abcd", "y")]) == "n     v\n日本  x\nabcd  y"
+
+
+def test_markdown_aligns_numbers_to_the_right():
+    assert markdown_table(("a", "b"), [("x", "1")], "lr") == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a|b",
+        "<img src=x onerror=alert(1)>",
+        "`code`",
+        "&lt;",
+        "[x](javascript:alert(1))",
+        "https://evil",
+        "www.evil",
+        "a@b.c",
+        "\\",
+    ],
+)
+def test_markup_in_a_cell_is_shown_and_not_obeyed(hostile):
+    shown = markdown_inert(hostile)
+    assert html.unescape(shown) == hostile
+    assert not re.search(r"[|<>`@\\]|\]\(|://|www\.", shown)
+
+
+def test_intervals_and_names_stay_readable():
+    assert markdown_inert("micro_batch_rows [1.2, 1.3] (n = 5)") == "micro_batch_rows [1.2, 1.3] (n = 5)"
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), max_size=5))
+def test_hostile_cells_never_add_rows_or_columns(rows):
+    lines = markdown_table(("a", "b"), rows).split("\n")
+    assert len(lines) == len(rows) + 2
+    assert all(line.count("|") == 3 for line in lines)
+    assert len(text_table(("a", "b"), rows).split("\n")) == len(rows) + 1
+
+
+@given(st.text())
+def test_inert_text_is_one_printable_line(text):
+    assert inert(text).isprintable()
+
+
+def test_terminal_escapes_are_written_out():
+    assert inert("\x1b[31mred\udc80") == "\\x1b[31mred\\udc80"

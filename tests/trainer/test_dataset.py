@@ -1,0 +1,93 @@
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import write_dataset
+from trainer.dataset import TokenDataset, read_manifest
+from trainer.errors import BadConfig
+
+SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(
+    samples=st.lists(st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12),
+    shards=st.integers(1, 3),
+    limit=st.integers(0, 25),
+)
+def test_what_was_written_is_read_back_whatever_the_shards(tmp_path_factory, samples, shards, limit):
+    directory = write_dataset(tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples)))
+    dataset = TokenDataset.open(directory)
+    assert len(dataset) == len(samples)
+    assert [dataset.read(i, limit).tolist() for i in range(len(samples))] == [sample[:limit] for sample in samples]
+    dataset.close()
+
+
+def test_a_pickled_dataset_opens_its_files_again(make_dataset):
+    dataset = TokenDataset.open(make_dataset(SAMPLES))
+    assert pickle.loads(pickle.dumps(dataset)).read(3, 9).tolist() == SAMPLES[3]
+
+
+def test_a_sample_that_does_not_exist_is_an_index_error(make_dataset):
+    dataset = TokenDataset.open(make_dataset(SAMPLES))
+    for sample in (-1, 4):
+        with pytest.raises(IndexError):
+            dataset.read(sample, 10)
+
+
+def test_a_directory_that_is_no_dataset_says_how_to_make_one(tmp_path):
+    with pytest.raises(BadConfig) as caught:
+        read_manifest(tmp_path)
+    assert "autotune data prepare" in caught.value.next_step
+
+
+def test_a_truncated_shard_is_refused(make_dataset):
+    path = make_dataset(SAMPLES) / "tokens-00000.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadConfig, match=r"tokens-00000\.npy"):
+        TokenDataset.open(path.parent)
+
+
+def test_a_shard_of_objects_is_refused_unread(make_dataset):
+    path = make_dataset(SAMPLES) / "tokens-00000.npy"
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadConfig):
+        TokenDataset.open(path.parent)
+
+
+def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(make_dataset, tmp_path):
+    path = make_dataset(SAMPLES) / "tokens-00000.npy"
+    outside = tmp_path / "outside.npy"
+    path.rename(outside)
+    os.symlink(outside, path)
+    with pytest.raises(BadConfig):
+        TokenDataset.open(path.parent)
+
+
+@pytest.mark.parametrize("name", ["../x.npy", "/etc/passwd", "a/b.npy", ".."])
+def test_a_file_name_that_leaves_the_directory_is_refused(make_dataset, name):
+    path = make_dataset(SAMPLES) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"][0]["tokens_file"] = name
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(BadConfig):
+        read_manifest(path.parent)
+
+
+def test_offsets_beyond_the_shard_are_refused(make_dataset):
+    directory = make_dataset(SAMPLES)
+    np.save(directory / "offsets-00000.npy", np.array([0, 3, 3, 4, 2**40], dtype=np.uint64))
+    with pytest.raises(BadConfig, match="outside the shard"):
+        TokenDataset.open(directory).read(3, 10)
+
+
+def test_another_schema_version_is_refused(make_dataset):
+    path = make_dataset(SAMPLES) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
+    with pytest.raises(BadConfig, match="schema version 2"):
+        read_manifest(path.parent)

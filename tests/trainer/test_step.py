@@ -1,0 +1,95 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.config import ModelSettings, TrainConfig
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatchSource
+from trainer.loop import make_model
+from trainer.parallel import join_ranks
+from trainer.plan import BatchPlan
+from trainer.step import TrainStep, learning_rate, make_optimizer
+
+SHAPE = {
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def _config(**changes) -> TrainConfig:
+    settings = {
+        "model": ModelSettings(name="m", config=SHAPE),
+        "seq_length_tokens": 32,
+        "micro_batch_rows": 8,
+        "global_batch_rows": 8,
+        "max_grad_norm": 1e9,
+    }
+    return TrainConfig(**settings | changes)
+
+
+def _gradients(patterned_dataset, accumulation: int) -> tuple[float, dict[str, torch.Tensor]]:
+    config = _config()
+    dataset = TokenDataset.open(patterned_dataset)
+    ranks = join_ranks(config, environment={})
+    plan = BatchPlan(
+        seed=0, dataset_samples=len(dataset), global_batch_rows=8, accumulation_steps=accumulation, world_size=1
+    )
+    model, _ = make_model(config, dataset, ranks)
+    optimizer = make_optimizer(model, config)
+    seen: dict[str, torch.Tensor] = {}
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    )
+    source = MicroBatchSource(dataset, config, plan, 0)
+    result = TrainStep(model, optimizer, config, ranks).run([source[n] for n in range(accumulation)], 1e-3)
+    return float(result.loss_share), seen
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 8])
+def test_accumulated_gradients_are_those_of_one_large_batch(patterned_dataset, accumulation):
+    whole_loss, whole = _gradients(patterned_dataset, 1)
+    loss, parts = _gradients(patterned_dataset, accumulation)
+    assert loss == pytest.approx(whole_loss, rel=1e-6)
+    difference = torch.sqrt(sum(((whole[name] - parts[name]) ** 2).sum() for name in whole))
+    norm = torch.sqrt(sum((gradient**2).sum() for gradient in whole.values()))
+    assert float(difference / norm) < 1e-6
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_predicted_tokens(patterned_dataset):
+    config = _config()
+    dataset = TokenDataset.open(patterned_dataset)
+    ranks = join_ranks(config, environment={})
+    plan = BatchPlan(seed=0, dataset_samples=len(dataset), global_batch_rows=8, accumulation_steps=1, world_size=1)
+    model, _ = make_model(config, dataset, ranks)
+    batch = MicroBatchSource(dataset, config, plan, 0)[0]
+    with torch.no_grad():
+        expected = model(input_ids=batch.ids_BS, attention_mask=batch.attention_BS, labels=batch.labels_BS).loss
+    result = TrainStep(model, make_optimizer(model, config), config, ranks).run([batch], 1e-3)
+    assert float(result.loss_share) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_weight_decay_falls_on_matrices_only(patterned_dataset):
+    config = _config()
+    model, _ = make_model(config, TokenDataset.open(patterned_dataset), join_ranks(config, environment={}))
+    decayed, plain = make_optimizer(model, config).param_groups
+    assert decayed["weight_decay"] == config.weight_decay
+    assert all(parameter.ndim >= 2 for parameter in decayed["params"])
+    assert plain["weight_decay"] == 0
+    assert all(parameter.ndim < 2 for parameter in plain["params"])
+
+
+@given(warmup=st.integers(0, 50), steps=st.integers(1, 200))
+def test_the_learning_rate_rises_to_its_peak_and_falls_without_leaving_bounds(warmup, steps):
+    config = _config(warmup_steps=warmup, max_steps=steps, learning_rate=1.0)
+    rates = [learning_rate(config, step) for step in range(steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+    up, down = rates[:warmup], rates[warmup:]
+    assert up == sorted(up)
+    assert down == sorted(down, reverse=True)
+    assert warmup >= steps or max(rates) == 1.0

@@ -1,0 +1,1 @@
+"""A data-parallel masked-LM trainer that consumes tuned profiles."""

@@ -1,0 +1,233 @@
+"""The trainer's settings: one schema, declared once, which is also the ``[train]`` table of a profile. No torch here.
+
+Precedence: command line (``--set``, ``--data``) > environment (``AUTOTUNE_DATA``) > profile > default. Every value
+keeps the name of the place it came from, and the run prints and records it.
+"""
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.errors import BadConfig
+from trainer.schema import Table, canonical_sha256, parse_table, read_toml
+
+PROFILE_SCHEMA_VERSION: Literal[1] = 1
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Precision = Literal["fp32", "bf16"]
+
+
+class ModelSettings(Table):
+    """The model to build from scratch."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    config: dict[str, Any]
+    """A transformers config as a table: ``model_type`` and what differs from that type's defaults, no vocabulary."""
+    null_keys: list[str] = Field(default_factory=list)
+    """Keys of the config whose value is null, which TOML cannot write."""
+
+    @field_validator("config")
+    @classmethod
+    def _names_its_type(cls, config: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(config.get("model_type"), str):
+            raise ValueError("must have a model_type, such as 'bert'")
+        return config
+
+
+class DataSettings(Table):
+    """Which dataset, and how it is read."""
+
+    path: str | None = None
+    """Relative to the profile; ``--data`` and ``AUTOTUNE_DATA`` come first. Never absolute inside a profile."""
+    dataset_hash: str | None = None
+    """The dataset the profile was tuned on; another one is refused."""
+    loader_workers: NonNegative = 0
+    """Loader processes per rank; 0 loads in the training process."""
+    prefetch_batches: Positive = 2
+    """Micro-batches each loader process holds ready."""
+    pin_memory: bool = True
+    """Page-locked host memory, where there is a GPU."""
+
+
+class ParallelSettings(Table):
+    """How ranks work together."""
+
+    strategy: Literal["ddp"] = "ddp"
+    bucket_cap_mib: Positive = 25
+    """DDP's gradient bucket size."""
+
+
+class TrainConfig(Table):
+    """Everything the trainer needs, and nothing about how it was found."""
+
+    model: ModelSettings
+    data: DataSettings = DataSettings()
+    parallel: ParallelSettings = ParallelSettings()
+    seq_length_tokens: Annotated[int, Field(ge=8)] = 512
+    """Tokens in a row, special tokens included; longer samples are cut."""
+    micro_batch_rows: Positive = 8
+    """Rows that one rank computes at once."""
+    global_batch_rows: Positive = 256
+    """Rows of one optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
+    max_steps: Positive = 1000
+    """Optimizer steps of the run."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Peak of a linear warm-up and linear decay (Devlin et al. 2018)."""
+    warmup_steps: NonNegative = 100
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """On matrices only: biases and normalisation weights are left alone."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    masking_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of ordinary tokens to predict; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
+    precision: Precision = "fp32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    seed: NonNegative = 0
+    log_interval_steps: Positive = 1
+
+    @model_validator(mode="after")
+    def _path_is_relative(self) -> "TrainConfig":
+        if self.data.path is not None and Path(self.data.path).is_absolute():
+            raise ValueError("data.path must be relative to the profile; give absolute places with --data")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """A validated configuration with the origin of each value."""
+
+    config: TrainConfig
+    sources: Mapping[str, str]
+    """Dotted key to ``command line``, ``environment``, ``profile`` or ``default``."""
+    data_dir: Path
+    profile_sha256: str
+
+    @property
+    def config_sha256(self) -> str:
+        """Names the configuration, whatever it came from."""
+        return canonical_sha256(self.config.model_dump(mode="json"))
+
+
+def read_profile_tables(path: Path) -> dict[str, Any]:
+    """Read a profile's tables and check its schema version.
+
+    Raises:
+        BadConfig: If it is missing, not TOML, of another schema version, or has no ``[train]`` table.
+    """
+    tables = read_toml(path)
+    version = tables.get("schema_version")
+    if version != PROFILE_SCHEMA_VERSION:
+        raise BadConfig(
+            f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}",
+            next_step="Probe again with this version: autotune probe --model MODEL --data DIR",
+        )
+    if not isinstance(tables.get("train"), dict):
+        raise BadConfig(f"{path} has no [train] table", next_step="Write profiles with: autotune probe")
+    return tables
+
+
+def resolve(
+    profile: Path,
+    *,
+    assignments: Sequence[str] = (),
+    data: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> ResolvedConfig:
+    """Combine a profile with the command line and the environment.
+
+    Args:
+        profile: A TOML profile.
+        assignments: ``train.key=value`` texts; values are TOML values, or bare words for strings.
+        data: The dataset directory from the command line.
+        environment: Where ``AUTOTUNE_DATA`` is looked up.
+
+    Raises:
+        BadConfig: If any of it cannot be used.
+    """
+    tables = read_profile_tables(profile)
+    train: dict[str, Any] = tables["train"]
+    sources = dict.fromkeys(_dotted(train), "profile")
+    for assignment in assignments:
+        key, value = _assignment(assignment)
+        _put(train, key, value)
+        sources[".".join(["train", *key])] = "command line"
+    config = parse_table(TrainConfig, train, where=f"{profile} [train]")
+    data_dir, source = _data_dir(profile, config, data, environment)
+    sources["train.data.path"] = source
+    for name in _dotted(config.model_dump(mode="json")):
+        sources.setdefault(name, "default")
+    return ResolvedConfig(
+        config=config,
+        sources=sources,
+        data_dir=data_dir,
+        profile_sha256=canonical_sha256(_plain(tables)),
+    )
+
+
+def accumulation_steps(config: TrainConfig, world_size: int) -> int:
+    """Micro-batches per optimizer step on each rank so that ``global_batch_rows`` is kept exactly."""
+    return math.ceil(config.global_batch_rows / (config.micro_batch_rows * world_size))
+
+
+def _data_dir(
+    profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str]
+) -> tuple[Path, str]:
+    if data is not None:
+        return data, "command line"
+    if environment.get("AUTOTUNE_DATA"):
+        return Path(environment["AUTOTUNE_DATA"]), "environment"
+    if config.data.path is not None:
+        return profile.parent / config.data.path, "profile"
+    raise BadConfig("no dataset was named", next_step="Give --data DIR, or set AUTOTUNE_DATA.")
+
+
+def _assignment(text: str) -> tuple[list[str], object]:
+    name, equals, raw = text.partition("=")
+    key = name.strip().split(".")
+    if not equals or len(key) < 2 or key[0] != "train":
+        raise BadConfig(f"--set {text!r} is not of the form train.key=value", next_step="Try --set train.max_steps=30")
+    try:
+        value: object = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return key[1:], value
+
+
+def _put(table: dict[str, Any], key: Sequence[str], value: object) -> None:
+    for part in key[:-1]:
+        child = table.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise BadConfig(f"{part!r} in --set train.{'.'.join(key)} is not a table", next_step="Check the key.")
+        table = child
+    # TOML tells 1 from 1.0, people at a prompt do not.
+    old = table.get(key[-1])
+    if isinstance(value, int) and not isinstance(value, bool) and (isinstance(old, float) or key[-1] in _FLOAT_KEYS):
+        value = float(value)
+    table[key[-1]] = value
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "train") -> list[str]:
+    keys: list[str] = []
+    for name, value in table.items():
+        key = f"{prefix}.{name}"
+        # The model's own config is one value: its keys belong to transformers.
+        if isinstance(value, dict) and name != "config":
+            keys.extend(_dotted(value, key))
+        else:
+            keys.append(key)
+    return keys
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
+    """TOML dates become text, so that a profile has a canonical JSON form."""
+    return json.loads(json.dumps(value, default=str))
+
+
+_FLOAT_KEYS = frozenset(name for name, field in TrainConfig.model_fields.items() if field.annotation is float)

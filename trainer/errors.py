@@ -1,0 +1,43 @@
+"""The trainer's errors and their exit codes (the same numbers as autotune's).
+
+TrainerError
+├── BadConfig       3   a profile, dataset or setting that cannot be used
+├── DoesNotFit      4   out of memory
+├── DeviceMissing   5   the asked-for device is not here
+└── TrainingFailed 76   the run cannot go on, and starting it again would not help
+"""
+
+
+class TrainerError(Exception):
+    """Something the user can act on: what happened, and the next step."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, next_step: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+
+class BadConfig(TrainerError):
+    """A profile, dataset or setting cannot be used."""
+
+    exit_code = 3
+
+
+class DoesNotFit(TrainerError):
+    """The device ran out of memory."""
+
+    exit_code = 4
+
+
+class DeviceMissing(TrainerError):
+    """The asked-for device is not on this machine."""
+
+    exit_code = 5
+
+
+class TrainingFailed(TrainerError):
+    """The run cannot go on, and starting it again unchanged would not help."""
+
+    exit_code = 76

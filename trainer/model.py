@@ -1,0 +1,107 @@
+"""Build an encoder from its settings; transformers' own modules, from scratch."""
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from trainer.config import ModelSettings
+from trainer.dataset import SpecialIds
+from trainer.errors import BadConfig
+from trainer.schema import nearest
+
+VOCAB_MULTIPLE = 64
+"""Matrix units work in tiles, so the embedding is padded to whole ones; the extra ids never occur."""
+
+# These count positions from pad_token_id + 1, so a row of S tokens needs S + pad_token_id + 1 positions.
+_POSITIONS_START_AFTER_PAD = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "luke",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """The vocabulary rounded up to whole tiles."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def build_config(
+    settings: ModelSettings, *, vocab_size: int, special_ids: SpecialIds, seq_length_tokens: int
+) -> PretrainedConfig:
+    """The transformers config of a shape for a dataset.
+
+    Raises:
+        BadConfig: If transformers has no such masked-LM encoder, or rows are longer than its positions.
+    """
+    shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
+    model_type = shape.pop("model_type")
+    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        match = nearest(model_type, sorted(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
+        raise BadConfig(
+            f"transformers has no masked-LM model of type {model_type!r}",
+            next_step=f"Did you mean {match!r}?" if match else "Choose an encoder such as bert, roberta or modernbert.",
+        )
+    try:
+        config = AutoConfig.for_model(
+            model_type,
+            **shape,
+            vocab_size=padded_vocab_size(vocab_size),
+            pad_token_id=special_ids.pad,
+            bos_token_id=special_ids.cls,
+            eos_token_id=special_ids.sep,
+            cls_token_id=special_ids.cls,
+            sep_token_id=special_ids.sep,
+            mask_token_id=special_ids.mask,
+        )
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise BadConfig(
+            f"transformers refuses the config of {settings.name!r}: {error}", next_step="Correct the config."
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
+    _check_positions(config, model_type, special_ids, seq_length_tokens)
+    return config
+
+
+def build_model(config: PretrainedConfig, device: torch.device) -> tuple[PreTrainedModel, str]:
+    """A model with fresh weights in fp32, in training mode.
+
+    Returns:
+        The model, and the attention implementation it uses: ``sdpa``, or ``eager`` where transformers has no other.
+    """
+    with torch.device(device):
+        try:
+            try:
+                model = AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+            except ValueError as error:
+                # How transformers says that an architecture has no SDPA path.
+                if "scaled_dot_product_attention" not in str(error):
+                    raise
+                model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        except (TypeError, ValueError, ZeroDivisionError) as error:  # sizes that do not go together
+            raise BadConfig(
+                f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
+            ) from error
+    model.train()
+    return model, str(model.config._attn_implementation)
+
+
+def _check_positions(config: PretrainedConfig, model_type: str, special_ids: SpecialIds, seq_length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:  # such models have relative positions, without a limit
+        return
+    usable = positions - (special_ids.pad + 1 if model_type in _POSITIONS_START_AFTER_PAD else 0)
+    if seq_length > usable:
+        raise BadConfig(
+            f"rows of {seq_length} tokens are longer than the {usable} positions of this {model_type}",
+            next_step=f"Use rows of at most {usable} tokens, or raise max_position_embeddings in the config.",
+        )

@@ -1,0 +1,159 @@
+"""Where bytes become values: bounded reading of TOML and JSON, strict tables, helpful refusals.
+
+Files may come from strangers, so their size and nesting are bounded before their content is believed.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainer.errors import BadConfig
+
+MAX_TEXT_BYTES = 64 * 2**20
+MAX_DEPTH = 32
+
+
+class Table(BaseModel):
+    """A strict, frozen table: no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+TableT = TypeVar("TableT", bound=Table)
+
+
+def read_toml(path: Path, *, max_bytes: int = 2**20) -> dict[str, Any]:
+    """Read a TOML file of bounded size and depth.
+
+    Raises:
+        BadConfig: If the file is missing, too large, too deep, or not TOML.
+    """
+    text = _read_text(path, max_bytes)
+    try:
+        value = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadConfig(f"{path} is not valid TOML: {error}", next_step="Correct the file at that place.") from error
+    _check_depth(value, path)
+    return value
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: ANN401 - JSON may hold anything
+    """Read a JSON file of bounded size and depth.
+
+    Raises:
+        BadConfig: If the file is missing, too large, too deep, or not JSON.
+    """
+    text = _read_text(path, max_bytes)
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadConfig(f"{path} is not valid JSON: {error}", next_step="Correct the file at that place.") from error
+    _check_depth(value, path)
+    return value
+
+
+def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
+    """Validate plain data into a strict table.
+
+    Args:
+        kind: The table to build.
+        value: What TOML or JSON gave.
+        where: What the data is called in messages, such as a file name.
+
+    Raises:
+        BadConfig: With the first offending key, its value, and the nearest valid key if one is close.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        message, next_step = _explain(kind, error)
+        raise BadConfig(f"{where}: {message}", next_step=next_step) from error
+
+
+def canonical_json(value: object) -> bytes:
+    """The one spelling of a JSON value that hashes are taken over: sorted keys, no spaces, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def canonical_sha256(value: object) -> str:
+    """SHA-256, in hexadecimal, of the canonical JSON of a value."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def nearest(name: str, known: list[str]) -> str | None:
+    """The known name closest to a misspelt one, or None when nothing is close."""
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def _read_text(path: Path, max_bytes: int) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
+    except OSError as error:
+        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step="Check the path.") from error
+    if len(raw) > max_bytes:
+        raise BadConfig(
+            f"{path} is larger than {max_bytes} bytes", next_step="This cannot be such a file; check the path."
+        )
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path} is not UTF-8 text", next_step="Check that the path names the right file.") from error
+
+
+def _check_depth(value: object, path: Path) -> None:
+    frontier, depth = [value], 0
+    while frontier:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise BadConfig(f"{path} is nested deeper than {MAX_DEPTH} levels", next_step="This cannot be such a file.")
+        children: list[object] = []
+        for node in frontier:
+            if isinstance(node, dict):
+                children.extend(node.values())
+            elif isinstance(node, list):
+                children.extend(node)
+        frontier = children
+
+
+def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
+    """One message and one next step for the first problem, unknown keys before all others."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = problems[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        name = str(problem["loc"][-1])
+        known = _keys_at(kind, [str(part) for part in problem["loc"][:-1]])
+        match = nearest(name, known)
+        hint = f"Did you mean {match!r}?" if match else f"Known keys here: {', '.join(known)}."
+        return f"unknown key {key!r}", hint
+    if problem["type"] == "missing":
+        return f"the key {key!r} is missing", f"Add {key!r}."
+    shown = repr(problem["input"])
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return f"{key} = {shown}: {problem['msg']}", f"Correct {key!r}."
+
+
+def _keys_at(kind: type[Table], path: list[str]) -> list[str]:
+    table: type[BaseModel] | None = kind
+    for part in path:
+        field = table.model_fields.get(part) if table else None
+        table = _table_in(field.annotation) if field else None
+    return sorted(table.model_fields) if table else []
+
+
+def _table_in(annotation: object) -> type[BaseModel] | None:
+    """The table type inside an annotation such as ``Table | None`` or ``list[Table]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        found = _table_in(argument)
+        if found is not None:
+            return found
+    return None
