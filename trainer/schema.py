@@ -129,7 +129,7 @@ def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         name = str(problem["loc"][-1])
-        known = _keys_at(kind, [str(part) for part in problem["loc"][:-1]])
+        known = _keys_at(kind, [part for part in problem["loc"][:-1] if isinstance(part, str)])
         match = nearest(name, known)
         hint = f"Did you mean {match!r}?" if match else f"Known keys here: {', '.join(known)}."
         return f"unknown key {key!r}", hint

@@ -5,7 +5,6 @@ It holds no code, no absolute paths and nothing to execute. The trainer reads ``
 
 from typing import Annotated, Any, Literal
 
-import tomlkit
 from pydantic import Field
 
 from autotune.errors import BadInput
@@ -154,6 +153,8 @@ class Profile(Table):
 
 def profile_to_toml(profile: Profile) -> str:
     """The profile as text, with its content hash last."""
+    import tomlkit
+
     tables = _tables(profile)
     document = tomlkit.document()
     for line in _HEADER:

@@ -8,8 +8,10 @@ that fitted next to one that was refused.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SECOND_ROWS = 4
-"""Far enough from the first trial for a slope, small enough to fit nearly always."""
+GROWTH = 4
+"""How fast sizes grow until two of them show a slope: fast enough to get there, slow enough to fit nearly always."""
+SLOPE_BYTES = 64 * 2**20
+"""Points that differ by less than three of the caching allocator's 20 MiB segments do not show a slope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +63,26 @@ def next_rows(tried: Sequence[Tried], budget_bytes: int, max_rows: int) -> int |
         return 1 if high is None else max(1, high // 2)
     top = max_rows if high is None else high - 1
     predicted = predict_rows(tried, budget_bytes)
-    if predicted is None:
-        return min(SECOND_ROWS, top)
-    if high is None:
-        return min(max(predicted, low + _stride(tried)), top)
-    if _is_stuck(tried, low, high):
-        return (low + high) // 2
-    # One step past a proven prediction refutes it; one step short of a refuted one proves it.
-    return min(max(predicted, low + 1), top)
+    if predicted is None or (high is None and not _shows_slope(tried, budget_bytes)):
+        return min(GROWTH * low, top)
+    streak = _streak(tried)
+    if predicted <= low or high is None or predicted < high:
+        # A line that keeps promising too little must not cost a trial for each row.
+        return min(max(predicted, low + 2 ** max(0, streak - 3)), top)
+    # The line promises what was refused. One less proves a good line right; a bad one needs a point nearby.
+    return top if streak == 1 and not tried[-1].fits else max(low + 1, (low + 3 * top) // 4)
+
+
+def _shows_slope(tried: Sequence[Tried], budget_bytes: int) -> bool:
+    """Whether sizes that fitted lie so far apart in bytes that a line through them means something."""
+    peaks = [trial.peak_bytes for trial in tried if trial.fits and trial.peak_bytes is not None]
+    return max(peaks) - min(peaks) >= min(SLOPE_BYTES, budget_bytes // 16)
+
+
+def _streak(tried: Sequence[Tried]) -> int:
+    """How many of the last trials ended alike."""
+    last = tried[-1].fits
+    return next((number for number, trial in enumerate(reversed(tried)) if trial.fits != last), len(tried))
 
 
 def predict_rows(tried: Sequence[Tried], budget_bytes: int) -> int | None:
@@ -91,25 +105,9 @@ def _line(tried: Sequence[Tried]) -> tuple[float, float] | None:
     points = sorted(peaks.items())
     if len(points) < 2:
         return None
-    (rows_1, bytes_1), (rows_2, bytes_2) = points[-2:]
+    rows_2, bytes_2 = points[-1]
+    # Allocator steps drown the slope between near neighbours, curvature bends that between far ones.
+    apart = (point for point in reversed(points[:-1]) if bytes_2 - point[1] >= SLOPE_BYTES)
+    rows_1, bytes_1 = next(apart, points[0])
     slope = (bytes_2 - bytes_1) / (rows_2 - rows_1)
-    if slope <= 0:  # allocator steps hide the slope between near neighbours
-        rows_1, bytes_1 = points[0]
-        slope = (bytes_2 - bytes_1) / (rows_2 - rows_1)
     return (bytes_2 - slope * rows_2, slope) if slope > 0 else None
-
-
-def _stride(tried: Sequence[Tried]) -> int:
-    """Grows with every trial that fitted after the third: a line that promises too little must not cost many."""
-    fitted = sum(trial.fits for trial in tried)
-    return 1 if fitted <= 3 else 2 ** (fitted - 3)
-
-
-def _is_stuck(tried: Sequence[Tried], low: int, high: int) -> bool:
-    """Whether the last two trials have left more than half of the bracket that they found."""
-    if len(tried) < 4:
-        return False
-    before = bracket(tried[:-2])
-    if before.infeasible_min is None:
-        return False
-    return high - low > (before.infeasible_min - before.feasible_max) / 2

@@ -1,0 +1,108 @@
+"""``python -m benchmarks.cli``: how long ``autotune --help`` takes as a whole process, and what it must not import.
+
+The median of five runs after one that warms the file cache is held against half a second, which is about what a person
+waits without noticing. The program that answers must not import torch: that alone takes seconds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.show.tables import text_table
+from autotune.store import write_atomically
+from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+
+RUNS = 5
+HELP_BAR_S = 0.5
+TIMEOUT_S = 60.0
+HEAVY = ("torch", "transformers", "optuna")
+"""Each takes longer to import than the whole answer may."""
+
+COMMAND = (sys.executable, "-m", "autotune", "--help")
+
+
+class CannotMeasure(Exception):
+    """The program did not run to its end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cli", description="Time `autotune --help`.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    options = parser.parse_args(arguments)
+    try:
+        heavy = heavy_imports(COMMAND)
+        runs_s = [_seconds(COMMAND) for _ in range(1 + RUNS)][1:]
+    except CannotMeasure as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_UNMEASURED
+    bars = make_bars(runs_s, heavy)
+    if options.json:
+        content = {"bars": [bar.to_json() for bar in bars], "runs_s": runs_s, "heavy_imports": heavy}
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print(_table(runs_s, heavy))
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def make_bars(runs_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
+    """The two bars of the command line."""
+    return [
+        Bar(name="cli_help_s", figure=statistics.median(runs_s), unit="s", bar=HELP_BAR_S, direction="<="),
+        Bar(name="cli_help_heavy_imports_count", figure=len(heavy), unit="count", bar=0, direction="<="),
+    ]
+
+
+def heavy_imports(command: Sequence[str]) -> list[str]:
+    """Which of the heavy libraries a Python command imports.
+
+    Args:
+        command: The interpreter, then its arguments.
+
+    Raises:
+        CannotMeasure: If the command fails or hangs.
+    """
+    # -X importtime names every import on standard error, whoever asked for it.
+    done = _run([command[0], "-X", "importtime", *command[1:]])
+    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    if "autotune" not in names and "json" not in names:
+        raise CannotMeasure("this Python does not report its imports")
+    return [name for name in HEAVY if name in names]
+
+
+def _seconds(command: Sequence[str]) -> float:
+    started_s = time.perf_counter()
+    _run(command)
+    return time.perf_counter() - started_s
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    shown = " ".join(["python", *command[1:]])
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=os.environ | {"NO_COLOR": "1"}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotMeasure(f"{shown}: {error}") from error
+    if done.returncode:
+        raise CannotMeasure(f"{shown} ended with code {done.returncode}:\n{done.stderr[-1000:]}")
+    return done
+
+
+def _table(runs_s: Sequence[float], heavy: Sequence[str]) -> str:
+    rows = [
+        ["autotune --help, median", f"{statistics.median(runs_s):.3f} s"],
+        ["fastest and slowest", f"{min(runs_s):.3f} s, {max(runs_s):.3f} s"],
+        *([name, "imported" if name in heavy else "not imported"] for name in HEAVY),
+    ]
+    return text_table(["of the whole process", f"{len(runs_s)} runs"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

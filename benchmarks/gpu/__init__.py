@@ -1,0 +1,1 @@
+"""The GPU check: what a machine with a GPU reaches, measured in a few minutes."""

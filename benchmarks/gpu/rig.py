@@ -1,0 +1,213 @@
+"""What all stages of the GPU check work with: the machine, its GPU, the sizes, and the time that is left."""
+
+import contextlib
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.core.outcome import Measured, Outcome, describe
+from autotune.core.trial import Trial
+from autotune.measure.clock import Clock
+from autotune.measure.machine import ForkServerMachine, Machine
+from autotune.measure.nvml import GpuMonitor
+from autotune.search.site import Site, fingerprint
+from autotune.search.trials import TrialRunner
+from autotune.store import Ledger, write_atomically
+from benchmarks.gpu.results import NO_TIME
+from benchmarks.gpu.sizes import Sizes
+from trainer.config import ModelSettings
+from trainer.dataset import Manifest
+from trainer.presets import model_settings
+from trainer.schema import canonical_sha256
+
+LEDGER_NAME = "ledger.jsonl"
+SHORTEST_TRIAL_S = 2.0
+"""Less than this is not worth starting a process for."""
+
+
+class NoTimeLeft(Exception):
+    """A stage has used up its time."""
+
+
+class TrialFailed(Exception):
+    """A trial that the stage cannot do without did not measure."""
+
+
+class TrialServer(Machine, Protocol):
+    """A machine that can be started ahead of its first trial, and then knows its libraries."""
+
+    versions: dict[str, str | None]
+
+    def start(self) -> None:
+        """Start; returns at once if it runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeBox:
+    """The time that a stage, or a part of one, may take."""
+
+    clock: Clock
+    end_s: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, 0 at least."""
+        return max(0.0, self.end_s - self.clock.monotonic_s())
+
+    def part(self, share: float) -> "TimeBox":
+        """A box that holds a share of what is left."""
+        return dataclasses.replace(self, end_s=self.clock.monotonic_s() + share * self.left_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxedMachine:
+    """A machine whose trials end with a time box, whatever limit of their own they have."""
+
+    machine: Machine
+    box: TimeBox
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial within the box.
+
+        Raises:
+            NoTimeLeft: If there is no time for it, or if the end of the box cut it off.
+        """
+        left_s = self.box.left_s
+        if left_s < SHORTEST_TRIAL_S:
+            raise NoTimeLeft(NO_TIME)
+        outcome = self.machine.run(dataclasses.replace(trial, timeout_s=min(trial.timeout_s, left_s)))
+        if outcome.kind == "timed_out" and left_s < trial.timeout_s:
+            raise NoTimeLeft(f"{NO_TIME}: a trial was cut off after {left_s:.0f} s")
+        return outcome
+
+    def close(self) -> None:
+        """The machine belongs to the rig."""
+
+
+class Rig:
+    """The machine under test.
+
+    Args:
+        site: What is measured.
+        monitor: Its GPUs.
+        make_machine: Gives a machine for trials; asked again after one that hangs.
+        manifest: Vocabulary and special tokens.
+        sizes: How much of everything.
+        clock: The time.
+        out: Where the files go.
+        scratch: A private directory; trials of an earlier check are not in it, so every figure is measured anew.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        monitor: GpuMonitor,
+        make_machine: Callable[[], TrialServer],
+        manifest: Manifest,
+        sizes: Sizes,
+        clock: Clock,
+        out: Path,
+        scratch: Path,
+    ) -> None:
+        self.site = site
+        self.monitor = monitor
+        self.manifest = manifest
+        self.sizes = sizes
+        self.clock = clock
+        self._make_machine = make_machine
+        self.machine = make_machine()
+        self._ledger = Ledger(scratch, "check")
+        self._scratch = scratch
+        self._out = out
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The model that is probed and trained."""
+        return model_settings(self.sizes.model)
+
+    @property
+    def watched_uuid(self) -> str | None:
+        """The GPU to watch; None where the check runs on a CPU."""
+        return self.site.gpu.uuid if self.site.gpu else None
+
+    @property
+    def unwatched_reason(self) -> str:
+        """Why there is no GPU to watch."""
+        return self.site.gpu_absent or "the check runs on the CPU"
+
+    def runner(self, box: TimeBox) -> TrialRunner:
+        """Runs trials within a time box, keeps them in the ledger and says so on standard error."""
+
+        def on_trial(label: str, outcome: Outcome | None) -> None:
+            if outcome is not None:
+                say(f"  {label}: {describe(outcome) if not isinstance(outcome, Measured) else 'measured'}")
+                self._publish_ledger()
+
+        here = fingerprint(self.site, self.settings, self.manifest, self.machine.versions.get("cuda"))
+        return TrialRunner(
+            machine=BoxedMachine(machine=self.machine, box=box),
+            ledger=self._ledger,
+            site=canonical_sha256(here.model_dump(mode="json"))[:16],
+            clock=self.clock,
+            on_trial=on_trial,
+        )
+
+    def figures(self, trial: Trial, label: str, box: TimeBox) -> dict[str, Any]:
+        """Run a trial that must measure, and give its figures.
+
+        Raises:
+            TrialFailed: If it did not.
+            NoTimeLeft: If there is no time for it.
+        """
+        outcome = self.runner(box).run(trial, label)
+        if isinstance(outcome, Measured):
+            return outcome.figures
+        raise TrialFailed(f"the trial {label!r} {describe(outcome)}: {outcome.detail}")
+
+    def replace_machine(self) -> None:
+        """Give up a machine that hangs; its processes are killed."""
+        hung, self.machine = self.machine, self._make_machine()
+        hung.close()
+
+    def close(self) -> None:
+        """End whatever runs."""
+        self.machine.close()
+        self.monitor.close()
+
+    def _publish_ledger(self) -> None:
+        lines = [path.read_text(encoding="utf-8") for path in sorted(self._scratch.glob("*.jsonl"))]
+        write_atomically(self._out / LEDGER_NAME, "".join(lines))
+
+
+@contextlib.contextmanager
+def open_rig(
+    *, site: Site, monitor: GpuMonitor, manifest: Manifest, sizes: Sizes, clock: Clock, out: Path
+) -> Iterator[Rig]:
+    """A rig on this very machine, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
+        rig = Rig(
+            site=site,
+            monitor=monitor,
+            make_machine=ForkServerMachine,
+            manifest=manifest,
+            sizes=sizes,
+            clock=clock,
+            out=out,
+            scratch=Path(scratch),
+        )
+        try:
+            yield rig
+        finally:
+            rig.close()
+
+
+def say(line: str) -> None:
+    """Progress, on standard error."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

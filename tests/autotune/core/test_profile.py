@@ -1,0 +1,46 @@
+import tomllib
+
+import pytest
+
+from autotune.core.profile import profile_from_tables, profile_to_toml
+from autotune.errors import BadInput
+from tests.autotune.profiles import example_profile
+
+
+def test_a_profile_reads_back_as_it_was_written_and_is_intact():
+    profile = example_profile()
+    assert profile_from_tables(tomllib.loads(profile_to_toml(profile)), where="p") == (profile, True)
+
+
+def test_a_hand_edit_is_noticed_and_not_refused():
+    text = profile_to_toml(example_profile()).replace("micro_batch_rows = 2", "micro_batch_rows = 1")
+    profile, intact = profile_from_tables(tomllib.loads(text), where="p")
+    assert profile.train.micro_batch_rows == 1
+    assert not intact
+
+
+def test_a_comment_is_no_edit():
+    text = "# seen by me\n" + profile_to_toml(example_profile())
+    assert profile_from_tables(tomllib.loads(text), where="p")[1]
+
+
+def test_the_train_table_is_short_and_holds_what_was_decided():
+    train = tomllib.loads(profile_to_toml(example_profile()))["train"]
+    assert {"micro_batch_rows", "global_batch_rows", "precision", "device"} <= set(train)
+    assert "weight_decay" not in train
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "suggestion"),
+    [
+        ("micro_batch_rows", "micro_batch_row", "'micro_batch_rows'"),
+        ("feasible_max", "feasable_max", "'feasible_max'"),
+        ("[constraints]", "[constraint]", "'constraints'"),
+        ("loader_workers = 1", "loader_worker = 1", "'loader_workers'"),
+    ],
+)
+def test_a_misspelt_key_anywhere_is_refused_with_the_nearest(old, new, suggestion):
+    text = profile_to_toml(example_profile()).replace(old, new, 1)
+    with pytest.raises(BadInput) as caught:
+        profile_from_tables(tomllib.loads(text), where="p")
+    assert suggestion in caught.value.next_step

@@ -1,0 +1,32 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.units import format_bytes, format_seconds, format_share, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("94GB", 94 * 10**9), ("2GiB", 2 * 2**30), ("1.5 kb", 1500), ("512", 512), (" 3 MiB ", 3 * 2**20)],
+)
+def test_sizes_are_decimal_or_binary_as_written(text, size_bytes):
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5XB", "1e9", "nan", "1 2GB"])
+def test_what_is_no_positive_size_is_refused(text):
+    with pytest.raises(ValueError, match="size"):
+        parse_bytes(text)
+
+
+@given(st.integers(1, 2**50))
+def test_a_shown_size_reads_back_within_a_per_cent(size_bytes):
+    assert abs(parse_bytes(format_bytes(size_bytes).replace(" ", "")) - size_bytes) <= 0.01 * size_bytes
+
+
+def test_durations_read_like_durations():
+    assert [format_seconds(s) for s in (0.012, 3.4, 125, 4200)] == ["12 ms", "3.4 s", "2 min 05 s", "1 h 10 min"]
+
+
+def test_what_is_missing_shows_as_missing():
+    assert {format_bytes(None), format_seconds(None), format_share(None)} == {"n/a"}

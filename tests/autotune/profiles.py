@@ -1,0 +1,52 @@
+"""A complete profile for tests."""
+
+from autotune.core.profile import (
+    Constraints,
+    CurvePoint,
+    Evidence,
+    Fingerprint,
+    ProbeEvidence,
+    Profile,
+    Provenance,
+    WorkersEvidence,
+    WorkersRow,
+)
+from trainer.config import DataSettings, ModelSettings, TrainConfig
+
+FINGERPRINT = Fingerprint(
+    device="cpu", torch="2.13.0", transformers="5.23.0", python="3.11.7", cpu_model="A CPU", allotted_cpus=2,
+    ram_total_bytes=2**34, data_filesystem="ext4", model_sha256="m", dataset_hash="d",
+)  # fmt: skip
+
+
+def example_profile() -> Profile:
+    """Probed and swept."""
+    points = [
+        CurvePoint(rows=rows, slot_tokens_per_s=speed, step_s=0.1, timed_steps=4)
+        for rows, speed in ((1, 500.0), (2, 900.0))
+    ]
+    rows = [
+        WorkersRow(loader_workers=count, real_tokens_per_s=[100.0, 101.0], ratio_to_best=1.0, data_wait_share=0.1)
+        for count in (0, 1)
+    ]
+    return Profile(
+        train=TrainConfig(
+            model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}, null_keys=["x"]),
+            data=DataSettings(path="../data", dataset_hash="d", loader_workers=1),
+            micro_batch_rows=2,
+        ),
+        constraints=Constraints(memory_budget_bytes=2**30, headroom_share=0.03, global_batch_tokens=4096),
+        fingerprint=FINGERPRINT,
+        provenance=Provenance(
+            tool_version="0.1.0", created_utc="2026-01-01T00:00:00Z", commands=["probe"], ledger_sha256="l"
+        ),
+        evidence=Evidence(
+            probe=ProbeEvidence(
+                feasible_max=2, infeasible_min=3, feasible_peak_bytes=10**9, search_trials=5, seconds=9.5,
+                mean_real_tokens_per_row=33.5, curve=points, choice="because",
+            ),
+            workers=WorkersEvidence(
+                chosen=1, ceiling_real_tokens_per_s=[102.0], rows=rows, seconds=3.0, gpu_utilisation_source="n/a", choice="so"
+            ),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Every machine keeps the same promises; the real one keeps more of them, with real limits and real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.core.trial import Trial
+from autotune.measure.machine import FakeMachine, ForkServerMachine
+
+
+def _simulate(trial):
+    return {
+        "none": Measured(figures={"fault": "none"}),
+        "allocate": OutOfMemory(detail="can't allocate memory"),
+        "crash": Crashed(detail="a crash on purpose"),
+        "signal": Crashed(detail="exit code -11"),
+        "hang": TimedOut(detail="killed after 1 s"),
+    }[trial.measured["fault"]]
+
+
+@pytest.fixture(scope="module")
+def forking():
+    with ForkServerMachine() as machine:
+        yield machine
+
+
+@pytest.fixture(params=["fake", "real"])
+def machine(request, forking):
+    return FakeMachine(_simulate) if request.param == "fake" else forking
+
+
+def _fault(fault: str, **measured) -> Trial:
+    limits = {"budget_bytes": 64 * 2**20, "allocate_bytes": 128 * 2**20}
+    return Trial(job="fault", measured={"fault": fault} | limits | measured, timeout_s=1.0)
+
+
+def test_a_job_that_ends_well_is_measured(machine):
+    assert machine.run(_fault("none")) == Measured(figures={"fault": "none"})
+
+
+def test_an_allocation_beyond_the_budget_is_out_of_memory(machine):
+    outcome = machine.run(_fault("allocate"))
+    assert isinstance(outcome, OutOfMemory)
+    assert "can't allocate memory" in outcome.detail
+
+
+def test_a_crash_is_a_crash_even_if_its_message_says_memory(machine):
+    outcome = machine.run(_fault("crash"))
+    assert isinstance(outcome, Crashed)
+    assert "on purpose" in outcome.detail
+
+
+def test_a_job_killed_by_a_signal_is_a_crash(machine):
+    outcome = machine.run(_fault("signal"))
+    assert isinstance(outcome, Crashed)
+    assert "-11" in outcome.detail
+
+
+def test_a_job_that_hangs_is_ended_in_time(machine):
+    started_s = time.monotonic()
+    assert isinstance(machine.run(_fault("hang")), TimedOut)
+    assert time.monotonic() - started_s < 5
+
+
+def test_an_allocation_within_the_budget_goes_through(forking):
+    assert isinstance(forking.run(_fault("allocate", allocate_bytes=32 * 2**20)), Measured)
+
+
+def test_processes_that_a_trial_leaves_are_ended_with_it(forking, tmp_path):
+    trial = Trial(
+        job="fault", measured={"fault": "leave_child"}, place={"pid_file": str(tmp_path / "pid")}, timeout_s=10
+    )
+    assert isinstance(forking.run(trial), Measured)
+    pid = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_trials_after_a_failure_are_not_affected_by_it(forking):
+    for fault in ("signal", "allocate", "crash"):
+        forking.run(_fault(fault))
+    assert isinstance(forking.run(_fault("none")), Measured)
+
+
+def test_a_server_that_was_killed_is_an_error_and_the_next_trial_has_a_new_one(forking):
+    forking.start()
+    os.kill(forking._server.pid, signal.SIGKILL)
+    with pytest.raises(Exception, match="trial server"):
+        forking.run(_fault("none"))
+    assert isinstance(forking.run(_fault("none")), Measured)
+
+
+def test_a_trial_starts_in_under_a_second_once_the_server_runs(forking):
+    forking.run(_fault("none"))
+    started_s = time.monotonic()
+    forking.run(_fault("none"))
+    assert time.monotonic() - started_s < 1
+
+
+def test_a_killed_command_leaves_no_trial_behind(tmp_path):
+    pid_file = tmp_path / "pids"
+    code = f"""
+import psutil, threading, time
+from autotune.core.trial import Trial
+from autotune.measure.machine import ForkServerMachine
+machine = ForkServerMachine()
+machine.start()
+def write():
+    time.sleep(1)
+    open({str(pid_file)!r}, "w").write(" ".join(str(p.pid) for p in psutil.Process().children(recursive=True)))
+threading.Thread(target=write).start()
+machine.run(Trial(job="fault", measured={{"fault": "hang"}}, timeout_s=600))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline_s = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    pids = [int(pid) for pid in pid_file.read_text().split()]
+    assert len(pids) == 2
+    process.kill()
+    process.wait()
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
