@@ -32,7 +32,8 @@ def write_dataset(directory: Path, samples: list[list[int]], vocab_size: int = 5
     directory.mkdir(parents=True)
     words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), vocab_size))]
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None, "decoder": None,
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "decoder": None,
         "added_tokens": [
             {"id": i, "content": w, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
              "special": True}

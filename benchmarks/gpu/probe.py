@@ -73,18 +73,16 @@ def _write(sheet: Sheet, name: str, budget_bytes: int, runner: TrialRunner, resu
     peak_bytes = max((one.peak_bytes or 0 for one in tried if one.rows == feasible), default=None)
     predicted_bytes = predict_bytes(tried, feasible) if feasible else None
     nothing = "no trial fitted in the time there was"
-    sheet.measured(f"{name}_budget_bytes", budget_bytes)
     sheet.measured(f"{name}_feasible_max_rows", feasible, lacking=nothing)
     sheet.measured(f"{name}_infeasible_min_rows", found.infeasible_min, lacking="no size was refused in the time")
-    sheet.measured(f"{name}_feasible_peak_bytes", peak_bytes, lacking=nothing)
+    sheet.measured(f"{name}_feasible_peak_bytes", peak_bytes, expected=predicted_bytes, lacking=nothing)
     sheet.predicted(f"{name}_feasible_peak_predicted_bytes", predicted_bytes, lacking="fewer than two smaller trials")
-    ratio = predicted_bytes / peak_bytes if predicted_bytes and peak_bytes else None
-    sheet.measured(f"{name}_predicted_to_measured_ratio", ratio, lacking="one of the two is missing")
-    sheet.measured(f"{name}_search_seconds_s", runner.seconds)
+    sheet.measured(f"{name}_trials_s", runner.seconds)
     sheet.measured(f"{name}_trials_count", len(runner.finished))
     speed = max((point.slot_tokens_per_s for point in result.curve), default=None) if result else None
     sheet.measured(f"{name}_best_slot_tokens_per_s", speed, lacking="the probe did not come to its curve's end")
     sheet.details[name] = {
+        "memory_budget_bytes": budget_bytes,
         "closed": found.closed,
         "complete": result is not None,
         "curve": [point.model_dump() for point in result.curve] if result else [],

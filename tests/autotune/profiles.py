@@ -46,7 +46,8 @@ def example_profile() -> Profile:
                 mean_real_tokens_per_row=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, ceiling_real_tokens_per_s=[102.0], rows=rows, seconds=3.0, gpu_utilisation_source="n/a", choice="so"
+                chosen=1, ceiling_real_tokens_per_s=[102.0], rows=rows, seconds=3.0, gpu_utilisation_source="n/a",
+                choice="so",
             ),
         ),
     )  # fmt: skip

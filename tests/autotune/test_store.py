@@ -1,4 +1,4 @@
-import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,7 +78,7 @@ def test_a_place_that_cannot_be_written_is_bad_input(tmp_path):
 
 
 def test_a_full_disk_is_bad_input_and_keeps_the_old_file(tmp_path):
-    if not os.path.exists("/dev/full"):
+    if not Path("/dev/full").exists():
         pytest.fail("/dev/full is missing")
     directory = tmp_path / "ledger"
     directory.mkdir()

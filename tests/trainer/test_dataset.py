@@ -1,5 +1,4 @@
 import json
-import os
 import pickle
 
 import numpy as np
@@ -64,7 +63,7 @@ def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(make_dataset, tm
     path = make_dataset(SAMPLES) / "tokens-00000.npy"
     outside = tmp_path / "outside.npy"
     path.rename(outside)
-    os.symlink(outside, path)
+    path.symlink_to(outside)
     with pytest.raises(BadConfig):
         TokenDataset.open(path.parent)
 

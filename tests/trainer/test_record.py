@@ -16,8 +16,8 @@ def _header() -> RunHeader:
 
 def _row(step: int) -> StepRow:
     return StepRow(
-        step=step, loss=1.0, grad_norm=1.0, learning_rate=0.1, step_s=1.0, data_wait_s=0.0, real_tokens=5, slot_tokens=8,
-        real_tokens_per_s=5.0,
+        step=step, loss=1.0, grad_norm=1.0, learning_rate=0.1, step_s=1.0, data_wait_s=0.0, real_tokens=5,
+        slot_tokens=8, real_tokens_per_s=5.0,
     )  # fmt: skip
 
 

@@ -1,0 +1,226 @@
+"""The whole chain on real input: programs of this machine, real limits, real torchrun, real transformers."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+BUDGET = "256MiB"
+
+
+def autotune(*arguments: str, cwd: Path, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def torchrun(ranks: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "-m",
+        "trainer",
+    ]
+    return subprocess.run(
+        [*command, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("chain")
+
+
+@pytest.fixture(scope="module")
+def data(work) -> Path:
+    found = json.loads(
+        autotune("data", "prepare", "elf:/usr/bin", "--out", "data", "--max-functions", "800", "--json", cwd=work)
+    )
+    assert found["samples"] == 800
+    return work / "data"
+
+
+def _probe(work: Path) -> dict:
+    arguments = ["probe", "--model", "bert-mini", "--data", "data", "--device", "cpu", "--memory", BUDGET, "--json"]
+    return json.loads(autotune(*arguments, "--seq-length", "64", "--global-batch-tokens", "1500", cwd=work))["models"][
+        0
+    ]
+
+
+@pytest.fixture(scope="module")
+def probed(work, data) -> dict:
+    return _probe(work)
+
+
+@pytest.fixture(scope="module")
+def profile(work, probed) -> Path:
+    return work / probed["profile"]
+
+
+@pytest.fixture(scope="module")
+def run(work, data, profile) -> Path:
+    arguments = ["--profile", str(profile), "--data", "data", "--out", "runs/two"]
+    for setting in ("max_steps=30", "warmup_steps=3", "learning_rate=1e-3"):
+        arguments += ["--set", f"train.{setting}"]
+    done = torchrun(2, *arguments, cwd=work)
+    assert done.returncode == 0, done.stderr
+    return work / "runs" / "two"
+
+
+def test_the_largest_micro_batch_ran_steps_and_one_more_was_refused(probed):
+    assert probed["infeasible_min"] == probed["feasible_max"] + 1
+    trials = {(trial["rows"], trial["outcome"]): trial for trial in probed["trials"]}
+    assert trials[probed["feasible_max"], "measured"]["optimizer_steps"] >= 2
+    refusal = trials[probed["infeasible_min"], "out_of_memory"]["detail"]
+    assert "can't allocate memory" in refusal or "bad_alloc" in refusal
+    assert probed["feasible_peak_bytes"] <= 256 * 2**20
+
+
+def test_a_repeated_probe_takes_everything_from_its_ledger(work, probed):
+    again = _probe(work)
+    assert all(trial["from_ledger"] for trial in again["trials"])
+    assert again["feasible_max"] == probed["feasible_max"]
+
+
+def test_the_profile_trains_at_what_was_probed_and_holds_no_absolute_path(profile, probed, work):
+    text = profile.read_text()
+    tables = tomllib.loads(text)
+    assert tables["train"]["micro_batch_rows"] == probed["micro_batch_rows"] <= probed["feasible_max"]
+    assert tables["evidence"]["probe"]["feasible_max"] == probed["feasible_max"]
+    assert tables["train"]["data"]["path"] == "../data"
+    assert str(work) not in text
+
+
+def test_two_ranks_train_from_the_profile_and_the_loss_falls(run):
+    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(1, 31))
+    assert sum(step["loss"] for step in steps[-3:]) / 3 < 0.8 * steps[0]["loss"]
+    header, end = json.loads((run / "run.json").read_text()), json.loads((run / "exit.json").read_text())
+    assert header["world_size"] == 2
+    assert header["sources"]["train.max_steps"] == "command line"
+    assert (end["exit_code"], end["steps"]) == (0, 30)
+
+
+def test_the_run_has_tensorboard_curves(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 31))
+
+
+def test_transformers_loads_the_model_and_fills_a_mask(run):
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
+    assert tokenizer("push rbp [NEXT]")["input_ids"][0] == tokenizer.cls_token_id
+    filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)(
+        f"push rbp [NEXT] {tokenizer.mask_token} rbp,rsp [NEXT]"
+    )
+    assert len(filled) == 5
+    assert all(0 < guess["score"] <= 1 and guess["token_str"] for guess in filled)
+
+
+def test_the_same_rows_give_the_same_first_loss_with_one_rank_and_two(run, work, profile):
+    arguments = ["--profile", str(profile), "--data", "data", "--set", "train.max_steps=1", "--set"]
+    shape = json.loads((run / "run.json").read_text())["config"]["model"]["config"]
+    assert shape["model_type"] == "bert"
+    losses = []
+    for ranks in (1, 2):
+        out = f"runs/first-{ranks}"
+        # Without dropout, which ranks draw differently, the loss is a function of the rows alone.
+        dropout = 'train.model.config={model_type="bert",hidden_size=64,num_attention_heads=2,num_hidden_layers=2,'
+        dropout += "intermediate_size=128,hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0}"
+        done = torchrun(ranks, *arguments, dropout, "--out", out, cwd=work)
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads((work / out / "steps.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
+    out = autotune("workers", "--profile", str(profile), "--data", "data", "--window", "0.5", "--repeats", "2",
+                   "--max-workers", "1", cwd=work)  # fmt: skip
+    assert "next: torchrun" in out
+    evidence = tomllib.loads(profile.read_text())["evidence"]["workers"]
+    assert evidence["rows"][0]["loader_workers"] == 0
+    assert evidence["chosen"] == tomllib.loads(profile.read_text())["train"]["data"]["loader_workers"]
+    assert len(evidence["ceiling_real_tokens_per_s"]) == 2
+
+
+def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probed):
+    out = autotune("report", "build", str(profile), "--run", str(run), "--json", cwd=work)
+    text = (work / json.loads(out)["report"]).read_text()
+    assert f"| {probed['feasible_max']} rows | {probed['infeasible_min']} rows |" in text
+    assert "## What to do next" in text
+    assert "| two | 2 | 30 |" in text
+
+
+def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
+    arguments = [
+        "probe",
+        "--model",
+        "bert-mini",
+        "--data",
+        "data",
+        "--device",
+        "cpu",
+        "--memory",
+        "8MiB",
+        "--out",
+        "no.toml",
+    ]
+    error = autotune(*arguments, "--seq-length", "64", cwd=work, code=4)
+    assert "not even one row" in error
+    assert "Raise --memory" in error
+    assert not (work / "no.toml").exists()
+
+
+def test_the_trainer_refuses_another_dataset_and_records_why(work, data, profile):
+    autotune("data", "prepare", "elf:/usr/bin", "--out", "other", "--max-functions", "50", cwd=work)
+    done = torchrun(1, "--profile", str(profile), "--data", "other", "--out", "runs/wrong", cwd=work)
+    assert done.returncode != 0
+    assert "is not the dataset of the profile" in done.stderr
+    assert json.loads((work / "runs" / "wrong" / "exit.json").read_text())["exit_code"] == 3
+
+
+def test_a_model_of_ones_own_goes_through_probe(work, data):
+    config = {"model_type": "roberta", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
+              "intermediate_size": 128, "max_position_embeddings": 66}  # fmt: skip
+    (work / "mine").mkdir()
+    (work / "mine" / "config.json").write_text(json.dumps(config))
+    arguments = [
+        "probe",
+        "--model",
+        "mine/config.json",
+        "--data",
+        "data",
+        "--device",
+        "cpu",
+        "--memory",
+        "64MiB",
+        "--json",
+    ]
+    found = json.loads(autotune(*arguments, "--seq-length", "64", cwd=work))["models"][0]
+    assert (found["model"], found["infeasible_min"]) == ("mine", found["feasible_max"] + 1)
+    too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
+    assert "65 positions" in too_long
