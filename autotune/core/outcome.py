@@ -82,7 +82,7 @@ def describe(outcome: Outcome) -> str:
     """An outcome in a few words, for tables and progress."""
     match outcome:
         case Measured():
-            return "fits"
+            return "ran"
         case OutOfMemory():
             return "out of memory"
         case HostOutOfMemory():

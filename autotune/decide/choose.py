@@ -39,14 +39,14 @@ def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int, headroom_
     enough = [point for point in curve if point.slot_tokens_per_s >= KNEE_SHARE * best.slot_tokens_per_s]
     chosen = min(enough, key=lambda point: point.rows)
     limit = rows_with_headroom(feasible_max, headroom_share)
-    if chosen.rows == limit:
-        left = f"{headroom_share:.0%} headroom below the {feasible_max} that fit"
-        reason = f"the largest measured, {left}; smaller ones are more than {1 - KNEE_SHARE:.0%} slower"
-    else:
+    if chosen.rows != best.rows:
         share = chosen.slot_tokens_per_s / best.slot_tokens_per_s
-        reason = (
-            f"the smallest with {KNEE_SHARE:.0%} of the best tokens/s (it has {share:.1%} of that at {best.rows} rows)"
-        )
+        reason = f"it has {share:.1%} of the best tokens/s ({best.rows} rows); smaller ones are under {KNEE_SHARE:.0%}"
+    elif chosen.rows == limit:
+        left = f"{headroom_share:.0%} headroom below the {feasible_max} that fit"
+        reason = f"the fastest, and the largest that leaves {left}; smaller ones are under {KNEE_SHARE:.0%} of it"
+    else:
+        reason = f"the fastest of those measured up to {limit}; smaller ones are under {KNEE_SHARE:.0%} of it"
     return MicroBatchChoice(rows=chosen.rows, reason=reason)
 
 

@@ -68,7 +68,7 @@ def next_rows(tried: Sequence[Tried], budget_bytes: int, max_rows: int) -> int |
     streak = _streak(tried)
     if predicted <= low or high is None or predicted < high:
         # A line that keeps promising too little must not cost a trial for each row.
-        return min(max(predicted, low + 2 ** max(0, streak - 3)), top)
+        return min(max(predicted, low + (1 << max(0, streak - 3))), top)
     # The line promises what was refused. One less proves a good line right; a bad one needs a point nearby.
     return top if streak == 1 and not tried[-1].fits else max(low + 1, (low + 3 * top) // 4)
 

@@ -19,6 +19,16 @@ SERVER_START_TIMEOUT_S = 300.0
 _REFUSALS_IN_LOG = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "Thread creation failed")
 
 
+_SERVER_ENVIRONMENT = {
+    # Models are built from scratch: nothing is to be looked up on a network.
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Libraries ask whether there is a GPU when they are imported; answered through the CUDA runtime, that question
+    # would make CUDA unusable in every process that is forked afterwards.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+
+
 class Machine(Protocol):
     """Runs one trial at a time, each in a process of its own, and says what became of it."""
 
@@ -115,8 +125,7 @@ class ForkServerMachine:
                 text=True,
                 # Ctrl-C is for this process, which then closes the server; the trial ends with it.
                 start_new_session=True,
-                # The models are built from scratch: nothing is to be looked up on a network.
-                env=os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env=os.environ | _SERVER_ENVIRONMENT,
             )
         self.versions = self._read(self._server)
         return self._server

@@ -109,10 +109,7 @@ def run_check(rig: Rig, stages: tuple[Stage, ...], limit_s: float, out: Path) ->
         seconds = box_s(stages, number, max(0.0, end_s - clock.monotonic_s()))
         say(f"{stage.name}: at most {seconds:.0f} s")
         result = run_stage(stage, rig, seconds)
-        say(
-            f"{stage.name}: {result.status} after {result.seconds:.1f} s"
-            + (f" ({_reason(result)})" * bool(result.reason))
-        )
+        say(f"{stage.name}: {result.status} after {result.seconds:.1f} s{_because(result)}")
         done = (*report.stages[:number], result, *report.stages[number + 1 :])
         report = replace(report, stages=done, finished=number + 1 == len(stages))
         _write(report, out)
@@ -143,8 +140,8 @@ def _site(options: argparse.Namespace, monitor: NvmlMonitor) -> Site:
     return replace(site, host=replace(site.host, disks=disks))
 
 
-def _reason(result: StageResult) -> str:
-    return (result.reason or "").splitlines()[0]
+def _because(result: StageResult) -> str:
+    return f" ({result.reason.splitlines()[0]})" if result.reason else ""
 
 
 def _write(report: CheckReport, out: Path) -> None:

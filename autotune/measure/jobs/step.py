@@ -72,13 +72,16 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
 
 def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds) -> MicroBatch:
     shape = (config.micro_batch_rows, config.seq_length_tokens)
-    ordinary = torch.tensor([word for word in range(vocab_size) if word not in set(special_ids.all())])
+    ordinary = torch.tensor(sorted(set(range(vocab_size)) - set(special_ids.all())))
     ids_BS = ordinary[torch.randint(len(ordinary), shape)]
     masked_BS = torch.rand(shape) < config.masking_probability
+    # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.
+    attention_BS = torch.ones(shape, dtype=torch.int64)
+    attention_BS[-1, -1] = 0
     return MicroBatch(
         ids_BS=ids_BS.masked_fill(masked_BS, special_ids.mask),
-        attention_BS=torch.ones(shape, dtype=torch.int64),
+        attention_BS=attention_BS,
         labels_BS=ids_BS.masked_fill(~masked_BS, IGNORED_LABEL),
-        real_tokens=ids_BS.numel(),
+        real_tokens=int(attention_BS.sum()),
         predicted_tokens=int(masked_BS.sum()),
     )

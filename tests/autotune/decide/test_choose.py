@@ -19,6 +19,7 @@ def test_the_smallest_micro_batch_within_two_per_cent_of_the_best_is_chosen():
     choice = choose_micro_batch(_curve({1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}), feasible_max=8, headroom_share=0.03)
     assert choice.rows == 4
     assert "98.5%" in choice.reason
+    assert "8 rows" in choice.reason
 
 
 def test_a_rising_curve_is_followed_to_the_headroom():
