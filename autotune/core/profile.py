@@ -107,8 +107,8 @@ class WorkersRow(Table):
     """Throughput with one number of loader processes."""
 
     loader_workers: NonNegative
-    real_tokens_per_s: list[float]
-    """One figure per repeat."""
+    slot_tokens_per_s: list[float]
+    """One figure per repeat; padding included, because a step costs the same whatever its rows hold."""
     ratio_to_best: Annotated[float, Field(gt=0)]
     ratio_low: Annotated[float, Field(gt=0)] | None = None
     """95 % confidence bounds of that ratio; None when a single repeat shows no spread."""
@@ -124,7 +124,7 @@ class WorkersEvidence(Table):
     chosen: NonNegative
     undecided_between: list[NonNegative] = Field(default_factory=list)
     """Counts that the noise does not tell apart; empty when it does."""
-    ceiling_real_tokens_per_s: list[float]
+    ceiling_slot_tokens_per_s: list[float]
     """The same step on batches that already lie in memory."""
     rows: list[WorkersRow]
     seconds: Annotated[float, Field(ge=0)]

@@ -65,19 +65,17 @@ class WorkersChoice:
     reason: str
 
 
-def choose_workers(real_tokens_per_s: Mapping[int, Sequence[float]]) -> WorkersChoice:
+def choose_workers(tokens_per_s: Mapping[int, Sequence[float]]) -> WorkersChoice:
     """The smallest count whose lower confidence bound reaches 98 % of the best count's throughput.
 
     Args:
-        real_tokens_per_s: Count to repeats; the n-th repeats of all counts ran one after the other.
+        tokens_per_s: Count to repeats; the n-th repeats of all counts ran one after the other.
     """
-    medians = {count: statistics.median(figures) for count, figures in real_tokens_per_s.items()}
+    medians = {count: statistics.median(figures) for count, figures in tokens_per_s.items()}
     best = max(medians, key=lambda count: medians[count])
     ratios = {
-        count: Interval(value=1.0, low=1.0, high=1.0)
-        if count == best
-        else paired_ratio(figures, real_tokens_per_s[best])
-        for count, figures in sorted(real_tokens_per_s.items())
+        count: Interval(value=1.0, low=1.0, high=1.0) if count == best else paired_ratio(figures, tokens_per_s[best])
+        for count, figures in sorted(tokens_per_s.items())
     }
     proven = min(count for count, ratio in ratios.items() if ratio.low is not None and ratio.low >= KNEE_SHARE)
     open_counts = [

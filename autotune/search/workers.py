@@ -1,4 +1,8 @@
-"""Sweep the number of loader processes: real training steps, interleaved repeats, the study kept by Optuna."""
+"""Sweep the number of loader processes: real training steps, interleaved repeats, the study kept by Optuna.
+
+Slot tokens are compared, padding included: a step costs the same whatever its rows hold, while the real tokens of a
+window depend on which samples fell into it.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -58,7 +62,7 @@ def sweep_workers(request: SweepRequest, runner: TrialRunner, gpu: GpuSeries) ->
     windows: dict[int, list[_Window]] = {}
     for workers in ladder(request.max_workers):
         windows[workers] = [_asked(study, request, runner, workers, 0)]
-        if windows[workers][0].figures.real_tokens_per_s >= KNEE_SHARE * ceiling[0].figures.real_tokens_per_s:
+        if windows[workers][0].figures.slot_tokens_per_s >= KNEE_SHARE * ceiling[0].figures.slot_tokens_per_s:
             break
     for repeat in range(1, request.repeats):
         ceiling.append(_measure(request, runner, None, repeat))
@@ -99,7 +103,7 @@ def _asked(study: "optuna.Study", request: SweepRequest, runner: TrialRunner, wo
     study.enqueue_trial({PARAMETER: workers}, user_attrs={"repeat": repeat})
     trial = study.ask()
     measured = _measure(request, runner, trial.suggest_int(PARAMETER, 0, request.max_workers), repeat)
-    study.tell(trial, measured.figures.real_tokens_per_s)
+    study.tell(trial, measured.figures.slot_tokens_per_s)
     return measured
 
 
@@ -119,13 +123,13 @@ def _evidence(
     windows: dict[int, list[_Window]], ceiling: list[_Window], runner: TrialRunner, gpu: GpuSeries
 ) -> WorkersEvidence:
     choice = choose_workers(
-        {workers: [found.figures.real_tokens_per_s for found in repeats] for workers, repeats in windows.items()}
+        {workers: [found.figures.slot_tokens_per_s for found in repeats] for workers, repeats in windows.items()}
     )
     samples = gpu.samples()
     rows = [
         WorkersRow(
             loader_workers=workers,
-            real_tokens_per_s=[found.figures.real_tokens_per_s for found in repeats],
+            slot_tokens_per_s=[found.figures.slot_tokens_per_s for found in repeats],
             ratio_to_best=choice.ratios[workers].value,
             ratio_low=choice.ratios[workers].low,
             ratio_high=choice.ratios[workers].high,
@@ -137,7 +141,7 @@ def _evidence(
     return WorkersEvidence(
         chosen=choice.workers,
         undecided_between=list(choice.undecided_between),
-        ceiling_real_tokens_per_s=[found.figures.real_tokens_per_s for found in ceiling],
+        ceiling_slot_tokens_per_s=[found.figures.slot_tokens_per_s for found in ceiling],
         rows=rows,
         seconds=runner.seconds,
         gpu_utilisation_source=gpu.source,

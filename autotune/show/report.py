@@ -117,10 +117,10 @@ def _workers(one: ReportedProfile) -> str:
     table = markdown_table(
         workers_table.HEADERS, [workers_table.workers_cells(row) for row in found.rows], align=workers_table.ALIGN
     )
-    ceiling = format_count(statistics.median(found.ceiling_real_tokens_per_s))
+    ceiling = format_count(statistics.median(found.ceiling_slot_tokens_per_s))
     lines = [
         f"Chosen: **{found.chosen}**. {markdown_inert(found.choice).capitalize()}.",
-        f"Ceiling, the same step on cached batches: {ceiling} real tokens/s.",
+        f"Ceiling, the same step on cached batches: {ceiling} slot tokens/s.",
         f"GPU utilisation: {markdown_inert(found.gpu_utilisation_source)}.",
     ]
     return "### Loader workers\n\n" + table + "\n\n" + "\n".join(lines)
@@ -182,7 +182,7 @@ def _next_for(one: ReportedProfile, runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _repeats(workers: WorkersEvidence) -> int:
-    return len(workers.ceiling_real_tokens_per_s)
+    return len(workers.ceiling_slot_tokens_per_s)
 
 
 def _machine(profiles: Sequence[ReportedProfile]) -> str:

@@ -26,7 +26,7 @@ def example_profile() -> Profile:
         for rows, speed in ((1, 500.0), (2, 900.0))
     ]
     rows = [
-        WorkersRow(loader_workers=count, real_tokens_per_s=[100.0, 101.0], ratio_to_best=1.0, data_wait_share=0.1)
+        WorkersRow(loader_workers=count, slot_tokens_per_s=[100.0, 101.0], ratio_to_best=1.0, data_wait_share=0.1)
         for count in (0, 1)
     ]
     return Profile(
@@ -46,7 +46,7 @@ def example_profile() -> Profile:
                 mean_real_tokens_per_row=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, ceiling_real_tokens_per_s=[102.0], rows=rows, seconds=3.0, gpu_utilisation_source="n/a",
+                chosen=1, ceiling_slot_tokens_per_s=[102.0], rows=rows, seconds=3.0, gpu_utilisation_source="n/a",
                 choice="so",
             ),
         ),

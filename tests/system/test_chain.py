@@ -164,7 +164,7 @@ def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
     evidence = tomllib.loads(profile.read_text())["evidence"]["workers"]
     assert evidence["rows"][0]["loader_workers"] == 0
     assert evidence["chosen"] == tomllib.loads(profile.read_text())["train"]["data"]["loader_workers"]
-    assert len(evidence["ceiling_real_tokens_per_s"]) == 2
+    assert len(evidence["ceiling_slot_tokens_per_s"]) == 2
 
 
 def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probed):

@@ -24,8 +24,8 @@ def machine(needed: int) -> FakeMachine:
         start_s = 1000.0 + 10 * workers
         return Measured(
             figures={
-                "optimizer_steps": 9, "discarded_steps": 2, "real_tokens_per_s": speed * noise,
-                "slot_tokens_per_s": speed * 2, "data_wait_share": 1 - speed / ceiling, "step_s": [0.1] * 7,
+                "optimizer_steps": 9, "discarded_steps": 2, "slot_tokens_per_s": speed * noise,
+                "real_tokens_per_s": speed * 0.5, "data_wait_share": 1 - speed / ceiling, "step_s": [0.1] * 7,
                 "window_start_s": start_s, "window_end_s": start_s + 1,
             }
         )  # fmt: skip
@@ -61,7 +61,7 @@ def test_the_ladder_is_not_climbed_beyond_the_ceiling(tmp_path):
 def test_a_step_that_needs_no_loader_process_gets_none(tmp_path):
     def always_fed(trial):
         figures = machine(1)._simulate(trial).figures
-        return Measured(figures=figures | {"real_tokens_per_s": 100.0, "data_wait_share": 0.0})
+        return Measured(figures=figures | {"slot_tokens_per_s": 100.0, "data_wait_share": 0.0})
 
     assert sweep(FakeMachine(always_fed), tmp_path).chosen == 0
 
