@@ -39,14 +39,14 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Create a directory if needed and prove that a file can be written in it, before hours are spent.
+    """Prove that a directory can be written, or made and written, before hours are spent; nothing is left behind.
 
     Raises:
         BadInput: If it cannot.
     """
     with unwritable_means_bad_input(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".{secrets.token_hex(4)}.writable"
+        there = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+        probe = there / f".{secrets.token_hex(4)}.writable"
         try:
             with probe.open("xb") as file:
                 file.write(b"1")

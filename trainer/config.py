@@ -28,7 +28,8 @@ Precision = Literal["fp32", "bf16"]
 class ModelSettings(Table):
     """The model to build from scratch."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    """Becomes part of file names, so it can hold nothing that leads elsewhere."""
     config: dict[str, Any]
     """A transformers config as a table: ``model_type`` and what differs from that type's defaults, no vocabulary."""
     null_keys: list[str] = Field(default_factory=list)

@@ -5,6 +5,7 @@
 (arXiv 2412.13663), table 4.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def _from_file(path: Path) -> ModelSettings:
             next_step="Only models that ship with transformers are built; remove auto_map if this is one of them.",
         )
     shape = {key: value for key, value in raw.items() if key not in _NOT_SHAPE and not key.startswith("_")}
+    name = path.parent.resolve().name if path.name == "config.json" else path.stem
     settings = {
-        "name": path.parent.resolve().name if path.name == "config.json" else path.stem,
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:128] or "model",
         "config": {key: value for key, value in shape.items() if value is not None},
         # TOML has no null, and a null may differ from the type's default.
         "null_keys": sorted(key for key, value in shape.items() if value is None),

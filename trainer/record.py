@@ -86,12 +86,18 @@ class Run:
 
 
 class RunWriter:
-    """Writes a run record; on every rank but the first, all of it does nothing."""
+    """Writes a run record; on every rank but the first, all of it does nothing.
+
+    Raises:
+        BadConfig: If the directory holds a run already: its record must not be mixed with another's.
+    """
 
     def __init__(self, directory: Path, *, active: bool) -> None:
         self.directory = directory
         self._active = active
         self.last_step = 0
+        if active and (directory / RUN_FILE).exists():
+            raise BadConfig(f"{directory} holds a run already", next_step="Choose another --out.")
         if active:
             directory.mkdir(parents=True, exist_ok=True)
 

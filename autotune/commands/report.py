@@ -50,24 +50,19 @@ def build(
 
 
 def _reported(path: Path, reports: Path) -> "ReportedProfile":
-    from autotune.core.outcome import outcome_from_json
-    from autotune.core.trial import FinishedTrial, Trial
+    from autotune.core.trial import TrialRecord
     from autotune.search.profiles import read_profile, report_directory
     from autotune.show.report import ReportedProfile
     from autotune.store import read_ledger
 
     stored = read_profile(path)
     content = read_ledger(report_directory(path, reports) / "ledger")
-    trials = tuple(
-        FinishedTrial(
-            trial=Trial(job=record["job"], measured=record["measured"], timeout_s=0.0),
-            outcome=outcome_from_json(record["outcome"]),
-            seconds=record["seconds"],
-            label=record["label"],
-            from_ledger=True,
-        )
-        for record in content.records
-    )
+    records = [TrialRecord.of(record) for record in content.records]
+    trials = tuple(record.finished() for record in records if record is not None)
     return ReportedProfile(
-        path=path, profile=stored.profile, intact=stored.intact, trials=trials, damaged_lines=content.damaged_lines
+        path=path,
+        profile=stored.profile,
+        intact=stored.intact,
+        trials=trials,
+        damaged_lines=content.damaged_lines + records.count(None),
     )

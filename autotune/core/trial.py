@@ -1,10 +1,13 @@
 """What is to be measured. Two trials with the same key measure the same thing, so a repeated command can resume."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from autotune.core.outcome import Measured, Outcome
-from trainer.schema import canonical_sha256
+from pydantic import Field
+
+from autotune.core.outcome import Measured, Outcome, outcome_from_json
+from trainer.errors import BadConfig
+from trainer.schema import Table, canonical_sha256, parse_table
 
 JobName = Literal["step", "feed", "matmul", "fault"]
 
@@ -36,6 +39,42 @@ class FinishedTrial:
     label: str
     """What it was for, in a few words."""
     from_ledger: bool
+
+
+class TrialRecord(Table):
+    """A trial as the ledger keeps it."""
+
+    time_utc: str
+    site: str
+    """Where it was measured: machine, software, model and dataset, as a hash."""
+    key: str
+    job: JobName
+    measured: dict[str, Any]
+    label: str
+    outcome: dict[str, Any]
+    seconds: Annotated[float, Field(ge=0)]
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "TrialRecord | None":
+        """Read a record; None if it is no trial of this version of the project."""
+        try:
+            found = parse_table(cls, record, where="ledger")
+            outcome = outcome_from_json(found.outcome)
+            if isinstance(outcome, Measured) and found.job in _FIGURES:
+                _FIGURES[found.job].of(outcome)
+        except (BadConfig, ValueError, KeyError, TypeError):
+            return None
+        return found
+
+    def finished(self) -> FinishedTrial:
+        """The trial and what became of it."""
+        return FinishedTrial(
+            trial=Trial(job=self.job, measured=self.measured, timeout_s=0.0),
+            outcome=outcome_from_json(self.outcome),
+            seconds=self.seconds,
+            label=self.label,
+            from_ledger=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +120,6 @@ class FeedFigures:
     def of(cls, outcome: Measured) -> "FeedFigures":
         """Read the figures of a measured feed trial."""
         return cls(**outcome.figures | {"step_s": tuple(outcome.figures["step_s"])})
+
+
+_FIGURES: dict[str, type[StepFigures] | type[FeedFigures]] = {"step": StepFigures, "feed": FeedFigures}

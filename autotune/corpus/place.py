@@ -20,7 +20,7 @@ _RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
+class BuildPlace:
     """A private directory beside the final one.
 
     Args:
@@ -60,7 +60,7 @@ def check_place(out: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def build_beside(out: Path, *, overwrite: bool) -> Iterator[Workplace]:
+def build_beside(out: Path, *, overwrite: bool) -> Iterator[BuildPlace]:
     """Give a private place to build in; if the block ends well, publish its dataset as ``out`` in one step.
 
     Whatever happens, nothing but the finished dataset remains.
@@ -75,14 +75,14 @@ def build_beside(out: Path, *, overwrite: bool) -> Iterator[Workplace]:
         # mkdtemp makes it for this user only, 0700.
         private = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
     try:
-        workplace = Workplace(dataset=private / "dataset", scratch=private / "scratch")
+        build_place = BuildPlace(dataset=private / "dataset", scratch=private / "scratch")
         with _cannot_write(final):
-            workplace.dataset.mkdir()
-            workplace.scratch.mkdir()
-            yield workplace
+            build_place.dataset.mkdir()
+            build_place.scratch.mkdir()
+            yield build_place
             # Again: the work took time, and someone may have put something there.
             check_place(out, overwrite=overwrite)
-            _publish(workplace.dataset, final)
+            _publish(build_place.dataset, final)
     finally:
         shutil.rmtree(private, ignore_errors=True)
 

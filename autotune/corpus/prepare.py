@@ -73,18 +73,18 @@ def prepare(request: Request, stages: Stages) -> Prepared:
     _require_libraries()
     given = load_tokenizer(request.tokenizer) if request.tokenizer else None
     found = find_elf_files(request.source)
-    with build_beside(request.out, overwrite=request.overwrite) as workplace:
+    with build_beside(request.out, overwrite=request.overwrite) as build_place:
         with stages("extract functions") as update:
             text = gather_distinct(
                 found,
                 most=request.max_functions,
                 workers=request.workers or len(os.sched_getaffinity(0)),
-                scratch=workplace.scratch,
+                scratch=build_place.scratch,
                 update=update,
             )
         tokenizer = given or _learn(text, request.vocab_size, stages)
         with stages("encode") as update:
-            manifest = _encode(text, tokenizer, workplace.dataset, update)
+            manifest = _encode(text, tokenizer, build_place.dataset, update)
     return Prepared(directory=request.out, manifest=manifest, rejected=text.rejected, other_files=found.other_files)
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_from_json, outcome_to_json
-from autotune.core.trial import FinishedTrial, Trial
+from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
+from autotune.core.trial import FinishedTrial, Trial, TrialRecord
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
 from autotune.store import Ledger
@@ -30,20 +29,20 @@ class TrialRunner:
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
     finished: list[FinishedTrial] = field(default_factory=list)
-    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _known: dict[str, FinishedTrial] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for record in self.ledger.read().records:
-            # Only results that would come out the same again; whatever crashed or was late gets another chance.
-            if record.get("site") == self.site and record["outcome"].get("kind") in ("measured", "out_of_memory"):
-                self._known[record["key"]] = record
+            found = TrialRecord.of(record)
+            if found is not None and found.site == self.site:
+                self._remember(found)
 
     def run(self, trial: Trial, label: str) -> Outcome:
         """The trial's outcome, measured now or before."""
         known = self._known.get(trial.key)
         self.on_trial(label, None)
         if known is not None:
-            outcome, seconds = outcome_from_json(known["outcome"]), float(known["seconds"])
+            outcome, seconds = known.outcome, known.seconds
         else:
             started_s = self.clock.monotonic_s()
             outcome = self.machine.run(trial)
@@ -65,16 +64,21 @@ class TrialRunner:
         return canonical_sha256([[done.trial.key, outcome_to_json(done.outcome)] for done in self.finished])
 
     def _write(self, trial: Trial, outcome: Outcome, seconds: float, label: str) -> None:
-        record = {
-            "time_utc": self.clock.utc_now().isoformat(),
-            "site": self.site,
-            "key": trial.key,
-            "job": trial.job,
-            "measured": trial.measured,
-            "label": label,
-            "outcome": outcome_to_json(outcome),
-            "seconds": round(seconds, 3),
-        }
-        self.ledger.append(record)
-        if isinstance(outcome, Measured | OutOfMemory):
-            self._known[trial.key] = record
+        record = TrialRecord(
+            time_utc=self.clock.utc_now().isoformat(),
+            site=self.site,
+            key=trial.key,
+            job=trial.job,
+            measured=trial.measured,
+            label=label,
+            outcome=outcome_to_json(outcome),
+            seconds=round(seconds, 3),
+        )
+        self.ledger.append(record.model_dump(mode="json"))
+        self._remember(record)
+
+    def _remember(self, record: TrialRecord) -> None:
+        """Only what would come out the same again; whatever crashed or was late gets another chance."""
+        done = record.finished()
+        if isinstance(done.outcome, Measured | OutOfMemory):
+            self._known[record.key] = done

@@ -86,3 +86,8 @@ def test_a_full_disk_is_bad_input_and_keeps_the_old_file(tmp_path):
     ledger._file.symlink_to("/dev/full")
     with pytest.raises(BadInput, match="No space left"):
         ledger.append(_record(1))
+
+
+def test_the_proof_that_a_place_can_be_written_leaves_nothing_there(tmp_path):
+    check_writable(tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []

@@ -87,3 +87,20 @@ def test_a_misspelt_preset_suggests_the_nearest():
     with pytest.raises(BadConfig) as caught:
         model_settings("bert-120")
     assert "'bert-120m'" in caught.value.next_step
+
+
+@pytest.mark.parametrize("directory", ["a|<script>", "..x", "ünïcode name", "-rf"])
+def test_a_name_from_a_file_system_becomes_a_plain_file_name(tmp_path, directory):
+    path = tmp_path / directory / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"model_type": "bert"}))
+    name = model_settings(str(path)).name
+    assert name.replace("-", "").replace("_", "").isascii()
+    assert name[0].isalnum()
+    assert not set(name) & set("/|<> ")
+
+
+def test_a_profile_cannot_name_a_model_that_leads_elsewhere():
+    for name in ("../x", "/etc/x", ".hidden", ""):
+        with pytest.raises(ValueError, match="name"):
+            ModelSettings(name=name, config={"model_type": "bert"})

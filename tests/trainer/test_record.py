@@ -58,3 +58,9 @@ def test_what_is_no_run_or_another_version_is_refused(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
     with pytest.raises(BadConfig):
         read_run(tmp_path / "r")
+
+
+def test_a_directory_that_holds_a_run_is_not_written_into(tmp_path):
+    RunWriter(tmp_path / "r", active=True).start(_header())
+    with pytest.raises(BadConfig, match="holds a run already"):
+        RunWriter(tmp_path / "r", active=True)

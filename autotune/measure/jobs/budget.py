@@ -73,13 +73,17 @@ class CudaBudget:
 
     def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
         self._device = device
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        used_bytes = total_bytes - free_bytes
         reserved_bytes = torch.cuda.memory_reserved(device)
-        # Without NVML's figure from before, everything on the device that is not ours to reserve counts as outside.
-        outside = used_bytes - reserved_bytes - (used_before_bytes or 0)
-        self.outside_allocator_bytes: int | None = max(0, outside)
+        if used_before_bytes is None:
+            # Whatever is on the device and not the allocator's counts, other programs' memory too.
+            free_bytes, all_bytes = torch.cuda.mem_get_info(device)
+            outside_bytes = all_bytes - free_bytes - reserved_bytes
+        else:
+            # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
+            outside_bytes = torch.cuda.device_memory_used(device) - used_before_bytes - reserved_bytes
+        self.outside_allocator_bytes: int | None = max(0, outside_bytes)
         if budget_bytes is not None:
+            total_bytes = torch.cuda.get_device_properties(device).total_memory
             share = max(1, budget_bytes - self.outside_allocator_bytes) / total_bytes
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
         torch.cuda.reset_peak_memory_stats(device)

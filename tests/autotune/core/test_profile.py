@@ -44,3 +44,10 @@ def test_a_misspelt_key_anywhere_is_refused_with_the_nearest(old, new, suggestio
     with pytest.raises(BadInput) as caught:
         profile_from_tables(tomllib.loads(text), where="p")
     assert suggestion in caught.value.next_step
+
+
+def test_a_decision_is_written_even_where_it_is_the_default():
+    profile = example_profile()
+    none = profile.train.data.model_copy(update={"loader_workers": 0})
+    profile = profile.model_copy(update={"train": profile.train.model_copy(update={"data": none})})
+    assert tomllib.loads(profile_to_toml(profile))["train"]["data"]["loader_workers"] == 0

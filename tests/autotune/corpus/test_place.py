@@ -9,8 +9,8 @@ from autotune.errors import BadInput
 
 
 def build(out, text="new", *, overwrite=False):
-    with build_beside(out, overwrite=overwrite) as workplace:
-        (workplace.dataset / "manifest.json").write_text(text)
+    with build_beside(out, overwrite=overwrite) as build_place:
+        (build_place.dataset / "manifest.json").write_text(text)
 
 
 def test_a_finished_dataset_appears_and_nothing_else_remains(tmp_path):
@@ -22,8 +22,8 @@ def test_a_finished_dataset_appears_and_nothing_else_remains(tmp_path):
 def test_the_work_is_private_and_the_result_like_any_directory(tmp_path):
     ordinary = tmp_path / "ordinary"
     ordinary.mkdir()
-    with build_beside(tmp_path / "data", overwrite=False) as workplace:
-        assert stat.S_IMODE(workplace.dataset.parent.stat().st_mode) == 0o700
+    with build_beside(tmp_path / "data", overwrite=False) as build_place:
+        assert stat.S_IMODE(build_place.dataset.parent.stat().st_mode) == 0o700
     assert (tmp_path / "data").stat().st_mode == ordinary.stat().st_mode
 
 

@@ -17,7 +17,13 @@ from trainer.presets import model_settings
 FIXED_BYTES, ROW_BYTES = 300_000_000, 20_000_000
 
 
-def simulate(trial, budget_bytes=None):
+HALF = {
+    "time_utc": "2026", "site": "here", "key": "k", "job": "step", "measured": {}, "label": "l", "seconds": 1.0,
+    "outcome": {"kind": "measured", "figures": {"loss": 1.0}},
+}  # fmt: skip
+
+
+def simulate(trial):
     """A machine on which a model takes 300 MB and each row 20 MB; 100 rows/s, a little slower when few."""
     rows = trial.measured["config"]["micro_batch_rows"]
     budget = trial.measured["memory_budget_bytes"]
@@ -126,3 +132,11 @@ def test_a_size_that_fails_its_verification_is_not_the_answer(probe):
 def test_a_search_that_meets_its_limit_says_that_nothing_was_refused(probe):
     found = probe(FakeMachine(simulate), max_rows=10)
     assert (found.feasible_max, found.infeasible_min) == (10, None)
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"site": "here", "key": "k", "outcome": 3}, {"site": "here", "outcome": {}}, HALF]
+)
+def test_records_that_are_no_trials_are_passed_over(probe, tmp_path, record):
+    Ledger(tmp_path / "ledger", "stranger").append(record)
+    assert probe(FakeMachine(simulate)).feasible_max == 35
