@@ -98,6 +98,7 @@ def _probe_one(
         profile_of_probe,
         relative_data_path,
         report_directory,
+        with_workers_of,
         write_profile,
     )
     from autotune.show.probe import ProbedModel
@@ -126,6 +127,7 @@ def _probe_one(
         data_path=relative_data_path(data, path),
         slurm_job_id=bench.site.slurm.job_id,
     )
+    profile = with_workers_of(profile, path)
     kept = write_profile(path, profile)
     return ProbedModel(path=path, profile=profile, trials=tuple(runner.finished), previous=kept)
 

@@ -60,9 +60,11 @@ def workers(
 def _sweep(
     bench: "Bench", request: "SweepRequest", stored: "StoredProfile", here: "Fingerprint", reports: Path
 ) -> "WorkersEvidence":
+    from autotune.core.profile import profile_to_toml
     from autotune.measure.gpu_sampler import GpuSampler
-    from autotune.search.profiles import report_directory, with_workers, write_profile
+    from autotune.search.profiles import report_directory, with_workers
     from autotune.search.workers import GpuSeries, ladder, sweep_workers
+    from autotune.store import write_atomically
     from trainer.progress import progress
 
     expected = request.repeats * (1 + len(ladder(request.max_workers)))
@@ -84,7 +86,7 @@ def _sweep(
                 found = sweep_workers(request, runner, series)
             finally:
                 sampler.stop()
-    write_profile(stored.path, with_workers(stored.profile, found, runner))
+    write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, runner)))
     return found
 
 

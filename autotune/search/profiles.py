@@ -17,11 +17,12 @@ from autotune.core.profile import (
     profile_to_toml,
 )
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows
-from autotune.errors import ProfileRefused
+from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
 from trainer.config import DataSettings, TrainConfig, read_profile_tables
+from trainer.errors import TrainerError
 from trainer.record import utc_now
 
 
@@ -121,19 +122,42 @@ def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) 
     )
 
 
+def with_workers_of(profile: Profile, path: Path) -> Profile:
+    """Keep the loader workers of the profile that lies at ``path``, if they were counted for these very settings."""
+    old = _lying_at(path)
+    if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
+        return profile
+    counted = old.train.data.loader_workers
+    data = profile.train.data.model_copy(update={"loader_workers": counted})
+    train = profile.train.model_copy(update={"data": data})
+    if train != old.train:
+        return profile
+    evidence = profile.evidence.model_copy(update={"workers": old.evidence.workers})
+    provenance = profile.provenance.model_copy(update={"commands": [*profile.provenance.commands, "workers"]})
+    return profile.model_copy(update={"train": train, "evidence": evidence, "provenance": provenance})
+
+
 def write_profile(path: Path, profile: Profile) -> Path | None:
-    """Write a profile; one that is there already and differs is kept beside it.
+    """Write a profile; one that is there already and says something else is kept beside it.
 
     Returns:
-        Where the old one was kept, or None when there was none.
+        Where the old one was kept, or None when nothing was lost.
     """
-    text = profile_to_toml(profile)
     kept = None
-    if path.is_file() and path.read_text(encoding="utf-8") != text:
+    old = _lying_at(path)
+    if path.is_file() and (old is None or old.model_copy(update={"provenance": profile.provenance}) != profile):
         kept = path.with_suffix(".previous.toml")
-        write_atomically(kept, path.read_text(encoding="utf-8"))
-    write_atomically(path, text)
+        write_atomically(kept, path.read_text(encoding="utf-8", errors="replace"))
+    write_atomically(path, profile_to_toml(profile))
     return kept
+
+
+def _lying_at(path: Path) -> Profile | None:
+    """The profile at a place; None when there is none, or none that can be read."""
+    try:
+        return read_profile(path).profile
+    except (TrainerError, AutotuneError):
+        return None
 
 
 def relative_data_path(data_dir: Path, profile_path: Path) -> str:

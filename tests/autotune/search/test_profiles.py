@@ -1,0 +1,56 @@
+import tomllib
+
+import pytest
+
+from autotune.core.profile import Evidence, Profile, profile_to_toml
+from autotune.errors import ProfileRefused
+from autotune.search.profiles import probed_here, read_profile, with_workers_of, write_profile
+from tests.autotune.profiles import example_profile
+
+
+def _probed_again(**train) -> Profile:
+    """What a probe alone gives: no worker count yet."""
+    profile = example_profile()
+    data = profile.train.data.model_copy(update={"loader_workers": 0})
+    return profile.model_copy(
+        update={
+            "train": profile.train.model_copy(update={"data": data} | train),
+            "evidence": Evidence(probe=profile.evidence.probe),
+        }
+    )
+
+
+def test_a_repeated_probe_keeps_the_worker_count_of_the_same_settings(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(example_profile()))
+    kept = with_workers_of(_probed_again(), path)
+    assert kept.train.data.loader_workers == 1
+    assert kept.evidence.workers == example_profile().evidence.workers
+    assert write_profile(path, kept) is None
+
+
+def test_another_micro_batch_loses_the_worker_count_and_keeps_the_old_profile(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(example_profile()))
+    new = with_workers_of(_probed_again(micro_batch_rows=1), path)
+    assert new.evidence.workers is None
+    previous = write_profile(path, new)
+    assert previous is not None
+    assert read_profile(previous).profile == example_profile()
+    assert read_profile(path).profile == new
+
+
+def test_a_file_that_is_no_profile_is_kept_when_a_profile_takes_its_place(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text("mine = 1\n")
+    previous = write_profile(path, example_profile())
+    assert previous is not None
+    assert previous.read_text() == "mine = 1\n"
+    assert tomllib.loads(path.read_text())["schema_version"] == 1
+
+
+def test_a_micro_batch_beyond_what_was_shown_to_fit_is_refused(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(example_profile()).replace("micro_batch_rows = 2", "micro_batch_rows = 3"))
+    with pytest.raises(ProfileRefused, match="more than the 2"):
+        probed_here(read_profile(path), refusals=[])
