@@ -92,7 +92,21 @@ def build_model(config: PretrainedConfig, device: torch.device) -> tuple[PreTrai
                 f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
             ) from error
     model.train()
+    if device.type != "meta":
+        _freeze_unused(model)
     return model, str(model.config._attn_implementation)
+
+
+def _freeze_unused(model: PreTrainedModel) -> None:
+    """Freeze parameters that the loss does not depend on, such as ESM's contact head.
+
+    Data-parallel reduction waits for the gradient of every parameter that is not frozen, and these never get one.
+    """
+    ids_BS = torch.arange(16, device=model.device).reshape(2, 8) % model.config.vocab_size
+    model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS)).logits.float().sum().backward()
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+    model.zero_grad(set_to_none=True)
 
 
 def _check_positions(config: PretrainedConfig, model_type: str, special_ids: SpecialIds, seq_length: int) -> None:

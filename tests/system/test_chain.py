@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -203,8 +204,8 @@ def test_the_trainer_refuses_another_dataset_and_records_why(work, data, profile
     assert json.loads((work / "runs" / "wrong" / "exit.json").read_text())["exit_code"] == 3
 
 
-def test_a_model_of_ones_own_goes_through_probe(work, data):
-    config = {"model_type": "roberta", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
+def test_a_model_of_ones_own_is_probed_and_trained(work, data):
+    config = {"model_type": "esm", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
               "intermediate_size": 128, "max_position_embeddings": 66}  # fmt: skip
     (work / "mine").mkdir()
     (work / "mine" / "config.json").write_text(json.dumps(config))
@@ -224,3 +225,25 @@ def test_a_model_of_ones_own_goes_through_probe(work, data):
     assert (found["model"], found["infeasible_min"]) == ("mine", found["feasible_max"] + 1)
     too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
     assert "65 positions" in too_long
+    # ESM has parameters that the loss does not depend on, which must not stop the ranks.
+    done = torchrun(2, "--profile", found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
+                    "train.global_batch_rows=4", "--out", "runs/mine", cwd=work)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_probe_that_was_killed_goes_on_from_its_ledger(work, data):
+    arguments = ["probe", "--model", "bert-mini", "--data", "data", "--device", "cpu", "--memory", "200MiB", "--json",
+                 "--seq-length", "32", "--out", "killed.toml"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "autotune", *arguments], cwd=work, stdout=subprocess.DEVNULL)
+    ledger = work / "reports" / "killed" / "ledger"
+    deadline_s = time.monotonic() + 120
+    while sum(path.read_bytes().count(b"\n") for path in ledger.glob("*.jsonl")) < 2:
+        assert time.monotonic() < deadline_s
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    found = json.loads(autotune(*arguments, cwd=work))["models"][0]
+    assert [trial["from_ledger"] for trial in found["trials"]][:2] == [True, True]
+    assert not all(trial["from_ledger"] for trial in found["trials"])
+    assert found["infeasible_min"] == found["feasible_max"] + 1

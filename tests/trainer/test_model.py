@@ -104,3 +104,30 @@ def test_a_profile_cannot_name_a_model_that_leads_elsewhere():
     for name in ("../x", "/etc/x", ".hidden", ""):
         with pytest.raises(ValueError, match="name"):
             ModelSettings(name=name, config={"model_type": "bert"})
+
+
+def test_parameters_that_the_loss_does_not_depend_on_are_frozen_and_no_others():
+    shape = {
+        "model_type": "esm",
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 64,
+    }
+    model, _ = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen
+    assert all("contact_head" in name for name in frozen)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_nothing_is_frozen_in_bert():
+    shape = {
+        "model_type": "bert",
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 64,
+    }
+    model, _ = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
+    assert all(parameter.requires_grad for parameter in model.parameters())
