@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -18,13 +18,19 @@ def probe(
     *,
     model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"],
+        typer.Option(help="What to measure; auto takes the first visible GPU, else the CPU."),
+    ] = "auto",
     memory: Annotated[
         str | None,
         typer.Option(help="Budget of one rank, such as 94GB or 2GiB. Default: the free GPU memory; half the RAM."),
     ] = None,
     seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
-    precision: Annotated[str | None, typer.Option(help="bf16 or fp32. Default: bf16 on GPUs.")] = None,
+    precision: Annotated[
+        Literal["bf16", "fp32"] | None,
+        typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
+    ] = None,
     global_batch_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 rows."),
@@ -38,57 +44,47 @@ def probe(
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.commands.measuring import open_bench
-    from autotune.core.units import parse_bytes
     from autotune.search.probe import ProbeRequest
     from autotune.search.site import memory_budget
     from autotune.show.probe import probe_json, probe_text
     from trainer.dataset import read_manifest
     from trainer.presets import model_settings
 
-    _one_of("--device", device, ("auto", "cuda", "cpu"))
-    if precision is not None:
-        _one_of("--precision", precision, ("bf16", "fp32"))
-    try:
-        asked_bytes = parse_bytes(memory) if memory is not None else None
-    except ValueError as error:
-        raise BadInput(str(error), next_step="Try --memory 2GiB.") from error
+    asked_bytes = None if memory is None else _size(memory)
     every_settings = [model_settings(name) for name in model]
     manifest = read_manifest(data)
-    with open_bench(device, data) as bench:  # type: ignore[arg-type]  # checked above
-        budget_bytes = memory_budget(bench.site, asked_bytes)
-        paths = _profile_paths(out, [settings.name for settings in every_settings], bench.site.name)
-        probed = [
-            _probe_one(
-                bench,
-                ProbeRequest(
-                    settings=settings,
-                    manifest=manifest,
-                    seq_length_tokens=seq_length,
-                    precision=precision or ("bf16" if bench.site.device == "cuda" else "fp32"),  # type: ignore[arg-type]
-                    device=bench.site.device,
-                    memory_budget_bytes=budget_bytes,
-                    headroom_share=headroom,
-                    max_rows=max_rows,
-                    trial_timeout_s=trial_timeout,
-                    device_used_before_bytes=bench.site.device_used_bytes,
-                ),
-                data=data,
-                path=path,
-                reports=reports,
-                global_batch_tokens=global_batch_tokens,
+    with open_bench(device, data) as bench:
+        site = bench.site
+        budget_bytes = memory_budget(site, asked_bytes)
+        paths = _profile_paths(out, [settings.name for settings in every_settings], site.name)
+        probed = []
+        for settings, path in zip(every_settings, paths, strict=True):
+            request = ProbeRequest(
+                settings=settings,
+                manifest=manifest,
+                seq_length_tokens=seq_length,
+                precision=precision or ("bf16" if site.device == "cuda" else "fp32"),
+                device=site.device,
+                memory_budget_bytes=budget_bytes,
+                headroom_share=headroom,
+                max_rows=max_rows,
+                trial_timeout_s=trial_timeout,
+                device_used_before_bytes=site.device_used_bytes,
             )
-            for settings, path in zip(every_settings, paths, strict=True)
-        ]
+            probed.append(_probe_one(bench, request, _Places(data, path, reports), global_batch_tokens))
     print(json.dumps(probe_json(probed), indent=2) if as_json else probe_text(probed, data))
+
+
+class _Places(NamedTuple):
+    data: Path
+    profile: Path
+    reports: Path
 
 
 def _probe_one(
     bench: "Bench",
     request: "ProbeRequest",
-    *,
-    data: Path,
-    path: Path,
-    reports: Path,
+    places: _Places,
     global_batch_tokens: int | None,
 ) -> "ProbedModel":
     from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
@@ -105,10 +101,12 @@ def _probe_one(
     from autotune.store import check_writable
     from trainer.progress import progress
 
-    check_writable(path.parent)
+    check_writable(places.profile.parent)
     here = bench.fingerprint(request.settings, request.manifest)
     with progress(f"probe {request.settings.name}") as update:
-        runner = bench.runner(report_directory(path, reports) / "ledger", here, update, expected_trials=12)
+        runner = bench.runner(
+            report_directory(places.profile, places.reports) / "ledger", here, update, expected_trials=12
+        )
         result = probe_model(request, runner)
     choice = choose_micro_batch(result.curve, result.feasible_max, request.headroom_share)
     histogram = request.manifest.length_histogram
@@ -124,12 +122,21 @@ def _probe_one(
         here=here,
         global_batch_tokens=global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_ROWS * mean_tokens),
         mean_real_tokens_per_row=mean_tokens,
-        data_path=relative_data_path(data, path),
+        data_path=relative_data_path(places.data, places.profile),
         slurm_job_id=bench.site.slurm.job_id,
     )
-    profile = with_workers_of(profile, path)
-    kept = write_profile(path, profile)
-    return ProbedModel(path=path, profile=profile, trials=tuple(runner.finished), previous=kept)
+    profile = with_workers_of(profile, places.profile)
+    kept = write_profile(places.profile, profile)
+    return ProbedModel(path=places.profile, profile=profile, trials=tuple(runner.finished), previous=kept)
+
+
+def _size(text: str) -> int:
+    from autotune.core.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadInput(str(error), next_step="Try --memory 2GiB.") from error
 
 
 def _profile_paths(out: Path | None, names: list[str], device_name: str) -> list[Path]:
@@ -147,8 +154,3 @@ def _profile_paths(out: Path | None, names: list[str], device_name: str) -> list
             next_step="Name a directory, or a .toml file for a single model.",
         )
     return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{option} {value!r} is none of {', '.join(allowed)}", next_step=f"Try {option} {allowed[0]}.")
