@@ -4,6 +4,7 @@ import importlib.metadata
 from dataclasses import asdict
 
 from autotune.core.hardware import GpuStatus
+from autotune.errors import MachineLacks
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import Rig, TimeBox
 
@@ -43,6 +44,10 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     rig.machine.start()
     sheet.measured("trial_server_start_s", rig.clock.monotonic_s() - started_s)
     sheet.details["trial_server"] = {"python": site.host.python_version} | rig.machine.versions
+    if site.device == "cuda" and rig.machine.versions.get("cuda") is None:
+        raise MachineLacks(
+            "there is a GPU, and torch is built without CUDA", next_step="Install a CUDA build of torch."
+        )
 
 
 def package_versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What the GPU check finds: figures that say how they were come by, stages, and the file that holds them."""
 
+import itertools
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +13,8 @@ Status = Literal["measured", "failed", "not measured"]
 SCHEMA_VERSION = 1
 NO_TIME = "no time left"
 NOT_REACHED = "the check was cut off before it"
+REASON_WIDTH = 60
+"""Characters of a reason that the table shows; the file has all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,27 +101,37 @@ class CheckReport:
 
 
 def report_table(report: CheckReport) -> str:
-    """One line per figure, and one per stage that has none to show."""
+    """One line per figure and per stage that did not measure; what is missing for one reason shares a line."""
     rows: list[list[str | None]] = []
     for stage in report.stages:
         if stage.status != "measured":
-            reason = (stage.reason or "").splitlines() or [""]
-            rows.append([stage.name, "", stage.status, reason[0][:80], None])
-        rows.extend(
-            [stage.name, figure.name, figure.label, _shown(figure.name, figure.value, figure.reason), _expected(figure)]
-            for figure in stage.figures
-        )
-    return text_table(["stage", "figure", "", "value", "expected"], rows, align="lllr")
+            rows.append([stage.name, "", stage.status, _first_line(stage.reason), ""])
+        for (reason, _), group in itertools.groupby(stage.figures, key=_alike):
+            figures = list(group)
+            name = figures[0].name + (f" and {len(figures) - 1} more" if len(figures) > 1 else "")
+            value = _first_line(reason) if reason else _shown(figures[0].name, figures[0].value)
+            rows.append([stage.name, name, figures[0].label, value, _expected(figures[0])])
+    return text_table(["stage", "figure", "label", "value", "expected"], rows, align="lllrr")
+
+
+def _alike(figure: Figure) -> tuple[str | None, str]:
+    """Neighbours that are missing for the same reason are alike; any other figure stands alone."""
+    return figure.reason, "" if figure.reason else figure.name
 
 
 def _expected(figure: Figure) -> str:
-    return "" if figure.expected is None else _shown(figure.name, figure.expected, None)
+    return "" if figure.expected is None else _shown(figure.name, figure.expected)
 
 
-def _shown(name: str, value: float | None, reason: str | None) -> str:
+def _first_line(text: str | None) -> str:
+    line = (text or "").strip().partition("\n")[0]
+    return line if len(line) <= REASON_WIDTH else f"{line[: REASON_WIDTH - 1]}…"
+
+
+def _shown(name: str, value: float | None) -> str:
     """A value in the unit that its name ends in."""
     if value is None:
-        return (reason or "n/a")[:80]
+        return "n/a"
     if name.endswith("_flops_per_s"):
         return f"{value / 1e12:.4g} TFLOP/s"
     if name.endswith("_bytes_per_s"):

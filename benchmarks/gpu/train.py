@@ -10,7 +10,7 @@ from benchmarks.gpu.watch import Watch, write_readings
 
 WARM_UP_STEPS = 3
 TRIAL_TIMEOUT_S = 120.0
-ENDING_S = 1.0
+ENDING_S = 2.0
 """A trial's process ends within this after its last step."""
 
 
