@@ -14,7 +14,6 @@ from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, O
 from autotune.core.trial import Trial
 from autotune.errors import BadInput, InternalError, MachineLacks
 
-SERVER_START_TIMEOUT_S = 300.0
 # What C++ and the allocator write when they cannot even raise: the refusal was real, only its messenger died.
 _REFUSALS_IN_LOG = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "Thread creation failed")
 

@@ -14,6 +14,7 @@ def bar(figure: float | None, direction: str = "<=") -> Bar:
         (0.5, "<=", "cli_help_s figure=0.5 bar<=0.5 ok"),
         (0.62, "<=", "cli_help_s figure=0.62 bar<=0.5 short"),
         (4.31, ">=", "cli_help_s figure=4.31 bar>=0.5 ok"),
+        (0.5, ">=", "cli_help_s figure=0.5 bar>=0.5 ok"),
         (0.4, ">=", "cli_help_s figure=0.4 bar>=0.5 short"),
         (None, "<=", "cli_help_s figure=n/a bar<=0.5 not measured"),
     ],

@@ -36,6 +36,20 @@ def test_load_runs_in_a_child_and_its_window_is_on_our_clock(machine):
     assert figures["products"] >= figures["slices"]
 
 
+def test_half_a_load_is_busy_half_the_time(machine):
+    outcome = machine.run(Trial(job="matmul", measured=load(duty_share=0.5), timeout_s=60))
+    assert isinstance(outcome, Measured)
+    assert outcome.figures["busy_share"] == pytest.approx(0.5, abs=0.15)
+
+
+def test_the_rate_counts_two_operations_per_multiplication(machine):
+    outcome = machine.run(Trial(job="matmul", measured=load(size=128), timeout_s=60))
+    assert isinstance(outcome, Measured)
+    figures = outcome.figures
+    flops = 2 * 128**3 * figures["products"]
+    assert figures["flops_per_s"] == pytest.approx(flops / (figures["slices"] * figures["slice_s"]), rel=1e-6)
+
+
 def test_unknown_dtype_is_a_crash(machine):
     outcome = machine.run(Trial(job="matmul", measured=load(dtype="float8"), timeout_s=60))
     assert isinstance(outcome, Crashed)
