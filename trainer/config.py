@@ -23,6 +23,7 @@ PROFILE_SCHEMA_VERSION: Literal[1] = 1
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Precision = Literal["fp32", "bf16"]
+Layout = Literal["padded", "bucketed", "packed"]
 
 
 class ModelSettings(Table):
@@ -56,6 +57,9 @@ class DataSettings(Table):
     """Micro-batches each loader process holds ready."""
     pin_memory: bool = True
     """Page-locked host memory, where there is a GPU."""
+    stage_to: str | None = None
+    """A directory on every node's own disk to copy the dataset to before training, such as ``$TMPDIR``; environment
+    variables are filled in. One rank of a node copies, the others wait; what is there already is not copied again."""
 
 
 class ParallelSettings(Table):
@@ -74,12 +78,17 @@ class TrainConfig(Table):
     parallel: ParallelSettings = ParallelSettings()
     seq_length_tokens: Annotated[int, Field(ge=8)] = 512
     """Tokens in a row, special tokens included; longer samples are cut."""
+    layout: Layout = "padded"
+    """What a row holds. ``padded``: one sample, then padding. ``bucketed``: the same, and the rows of an optimizer step
+    that are alike in length are computed together, as wide as the longest. ``packed``: as many samples as fit."""
     micro_batch_rows: Positive = 8
     """Rows that one rank computes at once."""
     global_batch_rows: Positive = 256
     """Rows of one optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
     max_steps: Positive = 1000
     """Optimizer steps of the run."""
+    max_epochs: Positive | None = None
+    """Ends the run sooner, when every sample was seen so often; the learning rate still follows ``max_steps``."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """Peak of a linear warm-up and linear decay (Devlin et al. 2018)."""
     warmup_steps: NonNegative = 100

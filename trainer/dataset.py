@@ -2,10 +2,12 @@
 
 A dataset is one directory:
 
-    manifest.json      what it holds, with a SHA-256 for every other file
-    tokenizer.json     as the ``tokenizers`` library writes it
-    tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
-    offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
+    manifest.json            what it holds, with a SHA-256 for every other file
+    tokenizer.json           as the ``tokenizers`` library writes it
+    train-tokens-00000.npy   flat ids of all samples of a shard, without special tokens (uint16 or uint32)
+    train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
+    validation-…             the same for the samples that are kept apart
+    rejects.jsonl            what could not be used; for people, and no part of the dataset
 
 No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a row.
 """
@@ -14,20 +16,22 @@ import ast
 import os
 import re
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table, read_json
 
-DATASET_SCHEMA_VERSION = 1
+DATASET_SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
+REJECTS_NAME = "rejects.jsonl"
+
+SplitName = Literal["train", "validation"]
 
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -70,29 +74,11 @@ class LengthHistogram(Table):
     counts: list[Count]
 
 
-class SourceStatistics(Table):
-    """Where the tokens came from and what was left out on the way."""
+class Split(Table):
+    """The samples of one purpose."""
 
-    kind: str
-    files: Count
-    rejected_files: Count
-    duplicate_samples: Count
-    raw_bytes: Count
-    token_bytes: Count
-    unknown_tokens: Count
-
-
-class Manifest(Table):
-    """``manifest.json``."""
-
-    schema_version: Literal[1]
-    dtype: Literal["uint16", "uint32"]
-    vocab_size: Annotated[int, Field(gt=0, le=2**31)]
-    special_ids: SpecialIds
-    tokenizer_sha256: Sha256
-    shards: Annotated[list[Shard], Field(min_length=1)]
+    shards: list[Shard]
     length_histogram: LengthHistogram
-    source: SourceStatistics
 
     @property
     def samples(self) -> int:
@@ -103,6 +89,58 @@ class Manifest(Table):
     def tokens(self) -> int:
         """Stored tokens in all shards, special tokens not counted."""
         return sum(shard.tokens for shard in self.shards)
+
+
+class SourceStatistics(Table):
+    """Where the tokens came from and what was left out on the way."""
+
+    kinds: list[str]
+    """Kinds of source, such as ``elf``; each once, in alphabetical order."""
+    files: Count
+    """Files that gave at least one sample."""
+    rejected: Count
+    """Files, or lines and rows of files, that could not be used."""
+    duplicate_samples: Count
+    """Left out because the same sample is there already."""
+    empty_samples: Count
+    """Left out because the tokenizer makes no token of them."""
+    truncated_samples: Count
+    """Cut at the longest length allowed, the rest left out."""
+    split_samples: Count
+    """Cut into several at the longest length allowed, nothing left out."""
+    raw_bytes: Count
+    """Size of the files read, each counted whole."""
+    token_bytes: Count
+    """Size of all stored ids."""
+    unknown_tokens: Count
+
+
+class Manifest(Table):
+    """``manifest.json``."""
+
+    schema_version: Literal[2]
+    dtype: Literal["uint16", "uint32"]
+    vocab_size: Annotated[int, Field(gt=0, le=2**31)]
+    """Rows of the model's embedding table: a multiple of 64, because matrix units want it."""
+    used_vocab_size: Annotated[int, Field(gt=0, le=2**31)]
+    """Ids below this one are the tokenizer's; the rest pad the table and occur nowhere."""
+    special_ids: SpecialIds
+    tokenizer_sha256: Sha256
+    train: Split
+    validation: Split
+    source: SourceStatistics
+
+    @model_validator(mode="after")
+    def _vocabulary_is_whole(self) -> Self:
+        if self.used_vocab_size > self.vocab_size:
+            raise ValueError(f"used_vocab_size {self.used_vocab_size} is more than vocab_size {self.vocab_size}")
+        if max(self.special_ids.all()) >= self.used_vocab_size:
+            raise ValueError(f"a special id is not below used_vocab_size {self.used_vocab_size}")
+        return self
+
+    def split(self, name: SplitName) -> Split:
+        """The samples of one purpose."""
+        return self.train if name == "train" else self.validation
 
     @property
     def dataset_hash(self) -> str:
@@ -132,86 +170,126 @@ def read_manifest(directory: Path) -> Manifest:
     return parse_table(Manifest, raw, where=str(path))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenShard:
-    tokens_fd: int
-    tokens_start: int
-    offsets_fd: int
-    offsets_start: int
-    first_sample: int
+Int64 = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class TokenDataset:
-    """Random access to samples by number, with ``pread``: memory does not grow with what was visited.
+    """Random access to the samples of one split, by number, with ``pread``: memory does not grow with what was visited.
 
-    Forked processes may share one instance, because no file position is used.
+    A read is announced to the kernel before it is made, so that a batch of reads from a cold disk or a network file
+    system waits about as long as one. Forked processes may share one instance, because no file position is used.
 
     Raises:
         BadConfig: If a file is missing or is not what the manifest says.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
         self.directory = directory
         self.manifest = manifest
-        self._dtype: np.dtype[Any] = np.dtype(manifest.dtype)
-        self._shards: list[_OpenShard] = []
-        first = 0
-        for shard in manifest.shards:
-            tokens_fd, tokens_start = _open_npy(directory / shard.tokens_file, self._dtype, shard.tokens)
-            offsets_fd, offsets_start = _open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)
-            self._shards.append(
-                _OpenShard(
-                    tokens_fd=tokens_fd,
-                    tokens_start=tokens_start,
-                    offsets_fd=offsets_fd,
-                    offsets_start=offsets_start,
-                    first_sample=first,
-                )
-            )
-            first += shard.samples
-        self._samples = first
-        self._firsts = np.array([shard.first_sample for shard in self._shards], dtype=np.int64)
+        self.split: SplitName = split
+        self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
+        self._shards = manifest.split(split).shards
+        self._fds: list[int] = []
+        # Per shard: descriptor and first byte of the ids, and of the offsets.
+        opened = np.array([self._open(shard) for shard in self._shards], dtype=np.int64).reshape(-1, 4)
+        self._tokens_fd, self._tokens_start, self._offsets_fd, self._offsets_start = opened.T.copy()
+        ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
+        self._samples = int(ends[-1]) if len(ends) else 0
+        self._firsts = np.concatenate(([0], ends[:-1])).astype(np.int64)
+        self._tokens = np.array([shard.tokens for shard in self._shards], dtype=np.int64)
 
     @classmethod
-    def open(cls, directory: Path) -> Self:
+    def open(cls, directory: Path, split: SplitName = "train") -> Self:
         """Open a dataset directory."""
-        return cls(directory, read_manifest(directory))
+        return cls(directory, read_manifest(directory), split)
+
+    def _open(self, shard: Shard) -> tuple[int, int, int, int]:
+        tokens = _open_npy(self.directory / shard.tokens_file, self.dtype, shard.tokens)
+        self._fds.append(tokens[0])
+        offsets = _open_npy(self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)
+        self._fds.append(offsets[0])
+        return *tokens, *offsets
 
     def __len__(self) -> int:
         return self._samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.directory, self.manifest))
+        return (type(self), (self.directory, self.manifest, self.split))
 
-    def read(self, sample: int, max_tokens: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+    def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
+        """Where samples lie: shard, first id in that shard, and number of ids, without special tokens; shapes (N,).
+
+        Raises:
+            IndexError: If there is no such sample.
+            BadConfig: If a shard's offsets are not ascending within the file.
+        """
+        if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
+            raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")
+        shards = np.searchsorted(self._firsts, samples, side="right") - 1
+        places = self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
+        where = list(zip(self._offsets_fd[shards].tolist(), places.tolist(), strict=True))
+        for fd, place in where:
+            os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
+        pairs = b"".join([os.pread(fd, 16, place) for fd, place in where])
+        if len(pairs) != 16 * len(samples):
+            raise self._damaged(self._shards[int(shards[0])].offsets_file, "became shorter while in use")
+        begins, ends = np.frombuffer(pairs, dtype="<u8").astype(np.int64).reshape(-1, 2).T
+        wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            local = int(samples[first] - self._firsts[shards[first]])
+            file = self._shards[int(shards[first])].offsets_file
+            raise self._damaged(file, f"sample {local} lies outside the shard")
+        return shards, begins, ends - begins
+
+    def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
+        """Read stretches of ids into an array.
+
+        Args:
+            ids: Shape (T,), of the stored type.
+            places: Shape (N,), where in ``ids`` each stretch begins.
+            shards: Shape (N,); with ``begins`` as ``locate`` gave them.
+            begins: Shape (N,).
+            tokens: Shape (N,), how many ids to read of each.
+
+        Raises:
+            BadConfig: If a shard became shorter while in use.
+        """
+        size = self.dtype.itemsize
+        view = memoryview(ids.view(np.uint8).data)
+        fds = self._tokens_fd[shards].tolist()
+        offsets = (self._tokens_start[shards] + begins * size).tolist()
+        firsts, ends = (places * size).tolist(), ((places + tokens) * size).tolist()
+        for fd, offset, first, end in zip(fds, offsets, firsts, ends, strict=True):
+            os.posix_fadvise(fd, offset, end - first, os.POSIX_FADV_WILLNEED)
+        for number, (fd, offset, first, end) in enumerate(zip(fds, offsets, firsts, ends, strict=True)):
+            if os.preadv(fd, (view[first:end],), offset) != end - first:
+                raise self._damaged(self._shards[int(shards[number])].tokens_file, "became shorter while in use")
+
+    def read(self, sample: int, max_tokens: int | None = None) -> Ids:
         """The ids of one sample, at most ``max_tokens`` of them, without special tokens.
 
         Raises:
             IndexError: If there is no such sample.
-            BadConfig: If the shard's offsets are not ascending within the file.
+            BadConfig: If the shard is damaged.
         """
-        if not 0 <= sample < self._samples:
-            raise IndexError(sample)
-        index = int(np.searchsorted(self._firsts, sample, side="right")) - 1
-        shard = self._shards[index]
-        local = sample - shard.first_sample
-        begin, end = struct.unpack("<QQ", os.pread(shard.offsets_fd, 16, shard.offsets_start + 8 * local))
-        if not begin <= end <= self.manifest.shards[index].tokens:
-            raise BadConfig(
-                f"{self.directory / self.manifest.shards[index].offsets_file}: sample {local} lies outside the shard",
-                next_step="The dataset is damaged: prepare or copy it again.",
-            )
-        count = min(end - begin, max_tokens)
-        size = self._dtype.itemsize
-        raw = os.pread(shard.tokens_fd, count * size, shard.tokens_start + begin * size)
-        return np.frombuffer(raw, dtype=self._dtype)
+        shards, begins, tokens = self.locate(np.array([sample], dtype=np.int64))
+        count = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
+        ids = np.empty(int(count[0]), dtype=self.dtype)
+        self.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, count)
+        return ids
 
     def close(self) -> None:
         """Close the files."""
-        for shard in self._shards:
-            os.close(shard.tokens_fd)
-            os.close(shard.offsets_fd)
-        self._shards = []
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _damaged(self, file: str, what: str) -> BadConfig:
+        return BadConfig(
+            f"{self.directory / file}: {what}",
+            next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self.directory}",
+        )
 
 
 _NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
@@ -241,6 +319,8 @@ def _open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
             raise ValueError(f"holds {header['descr']} of shape {header['shape']}, not {dtype.str} of ({length},)")
         if os.fstat(fd).st_size != start + length * dtype.itemsize:
             raise ValueError("its size is not what its header says")
+        # Reads are random: what lies around them would only push other things out of memory.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     except (ValueError, KeyError, SyntaxError, TypeError, struct.error) as error:
         os.close(fd)
         raise BadConfig(f"{path}: {error}", next_step=damaged) from error

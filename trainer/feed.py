@@ -1,9 +1,15 @@
 """Micro-batches for one rank: plan + dataset + masking, in this process or in loader processes.
 
-Shapes: B rows of a micro-batch, S tokens of a row.
+The plan is made in the training process, a little ahead of its use; loader processes get the places of samples, read
+and mask them. Ids and positions travel as small as they are stored, and become what a model takes on the device.
+
+Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
-from trainer.masking import IGNORED_LABEL, MaskingRule, mask_tokens
-from trainer.plan import BatchPlan, RowPlan
+from trainer.errors import BadConfig
+from trainer.masking import IGNORED_LABEL, Masker, MaskingRule
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.stream import MicroBatchPlan, Position, RowStream
+
+WIDTH_STEP_TOKENS = 64
+"""Bucketed rows are as wide as their longest sample, rounded up to this: few shapes, and matrix units like them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,88 +31,147 @@ class MicroBatch:
     """One micro-batch on the host, or, after ``to``, on a device."""
 
     ids_BS: torch.Tensor
-    """int64, padded with the pad id."""
-    attention_BS: torch.Tensor
-    """int64, 1 where a token is real."""
-    labels_BS: torch.Tensor
-    """int64, ``IGNORED_LABEL`` where nothing is predicted."""
+    """uint16 or uint32 as stored, with special tokens, corrupted, padded with the pad id."""
+    starts_N: torch.Tensor
+    """int32, where each sample begins in the flattened rows; ascending."""
+    tokens_N: torch.Tensor
+    """int32, tokens of each sample, special tokens included."""
+    predicted_P: torch.Tensor
+    """int32, places in the flattened rows of the tokens to predict."""
+    targets_P: torch.Tensor
+    """As ``ids_BS``: what stood there."""
     real_tokens: int
     predicted_tokens: int
+    after: Position | None = None
+    """Where the job is behind this micro-batch's optimizer step; only with the last micro-batch of a step."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Copy to a device, without waiting where the memory is pinned."""
-        return MicroBatch(
-            ids_BS=self.ids_BS.to(device, non_blocking=True),
-            attention_BS=self.attention_BS.to(device, non_blocking=True),
-            labels_BS=self.labels_BS.to(device, non_blocking=True),
-            real_tokens=self.real_tokens,
-            predicted_tokens=self.predicted_tokens,
-        )
+        return self._moved(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "MicroBatch":
         """What the loader calls to page-lock a batch."""
-        return MicroBatch(
-            ids_BS=self.ids_BS.pin_memory(),
-            attention_BS=self.attention_BS.pin_memory(),
-            labels_BS=self.labels_BS.pin_memory(),
-            real_tokens=self.real_tokens,
-            predicted_tokens=self.predicted_tokens,
+        return self._moved(torch.Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
+        return replace(
+            self,
+            ids_BS=move(self.ids_BS),
+            starts_N=move(self.starts_N),
+            tokens_N=move(self.tokens_N),
+            predicted_P=move(self.predicted_P),
+            targets_P=move(self.targets_P),
         )
+
+    def wide_ids_BS(self) -> torch.Tensor:
+        """int64, as embeddings take them."""
+        return self.ids_BS.to(torch.int64)
+
+    def attention_BS(self) -> torch.Tensor:
+        """int64, 1 where a token is real; for rows of one sample each.
+
+        An empty row attends to its first pad token, as a softmax over nothing would be NaN; it weighs nothing.
+        """
+        rows, width = self.ids_BS.shape
+        lengths_B = torch.ones(rows, dtype=torch.int32, device=self.ids_BS.device)
+        lengths_B[self.starts_N.to(torch.int64) // width] = self.tokens_N
+        return (torch.arange(width, device=lengths_B.device)[None, :] < lengths_B[:, None]).to(torch.int64)
+
+    def labels_BS(self) -> torch.Tensor:
+        """int64, ``IGNORED_LABEL`` where nothing is predicted."""
+        labels = torch.full(self.ids_BS.shape, IGNORED_LABEL, dtype=torch.int64, device=self.ids_BS.device)
+        labels.view(-1)[self.predicted_P.to(torch.int64)] = self.targets_P.to(torch.int64)
+        return labels
 
 
 class MicroBatchSource(Dataset[MicroBatch]):
-    """The micro-batches of one rank, by number: any one can be made at any time, so resuming is starting later."""
+    """Makes micro-batches of one rank from their plans; the same from any process, in any order."""
 
-    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, rank: int) -> None:
+    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan) -> None:
+        manifest = dataset.manifest
         self._dataset = dataset
         self._plan = plan
-        self._rank = rank
-        self._seed = config.seed
-        self._seq_length = config.seq_length_tokens
-        self._special = dataset.manifest.special_ids
-        self._rule = MaskingRule(
-            vocab_size=dataset.manifest.vocab_size,
+        self._special = manifest.special_ids
+        self._vocab_size = manifest.vocab_size
+        self._bucketed = plan.layout == "bucketed"
+        rule = MaskingRule(
+            vocab_size=manifest.used_vocab_size,
             mask_id=self._special.mask,
             special_ids=self._special.all(),
             probability=config.masking_probability,
         )
+        self._masker = Masker(rule, config.seed)
 
-    def __getitem__(self, micro_step: int) -> MicroBatch:
-        return self.assemble(self._plan.rows(micro_step, self._rank))
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
+        """Read, frame, corrupt and lay out a whole micro-batch at once: what the loader calls for a batch of rows.
 
-    def assemble(self, rows: RowPlan) -> MicroBatch:
-        """Read, frame, corrupt and pad the rows of a plan; missing rows stay empty and weigh nothing."""
-        shape = (self._plan.rows_per_microbatch_per_rank, self._seq_length)
-        ids = np.full(shape, self._special.pad, dtype=np.int64)
-        attention = np.zeros(shape, dtype=np.int64)
-        attention[:, 0] = 1  # a softmax over nothing would be NaN; in an empty row this one pad token weighs nothing
-        labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
-        real_tokens = 0
-        for row, (epoch, sample) in enumerate(zip(rows.epochs, rows.samples, strict=True)):
-            body = self._dataset.read(int(sample), self._seq_length - 2)
-            framed = np.concatenate(([self._special.cls], body.astype(np.int64), [self._special.sep]))
-            corrupted, targets = mask_tokens(framed, self._rule, seed=self._seed, epoch=int(epoch), sample=int(sample))
-            ids[row, : len(framed)] = corrupted
-            attention[row, : len(framed)] = 1
-            labels[row, : len(framed)] = targets
-            real_tokens += len(framed)
+        Raises:
+            BadConfig: If the dataset is damaged.
+        """
+        segments = plan.segments
+        tokens = segments["tokens"]
+        width = self._width(tokens)
+        ids = np.full(self._plan.rows_per_microbatch_per_rank * width, self._special.pad, dtype=self._dataset.dtype)
+        starts = segments["row"] * width + segments["column"]
+        ids[starts] = self._special.cls
+        ids[starts + tokens + 1] = self._special.sep
+        self._dataset.read_into(ids, starts + 1, segments["shard"], segments["begin"], tokens)
+        predicted, targets = self._corrupt(ids, starts + 1, plan)
         return MicroBatch(
-            ids_BS=torch.from_numpy(ids),
-            attention_BS=torch.from_numpy(attention),
-            labels_BS=torch.from_numpy(labels),
-            real_tokens=real_tokens,
-            predicted_tokens=int((labels != IGNORED_LABEL).sum()),
+            ids_BS=torch.from_numpy(ids.reshape(-1, width)),
+            starts_N=torch.from_numpy(starts.astype(np.int32)),
+            tokens_N=torch.from_numpy((tokens + SPECIAL_TOKENS_PER_SAMPLE).astype(np.int32)),
+            predicted_P=torch.from_numpy(predicted.astype(np.int32)),
+            targets_P=torch.from_numpy(targets),
+            real_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
+            predicted_tokens=len(predicted),
+            after=plan.after,
+        )
+
+    def _width(self, tokens: np.ndarray) -> int:
+        if not self._bucketed:
+            return self._plan.row_tokens
+        longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
+        return min(self._plan.row_tokens, -(-longest // WIDTH_STEP_TOKENS) * WIDTH_STEP_TOKENS)
+
+    def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
+        segments = plan.segments
+        # Checked for all ids, as an embedding table would read past its end on a GPU, far from here.
+        if int(ids.max(initial=0)) < self._vocab_size:
+            try:
+                return self._masker.corrupt(
+                    ids, places, segments["tokens"], epochs=segments["epoch"], samples=segments["sample"]
+                )
+            except IndexError:
+                pass
+        raise BadConfig(
+            f"{self._dataset.directory} holds ids that its tokenizer does not have",
+            next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self._dataset.directory}",
         )
 
 
-def make_loader(source: MicroBatchSource, config: TrainConfig, micro_steps: range) -> DataLoader[MicroBatch]:
-    """A loader over a range of micro-steps, with the configured processes and prefetching."""
+def make_loader(
+    source: MicroBatchSource, config: TrainConfig, plans: Iterable[MicroBatchPlan]
+) -> DataLoader[MicroBatch]:
+    """A loader over micro-batch plans, with the configured processes and prefetching; in the order of the plans."""
     workers = config.data.loader_workers
     return DataLoader(
         source,
-        batch_size=None,  # an item is a whole micro-batch already
-        sampler=micro_steps,
+        batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
+        collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=config.data.prefetch_batches if workers else None,
         pin_memory=config.data.pin_memory and config.device == "cuda",
     )
+
+
+def micro_batch_plans(
+    dataset: TokenDataset, plan: BatchPlan, rank: int, *, steps: int | None = None, position: Position | None = None
+) -> Iterator[MicroBatchPlan]:
+    """The plans of a rank from a position on, of so many optimizer steps or for ever."""
+    endless = iter(RowStream(plan, dataset, rank, position))
+    return endless if steps is None else islice(endless, steps * plan.accumulation_steps)
+
+
+def _as_it_is(batch: Any) -> Any:  # noqa: ANN401 - what the loader calls a list is a whole micro-batch here
+    return batch

@@ -15,7 +15,7 @@ from trainer.checkpoint import export_model
 from trainer.config import ResolvedConfig, TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
-from trainer.feed import MicroBatch, MicroBatchSource, make_loader
+from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.model import build_config, build_model
 from trainer.monitor import Monitor
 from trainer.parallel import Ranks, share_gradients
@@ -43,17 +43,19 @@ def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, announce: A
     step = TrainStep(shared, make_optimizer(shared, config), config, ranks)
     writer.start(_header(resolved, dataset, plan, model=model, attention=attention, ranks=ranks))
 
-    micro_steps = range(config.max_steps * plan.accumulation_steps)
-    loader = iter(make_loader(MicroBatchSource(dataset, config, plan, ranks.rank), config, micro_steps))
+    plans = micro_batch_plans(dataset, plan, ranks.rank, steps=config.max_steps)
+    loader = iter(make_loader(MicroBatchSource(dataset, config, plan), config, plans))
     monitor = Monitor(writer.directory, active=ranks.leads)
     interval = Interval()
     for number in range(config.max_steps):
         batches = interval.take(loader, plan.accumulation_steps)
+        if config.max_epochs is not None and not any(ranks.sum(sum(batch.real_tokens for batch in batches))):
+            break  # the last epoch is over on every rank
         lr = learning_rate(config, number)
         result = step.run(batches, lr)
         done = number + 1
         if done % config.log_interval_steps == 0 or done == config.max_steps:
-            row = interval.close(done, result, lr, plan.slot_tokens(config.seq_length_tokens), ranks)
+            row = interval.close(done, result, lr, plan.slot_tokens, ranks)
             writer.step(row)
             monitor.step(row)
             if ranks.leads:
@@ -131,9 +133,12 @@ def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
     return BatchPlan(
         seed=config.seed,
         dataset_samples=samples,
+        row_tokens=config.seq_length_tokens,
+        layout=config.layout,
         global_batch_rows=config.global_batch_rows,
         accumulation_steps=accumulation_steps(config, world_size),
         world_size=world_size,
+        max_epochs=config.max_epochs,
     )
 
 

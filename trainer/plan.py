@@ -1,105 +1,147 @@
-"""Which rows a rank computes in which micro-batch: pure functions of (seed, step, rank, world size).
+"""Which samples a rank computes in which row of which micro-batch: pure functions of (seed, position, rank, world).
 
-Rows run on from epoch to epoch. A position is the number of rows that the whole job has consumed before; it names an
-epoch and a sample, whatever the number of ranks, so the order of the data does not depend on the world size.
+    permutation of an epoch ─ cut into ─> lanes ─ cut into ─> blocks ─ packed into ─> rows ─ dealt to ─> ranks
+
+The rows of all lanes, taken in turn, are the one order of the data: row q of the job is the next row of lane q mod
+lanes, and goes to rank j mod world, j being its number in the optimizer step. The order does not depend on the number
+of ranks. Lanes exist so that a rank need not pack what others compute: with as many ranks as lanes, or a multiple, it
+packs the blocks of one lane only. How many rows a block gives is known once it is packed, so each lane has a place of
+its own.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-Uint64 = npt.NDArray[np.uint64]
+from trainer.config import Layout
+from trainer.packing import pack_rows
+from trainer.permutation import hash_words, mix, permute
+
 Int64 = npt.NDArray[np.int64]
 
-FEISTEL_ROUNDS = 6
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+LANES = 8
+"""With 256 ranks a rank packs an eighth of the job's samples; alone it holds this many blocks."""
+BLOCK_SAMPLES = 1024
+"""Best fit fills rows of 512 to 99.8 % with blocks of this size; starting anywhere costs one block per lane."""
+SPECIAL_TOKENS_PER_SAMPLE = 2
+"""A sample becomes [CLS] ids [SEP] in its row."""
+
+SEGMENT = np.dtype(
+    [
+        ("row", "<i8"),
+        ("column", "<i8"),
+        ("epoch", "<i8"),
+        ("sample", "<i8"),
+        ("shard", "<i8"),
+        ("begin", "<i8"),
+        ("tokens", "<i8"),
+    ]
+)
+"""One sample in its place: row and column, what it is, and where its ``tokens`` ids lie, special tokens aside."""
+Segments = npt.NDArray[np.void]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowPlan:
-    """The rows of one micro-batch on one rank; fewer than the micro-batch holds where the global batch ends."""
+class SampleIndex(Protocol):
+    """Where samples lie and how long they are."""
 
-    epochs: Int64
-    samples: Int64
+    def __len__(self) -> int: ...
+
+    def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
+        """Shard, first id in the shard, and number of ids of each sample; shapes (N,)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How a global batch is dealt to ranks and micro-batches.
+    """How samples become rows, and rows become the micro-batches of ranks.
 
     Row j of an optimizer step goes to rank j mod world, so ranks differ by at most one row.
     """
 
     seed: int
     dataset_samples: int
+    row_tokens: int
+    layout: Layout
     global_batch_rows: int
     accumulation_steps: int
     world_size: int
+    max_epochs: int | None = None
+    """After so many passes there are no more rows; None goes on for ever."""
 
     @property
     def rows_per_microbatch_per_rank(self) -> int:
-        """The even share, at most the configured micro-batch; the shape of every micro-batch."""
+        """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
         return -(-self.global_batch_rows // (self.world_size * self.accumulation_steps))
 
-    def slot_tokens(self, seq_length_tokens: int) -> int:
+    @property
+    def slot_tokens(self) -> int:
         """Places for tokens in one optimizer step of all ranks, padding and empty rows included."""
-        return self.rows_per_microbatch_per_rank * self.accumulation_steps * self.world_size * seq_length_tokens
+        return self.rows_per_microbatch_per_rank * self.accumulation_steps * self.world_size * self.row_tokens
 
-    def rows(self, micro_step: int, rank: int) -> RowPlan:
-        """The rows of a micro-batch.
+    @property
+    def lanes(self) -> int:
+        """Lanes in use: fewer for a dataset that does not fill a block in each."""
+        return min(LANES, max(1, self.dataset_samples // BLOCK_SAMPLES))
 
-        Args:
-            micro_step: Optimizer step times accumulation steps plus the micro-batch's number in its step.
-            rank: Whose rows.
-        """
-        step, part = divmod(micro_step, self.accumulation_steps)
-        slots = np.arange(self.rows_per_microbatch_per_rank, dtype=np.int64)
-        in_step = (part * self.rows_per_microbatch_per_rank + slots) * self.world_size + rank
-        positions = step * self.global_batch_rows + in_step[in_step < self.global_batch_rows]
-        epochs, indices = np.divmod(positions, self.dataset_samples)
-        samples = np.empty_like(indices)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            samples[here] = permute(indices[here].astype(np.uint64), self.dataset_samples, self.seed, int(epoch))
-        return RowPlan(epochs=epochs, samples=samples)
+    @property
+    def blocks_per_epoch(self) -> int:
+        """Blocks of one lane in one epoch; the last may be smaller, or empty."""
+        return -(-self.dataset_samples // (self.lanes * BLOCK_SAMPLES))
 
+    def lanes_of(self, rank: int) -> range:
+        """The lanes that hold the rows of a rank, in whatever step."""
+        stride = math.gcd(self.lanes, self.world_size, self.global_batch_rows)
+        return range(rank % stride, self.lanes, stride)
 
-def mix(value: Uint64) -> Uint64:
-    """A bijective scrambling of 64-bit words (the finalizer of SplitMix64, Steele et al. 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    def ended(self, block: int) -> bool:
+        """Whether a lane's block, counted over all epochs, lies behind the last epoch."""
+        return self.max_epochs is not None and block >= self.max_epochs * self.blocks_per_epoch
 
-
-def hash_words(*words: int | Uint64) -> Uint64:
-    """Hash integers and arrays of them, elementwise, into one 64-bit word each."""
-    state = np.zeros(1, dtype=np.uint64)
-    for word in words:
-        array = np.asarray(word & 0xFFFFFFFFFFFFFFFF if isinstance(word, int) else word, dtype=np.uint64)
-        state = mix((state ^ array) + _GOLDEN)
-    return state
+    def block_samples(self, lane: int, block: int) -> tuple[int, Int64]:
+        """Epoch and samples of a lane's block, blocks being counted over all epochs."""
+        epoch, in_epoch = divmod(block, self.blocks_per_epoch)
+        first, end = (self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1))
+        begin = min(first + in_epoch * BLOCK_SAMPLES, end)
+        indices = np.arange(begin, min(begin + BLOCK_SAMPLES, end), dtype=np.uint64)
+        return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(np.int64)
 
 
-def permute(indices: Uint64, size: int, seed: int, epoch: int) -> Uint64:
-    """Where indices go in a seeded permutation of ``range(size)``, without holding the permutation.
+def lay_out(plan: BatchPlan, lane: int, block: int, index: SampleIndex) -> Segments:
+    """The rows of one block: its samples with their rows and columns, sorted by row.
 
-    A Feistel network over the smallest even number of bits that holds ``size``, walked until the result is in range
-    (Black and Rogaway 2002): memory is that of the indices asked for, and any one may be asked for.
+    In the packed layout rows come in a seeded random order, because best fit leaves long samples in the first rows and
+    short ones in the last.
     """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = [hash_words(seed, epoch, number)[0] for number in range(FEISTEL_ROUNDS)]
-    result = np.array(indices, dtype=np.uint64)
-    pending = np.arange(len(result))
-    while len(pending):
-        result[pending] = _feistel(result[pending], half, keys)
-        pending = pending[result[pending] >= np.uint64(size)]
-    return result
+    epoch, samples = plan.block_samples(lane, block)
+    segments = np.zeros(len(samples), dtype=SEGMENT)
+    segments["epoch"], segments["sample"] = epoch, samples
+    segments["shard"], segments["begin"], tokens = index.locate(samples)
+    segments["tokens"] = np.minimum(tokens, plan.row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+    if plan.layout != "packed":
+        segments["row"] = np.arange(len(samples))
+        return segments
+    rows = pack_rows(segments["tokens"] + SPECIAL_TOKENS_PER_SAMPLE, plan.row_tokens)
+    segments["row"] = _shuffled(rows, hash_words(plan.seed, lane, block))
+    segments = segments[np.argsort(segments["row"], kind="stable")]
+    segments["column"] = _columns(segments["row"], segments["tokens"] + SPECIAL_TOKENS_PER_SAMPLE)
+    return segments
 
 
-def _feistel(words: Uint64, half_bits: int, keys: list[np.uint64]) -> Uint64:
-    mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
-    left, right = words >> shift, words & mask
-    for key in keys:
-        left, right = right, left ^ (mix(right ^ key) & mask)
-    return (left << shift) | right
+def _shuffled(rows: Int64, key: npt.NDArray[np.uint64]) -> Int64:
+    count = int(rows.max(initial=-1)) + 1
+    drawn = mix(key + hash_words(np.arange(count, dtype=np.uint64)))
+    place = np.empty(count, dtype=np.int64)
+    place[np.argsort(drawn, kind="stable")] = np.arange(count)
+    return place[rows]
+
+
+def _columns(rows: Int64, lengths: Int64) -> Int64:
+    """Where each sample begins in its row, for samples sorted by row."""
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    first_of_row = np.searchsorted(rows, rows, side="left")
+    columns: Int64 = begins - begins[first_of_row]
+    return columns

@@ -64,7 +64,7 @@ class TrainStep:
         loss_share = torch.zeros((), device=self._ranks.device)
         for number, batch in enumerate(micro_batches):
             with self._synchronised_if(number == len(micro_batches) - 1):
-                loss = self._loss_sum(batch.to(self._ranks.device)) * weight
+                loss = self._loss_sum(batch) * weight
                 # DDP averages over ranks; the loss is already divided by what all of them predict.
                 (loss * self._ranks.world_size).backward()
             loss_share += loss.detach()
@@ -77,11 +77,12 @@ class TrainStep:
 
     def _loss_sum(self, batch: MicroBatch) -> torch.Tensor:
         """Summed cross-entropy of the predicted tokens, in fp32; shape ()."""
+        batch = batch.to(self._ranks.device)
         bf16 = self._config.precision == "bf16"
         with torch.autocast(self._ranks.device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits_BSV = self._model(input_ids=batch.ids_BS, attention_mask=batch.attention_BS).logits
+            logits_BSV = self._model(input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS()).logits
         loss: torch.Tensor = functional.cross_entropy(
-            logits_BSV.flatten(0, 1).float(), batch.labels_BS.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+            logits_BSV.flatten(0, 1).float(), batch.labels_BS().flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
         )
         return loss
 

@@ -109,7 +109,7 @@ def _probe_one(
         )
         result = probe_model(request, runner)
     choice = choose_micro_batch(result.curve, result.feasible_max, request.headroom_share)
-    histogram = request.manifest.length_histogram
+    histogram = request.manifest.train.length_histogram
     body = LengthDistribution(edges=histogram.edges, counts=histogram.counts).mean_tokens(
         truncated_at=request.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainer.config import Precision
-from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds
+from trainer.dataset import LengthHistogram, Manifest, SourceStatistics, SpecialIds, Split
 
 H100_NVL_TOTAL_BYTES = 95_830 * 2**20
 """What NVML calls the total of an H100 NVL, sold as 94 GB."""
@@ -88,29 +88,24 @@ def sizes_for(device: Literal["cpu", "cuda"], *, tiny: bool) -> Sizes:
 
 def synthetic_manifest(vocab_size: int) -> Manifest:
     """A dataset's manifest without a dataset: probes need its vocabulary only."""
-    unknown = "0" * 64
+    nothing = Split(shards=[], length_histogram=LengthHistogram(edges=[0], counts=[0]))
     return Manifest(
-        schema_version=1,
+        schema_version=2,
         dtype="uint16",
-        vocab_size=vocab_size,
+        vocab_size=-(-vocab_size // 64) * 64,
+        used_vocab_size=vocab_size,
         special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
-        tokenizer_sha256=unknown,
-        shards=[
-            Shard(
-                tokens_file="none.npy",
-                offsets_file="none.npy",
-                samples=0,
-                tokens=0,
-                tokens_sha256=unknown,
-                offsets_sha256=unknown,
-            )
-        ],
-        length_histogram=LengthHistogram(edges=[0], counts=[0]),
+        tokenizer_sha256="0" * 64,
+        train=nothing,
+        validation=nothing,
         source=SourceStatistics(
-            kind="synthetic",
+            kinds=["synthetic"],
             files=0,
-            rejected_files=0,
+            rejected=0,
             duplicate_samples=0,
+            empty_samples=0,
+            truncated_samples=0,
+            split_samples=0,
             raw_bytes=0,
             token_bytes=0,
             unknown_tokens=0,

@@ -1,12 +1,30 @@
 import math
+import warnings
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from trainer.masking import IGNORED_LABEL, MaskingRule, mask_tokens
+from tests.conftest import write_dataset
+from trainer.masking import Masker, MaskingRule
 
 RULE = MaskingRule(vocab_size=1000, mask_id=4, special_ids=(0, 1, 2, 3, 4), probability=0.15)
+
+
+def mask(ids, rule=RULE, *, seed=0, epochs=(0,), samples=(0,), tokens=None) -> tuple[np.ndarray, np.ndarray]:
+    """The corrupted ids, and the originals where something is to be predicted, -100 elsewhere."""
+    corrupted = np.array(ids, dtype=np.uint16)
+    lengths = np.array(tokens if tokens is not None else [len(corrupted)], dtype=np.int64)
+    places = np.cumsum(lengths) - lengths
+    predicted, originals = Masker(rule, seed).corrupt(
+        corrupted, places, lengths, epochs=np.array(epochs, dtype=np.int64), samples=np.array(samples, dtype=np.int64)
+    )
+    labels = np.full(len(corrupted), -100, dtype=np.int64)
+    labels[predicted] = originals
+    return corrupted.astype(np.int64), labels
 
 
 def _within(count: int, trials: int, probability: float) -> bool:
@@ -14,15 +32,15 @@ def _within(count: int, trials: int, probability: float) -> bool:
     return abs(count - trials * probability) < 5 * math.sqrt(trials * probability * (1 - probability))
 
 
-def _many() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    ids = np.arange(5, 1000)
-    found = [mask_tokens(ids, RULE, seed=1, epoch=0, sample=sample) for sample in range(400)]
-    return np.tile(ids, 400), np.concatenate([c for c, _ in found]), np.concatenate([labels for _, labels in found])
+def _many(rule: MaskingRule = RULE) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ids = np.tile(np.arange(5, 1000), 400)
+    corrupted, labels = mask(ids, rule, seed=1, epochs=[0] * 400, samples=range(400), tokens=[995] * 400)
+    return ids, corrupted, labels
 
 
 def test_fifteen_per_cent_are_predicted_and_split_80_10_10():
     ids, corrupted, labels = _many()
-    chosen = labels != IGNORED_LABEL
+    chosen = labels != -100
     assert _within(chosen.sum(), len(ids), 0.15)
     masked = (corrupted == RULE.mask_id) & chosen
     assert _within(masked.sum(), chosen.sum(), 0.8)
@@ -31,49 +49,106 @@ def test_fifteen_per_cent_are_predicted_and_split_80_10_10():
     assert _within(replaced.sum(), chosen.sum(), 0.1 * 994 / 995)
 
 
+def test_every_place_of_a_sample_is_as_likely_to_be_predicted():
+    _, _, labels = _many()
+    by_place = (labels != -100).reshape(400, 995).sum(axis=0)
+    # Chi-square over 995 places; its mean is 995 (1 - 0.15 is divided out), its deviation sqrt(2 * 995).
+    statistic = ((by_place - 60) ** 2 / (400 * 0.15 * 0.85)).sum()
+    assert abs(statistic - 995) < 6 * math.sqrt(2 * 995)
+
+
+def test_whether_neighbours_are_predicted_is_independent():
+    _, _, labels = _many()
+    chosen = (labels != -100).reshape(400, 995)
+    both = (chosen[:, 1:] & chosen[:, :-1]).sum()
+    assert _within(both, 400 * 994, 0.15**2)
+
+
 def test_replacements_cover_the_ordinary_words_evenly_and_nothing_else():
     ids, corrupted, labels = _many()
-    replaced = corrupted[(labels != IGNORED_LABEL) & (corrupted != RULE.mask_id) & (corrupted != ids)]
+    replaced = corrupted[(labels != -100) & (corrupted != RULE.mask_id) & (corrupted != ids)]
     assert not np.isin(replaced, RULE.special_ids).any()
     assert replaced.max() < RULE.vocab_size
-    halves = (replaced < 5 + 995 / 2).sum()
-    assert _within(halves, len(replaced), 0.5)
+    counts = np.histogram(replaced, bins=5, range=(5, 1000))[0]
+    assert all(_within(count, len(replaced), 0.2) for count in counts)
 
 
 def test_special_ids_in_the_middle_of_the_vocabulary_are_never_drawn():
     rule = MaskingRule(vocab_size=8, mask_id=3, special_ids=(1, 3, 5, 7), probability=0.99)
-    drawn = set()
-    for sample in range(300):
-        drawn |= set(mask_tokens(np.array([0, 2, 4, 6]), rule, seed=0, epoch=0, sample=sample)[0].tolist())
-    assert drawn == {0, 2, 3, 4, 6}
+    corrupted, _ = mask([0, 2, 4, 6] * 300, rule)
+    assert set(corrupted.tolist()) == {0, 2, 3, 4, 6}
 
 
-@given(
-    ids=st.lists(st.integers(0, 999), min_size=1, max_size=50),
-    seed=st.integers(0, 2**40),
-    epoch=st.integers(0, 100),
-    sample=st.integers(0, 2**40),
-)
-def test_masks_are_a_function_of_seed_epoch_and_sample_alone(ids, seed, epoch, sample):
-    first = mask_tokens(np.array(ids), RULE, seed=seed, epoch=epoch, sample=sample)
-    mask_tokens(np.array(ids), RULE, seed=seed + 1, epoch=epoch, sample=sample)
-    second = mask_tokens(np.array(ids), RULE, seed=seed, epoch=epoch, sample=sample)
-    assert [a.tolist() for a in first] == [b.tolist() for b in second]
+def test_the_rates_are_those_of_the_collator_of_transformers(tmp_path):
+    directory = write_dataset(tmp_path / "data", [[5]], vocab_size=1000)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"),
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = collator([{"input_ids": [2, *range(5, 1000), 3]} for _ in range(400)])
+    expected = theirs["input_ids"].numpy()
+    original = torch.tensor([2, *range(5, 1000), 3]).numpy()[None].repeat(400, axis=0)
+    their_choice = theirs["labels"].numpy() != -100
+    _, corrupted, labels = _many()
+    for ours, theirs_count in (
+        ((labels != -100).sum(), their_choice.sum()),
+        ((corrupted == 4).sum(), (expected == 4).sum()),
+        (((labels != -100) & (corrupted == np.tile(np.arange(5, 1000), 400))).sum(),
+         (their_choice & (expected == original)).sum()),
+    ):  # fmt: skip
+        # Two binomial counts of the same chance differ by less than five deviations of their difference.
+        assert abs(int(ours) - int(theirs_count)) < 5 * math.sqrt(int(ours) + int(theirs_count))
+
+
+samples_of_ids = st.lists(st.lists(st.integers(0, 999), max_size=40), min_size=1, max_size=8)
+
+
+@given(bodies=samples_of_ids, seed=st.integers(0, 2**63), epoch=st.integers(0, 2**31), data=st.data())
+def test_masks_do_not_depend_on_who_draws_them_or_beside_what(bodies, seed, epoch, data):
+    samples = data.draw(st.lists(st.integers(0, 2**40), min_size=len(bodies), max_size=len(bodies), unique=True))
+    together = mask(
+        [token for body in bodies for token in body],
+        seed=seed, epochs=[epoch] * len(bodies), samples=samples, tokens=[len(body) for body in bodies],
+    )  # fmt: skip
+    alone = [mask(body, seed=seed, epochs=[epoch], samples=[s]) for body, s in zip(bodies, samples, strict=True)]
+    for joined, parts in zip(together, zip(*alone, strict=True), strict=True):
+        assert joined.tolist() == np.concatenate(parts).tolist()
+
+
+@given(ids=st.lists(st.integers(0, 999), min_size=1, max_size=60), sample=st.integers(0, 1000))
+def test_a_sample_that_is_cut_keeps_the_masks_of_what_is_left(ids, sample):
+    whole = mask(ids, samples=[sample])
+    cut = mask(ids[: len(ids) // 2], samples=[sample])
+    assert cut[0].tolist() == whole[0][: len(ids) // 2].tolist()
+    assert cut[1].tolist() == whole[1][: len(ids) // 2].tolist()
 
 
 @given(ids=st.lists(st.integers(0, 999), min_size=1, max_size=50), sample=st.integers(0, 1000))
 def test_special_tokens_are_left_alone_and_labels_are_the_original_words(ids, sample):
     original = np.array(ids)
-    corrupted, labels = mask_tokens(original, RULE, seed=0, epoch=0, sample=sample)
+    corrupted, labels = mask(original, samples=[sample])
     special = np.isin(original, RULE.special_ids)
     assert (corrupted[special] == original[special]).all()
-    assert (labels[special] == IGNORED_LABEL).all()
-    chosen = labels != IGNORED_LABEL
+    assert (labels[special] == -100).all()
+    chosen = labels != -100
     assert (labels[chosen] == original[chosen]).all()
     assert (corrupted[~chosen] == original[~chosen]).all()
 
 
-def test_epochs_mask_differently():
+def test_seeds_epochs_and_samples_have_masks_of_their_own():
     ids = np.arange(5, 500)
-    masks = {mask_tokens(ids, RULE, seed=0, epoch=epoch, sample=0)[1].tobytes() for epoch in range(4)}
-    assert len(masks) == 4
+    draws = [
+        mask(ids, seed=seed, epochs=[e], samples=[s])[1].tobytes()
+        for seed in range(3)
+        for e in range(3)
+        for s in range(3)
+    ]
+    assert len(set(draws)) == 27
+
+
+def test_an_id_outside_the_vocabulary_is_an_error_and_not_a_read_past_a_table():
+    with pytest.raises(IndexError):
+        mask([5000] * 100)

@@ -1,64 +1,63 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.plan import BatchPlan, permute
+from tests.trainer.streams import Lengths, make_plan
+from trainer.plan import BLOCK_SAMPLES, LANES, lay_out
 
 
-@given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 5))
-def test_a_permutation_hits_every_index_once(size, seed, epoch):
-    result = permute(np.arange(size, dtype=np.uint64), size, seed, epoch)
-    assert sorted(result.tolist()) == list(range(size))
+@given(samples=st.integers(1, 40_000), epoch=st.integers(0, 2), seed=st.integers(0, 9))
+def test_the_blocks_of_all_lanes_hold_every_sample_of_an_epoch_once(samples, epoch, seed):
+    plan = make_plan(Lengths(np.ones(samples)), seed=seed)
+    found = []
+    for lane in range(plan.lanes):
+        for block in range(epoch * plan.blocks_per_epoch, (epoch + 1) * plan.blocks_per_epoch):
+            its_epoch, its_samples = plan.block_samples(lane, block)
+            assert its_epoch == epoch
+            assert len(its_samples) <= BLOCK_SAMPLES
+            found += its_samples.tolist()
+    assert sorted(found) == list(range(samples))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    indices = np.arange(1000, dtype=np.uint64)
-    orders = {tuple(permute(indices, 1000, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
-    assert len(orders) == 9
+@pytest.mark.parametrize(("samples", "lanes"), [(1, 1), (2047, 1), (2048, 2), (5000, 4), (10**6, LANES)])
+def test_a_small_dataset_has_fewer_lanes_so_that_blocks_are_full(samples, lanes):
+    assert make_plan(Lengths(np.ones(samples))).lanes == lanes
 
 
-def test_a_permutation_of_202_million_is_answered_for_single_indices():
-    result = permute(np.array([0, 1, 201_999_999], dtype=np.uint64), 202_000_000, 7, 0)
-    assert len(set(result.tolist())) == 3
-    assert result.max() < 202_000_000
+@given(world=st.integers(1, 300), rows=st.integers(1, 5000))
+def test_every_row_of_a_rank_lies_in_a_lane_that_it_follows(world, rows):
+    plan = make_plan(Lengths(np.ones(100_000)), world_size=world, global_batch_rows=rows)
+    for step in (0, 1, 7):
+        for j in {0, 1, rows // 2, rows - 1} & set(range(rows)):
+            assert (step * rows + j) % plan.lanes in plan.lanes_of(j % world)
 
 
-def test_neighbours_end_up_far_apart():
-    result = permute(np.arange(10_000, dtype=np.uint64), 10_000, 0, 0).astype(np.int64)
-    # Of a random permutation the mean distance is a third of the size.
-    assert abs(np.abs(np.diff(result)).mean() - 10_000 / 3) < 200
+def test_a_rank_among_many_packs_one_lane_only():
+    plan = make_plan(Lengths(np.ones(100_000)), world_size=256, global_batch_rows=256 * 184)
+    assert [len(plan.lanes_of(rank)) for rank in (0, 3, 255)] == [1, 1, 1]
 
 
-plans = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 9),
-        "dataset_samples": st.integers(1, 60),
-        "global_batch_rows": st.integers(1, 20),
-        "accumulation_steps": st.integers(1, 4),
-        "world_size": st.integers(1, 5),
-    }
-)
+@given(lengths=st.lists(st.integers(0, 200), min_size=1, max_size=300), layout=st.sampled_from(["padded", "packed"]))
+def test_a_block_laid_out_holds_its_samples_cut_to_a_row(lengths, layout):
+    index = Lengths(lengths)
+    plan = make_plan(index, layout=layout)
+    segments = lay_out(plan, 0, 0, index)
+    assert sorted(segments["sample"].tolist()) == list(range(len(lengths)))
+    assert (segments["tokens"] == np.minimum(np.array(lengths)[segments["sample"]], 62)).all()
+    used = np.bincount(segments["row"], weights=segments["tokens"] + 2)
+    assert used.max() <= 64
+    assert used.min() > 0
+    if layout == "padded":
+        assert (segments["column"] == 0).all()
+        assert len(used) == len(lengths)
 
 
-def _rows_of_step(plan: BatchPlan, step: int) -> list[tuple[int, int]]:
-    rows = []
-    for part in range(plan.accumulation_steps):
-        for rank in range(plan.world_size):
-            dealt = plan.rows(step * plan.accumulation_steps + part, rank)
-            rows += list(zip(dealt.epochs.tolist(), dealt.samples.tolist(), strict=True))
-    return sorted(rows)
-
-
-@given(options=plans)
-def test_every_sample_comes_exactly_once_per_epoch(options):
-    plan = BatchPlan(**options)
-    steps = -(-3 * plan.dataset_samples // plan.global_batch_rows)
-    rows = [row for step in range(steps) for row in _rows_of_step(plan, step)]
-    for epoch in range(2):
-        assert sorted(sample for e, sample in rows if e == epoch) == list(range(plan.dataset_samples))
-
-
-@given(options=plans, step=st.integers(0, 50))
-def test_the_rows_of_a_step_do_not_depend_on_ranks_or_accumulation(options, step):
-    alone = BatchPlan(**options | {"world_size": 1, "accumulation_steps": 1})
-    assert _rows_of_step(BatchPlan(**options), step) == _rows_of_step(alone, step)
+def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
+    lengths = np.random.default_rng(0).integers(1, 400, 1024)
+    index = Lengths(lengths)
+    segments = lay_out(make_plan(index, row_tokens=512), 0, 0, index)
+    longest = np.zeros(int(segments["row"].max()) + 1)
+    np.maximum.at(longest, segments["row"], segments["tokens"])
+    # Best fit alone gives a correlation near -1 between a row's number and its longest sample.
+    assert abs(np.corrcoef(np.arange(len(longest)), longest)[0, 1]) < 0.15

@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatchSource
-from trainer.loop import make_model
+from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.loop import make_model, make_plan
 from trainer.parallel import join_ranks
-from trainer.plan import BatchPlan
 from trainer.step import TrainStep, learning_rate, make_optimizer
 
 SHAPE = {
@@ -33,21 +32,23 @@ def _config(**changes) -> TrainConfig:
     return TrainConfig(**settings | changes)
 
 
+def _one_step(dataset: TokenDataset, config: TrainConfig) -> list[MicroBatch]:
+    plan = make_plan(config, len(dataset), world_size=1)
+    source = MicroBatchSource(dataset, config, plan)
+    return [source.__getitems__(micro_plan) for micro_plan in micro_batch_plans(dataset, plan, 0, steps=1)]
+
+
 def _gradients(patterned_dataset, accumulation: int) -> tuple[float, dict[str, torch.Tensor]]:
-    config = _config()
+    config = _config(micro_batch_rows=-(-8 // accumulation))
     dataset = TokenDataset.open(patterned_dataset)
     ranks = join_ranks(config, environment={})
-    plan = BatchPlan(
-        seed=0, dataset_samples=len(dataset), global_batch_rows=8, accumulation_steps=accumulation, world_size=1
-    )
     model, _ = make_model(config, dataset, ranks)
     optimizer = make_optimizer(model, config)
     seen: dict[str, torch.Tensor] = {}
     optimizer.register_step_pre_hook(
         lambda *_: seen.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     )
-    source = MicroBatchSource(dataset, config, plan, 0)
-    result = TrainStep(model, optimizer, config, ranks).run([source[n] for n in range(accumulation)], 1e-3)
+    result = TrainStep(model, optimizer, config, ranks).run(_one_step(dataset, config), 1e-3)
     return float(result.loss_share), seen
 
 
@@ -65,11 +66,12 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_predicted_tokens(patterned_da
     config = _config()
     dataset = TokenDataset.open(patterned_dataset)
     ranks = join_ranks(config, environment={})
-    plan = BatchPlan(seed=0, dataset_samples=len(dataset), global_batch_rows=8, accumulation_steps=1, world_size=1)
     model, _ = make_model(config, dataset, ranks)
-    batch = MicroBatchSource(dataset, config, plan, 0)[0]
+    (batch,) = _one_step(dataset, config)
     with torch.no_grad():
-        expected = model(input_ids=batch.ids_BS, attention_mask=batch.attention_BS, labels=batch.labels_BS).loss
+        expected = model(
+            input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS(), labels=batch.labels_BS()
+        ).loss
     result = TrainStep(model, make_optimizer(model, config), config, ranks).run([batch], 1e-3)
     assert float(result.loss_share) == pytest.approx(float(expected), rel=1e-5)
 

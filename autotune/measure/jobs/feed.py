@@ -8,10 +8,9 @@ from typing import Any
 
 from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
-from trainer.feed import MicroBatch, MicroBatchSource, make_loader
-from trainer.loop import make_model
+from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
+from trainer.loop import make_model, make_plan
 from trainer.parallel import join_ranks
-from trainer.plan import BatchPlan
 from trainer.schema import parse_table
 from trainer.step import TrainStep, learning_rate, make_optimizer
 
@@ -31,19 +30,13 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         The fields of ``FeedFigures``.
     """
     config = parse_table(TrainConfig, measured["config"], where="trial")
-    # One micro-batch a step: accumulation repeats what is measured here.
+    # One micro-batch a step: accumulation repeats what is measured here. And no end: the window decides.
+    config = config.model_copy(update={"global_batch_rows": config.micro_batch_rows, "max_epochs": None})
     ranks = join_ranks(config, environment={})
     dataset = TokenDataset.open(Path(place["data_dir"]))
-    plan = BatchPlan(
-        seed=config.seed,
-        dataset_samples=len(dataset),
-        global_batch_rows=config.micro_batch_rows,
-        accumulation_steps=1,
-        world_size=1,
-    )
     model, _ = make_model(config, dataset, ranks)
     step = TrainStep(model, make_optimizer(model, config), config, ranks)
-    batches = _batches(MicroBatchSource(dataset, config, plan, rank=0), config, cached=measured["cached"])
+    batches = _batches(dataset, config, cached=measured["cached"])
     discard = 2 + 2 * config.data.loader_workers * config.data.prefetch_batches
     for number in range(discard):
         float(step.run([next(batches)], learning_rate(config, number)).loss_share)
@@ -51,11 +44,14 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     return figures | {"optimizer_steps": discard + len(figures["step_s"]), "discarded_steps": discard}
 
 
-def _batches(source: MicroBatchSource, config: TrainConfig, *, cached: bool) -> Iterator[MicroBatch]:
+def _batches(dataset: TokenDataset, config: TrainConfig, *, cached: bool) -> Iterator[MicroBatch]:
+    plan = make_plan(config, len(dataset), world_size=1)
+    source = MicroBatchSource(dataset, config, plan)
+    # Endless: the loader draws from it lazily.
+    plans = micro_batch_plans(dataset, plan, rank=0)
     if cached:
-        return itertools.cycle([source[number] for number in range(CACHED_BATCHES)])
-    # Longer than any window: the loader draws from it lazily.
-    return iter(make_loader(source, config, range(10**9)))
+        return itertools.cycle([source.__getitems__(next(plans)) for _ in range(CACHED_BATCHES)])
+    return iter(make_loader(source, config, plans))
 
 
 def _measure(

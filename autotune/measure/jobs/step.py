@@ -13,7 +13,6 @@ from autotune.measure.jobs.budget import enforce
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import IGNORED_LABEL
 from trainer.model import build_config, build_model
 from trainer.parallel import join_ranks
 from trainer.schema import parse_table
@@ -46,11 +45,13 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     )
     model, _ = build_model(model_config, device)
     step = TrainStep(model, make_optimizer(model, config), config, ranks)
+    # As the feed delivers them.
+    stored = torch.uint16 if measured["vocab_size"] <= 2**16 else torch.uint32
     step_s: list[float] = []
     steps = measured["warmup_steps"] + measured["timed_steps"]
     for number in range(steps):
         # Every row full: the worst case that training can meet.
-        batch = _random_batch(config, measured["vocab_size"], special_ids)
+        batch = _random_batch(config, measured["vocab_size"], special_ids, stored)
         started_s = time.perf_counter()
         result = step.run([batch], learning_rate(config, number))
         loss = float(result.loss_share)  # waits for the device
@@ -70,18 +71,22 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds) -> MicroBatch:
-    shape = (config.micro_batch_rows, config.seq_length_tokens)
+def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, dtype: torch.dtype) -> MicroBatch:
+    rows, width = config.micro_batch_rows, config.seq_length_tokens
     ordinary = torch.tensor(sorted(set(range(vocab_size)) - set(special_ids.all())))
-    ids_BS = ordinary[torch.randint(len(ordinary), shape)]
-    masked_BS = torch.rand(shape) < config.masking_probability
+    ids = ordinary[torch.randint(len(ordinary), (rows * width,))]
+    predicted = torch.nonzero(torch.rand(rows * width) < config.masking_probability).flatten()
+    targets = ids[predicted]
+    ids[predicted] = special_ids.mask
     # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.
-    attention_BS = torch.ones(shape, dtype=torch.int64)
-    attention_BS[-1, -1] = 0
+    tokens_N = torch.full((rows,), width, dtype=torch.int32)
+    tokens_N[-1] -= 1
     return MicroBatch(
-        ids_BS=ids_BS.masked_fill(masked_BS, special_ids.mask),
-        attention_BS=attention_BS,
-        labels_BS=ids_BS.masked_fill(~masked_BS, IGNORED_LABEL),
-        real_tokens=int(attention_BS.sum()),
-        predicted_tokens=int(masked_BS.sum()),
+        ids_BS=ids.to(dtype).reshape(rows, width),
+        starts_N=torch.arange(0, rows * width, width, dtype=torch.int32),
+        tokens_N=tokens_N,
+        predicted_P=predicted.to(torch.int32),
+        targets_P=targets.to(dtype),
+        real_tokens=int(tokens_N.sum()),
+        predicted_tokens=len(predicted),
     )

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 _SHOWN_REJECTS = 5
 
-app = typer.Typer(no_args_is_help=True, help="Prepare a tokenised dataset.", rich_markup_mode=None)
-
-
-@app.callback()
-def data() -> None:
-    """Prepare a tokenised dataset."""
-
-
-@app.command("prepare")
 def prepare(
     *,
     source: Annotated[str, typer.Argument(help="What to read: elf: and a directory, a file, or a quoted glob.")],

@@ -1,0 +1,5 @@
+"""``autotune data inspect``."""
+
+
+def inspect() -> None:
+    """To be written."""

@@ -1,0 +1,5 @@
+"""``autotune data stage``."""
+
+
+def stage() -> None:
+    """To be written."""

@@ -1,0 +1,5 @@
+"""``autotune data verify``."""
+
+
+def verify() -> None:
+    """To be written."""
