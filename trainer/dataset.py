@@ -13,9 +13,11 @@ No attention mask is stored: lengths imply it. Special tokens are added when a s
 """
 
 import ast
+import errno
 import os
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -177,8 +179,7 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 class TokenDataset:
     """Random access to the samples of one split, by number, with ``pread``: memory does not grow with what was visited.
 
-    A read is announced to the kernel before it is made, so that a batch of reads from a cold disk or a network file
-    system waits about as long as one. Forked processes may share one instance, because no file position is used.
+    Forked processes may share one instance, because no file position is used.
 
     Raises:
         BadConfig: If a file is missing or is not what the manifest says.
@@ -227,14 +228,13 @@ class TokenDataset:
         if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")
         shards = np.searchsorted(self._firsts, samples, side="right") - 1
+        pairs = np.empty((len(samples), 2), dtype="<u8")
+        firsts = 16 * np.arange(len(samples))
         places = self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
-        where = list(zip(self._offsets_fd[shards].tolist(), places.tolist(), strict=True))
-        for fd, place in where:
-            os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
-        pairs = b"".join([os.pread(fd, 16, place) for fd, place in where])
-        if len(pairs) != 16 * len(samples):
-            raise self._damaged(self._shards[int(shards[0])].offsets_file, "became shorter while in use")
-        begins, ends = np.frombuffer(pairs, dtype="<u8").astype(np.int64).reshape(-1, 2).T
+        short = self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
+        if short is not None:
+            raise self._damaged(self._shards[int(shards[short])].offsets_file, "became shorter while in use")
+        begins, ends = pairs.astype(np.int64).T.copy()
         wrong = (begins < 0) | (begins > ends) | (ends > self._tokens[shards])
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
@@ -257,15 +257,31 @@ class TokenDataset:
             BadConfig: If a shard became shorter while in use.
         """
         size = self.dtype.itemsize
-        view = memoryview(ids.view(np.uint8).data)
-        fds = self._tokens_fd[shards].tolist()
-        offsets = (self._tokens_start[shards] + begins * size).tolist()
-        firsts, ends = (places * size).tolist(), ((places + tokens) * size).tolist()
-        for fd, offset, first, end in zip(fds, offsets, firsts, ends, strict=True):
+        offsets = self._tokens_start[shards] + begins * size
+        short = self._read_all(ids, self._tokens_fd[shards], offsets, places * size, (places + tokens) * size)
+        if short is not None:
+            raise self._damaged(self._shards[int(shards[short])].tokens_file, "became shorter while in use")
+
+    def _read_all(self, target: npt.NDArray[Any], fds: Int64, offsets: Int64, firsts: Int64, ends: Int64) -> int | None:
+        """Fill ``target``'s bytes from ``firsts`` to ``ends`` with what lies at ``offsets`` of the files.
+
+        First what the page cache has, without waiting. The rest is announced to the kernel before it is read, so that a
+        batch of reads from a cold disk or a network file system waits about as long as one.
+
+        Returns:
+            The number of a read that found the end of its file, or None.
+        """
+        view = memoryview(target.reshape(-1).view(np.uint8).data)
+        reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
+        waiting = _read_cached(view, reads)
+        for number in waiting:
+            fd, offset, first, end = reads[number]
             os.posix_fadvise(fd, offset, end - first, os.POSIX_FADV_WILLNEED)
-        for number, (fd, offset, first, end) in enumerate(zip(fds, offsets, firsts, ends, strict=True)):
+        for number in waiting:
+            fd, offset, first, end = reads[number]
             if os.preadv(fd, (view[first:end],), offset) != end - first:
-                raise self._damaged(self._shards[int(shards[number])].tokens_file, "became shorter while in use")
+                return number
+        return None
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
         """The ids of one sample, at most ``max_tokens`` of them, without special tokens.
@@ -290,6 +306,23 @@ class TokenDataset:
             f"{self.directory / file}: {what}",
             next_step=f"The dataset is damaged. See what is wrong: autotune data verify {self.directory}",
         )
+
+
+def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -> Sequence[int]:
+    """Read what needs no waiting; returns the numbers of the other reads."""
+    waiting = []
+    for number, (fd, offset, first, end) in enumerate(reads):
+        try:
+            if os.preadv(fd, (view[first:end],), offset, os.RWF_NOWAIT) != end - first:
+                waiting.append(number)
+        except BlockingIOError:
+            waiting.append(number)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            # This file system cannot say what it has.
+            return [*waiting, *range(number, len(reads))]
+    return waiting
 
 
 _NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")

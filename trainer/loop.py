@@ -43,8 +43,8 @@ def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, announce: A
     step = TrainStep(shared, make_optimizer(shared, config), config, ranks)
     writer.start(_header(resolved, dataset, plan, model=model, attention=attention, ranks=ranks))
 
-    plans = micro_batch_plans(dataset, plan, ranks.rank, steps=config.max_steps)
-    loader = iter(make_loader(MicroBatchSource(dataset, config, plan), config, plans))
+    plans = micro_batch_plans(dataset, config, plan, ranks.rank, steps=config.max_steps)
+    loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
     monitor = Monitor(writer.directory, active=ranks.leads)
     interval = Interval()
     for number in range(config.max_steps):

@@ -18,6 +18,10 @@ from trainer.permutation import GOLDEN, Uint64, hash_words, mix, to_unit
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
 
+_NEVER = np.uint16(2**16 - 1)
+"""Above the edge of every probability that can be told from 1."""
+_EIGHT_TENTHS, _NINE_TENTHS = (np.uint64(2**64 * tenths // 10) for tenths in (8, 9))
+
 Int64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -42,7 +46,9 @@ class Masker:
         self._ordinary = np.ones(rule.vocab_size, dtype=bool)
         self._ordinary[list(rule.special_ids)] = False
         self._ordinary_ids = np.flatnonzero(self._ordinary)
-        self._below = np.uint64(int(rule.probability * 2**64))
+        edge = min(int(rule.probability * 2**16), 2**16 - 2)
+        share_at_edge = min(rule.probability * 2**16 - edge, 1 - 2.0**-53)
+        self._edge, self._share_at_edge = np.uint16(edge), np.uint64(int(share_at_edge * 2**64))
         self._counters = np.zeros(0, dtype=np.uint64)
 
     def corrupt(self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64) -> tuple[Int64, Ids]:
@@ -61,26 +67,45 @@ class Masker:
         Raises:
             IndexError: If an id is not below the vocabulary size.
         """
-        firsts = np.cumsum(tokens) - tokens
-        words, chosen = self._draw(hash_words(self._seed, epochs, samples), firsts, tokens)
-        predicted = chosen + np.repeat(places - firsts, tokens)[chosen]
+        drawn, words = self._draw(hash_words(self._seed, epochs, samples), tokens)
+        quads = (tokens + 3) >> 2
+        predicted = drawn + np.repeat(places - 4 * (np.cumsum(quads) - quads), quads)[drawn >> 2]
         originals = ids[predicted]
-        ordinary = self._ordinary[originals]
-        predicted, originals, words = predicted[ordinary], originals[ordinary], words[ordinary]
+        ordinary = self._ordinary.take(originals)
+        if not ordinary.all():
+            predicted, originals, words = predicted[ordinary], originals[ordinary], words[ordinary]
         ids[predicted] = self._replacements(originals, words)
         return predicted, originals
 
-    def _draw(self, keys: Uint64, firsts: Int64, tokens: Int64) -> tuple[Uint64, Int64]:
-        """Words and numbers of the tokens that fall below the probability.
+    def _draw(self, keys: Uint64, tokens: Int64) -> tuple[Int64, Uint64]:
+        """Draw tokens, each with its own chance.
 
-        Token i of a sample gets output i of a SplitMix64 generator that starts at the sample's key, less a last shift
-        that would change only low bits. The arrays are as long as all tokens, so every pass over them counts: there are
-        two buffers, and no other temporaries.
+        Every pass over all tokens counts, so a token gets 16 bits: four of them, a quad, share an output of the
+        SplitMix64 generator that starts at the sample's key. Below the edge a token is drawn; at the edge, 1 in 65,536,
+        further bits decide, so that the chance is exact to 2**-80.
+
+        Returns:
+            Of each drawn token: its number among the quads' tokens of all samples, and a word of 64 bits that is its
+            own; shapes (P,).
         """
-        total = int(tokens.sum())
+        quads = (tokens + 3) >> 2
+        ends = np.cumsum(quads)
+        of_quads = self._generate(keys - (ends - quads).astype(np.uint64) * GOLDEN, quads)
+        bits = of_quads.view("<u2").copy()
+        for absent in (1, 2, 3):  # the last quad of a sample may hold fewer tokens
+            bits[(4 * ends - absent)[4 * quads - tokens >= absent]] = _NEVER
+        at_edge = np.flatnonzero(bits == self._edge)
+        unlucky = mix(_own_words(of_quads, at_edge) + GOLDEN) >= self._share_at_edge
+        bits[at_edge[unlucky]] = _NEVER
+        drawn = np.flatnonzero(bits <= self._edge)
+        return drawn, _own_words(of_quads, drawn)
+
+    def _generate(self, states: Uint64, counts: Int64) -> Uint64:
+        """SplitMix64's outputs, one sample's after the other; two buffers and no other temporaries."""
+        total = int(counts.sum())
         if len(self._counters) < total:
             self._counters = np.arange(1, total + 1, dtype=np.uint64) * GOLDEN
-        words = np.repeat(keys - firsts.astype(np.uint64) * GOLDEN, tokens)
+        words: Uint64 = np.repeat(states, counts)
         words += self._counters[:total]
         other = words >> np.uint64(30)
         other ^= words
@@ -88,14 +113,19 @@ class Masker:
         np.right_shift(other, np.uint64(27), out=words)
         words ^= other
         words *= np.uint64(0x94D049BB133111EB)
-        chosen = np.flatnonzero(words < self._below)
-        return words[chosen], chosen
+        np.right_shift(words, np.uint64(31), out=other)
+        words ^= other
+        return words
 
     def _replacements(self, originals: Ids, words: Uint64) -> Ids:
         """80 % the mask, 10 % an ordinary id, 10 % what stood there."""
-        words = mix(words + GOLDEN)
-        fate = to_unit(words)
-        drawn = self._ordinary_ids[(to_unit(mix(words + GOLDEN)) * len(self._ordinary_ids)).astype(np.int64)]
-        kept: Ids = np.where(fate < 0.9, drawn, originals)
-        result: Ids = np.where(fate < 0.8, self._rule.mask_id, kept)
+        result: Ids = np.where(words < _EIGHT_TENTHS, originals.dtype.type(self._rule.mask_id), originals)
+        random = np.flatnonzero((words >= _EIGHT_TENTHS) & (words < _NINE_TENTHS))
+        drawn = to_unit(mix(words[random] - GOLDEN)) * len(self._ordinary_ids)
+        result[random] = self._ordinary_ids[drawn.astype(np.int64)]
         return result
+
+
+def _own_words(of_quads: Uint64, tokens: Int64) -> Uint64:
+    """A word for each of some tokens, from their quads' words."""
+    return mix(of_quads[tokens >> 2] + (tokens & 3).view(np.uint64))

@@ -10,6 +10,7 @@ its own.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,24 +25,75 @@ Int64 = npt.NDArray[np.int64]
 
 LANES = 8
 """With 256 ranks a rank packs an eighth of the job's samples; alone it holds this many blocks."""
-BLOCK_SAMPLES = 1024
-"""Best fit fills rows of 512 to 99.8 % with blocks of this size; starting anywhere costs one block per lane."""
+MIN_BLOCK_SAMPLES = 512
+"""Best fit fills rows of 512 to 99.7 % with blocks of this size; starting anywhere costs one block per lane."""
 SPECIAL_TOKENS_PER_SAMPLE = 2
 """A sample becomes [CLS] ids [SEP] in its row."""
 
-SEGMENT = np.dtype(
-    [
-        ("row", "<i8"),
-        ("column", "<i8"),
-        ("epoch", "<i8"),
-        ("sample", "<i8"),
-        ("shard", "<i8"),
-        ("begin", "<i8"),
-        ("tokens", "<i8"),
-    ]
-)
-"""One sample in its place: row and column, what it is, and where its ``tokens`` ids lie, special tokens aside."""
-Segments = npt.NDArray[np.void]
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Samples in their places. One array, as planning and sending many small ones would cost more than their content.
+
+    Args:
+        table: Shape (7, N), int64: row, first column in it, epoch, sample, and where its ids lie: shard, first id
+            there, and number of ids, special tokens aside.
+    """
+
+    table: Int64
+
+    @classmethod
+    def join(cls, parts: Sequence["Segments"]) -> "Segments":
+        """One after the other."""
+        return cls(np.concatenate([_NO_SEGMENTS, *(part.table for part in parts)], axis=1))
+
+    def __len__(self) -> int:
+        return len(self.table[0])
+
+    def __getitem__(self, chosen: "slice | npt.NDArray[np.bool_] | Int64") -> "Segments":
+        return Segments(self.table[:, chosen])
+
+    def _field(self, number: int) -> Int64:
+        field: Int64 = self.table[number]
+        return field
+
+    @property
+    def rows(self) -> Int64:
+        """The row of each sample, in whatever numbering the maker states."""
+        return self._field(0)
+
+    @property
+    def columns(self) -> Int64:
+        """The first place of each in its row, that of [CLS]."""
+        return self._field(1)
+
+    @property
+    def epochs(self) -> Int64:
+        """Which pass over the data."""
+        return self._field(2)
+
+    @property
+    def samples(self) -> Int64:
+        """Numbers in the dataset."""
+        return self._field(3)
+
+    @property
+    def shards(self) -> Int64:
+        """With ``begins`` and ``tokens``: where the ids lie."""
+        return self._field(4)
+
+    @property
+    def begins(self) -> Int64:
+        """The first id in the shard."""
+        return self._field(5)
+
+    @property
+    def tokens(self) -> Int64:
+        """Ids of each, special tokens not counted."""
+        return self._field(6)
+
+
+_NO_SEGMENTS = np.zeros((7, 0), dtype=np.int64)
 
 
 class SampleIndex(Protocol):
@@ -84,12 +136,17 @@ class BatchPlan:
     @property
     def lanes(self) -> int:
         """Lanes in use: fewer for a dataset that does not fill a block in each."""
-        return min(LANES, max(1, self.dataset_samples // BLOCK_SAMPLES))
+        return min(LANES, max(1, self.dataset_samples // self.block_samples))
+
+    @property
+    def block_samples(self) -> int:
+        """Samples that are packed together: more for longer rows, as the last row of a block stays partly empty."""
+        return max(MIN_BLOCK_SAMPLES, self.row_tokens)
 
     @property
     def blocks_per_epoch(self) -> int:
         """Blocks of one lane in one epoch; the last may be smaller, or empty."""
-        return -(-self.dataset_samples // (self.lanes * BLOCK_SAMPLES))
+        return -(-self.dataset_samples // (self.lanes * self.block_samples))
 
     def lanes_of(self, rank: int) -> range:
         """The lanes that hold the rows of a rank, in whatever step."""
@@ -100,33 +157,34 @@ class BatchPlan:
         """Whether a lane's block, counted over all epochs, lies behind the last epoch."""
         return self.max_epochs is not None and block >= self.max_epochs * self.blocks_per_epoch
 
-    def block_samples(self, lane: int, block: int) -> tuple[int, Int64]:
+    def samples_of(self, lane: int, block: int) -> tuple[int, Int64]:
         """Epoch and samples of a lane's block, blocks being counted over all epochs."""
         epoch, in_epoch = divmod(block, self.blocks_per_epoch)
         first, end = (self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1))
-        begin = min(first + in_epoch * BLOCK_SAMPLES, end)
-        indices = np.arange(begin, min(begin + BLOCK_SAMPLES, end), dtype=np.uint64)
+        begin = min(first + in_epoch * self.block_samples, end)
+        indices = np.arange(begin, min(begin + self.block_samples, end), dtype=np.uint64)
         return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(np.int64)
 
 
 def lay_out(plan: BatchPlan, lane: int, block: int, index: SampleIndex) -> Segments:
-    """The rows of one block: its samples with their rows and columns, sorted by row.
+    """The rows of one block: its samples with their rows in the block and columns, sorted by row.
 
     In the packed layout rows come in a seeded random order, because best fit leaves long samples in the first rows and
     short ones in the last.
     """
-    epoch, samples = plan.block_samples(lane, block)
-    segments = np.zeros(len(samples), dtype=SEGMENT)
-    segments["epoch"], segments["sample"] = epoch, samples
-    segments["shard"], segments["begin"], tokens = index.locate(samples)
-    segments["tokens"] = np.minimum(tokens, plan.row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+    epoch, samples = plan.samples_of(lane, block)
+    shards, begins, tokens = index.locate(samples)
+    tokens = np.minimum(tokens, plan.row_tokens - SPECIAL_TOKENS_PER_SAMPLE)
+    table = np.stack([np.arange(len(samples)), np.zeros_like(samples), np.full_like(samples, epoch)])
+    segments = Segments(np.concatenate([table, np.stack([samples, shards, begins, tokens])]))
     if plan.layout != "packed":
-        segments["row"] = np.arange(len(samples))
         return segments
-    rows = pack_rows(segments["tokens"] + SPECIAL_TOKENS_PER_SAMPLE, plan.row_tokens)
-    segments["row"] = _shuffled(rows, hash_words(plan.seed, lane, block))
-    segments = segments[np.argsort(segments["row"], kind="stable")]
-    segments["column"] = _columns(segments["row"], segments["tokens"] + SPECIAL_TOKENS_PER_SAMPLE)
+    lengths = tokens + SPECIAL_TOKENS_PER_SAMPLE
+    rows = _shuffled(pack_rows(lengths, plan.row_tokens), hash_words(plan.seed, lane, block))
+    order = np.argsort(rows, kind="stable")
+    segments = segments[order]
+    segments.rows[:] = rows[order]
+    segments.columns[:] = _columns(segments.rows, lengths[order])
     return segments
 
 

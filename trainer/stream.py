@@ -1,13 +1,17 @@
 """The steps of one rank, in order, from any position: plans for its micro-batches, packed a little ahead of use."""
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.plan import BLOCK_SAMPLES, SEGMENT, BatchPlan, SampleIndex, Segments, lay_out
+from trainer.plan import BatchPlan, Int64, SampleIndex, Segments, lay_out
 
+ROWS_AT_ONCE = 1024
+"""Steps are planned together until they have so many rows: a plan costs the same for 64 rows as for 1,024."""
 UNKNOWN = -1
 """The place of a lane that this rank does not follow."""
 
@@ -19,8 +23,9 @@ class Position:
     Args:
         steps: Optimizer steps begun.
         rows: Rows that the job has consumed.
-        lanes: For each lane, blocks consumed times ``BLOCK_SAMPLES`` plus rows consumed of the block it is in; one
-            integer says where to go on, and only that block is packed again. ``UNKNOWN`` for a lane of other ranks.
+        lanes: For each lane, blocks consumed times the plan's ``block_samples`` plus rows consumed of the block it is
+            in; this one integer says where to go on, and only that block is packed again. ``UNKNOWN`` for a lane of
+            other ranks.
     """
 
     steps: int
@@ -53,7 +58,7 @@ class MicroBatchPlan:
     """One micro-batch of one rank; rows without a segment are empty and weigh nothing."""
 
     segments: Segments
-    """``row`` counts within the micro-batch; sorted by row and column."""
+    """Rows are counted within the micro-batch; sorted by row and column."""
     after: Position | None
     """Where the job is behind this micro-batch's step; only with the last micro-batch of a step."""
 
@@ -66,18 +71,25 @@ class RowStream:
         index: The dataset's lengths.
         rank: Whose micro-batches.
         position: Where to begin; the lanes of ``rank`` must be known.
+        ahead: Whether a thread packs each block before it is needed. It hides a slow disk; where nothing else is to be
+            done meanwhile, as when this process reads the samples as well, it only competes.
     """
 
-    def __init__(self, plan: BatchPlan, index: SampleIndex, rank: int, position: Position | None = None) -> None:
+    def __init__(
+        self, plan: BatchPlan, index: SampleIndex, rank: int, position: Position | None = None, *, ahead: bool = False
+    ) -> None:
         self._plan, self._rank = plan, rank
+        self._lanes_of_job, self._rows_of_micro_batch = plan.lanes, plan.rows_per_microbatch_per_rank
         self._position = position or Position.start(plan)
-        # One thread: blocks are packed while earlier ones are computed, and never compete with each other.
-        self._packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer")
-        self._lanes = {lane: _Lane(plan, index, lane, self._place(lane), self._packer) for lane in plan.lanes_of(rank)}
+        # One thread: blocks are packed while earlier ones are in use, and do not compete with each other.
+        packer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="packer") if ahead else None
+        self._lanes = {lane: _Lane(plan, index, lane, self._place(lane), packer) for lane in plan.lanes_of(rank)}
 
     def __iter__(self) -> Iterator[MicroBatchPlan]:
+        steps = 1  # so that the first batch does not wait for others
         while True:
-            yield from self._next_step()
+            yield from self._next_steps(steps)
+            steps = max(1, min(2 * steps, ROWS_AT_ONCE // self._plan.global_batch_rows))
 
     def _place(self, lane: int) -> int:
         place = self._position.lanes[lane]
@@ -85,100 +97,118 @@ class RowStream:
             raise ValueError(f"the position says nothing of lane {lane}, which holds rows of rank {self._rank}")
         return place
 
-    def _next_step(self) -> list[MicroBatchPlan]:
-        plan, done = self._plan, self._position
-        parts = [self._rows_of_lane(lane, (number - done.rows) % plan.lanes) for number, lane in self._lanes.items()]
-        segments = np.concatenate(parts)
+    def _next_steps(self, steps: int) -> list[MicroBatchPlan]:
+        plan = self._plan
+        # The numbers of these rows in the order of the whole job begin at ``position.rows``; here they begin at 0.
+        taken = {number: self._take(number, lane, steps) for number, lane in self._lanes.items()}
+        segments = Segments.join([rows for rows, _ in taken.values()])
+        step, in_step = np.divmod(segments.rows, plan.global_batch_rows)
+        mine = in_step % plan.world_size == self._rank
+        segments, step, in_rank = segments[mine], step[mine], in_step[mine] // plan.world_size
         if plan.layout == "bucketed":
             # Rows of like length get neighbouring numbers, and so the same micro-batch. The step's rows stay the same.
-            segments = segments[np.argsort(segments["tokens"], kind="stable")]
-            segments["row"] = np.arange(len(segments))
-        rows = plan.rows_per_microbatch_per_rank
-        micro_batch, row = np.divmod(segments["row"], rows)
-        segments["row"] = row
-        order = np.lexsort((segments["column"], row, micro_batch))
-        edges = np.searchsorted(micro_batch[order], np.arange(plan.accumulation_steps + 1))
-        self._position = Position(
-            steps=done.steps + 1,
-            rows=done.rows + plan.global_batch_rows,
-            lanes=tuple(self._lanes[lane].place if lane in self._lanes else UNKNOWN for lane in range(plan.lanes)),
-        )
+            by_length = np.lexsort((segments.tokens, step))
+            segments, step = segments[by_length], step[by_length]
+            in_rank = np.arange(len(step)) - np.searchsorted(step, step)
+        part, row = np.divmod(in_rank, self._rows_of_micro_batch)
+        micro_batch = step * plan.accumulation_steps + part
+        segments.rows[:] = row
+        order = np.lexsort((segments.columns, row, micro_batch))
+        edges = np.searchsorted(micro_batch[order], np.arange(steps * plan.accumulation_steps + 1)).tolist()
+        segments = segments[order]
+        before_last = [None] * (plan.accumulation_steps - 1)
+        after: list[Position | None] = []
+        for number in range(steps):
+            after += [*before_last, self._advance({lane: places[number] for lane, (_, places) in taken.items()})]
         return [
-            MicroBatchPlan(
-                segments=segments[order[edges[part] : edges[part + 1]]],
-                after=self._position if part == plan.accumulation_steps - 1 else None,
-            )
-            for part in range(plan.accumulation_steps)
+            MicroBatchPlan(segments=segments[first:end], after=position)
+            for (first, end), position in zip(itertools.pairwise(edges), after, strict=True)
         ]
 
-    def _rows_of_lane(self, lane: "_Lane", first: int) -> Segments:
-        """What a lane gives this rank in one step; rows numbered over all micro-batches of the step.
+    def _advance(self, places: Mapping[int, int]) -> Position:
+        """One step further."""
+        self._position = Position(
+            steps=self._position.steps + 1,
+            rows=self._position.rows + self._plan.global_batch_rows,
+            lanes=tuple(places.get(lane, UNKNOWN) for lane in range(self._lanes_of_job)),
+        )
+        return self._position
 
-        Args:
-            lane: Whose rows.
-            first: The lane's first row among the rows of the step; the others follow at steps of the number of lanes.
+    def _take(self, number: int, lane: "_Lane", steps: int) -> tuple[Segments, list[int]]:
+        """A lane's rows of the next steps, and its place after each of these.
+
+        The rows of all lanes are taken in turn; a lane's rows are numbered by that turn, from 0 at the first step's.
         """
-        plan = self._plan
-        count = -(-(plan.global_batch_rows - first) // plan.lanes) if first < plan.global_batch_rows else 0
-        segments = lane.take(count)
-        in_step = first + plan.lanes * segments["row"]
-        mine = in_step % plan.world_size == self._rank
-        own: Segments = segments[mine]
-        own["row"] = in_step[mine] // plan.world_size
-        return own
+        rows, lanes = self._plan.global_batch_rows, self._lanes_of_job
+        first = (number - self._position.rows) % lanes
+        before = lane.place
+        counts = [max(0, -(-((step + 1) * rows - first) // lanes)) for step in range(steps)]
+        segments, places = lane.take(counts[-1])
+        segments.rows[:] = first + lanes * segments.rows
+        known = [before, *places.tolist()]
+        # A lane behind its last epoch gave fewer rows than it was asked for.
+        return segments, [known[min(count, len(places))] for count in counts]
 
 
 class _Lane:
     """One lane's rows, block after block, the next one packed ahead."""
 
-    def __init__(self, plan: BatchPlan, index: SampleIndex, lane: int, place: int, packer: ThreadPoolExecutor) -> None:
+    def __init__(self, plan: BatchPlan, index: SampleIndex, lane: int, place: int, packer: Executor | None) -> None:
         self._plan, self._index, self._lane, self._packer = plan, index, lane, packer
-        self._block, self._row = divmod(place, BLOCK_SAMPLES)
+        self._block_samples = plan.block_samples
+        self._block, self._row = divmod(place, self._block_samples)
         self._segments: Segments | None = None
         self._rows = 0
-        self._ahead: Future[Segments] | None = self._pack_ahead(self._block)
+        self._next = self._pack(self._block)
 
     @property
     def place(self) -> int:
-        """Blocks consumed times ``BLOCK_SAMPLES`` plus rows consumed of the current one."""
-        return self._block * BLOCK_SAMPLES + self._row
+        """Blocks consumed times the plan's ``block_samples`` plus rows consumed of the current one."""
+        return self._block * self._block_samples + self._row
 
-    def take(self, count: int) -> Segments:
-        """The next ``count`` rows, numbered from 0; fewer when the last epoch is over."""
+    def take(self, count: int) -> tuple[Segments, Int64]:
+        """The next ``count`` rows, numbered from 0, and the place after each; fewer when the last epoch is over."""
         taken: list[Segments] = []
+        places: list[Int64] = []
         rows = 0
         while rows < count:
             block = self._current()
             if block is None:
                 break
             here = min(count - rows, self._rows - self._row)
-            first, end = np.searchsorted(block["row"], (self._row, self._row + here))
-            part = block[first:end].copy()
-            part["row"] += rows - self._row
+            first, end = np.searchsorted(block.rows, (self._row, self._row + here))
+            part = Segments(block.table[:, first:end].copy())
+            part.rows[:] += rows - self._row
             taken.append(part)
+            places.append(self.place + np.arange(1, here + 1))
             rows += here
             self._row += here
             if self._row == self._rows:
                 self._block, self._row, self._segments = self._block + 1, 0, None
-        result: Segments = np.concatenate([_NOTHING, *taken])
-        return result
+                places[-1][-1] = self.place
+        return Segments.join(taken), np.concatenate([_NO_PLACES, *places])
 
     def _current(self) -> Segments | None:
         """The block that holds the next row, or None behind the last epoch."""
         while self._segments is None:
-            if self._ahead is None:
+            if self._next is None:
                 return None
-            self._segments = self._ahead.result()
-            self._rows = int(self._segments["row"][-1]) + 1 if len(self._segments) else 0
-            self._ahead = self._pack_ahead(self._block + 1)
+            self._segments = self._next()
+            self._rows = int(self._segments.rows[-1]) + 1 if len(self._segments) else 0
+            if self._row > self._rows:
+                raise ValueError(f"row {self._row} of a block of {self._rows} rows: the position is of another plan")
+            self._next = self._pack(self._block + 1)
             if not self._rows:
                 self._block, self._segments = self._block + 1, None
         return self._segments
 
-    def _pack_ahead(self, block: int) -> "Future[Segments] | None":
+    def _pack(self, block: int) -> Callable[[], Segments] | None:
+        """Begin with a block, or promise to; None behind the last epoch."""
         if self._plan.ended(block):
             return None
-        return self._packer.submit(lay_out, self._plan, self._lane, block, self._index)
+        if self._packer is None:
+            return functools.partial(lay_out, self._plan, self._lane, block, self._index)
+        return self._packer.submit(lay_out, self._plan, self._lane, block, self._index).result
 
 
-_NOTHING = np.zeros(0, dtype=SEGMENT)
+_NO_PLACES = np.zeros(0, dtype=np.int64)

@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Segments
 from trainer.stream import Position, RowStream, join_positions
 
 
@@ -30,9 +30,9 @@ def make_plan(index: Lengths, **options) -> BatchPlan:
 
 def all_ranks(
     index: Lengths, plan: BatchPlan, steps: int, position: Position | None = None
-) -> tuple[list[list[np.ndarray]], Position]:
+) -> tuple[list[list[Segments]], Position]:
     """The segments of every step, one array per micro-batch of every rank; and where the job is then."""
-    found: list[list[np.ndarray]] = [[] for _ in range(steps)]
+    found: list[list[Segments]] = [[] for _ in range(steps)]
     ends = []
     for rank in range(plan.world_size):
         stream = RowStream(plan, index, rank, position)
@@ -44,23 +44,24 @@ def all_ranks(
     return found, join_positions(ends)
 
 
-def rows_of(micro_batches: list[np.ndarray]) -> list[list[tuple[int, int, int, int]]]:
+def rows_of(micro_batches: list[Segments]) -> list[list[tuple[int, int, int, int]]]:
     """The content of every row of some micro-batches, whatever its number: (epoch, sample, column, tokens) of each."""
     rows = []
     for segments in micro_batches:
-        for row in np.unique(segments["row"]):
-            inside = segments[segments["row"] == row]
-            rows.append([tuple(map(int, part[["epoch", "sample", "column", "tokens"]].tolist())) for part in inside])
+        for row in np.unique(segments.rows):
+            inside = segments[segments.rows == row]
+            fields = (inside.epochs, inside.samples, inside.columns, inside.tokens)
+            rows.append(list(zip(*(field.tolist() for field in fields), strict=True)))
     return sorted(rows)
 
 
-def check_places(plan: BatchPlan, segments: np.ndarray) -> None:
+def check_places(plan: BatchPlan, segments: Segments) -> None:
     """Samples lie within their rows, in order, without overlap or gap."""
-    lengths = segments["tokens"] + SPECIAL_TOKENS_PER_SAMPLE
-    assert (segments["row"] >= 0).all()
-    assert (segments["row"] < plan.rows_per_microbatch_per_rank).all()
-    assert (segments["column"] + lengths <= plan.row_tokens).all()
-    flat = segments["row"] * plan.row_tokens + segments["column"]
+    lengths = segments.tokens + SPECIAL_TOKENS_PER_SAMPLE
+    assert (segments.rows >= 0).all()
+    assert (segments.rows < plan.rows_per_microbatch_per_rank).all()
+    assert (segments.columns + lengths <= plan.row_tokens).all()
+    flat = segments.rows * plan.row_tokens + segments.columns
     assert (np.diff(flat) >= lengths[:-1]).all()
-    same_row = np.diff(segments["row"]) == 0
+    same_row = np.diff(segments.rows) == 0
     assert (np.diff(flat)[same_row] == lengths[:-1][same_row]).all()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.streams import Lengths, make_plan
-from trainer.plan import BLOCK_SAMPLES, LANES, lay_out
+from trainer.plan import LANES, lay_out
 
 
 @given(samples=st.integers(1, 40_000), epoch=st.integers(0, 2), seed=st.integers(0, 9))
@@ -13,14 +13,14 @@ def test_the_blocks_of_all_lanes_hold_every_sample_of_an_epoch_once(samples, epo
     found = []
     for lane in range(plan.lanes):
         for block in range(epoch * plan.blocks_per_epoch, (epoch + 1) * plan.blocks_per_epoch):
-            its_epoch, its_samples = plan.block_samples(lane, block)
+            its_epoch, its_samples = plan.samples_of(lane, block)
             assert its_epoch == epoch
-            assert len(its_samples) <= BLOCK_SAMPLES
+            assert len(its_samples) <= plan.block_samples
             found += its_samples.tolist()
     assert sorted(found) == list(range(samples))
 
 
-@pytest.mark.parametrize(("samples", "lanes"), [(1, 1), (2047, 1), (2048, 2), (5000, 4), (10**6, LANES)])
+@pytest.mark.parametrize(("samples", "lanes"), [(1, 1), (1023, 1), (1024, 2), (2500, 4), (10**6, LANES)])
 def test_a_small_dataset_has_fewer_lanes_so_that_blocks_are_full(samples, lanes):
     assert make_plan(Lengths(np.ones(samples))).lanes == lanes
 
@@ -43,13 +43,13 @@ def test_a_block_laid_out_holds_its_samples_cut_to_a_row(lengths, layout):
     index = Lengths(lengths)
     plan = make_plan(index, layout=layout)
     segments = lay_out(plan, 0, 0, index)
-    assert sorted(segments["sample"].tolist()) == list(range(len(lengths)))
-    assert (segments["tokens"] == np.minimum(np.array(lengths)[segments["sample"]], 62)).all()
-    used = np.bincount(segments["row"], weights=segments["tokens"] + 2)
+    assert sorted(segments.samples.tolist()) == list(range(len(lengths)))
+    assert (segments.tokens == np.minimum(np.array(lengths)[segments.samples], 62)).all()
+    used = np.bincount(segments.rows, weights=segments.tokens + 2)
     assert used.max() <= 64
     assert used.min() > 0
     if layout == "padded":
-        assert (segments["column"] == 0).all()
+        assert (segments.columns == 0).all()
         assert len(used) == len(lengths)
 
 
@@ -57,7 +57,7 @@ def test_packed_rows_come_in_an_order_that_does_not_tell_their_fill():
     lengths = np.random.default_rng(0).integers(1, 400, 1024)
     index = Lengths(lengths)
     segments = lay_out(make_plan(index, row_tokens=512), 0, 0, index)
-    longest = np.zeros(int(segments["row"].max()) + 1)
-    np.maximum.at(longest, segments["row"], segments["tokens"])
+    longest = np.zeros(int(segments.rows.max()) + 1)
+    np.maximum.at(longest, segments.rows, segments.tokens)
     # Best fit alone gives a correlation near -1 between a row's number and its longest sample.
     assert abs(np.corrcoef(np.arange(len(longest)), longest)[0, 1]) < 0.15

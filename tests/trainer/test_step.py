@@ -35,7 +35,7 @@ def _config(**changes) -> TrainConfig:
 def _one_step(dataset: TokenDataset, config: TrainConfig) -> list[MicroBatch]:
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
-    return [source.__getitems__(micro_plan) for micro_plan in micro_batch_plans(dataset, plan, 0, steps=1)]
+    return [source.__getitems__(micro_plan) for micro_plan in micro_batch_plans(dataset, config, plan, 0, steps=1)]
 
 
 def _gradients(patterned_dataset, accumulation: int) -> tuple[float, dict[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.streams import Lengths, all_ranks, check_places, make_plan, rows_of
-from trainer.plan import BLOCK_SAMPLES
+from trainer.plan import MIN_BLOCK_SAMPLES, Segments
 from trainer.stream import UNKNOWN, Position, RowStream, join_positions
 
 LAYOUTS = st.sampled_from(["padded", "bucketed", "packed"])
@@ -32,9 +32,9 @@ def test_every_sample_comes_exactly_once_per_epoch_and_then_rows_are_empty(job, 
     plan = make_plan(index, max_epochs=epochs, **options)
     steps = -(-epochs * len(index) * 2 // plan.global_batch_rows) + 1
     found, _ = all_ranks(index, plan, steps)
-    segments = np.concatenate([part for step in found for part in step])
+    segments = Segments.join([part for step in found for part in step])
     for epoch in range(epochs):
-        assert sorted(segments["sample"][segments["epoch"] == epoch].tolist()) == list(range(len(index)))
+        assert sorted(segments.samples[segments.epochs == epoch].tolist()) == list(range(len(index)))
     assert len(segments) == epochs * len(index)
     assert not any(len(part) for part in found[-1])
 
@@ -69,7 +69,7 @@ def test_ranks_get_disjoint_rows_in_their_places(job):
     for step in all_ranks(index, plan, 2)[0]:
         for segments in step:
             check_places(plan, segments)
-        pairs = [(int(e), int(s)) for part in step for e, s in zip(part["epoch"], part["sample"], strict=True)]
+        pairs = [(int(e), int(s)) for part in step for e, s in zip(part.epochs, part.samples, strict=True)]
         assert len(set(pairs)) == len(pairs)
 
 
@@ -80,9 +80,7 @@ def test_ranks_differ_by_at_most_one_row_in_a_step(job):
     plan = make_plan(index, **options)
     for step in all_ranks(index, plan, 2)[0]:
         parts = plan.accumulation_steps
-        rows = [
-            sum(len(np.unique(s["row"])) for s in step[r * parts : (r + 1) * parts]) for r in range(plan.world_size)
-        ]
+        rows = [sum(len(np.unique(s.rows)) for s in step[r * parts : (r + 1) * parts]) for r in range(plan.world_size)]
         assert sum(rows) == plan.global_batch_rows
         assert max(rows) - min(rows) <= 1
 
@@ -95,7 +93,7 @@ def test_bucketed_rows_of_a_step_are_those_of_padded_and_alike_in_each_micro_bat
     assert [rows_of(step) for step in padded] == [rows_of(step) for step in bucketed]
 
     def waste(steps):
-        widths = [(part["tokens"].max(), part["tokens"]) for step in steps for part in step]
+        widths = [(part.tokens.max(), part.tokens) for step in steps for part in step]
         return 1 - sum(t.sum() for _, t in widths) / sum(w * len(t) for w, t in widths)
 
     assert waste(bucketed) < waste(padded) / 3
@@ -106,18 +104,18 @@ def test_packing_real_like_lengths_leaves_less_than_half_a_per_cent_empty():
     index = Lengths(lengths)
     plan = make_plan(index, row_tokens=512, global_batch_rows=64, max_epochs=None)
     found, _ = all_ranks(index, plan, 200)
-    real = sum(int((part["tokens"] + 2).sum()) for step in found for part in step)
+    real = sum(int((part.tokens + 2).sum()) for step in found for part in step)
     assert real / (200 * plan.slot_tokens) > 0.995
 
 
 def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
-    index = Lengths(np.full(3 * BLOCK_SAMPLES, 62))
-    plan = make_plan(index, global_batch_rows=BLOCK_SAMPLES + 1)
+    index = Lengths(np.full(3 * MIN_BLOCK_SAMPLES, 62))
+    plan = make_plan(index, global_batch_rows=MIN_BLOCK_SAMPLES + 1)
     assert plan.lanes == 3
     _, position = all_ranks(index, plan, 4)
-    assert position.rows == 4 * (BLOCK_SAMPLES + 1)
-    # Every row holds one sample here; 4,100 rows, taken in turn from three lanes, are 1,367 and 1,367 and 1,366.
-    assert [divmod(place, BLOCK_SAMPLES) for place in position.lanes] == [(1, 343), (1, 343), (1, 342)]
+    assert position.rows == 4 * (MIN_BLOCK_SAMPLES + 1)
+    # Every row holds one sample here; 2,052 rows, taken in turn from three lanes, are 684 of each.
+    assert [divmod(place, MIN_BLOCK_SAMPLES) for place in position.lanes] == [(1, 172)] * 3
 
 
 def test_a_position_that_lacks_a_lane_is_not_started_from():
@@ -125,6 +123,13 @@ def test_a_position_that_lacks_a_lane_is_not_started_from():
     plan = make_plan(index)
     with pytest.raises(ValueError, match="nothing of lane 2"):
         RowStream(plan, index, 0, Position(steps=1, rows=8, lanes=(2, 2, UNKNOWN, 2)))
+
+
+def test_a_position_of_another_plan_is_noticed():
+    index = Lengths(np.full(1000, 30))
+    packed = make_plan(index, layout="packed")
+    with pytest.raises(ValueError, match="row 400"):
+        next(iter(RowStream(packed, index, 0, Position(steps=1, rows=400, lanes=(400,)))))
 
 
 def test_positions_of_different_steps_or_with_a_lane_missing_are_not_joined():
@@ -142,9 +147,9 @@ def test_only_the_current_block_of_each_lane_is_located_again():
             self.located += len(samples)
             return super().locate(samples)
 
-    index = Counting(np.full(60 * BLOCK_SAMPLES, 62))
+    index = Counting(np.full(64 * MIN_BLOCK_SAMPLES, 62))
     plan = make_plan(index, global_batch_rows=64)
     far = Position(steps=500, rows=32_000, lanes=(4000,) * plan.lanes)
     next(iter(RowStream(plan, index, 0, far)))
     # The current block of each lane, and the one that is packed ahead.
-    assert index.located <= 2 * plan.lanes * BLOCK_SAMPLES
+    assert index.located <= 2 * plan.lanes * MIN_BLOCK_SAMPLES

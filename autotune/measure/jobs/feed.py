@@ -48,10 +48,10 @@ def _batches(dataset: TokenDataset, config: TrainConfig, *, cached: bool) -> Ite
     plan = make_plan(config, len(dataset), world_size=1)
     source = MicroBatchSource(dataset, config, plan)
     # Endless: the loader draws from it lazily.
-    plans = micro_batch_plans(dataset, plan, rank=0)
+    plans = micro_batch_plans(dataset, config, plan, rank=0)
     if cached:
         return itertools.cycle([source.__getitems__(next(plans)) for _ in range(CACHED_BATCHES)])
-    return iter(make_loader(source, config, plans))
+    return make_loader(source, config, plans)
 
 
 def _measure(

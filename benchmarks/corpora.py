@@ -1,0 +1,117 @@
+"""Datasets for benchmarks, in the documented format: real function lengths, ids that mean nothing."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.dataset import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    LengthHistogram,
+    Manifest,
+    Shard,
+    SourceStatistics,
+    SpecialIds,
+    Split,
+)
+from trainer.schema import canonical_json
+
+Int64 = npt.NDArray[np.int64]
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+VOCAB_SIZE = 16_384
+SHARD_TOKENS = 2**28
+"""As ``autotune data prepare`` cuts them."""
+LENGTHS_FILE = Path(__file__).with_name("function_lengths.npy")
+"""Shape (2, K): lengths in tokens, and how many distinct functions of the programs of a Debian 12 have each."""
+
+
+def real_lengths(samples: int, seed: int) -> Int64:
+    """Lengths drawn from those of real functions, after exact duplicates were dropped; shape (samples,)."""
+    lengths, counts = np.load(LENGTHS_FILE)
+    edges = np.cumsum(counts)
+    drawn = np.random.default_rng(seed).integers(0, edges[-1], samples)
+    chosen: Int64 = lengths[np.searchsorted(edges, drawn, side="right")].astype(np.int64)
+    return chosen
+
+
+def write_corpus(directory: Path, lengths: Int64, *, seed: int = 0) -> Path:
+    """A dataset with random ordinary ids."""
+    ids = np.random.default_rng(seed).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, int(lengths.sum()), dtype=np.uint16)
+    _write(directory, lengths, ids)
+    return directory
+
+
+def write_sparse_corpus(directory: Path, lengths: Int64) -> Path:
+    """A dataset whose offsets are real and whose token files are holes: every id is 0, and takes no place on disk."""
+    _write(directory, lengths, None)
+    return directory
+
+
+def _write(directory: Path, lengths: Int64, ids: npt.NDArray[np.uint16] | None) -> None:
+    directory.mkdir(parents=True)
+    ends = np.cumsum(lengths)
+    shards = []
+    for number, (first, end) in enumerate(_shard_edges(ends)):
+        offsets = np.concatenate(([0], ends[first:end] - (ends[first] - lengths[first]))).astype(np.uint64)
+        begin, tokens = int(ends[first] - lengths[first]), int(offsets[-1])
+        names = (f"train-tokens-{number:05d}.npy", f"train-offsets-{number:05d}.npy")
+        np.save(directory / names[1], offsets)
+        if ids is not None:
+            np.save(directory / names[0], ids[begin : begin + tokens])
+        else:
+            _save_hole(directory / names[0], tokens)
+        # Opening does not check hashes, and these files are made and removed within one run.
+        unknown = "0" * 64
+        shards.append(
+            Shard(
+                tokens_file=names[0],
+                offsets_file=names[1],
+                samples=end - first,
+                tokens=tokens,
+                tokens_sha256=unknown,
+                offsets_sha256=unknown,
+            )
+        )
+    (directory / TOKENIZER_NAME).write_text("{}")
+    manifest = _manifest(shards, len(lengths))
+    (directory / MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+
+
+def _shard_edges(ends: Int64) -> list[tuple[int, int]]:
+    cuts = np.searchsorted(ends, np.arange(SHARD_TOKENS, int(ends[-1]), SHARD_TOKENS)).tolist()
+    edges = [0, *cuts, len(ends)]
+    return [(first, end) for first, end in itertools.pairwise(edges) if end > first]
+
+
+def _save_hole(path: Path, tokens: int) -> None:
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (tokens,)})
+        file.truncate(file.tell() + 2 * tokens)
+
+
+def _manifest(shards: list[Shard], samples: int) -> Manifest:
+    return Manifest(
+        schema_version=2,
+        dtype="uint16",
+        vocab_size=VOCAB_SIZE,
+        used_vocab_size=VOCAB_SIZE,
+        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
+        tokenizer_sha256="0" * 64,
+        train=Split(shards=shards, length_histogram=LengthHistogram(edges=[0], counts=[samples])),
+        validation=Split(shards=[], length_histogram=LengthHistogram(edges=[0], counts=[0])),
+        source=SourceStatistics(
+            kinds=["synthetic"],
+            files=0,
+            rejected=0,
+            duplicate_samples=0,
+            empty_samples=0,
+            truncated_samples=0,
+            split_samples=0,
+            raw_bytes=0,
+            token_bytes=0,
+            unknown_tokens=0,
+        ),
+    )

@@ -1,0 +1,283 @@
+"""``python -m benchmarks.feed``: how fast one process makes masked-LM micro-batches, against the common way.
+
+References, from PyPI, in the same process and the same minute:
+
+* plain: a ``datasets`` table of ids and attention masks padded to the row, shuffled, through torch's loader and
+  ``DataCollatorForLanguageModeling`` of transformers, which is how the recipes of that library feed an encoder;
+* by hand: the same tuned: ids only, numpy format, and the collator's own mask function called directly on the batch;
+* by hand, further: rows read as one batch too, and the collator spared its search for special tokens by a table. It
+  has no bar; it shows what is left of the lead when somebody has read the sources of both libraries.
+
+Rows of 512, batches of 64, no loader processes. Samples that fill a row, so that all do the same work, for samples/s;
+lengths of real functions for real tokens/s, where the plain way pads and ours packs. Interleaved repeats, medians.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.core.units import format_count, format_share
+from autotune.show.tables import text_table
+from autotune.store import write_atomically
+from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
+from trainer.config import ModelSettings, TrainConfig
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.loop import make_plan
+from trainer.packing import pack_rows
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+
+ROWS, ROW_TOKENS = 64, 512
+SAMPLES = 20_000
+REPEATS = 7
+WINDOW_S = 1.0
+
+PLAIN_BAR, BY_HAND_BAR, PACKED_BAR, EFFICIENCY_BAR = 40.0, 10.0, 40.0, 0.995
+
+Batches = Iterator[tuple[int, int]]
+"""Endless: samples and real tokens of one batch after another."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.feed", description="Time the feed.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of each dataset")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="measuring windows of each contender")
+    parser.add_argument("--window-s", type=float, default=WINDOW_S, help="length of a window")
+    options = parser.parse_args(arguments)
+    try:
+        import datasets  # noqa: F401 - the reference: without it there is nothing to measure against
+    except ImportError as error:
+        sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
+        return EXIT_UNMEASURED
+    with tempfile.TemporaryDirectory(prefix="feed-") as place:
+        rates = measure(Path(place), options.samples, options.repeats, options.window_s)
+    efficiency = packing_efficiency(options.samples)
+    bars = make_bars(rates, efficiency["all"])
+    if options.json:
+        content = {"bars": [bar.to_json() for bar in bars], "rates": rates, "packing_efficiency": efficiency}
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print(_table(rates))
+    print(f"packing efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: ", end="")
+    print(f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}")
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def measure(place: Path, samples: int, repeats: int, window_s: float) -> dict[str, dict[str, list[float]]]:
+    """Rates of every contender, one window of each in turn: samples/s and real tokens/s by name."""
+    full = np.full(samples, ROW_TOKENS - SPECIAL_TOKENS_PER_SAMPLE)
+    real = real_lengths(samples, seed=0)
+    contenders: dict[str, Batches] = {}
+    for name, lengths in (("full", full), ("real", real)):
+        corpus = write_corpus(place / name, lengths)
+        table = _padded_table(TokenDataset.open(corpus), lengths, place / f"{name}-arrow")
+        contenders[f"plain, {name} rows"] = _plain(table, place)
+        contenders[f"by hand, {name} rows"] = _by_hand(table, place)
+        contenders[f"by hand, further, {name} rows"] = _by_hand_further(table, place)
+        contenders[f"padded, {name} rows"] = _ours(corpus, "padded")
+        contenders[f"packed, {name} rows"] = _ours(corpus, "packed")
+    rates: dict[str, dict[str, list[float]]] = {name: {"samples_per_s": [], "tokens_per_s": []} for name in contenders}
+    for repeat in range(repeats + 1):
+        for name, batches in contenders.items():
+            found = _window(batches, window_s)
+            if repeat:  # the first warms caches
+                rates[name]["samples_per_s"].append(found[0])
+                rates[name]["tokens_per_s"].append(found[1])
+        sys.stderr.write(f"window {repeat} of {repeats}\n")
+    return rates
+
+
+def make_bars(rates: dict[str, dict[str, list[float]]], efficiency: float) -> list[Bar]:
+    """The bars of the feed: ratios of medians."""
+
+    def ratio(ours: str, reference: str, what: str) -> float:
+        return statistics.median(rates[ours][what]) / statistics.median(rates[reference][what])
+
+    plain = ratio("padded, full rows", "plain, full rows", "samples_per_s")
+    by_hand = ratio("padded, full rows", "by hand, full rows", "samples_per_s")
+    packed = ratio("packed, real rows", "plain, real rows", "tokens_per_s")
+    return [
+        Bar(name="feed_against_plain_ratio", figure=plain, unit="ratio", bar=PLAIN_BAR, direction=">="),
+        Bar(name="feed_against_by_hand_ratio", figure=by_hand, unit="ratio", bar=BY_HAND_BAR, direction=">="),
+        Bar(name="feed_packed_real_tokens_ratio", figure=packed, unit="ratio", bar=PACKED_BAR, direction=">="),
+        Bar(name="feed_packing_efficiency_share", figure=efficiency, unit="share", bar=EFFICIENCY_BAR, direction=">="),
+    ]
+
+
+def packing_efficiency(samples: int) -> dict[str, float]:
+    """How full rows are on real lengths, in blocks as the feed packs them."""
+    lengths = np.minimum(real_lengths(samples, seed=1) + SPECIAL_TOKENS_PER_SAMPLE, ROW_TOKENS)
+    plan = _plan(TrainConfig(model=_NO_MODEL, seq_length_tokens=ROW_TOKENS, layout="packed"), samples)
+    blocks = [lengths[first : first + plan.block_samples] for first in range(0, samples, plan.block_samples)]
+    blocks = [block for block in blocks if len(block) == plan.block_samples] or blocks
+    rows = sum(int(pack_rows(block, ROW_TOKENS).max()) + 1 for block in blocks)
+    tokens = sum(int(block.sum()) for block in blocks)
+    full = sum(int((block == ROW_TOKENS).sum()) for block in blocks)
+    return {
+        "all": tokens / (rows * ROW_TOKENS),
+        "without_full_samples": (tokens - full * ROW_TOKENS) / ((rows - full) * ROW_TOKENS),
+        "padded": tokens / (sum(len(block) for block in blocks) * ROW_TOKENS),
+    }
+
+
+_NO_MODEL = ModelSettings(name="none", config={"model_type": "bert"})
+
+
+def _plan(config: TrainConfig, samples: int) -> BatchPlan:
+    return make_plan(config, samples, world_size=1)
+
+
+def _ours(corpus: Path, layout: Any) -> Batches:  # noqa: ANN401 - one of the layouts
+    config = TrainConfig(
+        model=_NO_MODEL,
+        seq_length_tokens=ROW_TOKENS,
+        micro_batch_rows=ROWS,
+        global_batch_rows=ROWS,
+        layout=layout,
+    )
+    dataset = TokenDataset.open(corpus)
+    plan = _plan(config, len(dataset))
+    for batch in make_loader(
+        MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0)
+    ):
+        yield len(batch.starts_N), batch.real_tokens
+
+
+def _padded_table(dataset: TokenDataset, lengths: Int64, place: Path) -> Any:  # noqa: ANN401 - a datasets.Dataset
+    """Ids and attention masks of rows padded to their full width, on disk, as a tokenizer with padding leaves them."""
+    import datasets
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for sample in range(len(lengths)):
+            body = dataset.read(sample, ROW_TOKENS - SPECIAL_TOKENS_PER_SAMPLE).tolist()
+            ids = [2, *body, 3]
+            padding = [0] * (ROW_TOKENS - len(ids))
+            yield {"input_ids": ids + padding, "attention_mask": [1] * len(ids) + padding}
+
+    features = datasets.Features(
+        {"input_ids": datasets.List(datasets.Value("int32")), "attention_mask": datasets.List(datasets.Value("int8"))}
+    )
+    datasets.disable_progress_bars()
+    table = datasets.Dataset.from_generator(rows, features=features, cache_dir=str(place))
+    table.save_to_disk(str(place / "saved"))
+    return datasets.load_from_disk(str(place / "saved"))
+
+
+def _collator(place: Path) -> Any:  # noqa: ANN401 - a collator of transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(len(SPECIAL_TOKENS), VOCAB_SIZE))]
+    inner = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    inner.add_special_tokens(list(SPECIAL_TOKENS))
+    inner.save(str(place / "tokenizer.json"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(place / "tokenizer.json"),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+
+
+def _plain(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
+    import torch
+
+    loader = torch.utils.data.DataLoader(table, batch_size=ROWS, shuffle=True, collate_fn=_collator(place))
+    while True:
+        for batch in loader:
+            yield len(batch["input_ids"]), int(batch["attention_mask"].sum())
+
+
+def _by_hand(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
+    import torch
+
+    collator = _collator(place)
+    ids_only = table.select_columns(["input_ids"]).with_format("numpy")
+
+    def collate(rows: list[Any]) -> Any:  # noqa: ANN401 - tensors
+        ids = torch.from_numpy(np.stack([row["input_ids"] for row in rows])).long()
+        real = ids != 0
+        return *collator.torch_mask_tokens(ids), real
+
+    loader = torch.utils.data.DataLoader(ids_only, batch_size=ROWS, shuffle=True, collate_fn=collate)
+    while True:
+        for ids, _, real in loader:
+            yield len(ids), int(real.sum())
+
+
+def _by_hand_further(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
+    import torch
+
+    collator = _collator(place)
+    special = torch.tensor([True] * len(SPECIAL_TOKENS) + [False] * (VOCAB_SIZE - len(SPECIAL_TOKENS)))
+    ids_only = table.select_columns(["input_ids"]).with_format("numpy")
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(ids_only)
+
+        def __getitems__(self, indices: list[int]) -> Any:  # noqa: ANN401 - a tensor
+            return torch.from_numpy(np.stack(ids_only[indices]["input_ids"])).long()
+
+    def collate(ids: Any) -> Any:  # noqa: ANN401 - tensors
+        real = ids != 0
+        return *collator.torch_mask_tokens(ids, special[ids]), real
+
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=ROWS, shuffle=True, collate_fn=collate)
+    while True:
+        for ids, _, real in loader:
+            yield len(ids), int(real.sum())
+
+
+def _window(batches: Batches, window_s: float) -> tuple[float, float]:
+    """Samples/s and real tokens/s over at least one batch and about the window's length."""
+    samples = tokens = 0
+    started_s = time.perf_counter()
+    while True:
+        for batch in islice(batches, 4):
+            samples += batch[0]
+            tokens += batch[1]
+        elapsed_s = time.perf_counter() - started_s
+        if elapsed_s >= window_s:
+            return samples / elapsed_s, tokens / elapsed_s
+
+
+def _table(rates: dict[str, dict[str, list[float]]]) -> str:
+    rows = []
+    for name, found in rates.items():
+        reference = rates[f"plain, {name.rpartition(', ')[2]}"]
+        samples, tokens = (statistics.median(found[what]) for what in ("samples_per_s", "tokens_per_s"))
+        against = statistics.median(reference["tokens_per_s"])
+        spread = (max(found["tokens_per_s"]) - min(found["tokens_per_s"])) / tokens
+        rows.append(
+            [
+                name,
+                format_count(round(samples)),
+                format_count(round(tokens)),
+                f"{tokens / against:.1f}",
+                format_share(spread),
+            ]
+        )
+    return text_table(["", "samples/s", "real tokens/s", "tokens/s of plain", "spread"], rows)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", category=UserWarning)
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""``python -m benchmarks.scale``: whether the feed notices that the dataset has 202 million samples.
+
+A dataset with real function lengths and real offsets (1.6 GB), whose token files are holes, is read in random order,
+packed into rows of 512, by a process that starts with a cold page cache. Held against bars: the time to open it, the
+time to the first batch, how much memory the process takes after 2,000 batches, file pages included, and how the first
+batch compares with one from 2 million samples. Each start is repeated, the two sizes in turn, and medians are taken.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from autotune.core.units import format_bytes, format_count
+from autotune.show.tables import text_table
+from autotune.store import write_atomically
+from benchmarks.bars import Bar, exit_code, lines
+
+SAMPLES = 202_000_000
+FEWER_SAMPLES = 2_000_000
+ROWS, ROW_TOKENS = 64, 512
+BATCHES = 2_000
+REPEATS = 5
+
+OPEN_BAR_S = 0.2
+FIRST_BATCH_BAR_S = 2.0
+GROWTH_BAR_BYTES = 150 * 2**20
+RATIO_BAR = 1.5
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="Feed from 202 million samples.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--dir", type=Path, help="where to make the datasets (1.7 GB); default: a temporary directory")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of the large dataset")
+    parser.add_argument("--read", type=Path, metavar="DATASET", help=argparse.SUPPRESS)
+    parser.add_argument("--batches", type=int, default=BATCHES, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.read:
+        print(json.dumps(read(options.read, options.batches)))
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="scale-") as place:
+        figures = measure(Path(place), options.samples, options.batches)
+    bars = make_bars(figures)
+    if options.json:
+        content = {"bars": [bar.to_json() for bar in bars], "figures": figures}
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print(_table(figures))
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def measure(place: Path, samples: int, batches: int) -> dict[str, Any]:
+    """Make both datasets and start on them in turn."""
+    from benchmarks.corpora import real_lengths, write_sparse_corpus
+
+    sizes = {"large": samples, "small": min(FEWER_SAMPLES, samples)}
+    for name, count in sizes.items():
+        sys.stderr.write(f"making a dataset of {format_count(count)} samples\n")
+        write_sparse_corpus(place / name, real_lengths(count, seed=0))
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sizes}
+    caches = set()
+    for number in range(REPEATS):
+        for name in sizes:
+            # Memory is a matter of the last, long run; the others only start.
+            long = batches if number == REPEATS - 1 else 1
+            caches.add(_drop_caches(place))
+            runs[name].append(_read_in_child(place / name, long))
+            sys.stderr.write(f"{name} dataset, start {number + 1} of {REPEATS}\n")
+    shards = len(list((place / "large").glob("*-tokens-*")))
+    return {"samples": sizes, "shards": shards, "page_cache": sorted(caches), "batches": batches, "runs": runs}
+
+
+def make_bars(figures: dict[str, Any]) -> list[Bar]:
+    """The bars of a start at full size."""
+    large, small = figures["runs"]["large"], figures["runs"]["small"]
+    first_s = statistics.median(run["first_batch_s"] for run in large)
+    ratio = first_s / statistics.median(run["first_batch_s"] for run in small)
+    opened_s = statistics.median(run["open_s"] for run in large)
+    return [
+        Bar(name="scale_open_s", figure=opened_s, unit="s", bar=OPEN_BAR_S, direction="<="),
+        Bar(name="scale_first_batch_s", figure=first_s, unit="s", bar=FIRST_BATCH_BAR_S, direction="<="),
+        Bar(
+            name="scale_rss_growth_bytes",
+            figure=large[-1]["rss_growth_bytes"],
+            unit="bytes",
+            bar=GROWTH_BAR_BYTES,
+            direction="<=",
+        ),
+        Bar(name="scale_first_batch_ratio", figure=ratio, unit="ratio", bar=RATIO_BAR, direction="<="),
+    ]
+
+
+def read(directory: Path, batches: int) -> dict[str, Any]:
+    """Open a dataset and take batches, in this process."""
+    from trainer.config import ModelSettings, TrainConfig
+    from trainer.dataset import TokenDataset
+    from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+    from trainer.loop import make_plan
+
+    config = TrainConfig(
+        model=ModelSettings(name="none", config={"model_type": "bert"}),
+        seq_length_tokens=ROW_TOKENS,
+        micro_batch_rows=ROWS,
+        global_batch_rows=ROWS,
+        layout="packed",
+    )
+    before_bytes = _rss_bytes()
+    started_s = time.perf_counter()
+    dataset = TokenDataset.open(directory)
+    opened_s = time.perf_counter()
+    plan = make_plan(config, len(dataset), world_size=1)
+    loader = make_loader(MicroBatchSource(dataset, config, plan), config, micro_batch_plans(dataset, config, plan, 0))
+    next(loader)
+    first_s = time.perf_counter()
+    real_tokens = sum(batch.real_tokens for batch in islice(loader, batches - 1))
+    ended_s = time.perf_counter()
+    return {
+        "open_s": opened_s - started_s,
+        "first_batch_s": first_s - opened_s,
+        "rss_growth_bytes": _rss_bytes() - before_bytes,
+        "rest_real_tokens_per_s": real_tokens / (ended_s - first_s) if batches > 1 else None,
+    }
+
+
+def _rss_bytes() -> int:
+    """Resident memory of this process, mapped file pages included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _drop_caches(place: Path) -> str:
+    """Empty the page cache, for the whole machine if we may, else for these files; says which."""
+    os.sync()
+    try:
+        DROP_CACHES.write_text("3")
+    except OSError:
+        for path in place.glob("*/*"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return "dropped for these files"
+    return "dropped, with names and inodes"
+
+
+def _read_in_child(directory: Path, batches: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.scale", "--read", str(directory), "--batches", str(batches)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _table(figures: dict[str, Any]) -> str:
+    rows = []
+    for name, count in figures["samples"].items():
+        runs = figures["runs"][name]
+        opened = statistics.median(run["open_s"] for run in runs)
+        first = statistics.median(run["first_batch_s"] for run in runs)
+        growth = format_bytes(runs[-1]["rss_growth_bytes"])
+        rows.append([format_count(count), f"{opened:.3f} s", f"{first:.3f} s", growth])
+    cache = ", ".join(figures["page_cache"])
+    title = f"samples (page cache {cache})"
+    return text_table([title, "open", "first batch", f"memory after {figures['batches']:,} batches"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
