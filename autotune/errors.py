@@ -78,3 +78,5 @@ class InternalError(AutotuneError):
 
 EXIT_INTERRUPTED = 130
 """Ctrl-C: what was finished is saved."""
+EXIT_TERMINATED = 143
+"""SIGTERM: what was finished is saved."""

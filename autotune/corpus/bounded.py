@@ -4,6 +4,8 @@ The child is forked, so the caller must be light: what is loaded when ``run_boun
 """
 
 import contextlib
+import dataclasses
+import errno
 import json
 import os
 import resource
@@ -15,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
-MAX_WALL_S = 60.0
-# A 256 MiB file, its sections, and the disassembly of its largest function fit several times.
-MAX_ADDED_BYTES = 2 * 2**30
-# Token text is about four times the machine code, and 256 MiB is the largest file that is read.
-MAX_OUTPUT_BYTES = 2**30
+MAX_WALL_S = 300.0
+# A 256 MiB file, its sections, and the disassembly of its largest function fit; with what the process has, below 1 GiB.
+MAX_ADDED_BYTES = 800 * 2**20
+# Above the size at which a piece is closed, with its last sample.
+MAX_OUTPUT_BYTES = 2**27
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the kernel says when there is no room left, on the disk or in a quota."""
 _MAX_REPLY_BYTES = 4096
 _MAX_REASON_LENGTH = 200
 
@@ -30,7 +34,7 @@ class Limits:
 
     Args:
         wall_s: Seconds until it is killed; the processor time has the same limit.
-        added_bytes: Address space beyond what the forking process has already.
+        added_bytes: Memory beyond what the forking process has already.
         output_bytes: Largest file it may write.
     """
 
@@ -44,12 +48,14 @@ class Extracted:
     """The work was finished.
 
     Args:
-        functions: Distinct functions written.
-        duplicates: Functions left out because the same file held them before.
+        samples: Samples written.
+        piece: The number of the piece that the last one went to.
+        rejected: Samples that could not be used.
     """
 
-    functions: int
-    duplicates: int
+    samples: int
+    piece: int
+    rejected: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ def run_bounded(work: Callable[[], Extracted], limits: Limits, *, cancel_fd: int
 
     Raises:
         CancelledError: If that happened.
+        OSError: If the child could not write because the disk is full.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -130,9 +137,11 @@ def _reply(read_fd: int) -> Extracted | Refused:
         reply = json.loads(os.read(read_fd, _MAX_REPLY_BYTES))
         if "reason" in reply:
             return Refused(reason=printable(str(reply["reason"])))
-        return Extracted(functions=int(reply["functions"]), duplicates=int(reply["duplicates"]))
+        if "errno" not in reply:
+            return Extracted(**{field.name: int(reply[field.name]) for field in dataclasses.fields(Extracted)})
     except (OSError, ValueError, KeyError, TypeError):
         return Refused(reason="its reader gave no answer")
+    raise OSError(reply["errno"], os.strerror(reply["errno"]))
 
 
 def printable(text: str) -> str:
@@ -150,9 +159,13 @@ def _child(work: Callable[[], Extracted], limits: Limits, write_fd: int) -> None
         _limit(limits)
         try:
             done = work()
-            reply: dict[str, object] = {"functions": done.functions, "duplicates": done.duplicates}
+            reply: dict[str, object] = dataclasses.asdict(done)
         except MemoryError:
             reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
+        except OSError as error:
+            # A full disk is no fault of the file: the caller must stop, not go on without it.
+            full = error.errno in DISK_FULL
+            reply = {"errno": error.errno} if full else {"reason": printable(str(error))}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
             reply = {"reason": printable(str(error) or type(error).__name__)}
         os.write(write_fd, json.dumps(reply).encode())
@@ -168,9 +181,9 @@ def _silence() -> None:
 
 
 def _limit(limits: Limits) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    address_space = pages * resource.getpagesize() + limits.added_bytes
-    _lower(resource.RLIMIT_AS, address_space)
+    # The sixth figure is data and stack: what the limit counts. Address space that is only reserved does no harm.
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    _lower(resource.RLIMIT_DATA, pages * resource.getpagesize() + limits.added_bytes)
     # Whole seconds, rounded up; the wall clock is the exact bound.
     _lower(resource.RLIMIT_CPU, int(limits.wall_s) + 1)
     _lower(resource.RLIMIT_FSIZE, limits.output_bytes)

@@ -1,125 +1,152 @@
-"""All files to one text of distinct functions, in reading order, whoever finishes first."""
+"""Which samples are there already: the digests of all pieces, sorted and compared bucket by bucket.
 
-import contextlib
-import hashlib
-from collections.abc import Callable
+A bucket is a range of digests. Each piece's digests are sorted once, so that a bucket's share of a piece is one read,
+and no process ever holds more than a bucket.
+"""
+
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from autotune.core.units import format_count
-from autotune.corpus.bounded import Refused
-from autotune.corpus.pool import FileResult, extract_in_order
-from autotune.corpus.sources import Found, Rejected, SourceFile
-from autotune.errors import BadInput
+import numpy as np
+import numpy.typing as npt
 
-Update = Callable[[float, float | None, str], None]
-"""Called with (done, total or None, note)."""
+from autotune.corpus.pieces import Index, PiecePaths, read_index
+from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+
+STAGE = "distinct"
+_EXTRACT_STAGE = "extract"
+_PREFIX_BITS = 12
+MAX_BUCKETS = 2**_PREFIX_BITS
+_BUCKET_SAMPLES = 2**21
+"""About 150 MB while they are compared."""
+
+_SORTED = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4")])
+_PIECES_FILE = "pieces.json"
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistinctText:
-    """The functions of many files, each once.
+class Piece:
+    """One piece of all, in reading order.
 
     Args:
-        path: A text file, one function a line.
-        functions: Its lines.
-        duplicates: Functions left out because they are in it already.
-        files: Files read.
-        raw_bytes: Size of those files, each counted whole, also the last one when a bound stopped the reading in it.
-        rejected: Files that could not be used.
+        task: The extraction that wrote it.
+        number: Its number there.
+        samples: How many of its samples count; a limit on all samples may end within a piece.
+        text_bytes: Size of its text.
     """
 
-    path: Path
-    functions: int
-    duplicates: int
-    files: int
-    raw_bytes: int
-    rejected: tuple[Rejected, ...]
+    task: str
+    number: int
+    samples: int
+    text_bytes: int
+
+    def paths(self, workplace: Workplace) -> PiecePaths:
+        """Its files."""
+        return PiecePaths.of(workplace.directory(_EXTRACT_STAGE, self.task), self.number)
 
 
-def gather_distinct(found: Found, *, most: int | None, workers: int, scratch: Path, update: Update) -> DistinctText:
-    """Extract all files and keep the first of equal functions, until there are ``most``.
+def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
+    """Leave the list of pieces to the tasks: sent with each, it would outgrow what they do."""
+    path = workplace.path / _PIECES_FILE
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps([[p.task, p.number, p.samples, p.text_bytes] for p in pieces]))
+    temporary.rename(path)
+
+
+def read_pieces(workplace: Workplace) -> list[Piece]:
+    """The pieces, in reading order."""
+    rows = json.loads((workplace.path / _PIECES_FILE).read_bytes())
+    return [Piece(task=task, number=number, samples=samples, text_bytes=size) for task, number, samples, size in rows]
+
+
+def sort_digests(paths: PiecePaths) -> None:
+    """Write a piece's digests in order, and where each prefix begins."""
+    index = read_index(paths)
+    high, low = _words(index)
+    order = np.lexsort((low, high))
+    records = np.empty(len(index), dtype=_SORTED)
+    records["high"], records["low"], records["number"] = high[order], low[order], order
+    records.tofile(_sorted_path(paths))
+    prefixes = records["high"] >> np.uint64(64 - _PREFIX_BITS)
+    np.searchsorted(prefixes, np.arange(MAX_BUCKETS + 1)).astype("<u4").tofile(_prefix_path(paths))
+
+
+def buckets_for(samples: int) -> int:
+    """How many buckets keep each below what a process may hold: a power of two."""
+    wanted = max(1, -(-samples // _BUCKET_SAMPLES))
+    exponent: int = (wanted - 1).bit_length()
+    return min(MAX_BUCKETS, 1 << exponent)
+
+
+def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, buckets: int) -> Receipt:
+    """Of equal samples of a bucket all but the first in reading order, written by piece."""
+    pieces = read_pieces(workplace)
+    parts = [_bucket_of(piece, workplace, bucket, buckets) for piece in pieces]
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    records = np.concatenate(parts) if parts else np.empty(0, dtype=_SORTED)
+    order = np.lexsort((records["number"], owner, records["low"], records["high"]))
+    records, owner = records[order], owner[order]
+    again = np.zeros(len(records), dtype=bool)
+    again[1:] = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
+    dropped, owner = records["number"][again], owner[again]
+    by_piece = np.lexsort((dropped, owner))
+    dropped[by_piece].astype("<u4").tofile(task.directory / "numbers")
+    np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8").tofile(task.directory / "pieces")
+    return {"duplicates": len(dropped)}
+
+
+def kept_samples(workplace: Workplace, piece: Piece, number: int, buckets: int) -> Bools:
+    """Which samples of a piece are to be used.
 
     Args:
-        found: What to read.
-        most: Functions to keep; None keeps all.
-        workers: Extraction processes at once.
-        scratch: An empty directory, for the text and for what waits to be joined to it.
-        update: Told how far it is.
+        workplace: Where the buckets lie.
+        piece: The piece.
+        number: Its number in reading order.
+        buckets: How many buckets were compared; 0 keeps duplicates.
 
-    Raises:
-        BadInput: If no file holds a function.
-        MachineLacks: If an extraction process cannot start.
+    Returns:
+        Shape (samples of the piece,), those behind its limit included, as False.
     """
-    path, spools = scratch / "functions.txt", scratch / "spools"
-    spools.mkdir()
-    paths = [file.path for file in found.files]
-    results = extract_in_order(paths, workers=workers, most=most, spool_dir=spools)
-    with contextlib.closing(results), path.open("xb") as text:
-        gathering = _Gathering(text, most, found.unreadable)
-        for result in results:
-            gathering.add(found.files[result.index], result)
-            note = f"{format_count(gathering.functions)} functions, {result.index + 1} of {len(paths)} files"
-            if most is None:
-                update(result.index + 1, len(paths), note)
-            else:
-                update(gathering.functions, most, note)
-            if gathering.functions == most:
-                break
-    if gathering.functions == 0:
-        first = gathering.rejected[0]
-        raise BadInput(
-            f"no function in {len(paths)} ELF files; the first, {str(first.path)!r}: {first.reason}",
-            next_step="Name a directory of linked x86-64 programs, such as elf:/usr/bin",
-        )
-    return gathering.finished(path)
+    kept = np.arange(len(read_index(piece.paths(workplace)))) < piece.samples
+    for bucket in range(buckets):
+        directory = workplace.directory(STAGE, bucket_name(bucket))
+        first, end = _numbers(directory / "pieces", "<u8", number, 2).tolist()
+        kept[_numbers(directory / "numbers", "<u4", first, end - first)] = False
+    return kept
 
 
-class _Gathering:
-    """Running totals, and the hashes of what was written.
+def bucket_name(bucket: int) -> str:
+    """The name of a bucket's task."""
+    return f"{bucket:04d}"
 
-    A hash takes 16 bytes, about 100 with Python's share: the functions of one machine's programs fit easily.
-    """
 
-    def __init__(self, text: BinaryIO, most: int | None, rejected: tuple[Rejected, ...]) -> None:
-        self.functions = 0
-        self.rejected = list(rejected)
-        self._text, self._most = text, most
-        self._duplicates = self._files = self._raw_bytes = 0
-        self._seen: set[bytes] = set()
+def _bucket_of(piece: Piece, workplace: Workplace, bucket: int, buckets: int) -> npt.NDArray[np.void]:
+    paths = piece.paths(workplace)
+    edges = np.fromfile(_prefix_path(paths), dtype="<u4")
+    step = MAX_BUCKETS // buckets
+    first, end = int(edges[bucket * step]), int(edges[(bucket + 1) * step])
+    records = _numbers(_sorted_path(paths), _SORTED, first, end - first)
+    counted: npt.NDArray[np.void] = records[records["number"] < piece.samples]
+    return counted
 
-    def add(self, file: SourceFile, result: FileResult) -> None:
-        """Join one file's functions to the text, and remove its spool."""
-        if isinstance(result.outcome, Refused):
-            self.rejected.append(Rejected(path=file.path, reason=result.outcome.reason))
-        else:
-            self._files += 1
-            self._raw_bytes += file.size_bytes
-            self._duplicates += result.outcome.duplicates
-            self._join(result.spool)
-        result.spool.unlink(missing_ok=True)
 
-    def _join(self, spool: Path) -> None:
-        with spool.open("rb") as lines:
-            for line in lines:
-                if self.functions == self._most:
-                    return
-                digest = hashlib.blake2b(line, digest_size=16).digest()
-                if digest in self._seen:
-                    self._duplicates += 1
-                    continue
-                self._seen.add(digest)
-                self.functions += 1
-                self._text.write(line)
+def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype
+    kind = np.dtype(dtype)
+    return np.fromfile(path, dtype=kind, count=count, offset=first * kind.itemsize)
 
-    def finished(self, path: Path) -> DistinctText:
-        """The totals, for good."""
-        return DistinctText(
-            path=path,
-            functions=self.functions,
-            duplicates=self._duplicates,
-            files=self._files,
-            raw_bytes=self._raw_bytes,
-            rejected=tuple(self.rejected),
-        )
+
+def _words(index: Index) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    digests = np.ascontiguousarray(index["digest"]).view(">u8").astype(np.uint64)
+    return digests[:, 0], digests[:, 1]
+
+
+def _sorted_path(paths: PiecePaths) -> Path:
+    return paths.index.with_suffix(".sorted")
+
+
+def _prefix_path(paths: PiecePaths) -> Path:
+    return paths.index.with_suffix(".prefix")

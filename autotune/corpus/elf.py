@@ -31,6 +31,7 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from autotune.corpus.eh_frame import DamagedFramesError, function_ranges
+from autotune.corpus.sources.base import UnusableFileError
 
 NEXT_TOKEN = "[NEXT]"
 ADDRESS_TOKEN = "ADDR"
@@ -46,10 +47,6 @@ _CACHED_INSTRUCTIONS = 2**16
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
 _IMMEDIATE = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
-
-
-class UnusableFileError(Exception):
-    """The file is no x86-64 program with functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

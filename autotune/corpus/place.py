@@ -1,35 +1,24 @@
-"""Where a dataset goes: checked before the work, private while it is built, published in one step."""
+"""Where a dataset goes: checked before the work, published in one step."""
 
 import contextlib
 import ctypes
 import errno
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.corpus.bounded import DISK_FULL
+from autotune.corpus.workplace import sync
 from autotune.errors import BadInput
-from trainer.dataset import MANIFEST_NAME, TOKENIZER_NAME
+from trainer.dataset import MANIFEST_NAME, REJECTS_NAME, TOKENIZER_NAME
 
-_DATASET_NAMES = re.compile(rf"{re.escape(MANIFEST_NAME)}|{re.escape(TOKENIZER_NAME)}|(tokens|offsets)-\d{{5,}}\.npy")
+_DATASET_NAMES = re.compile(
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME)))
+    + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
+)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlace:
-    """A private directory beside the final one.
-
-    Args:
-        dataset: An empty directory that is to become the dataset, with the permissions of any new directory.
-        scratch: An empty directory for everything else.
-    """
-
-    dataset: Path
-    scratch: Path
 
 
 def check_place(out: Path, *, overwrite: bool) -> None:
@@ -43,7 +32,7 @@ def check_place(out: Path, *, overwrite: bool) -> None:
         return
     if not out.is_dir():
         raise BadInput(f"{out} exists and is not a directory", next_step=elsewhere)
-    with _cannot_write(out):
+    with writing(out):
         names = sorted(entry.name for entry in out.iterdir())
     if not names:
         return
@@ -59,42 +48,15 @@ def check_place(out: Path, *, overwrite: bool) -> None:
         )
 
 
-@contextlib.contextmanager
-def build_beside(out: Path, *, overwrite: bool) -> Iterator[BuildPlace]:
-    """Give a private place to build in; if the block ends well, publish its dataset as ``out`` in one step.
-
-    Whatever happens, nothing but the finished dataset remains.
-
-    Raises:
-        BadInput: If the place is taken or cannot be written; known before the block runs.
-    """
-    check_place(out, overwrite=overwrite)
-    final = out.resolve()
-    with _cannot_write(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        # mkdtemp makes it for this user only, 0700.
-        private = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
-    try:
-        build_place = BuildPlace(dataset=private / "dataset", scratch=private / "scratch")
-        with _cannot_write(final):
-            build_place.dataset.mkdir()
-            build_place.scratch.mkdir()
-            yield build_place
-            # Again: the work took time, and someone may have put something there.
-            check_place(out, overwrite=overwrite)
-            _publish(build_place.dataset, final)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
-
-
-def _publish(dataset: Path, final: Path) -> None:
-    _sync(dataset)
+def publish(dataset: Path, final: Path) -> None:
+    """Give a finished directory its name, in one step; what had the name before is left at the old path."""
+    sync(dataset)
     if final.is_dir() and any(final.iterdir()):
         _exchange(dataset, final)
     else:
         # Onto nothing or onto an empty directory: one atomic step.
         dataset.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def _exchange(new: Path, old: Path) -> None:
@@ -120,22 +82,22 @@ def _exchange(new: Path, old: Path) -> None:
         raise
 
 
-def _sync(directory: Path) -> None:
-    """Make new names durable; file systems that cannot are left alone."""
-    with contextlib.suppress(OSError):
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 @contextlib.contextmanager
-def _cannot_write(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """Tell what to do when something cannot be written.
+
+    Raises:
+        BadInput: For any error of the operating system.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno in DISK_FULL:
+            raise BadInput(
+                f"no space left for {path}: {error.strerror}",
+                next_step="Free some, or raise the quota; the same command then goes on from where it was.",
+            ) from error
         raise BadInput(
             f"cannot write {path}: {error.strerror or error}",
-            next_step="Choose another --out, or free space or permissions there.",
+            next_step="Choose another --out, or ask for permission there.",
         ) from error

@@ -2,8 +2,8 @@
 
 import contextlib
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,8 +11,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, WhitespaceSplit
+from tokenizers.trainers import BpeTrainer
 
 from autotune.errors import BadInput
 from trainer.dataset import SpecialIds
@@ -20,6 +22,8 @@ from trainer.schema import read_json
 
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+VOCAB_MULTIPLE = 64
+"""Matrix units want the embedding table's rows to be a multiple of this."""
 # What a manifest can name.
 _MAX_VOCAB_SIZE = 2**31
 _USUAL_NAMES = {
@@ -33,10 +37,19 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetTokenizer:
-    """A tokenizer and what the manifest says of it. ``content`` is ``tokenizer.json``, byte for byte."""
+    """A tokenizer and what the manifest says of it.
+
+    Args:
+        content: ``tokenizer.json``, byte for byte.
+        vocab_size: Ids in all, a multiple of 64.
+        used_vocab_size: Ids that can occur; the rest fills up.
+        special_ids: Ids with a role.
+        encoder: The tokenizer itself.
+    """
 
     content: bytes
     vocab_size: int
+    used_vocab_size: int
     special_ids: SpecialIds
     encoder: Tokenizer
 
@@ -50,32 +63,71 @@ class DatasetTokenizer:
         """The smallest stored type that holds every id."""
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of a stored id."""
+        return int(np.dtype(self.dtype).itemsize)
+
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         """The ids of each text, without special tokens around it."""
         for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False):
             yield np.array(encoding.ids, dtype=np.uint32)
 
 
-def learn_tokenizer(texts: Iterable[str], *, vocab_size: int, advance: Callable[[int], None]) -> DatasetTokenizer:
-    """Make a word-level tokenizer of the most frequent words; ties go by alphabet, so the same text gives the same one.
+def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:
+    """Make a tokenizer of whole words, separated by whitespace.
 
     Args:
-        texts: Words separated by whitespace.
-        vocab_size: Most words, special tokens included.
-        advance: Called now and then with the number of texts read.
+        counts: Words and how often they occur, most frequent first; ``vocab_size`` of them if there are so many.
+        vocab_size: Most words, special tokens included: a multiple of 64, to which fewer words are filled up.
     """
-    # Counted here, as the library's own trainer, whose result this equals, cannot be interrupted.
-    counts = Counter(word for text in _counted(texts, advance) for word in text.split())
-    words = sorted(counts.keys() - set(SPECIAL_TOKENS), key=lambda word: (-counts[word], word))
-    kept = [*SPECIAL_TOKENS, *words][:vocab_size]
+    words = [word for word, _ in counts if word not in SPECIAL_TOKENS]
+    kept = _filled([*SPECIAL_TOKENS, *words][:vocab_size])
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(kept)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    return _describe(tokenizer, tokenizer.to_str(pretty=True).encode(), where="the learned tokenizer")
+    used = min(len(SPECIAL_TOKENS) + len(words), vocab_size)
+    return _describe(tokenizer, tokenizer.to_str(pretty=True).encode(), where="the learned tokenizer", used=used)
 
 
-def load_tokenizer(path: Path) -> DatasetTokenizer:
+def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
+    """Make a tokenizer of byte pairs, which knows every text: bytes are its smallest tokens.
+
+    Args:
+        texts: What to learn from; the same texts in the same order give the same tokenizer.
+        vocab_size: Most tokens, special tokens included: a multiple of 64, to which fewer are filled up.
+    """
+    tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    used = tokenizer.get_vocab_size()
+    plain = json.loads(tokenizer.to_str())
+    vocabulary = plain["model"]["vocab"]
+    for word in _filled([""] * used)[used:]:
+        vocabulary[word] = len(vocabulary)
+    filled = Tokenizer.from_str(json.dumps(plain))
+    return _describe(filled, filled.to_str(pretty=True).encode(), where="the learned tokenizer", used=used)
+
+
+def _filled(words: list[str]) -> list[str]:
+    """Words up to a multiple of 64."""
+    missing = -len(words) % VOCAB_MULTIPLE
+    return [*words, *(f"[unused{number}]" for number in range(missing))]
+
+
+def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     """Read a ``tokenizer.json``.
+
+    Args:
+        path: The file.
+        used: Ids that can occur, where that is known to be fewer than the file has.
 
     Raises:
         BadInput: If it is no such file, or lacks one of the five special tokens.
@@ -89,7 +141,7 @@ def load_tokenizer(path: Path) -> DatasetTokenizer:
     # Lengths are the trainer's business; a stored sample is whole and bare.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    described = _describe(tokenizer, content, where=str(path))
+    described = _describe(tokenizer, content, where=str(path), used=used)
     with _no_tokenizer(path):
         # Some faults, such as an unknown token that is not in the vocabulary, only show in use.
         tokenizer.encode("a word that no vocabulary holds: \ufdd0")
@@ -107,7 +159,7 @@ def _no_tokenizer(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _describe(tokenizer: Tokenizer, content: bytes, *, where: str) -> DatasetTokenizer:
+def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | None = None) -> DatasetTokenizer:
     ids: dict[str, int] = {}
     for role, names in _USUAL_NAMES.items():
         found = next((known for known in map(tokenizer.token_to_id, names) if known is not None), None)
@@ -118,14 +170,13 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str) -> DatasetTok
             )
         ids[role] = found
     # Not the number of words: ids may have holes, and the model's table must reach the largest.
-    vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    if vocab_size > _MAX_VOCAB_SIZE:
-        raise BadInput(f"{where} has the id {vocab_size - 1}", next_step="Number its words without such gaps.")
-    return DatasetTokenizer(content=content, vocab_size=vocab_size, special_ids=SpecialIds(**ids), encoder=tokenizer)
-
-
-def _counted(texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[str]:
-    for count, text in enumerate(texts, start=1):
-        if count % 1024 == 0:
-            advance(count)
-        yield text
+    ids_in_all = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if ids_in_all > _MAX_VOCAB_SIZE:
+        raise BadInput(f"{where} has the id {ids_in_all - 1}", next_step="Number its words without such gaps.")
+    return DatasetTokenizer(
+        content=content,
+        vocab_size=-(-ids_in_all // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        used_vocab_size=ids_in_all if used is None else used,
+        special_ids=SpecialIds(**ids),
+        encoder=tokenizer,
+    )

@@ -1,23 +1,31 @@
-"""The process that forks one bounded child per file. It loads the disassembler once, so a child starts in milliseconds.
+"""The process that forks one bounded child per slice. It loads what reading needs once: a child starts in milliseconds.
 
-Speaks JSON lines: on standard input one request at a time, ``{"path", "spool", "most"}``; on standard output
-``{"ready": true}`` at first, then one answer per request: ``{"functions", "duplicates"}`` or ``{"reason"}``. When
-standard input closes, it kills its child and ends.
+Speaks JSON lines: on standard input one request at a time; on standard output ``{"ready": true}`` at first, then one
+answer per request: the fields of ``Extracted``, or ``{"reason"}`` for a slice that cannot be used, or ``{"errno"}``
+when the disk is full. When standard input closes, it kills its child and ends.
 """
 
 import dataclasses
 import functools
-import hashlib
+import importlib
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from autotune.corpus import elf
-from autotune.corpus.bounded import CancelledError, Extracted, Limits, run_bounded
+from autotune.corpus.bounded import MAX_WALL_S, CancelledError, Extracted, Limits, run_bounded
+from autotune.corpus.pieces import PieceWriter, digest
+from autotune.corpus.sources import SOURCES
+from autotune.corpus.sources.base import Reject, Slice, SourceOptions, UnusableFileError
 
 _REQUEST_FD = 0
+REJECTS_FILE = "rejects"
+MAX_LISTED_REJECTS = 1000
+"""Of one slice; more are counted. A file of another kind would otherwise be repeated in the list."""
+_LEAST_BYTES_PER_S = 2**20
+"""A slice that is read more slowly is given up."""
 
 
 def main() -> None:
@@ -25,36 +33,52 @@ def main() -> None:
     _answer({"ready": True})
     for line in _requests():
         request = json.loads(line)
-        path, spool, most = Path(request["path"]), Path(request["spool"]), request["most"]
-        work = functools.partial(spool_functions, path, spool, most)
+        for library in SOURCES[request["kind"]].libraries:
+            importlib.import_module(library)
+        part = Slice(**request["slice"])
+        limits = Limits(wall_s=MAX_WALL_S + (part.end - part.begin) / _LEAST_BYTES_PER_S)
         try:
-            outcome = run_bounded(work, Limits(), cancel_fd=_REQUEST_FD)
+            outcome = run_bounded(functools.partial(extract_slice, request), limits, cancel_fd=_REQUEST_FD)
         except CancelledError:
             return
+        except OSError as error:
+            _answer({"errno": error.errno})
+            continue
         _answer(dataclasses.asdict(outcome))
 
 
-def spool_functions(path: Path, spool: Path, most: int | None) -> Extracted:
-    """Write a file's distinct functions, one a line, and stop at ``most`` of them.
+def extract_slice(request: dict[str, Any]) -> Extracted:
+    """Append a slice's samples to pieces, and what could not be used to the list of rejects.
+
+    Args:
+        request: ``kind``, ``slice``, ``options``, ``directory``, ``piece`` (the number to go on with), and ``most``:
+            distinct samples to stop at, or None. Samples that repeat are written too.
 
     Raises:
-        UnusableFileError: If the file is no program, or holds no function.
+        UnusableFileError: If there is no sample in a file that should hold some.
     """
+    source, part = SOURCES[request["kind"]], Slice(**request["slice"])
+    directory, most = Path(request["directory"]), request["most"]
     seen: set[bytes] = set()
-    duplicates = 0
-    with spool.open("x", encoding="ascii") as file:
-        for text in elf.functions(path):
-            digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-            if digest in seen:
-                duplicates += 1
+    samples = rejected = 0
+    with PieceWriter(directory, request["piece"]) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+        for found in source.samples(part, SourceOptions(**request["options"])):
+            if isinstance(found, Reject):
+                rejected += 1
+                if rejected <= MAX_LISTED_REJECTS:
+                    rejects.write(json.dumps(dataclasses.asdict(found)) + "\n")
                 continue
-            seen.add(digest)
-            file.write(text + "\n")
-            if len(seen) == most:
-                break
-    if not seen:
-        raise elf.UnusableFileError("holds no function of two or more instructions")
-    return Extracted(functions=len(seen), duplicates=duplicates)
+            content = found.encode()
+            name = digest(content)
+            pieces.add(content, name)
+            samples += 1
+            if most is not None:
+                seen.add(name)
+                if len(seen) == most:
+                    break
+        if not samples and not rejected and source.kind == "elf":
+            raise UnusableFileError("holds no function of two or more instructions")
+        return Extracted(samples=samples, piece=pieces.number, rejected=rejected)
 
 
 def _requests() -> Iterator[bytes]:

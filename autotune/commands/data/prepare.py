@@ -1,34 +1,63 @@
-"""``autotune data``: raw data to a tokenised dataset."""
+"""``autotune data prepare``: raw data to a tokenised dataset."""
 
 import json
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.errors import UsageError
+from autotune.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from autotune.show.histogram import length_histogram
 from trainer.progress import progress
 
 if TYPE_CHECKING:
     from autotune.corpus.prepare import Prepared
 
-_SHOWN_REJECTS = 5
+_VOCAB_MULTIPLE = 64
+_PADDED_ROW_TOKENS = 512
+"""What the paper's recipe pads every sample to."""
+_GOES_ON = "interrupted: finished work is saved, and the same command goes on from it\n"
+
 
 def prepare(
     *,
-    source: Annotated[str, typer.Argument(help="What to read: elf: and a directory, a file, or a quoted glob.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...", help="elf:, text:, jsonl: or parquet: and a directory, a file, or a quoted glob."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="The directory that is to become the dataset.")],
-    max_functions: Annotated[
-        int | None, typer.Option("--max-functions", min=1, help="Stop after this many distinct functions.")
+    field: Annotated[
+        str, typer.Option("--field", help="jsonl and parquet: what holds the text; dots lead into jsonl objects.")
+    ] = "text",
+    text_unit: Annotated[
+        Literal["line", "paragraph", "file"], typer.Option("--text-unit", help="text: what one sample is.")
+    ] = "line",
+    max_samples: Annotated[
+        int | None,
+        typer.Option("--max-samples", min=1, max=5_000_000, help="Take the first so many distinct samples."),
     ] = None,
+    max_functions: Annotated[int | None, typer.Option("--max-functions", min=1, max=5_000_000, hidden=True)] = None,
+    keep_duplicates: Annotated[
+        bool, typer.Option("--keep-duplicates", help="Keep equal samples. Default: the first of them.")
+    ] = False,
+    validation_share: Annotated[
+        float, typer.Option("--validation-share", min=0.0, max=0.5, help="Share kept apart, chosen by content.")
+    ] = 0.01,
+    split_seed: Annotated[int, typer.Option("--split-seed", min=0, help="Another seed keeps others apart.")] = 0,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use. Default: learn one from the data.")
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="wordlevel, bpe, or a tokenizer.json to use. Default: wordlevel for elf, bpe for everything else.",
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None,
@@ -36,34 +65,65 @@ def prepare(
             "--vocab-size",
             min=MIN_VOCAB_SIZE,
             max=2**24,
-            help="Most words of the learned tokenizer.",
+            help="Most ids of the learned tokenizer, rounded up to a multiple of 64.",
             show_default=str(DEFAULT_VOCAB_SIZE),
         ),
     ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=8, help="Longest sample that is stored. Default: any.")
+    ] = None,
+    long: Annotated[
+        Literal["truncate", "split"], typer.Option("--long", help="What becomes of samples over --max-tokens.")
+    ] = "truncate",
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at anything that cannot be used.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, max=1024, help="Processes that read files. Default: one per allotted CPU."),
+        typer.Option("--workers", min=1, max=4096, help="Processes; with --slurm jobs. Default: one per allotted CPU."),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this dask scheduler.")
+    ] = None,
+    slurm: Annotated[
+        Path | None, typer.Option("--slurm", metavar="SITE", help="Use SLURM jobs as workers, set up by a site file.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the dataset that --out holds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Cut the functions out of programs, drop exact duplicates, and store them as token ids."""
-    from autotune.corpus.prepare import Request
+    """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
+    from autotune.corpus.encode import LengthLimit
     from autotune.corpus.prepare import prepare as prepare_dataset
+    from autotune.corpus.request import Request
+    from autotune.corpus.sources.base import SourceOptions
+    from autotune.corpus.split import ValidationSplit
 
-    if tokenizer is not None and vocab_size is not None:
-        raise UsageError("--vocab-size has no effect with --tokenizer", next_step="Leave out one of the two.")
+    given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
+    if given is not None and vocab_size is not None:
+        raise UsageError("--vocab-size has no effect with a given tokenizer", next_step="Leave out one of the two.")
+    if scheduler and slurm:
+        raise UsageError("--scheduler and --slurm both say where to work", next_step="Leave out one of the two.")
     request = Request(
-        source=source,
+        sources=tuple(sources),
         out=out,
-        max_functions=max_functions,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size or DEFAULT_VOCAB_SIZE,
-        workers=workers,
+        options=SourceOptions(field=field, unit=text_unit),
+        max_samples=max_samples or max_functions,
+        keep_duplicates=keep_duplicates,
+        validation=ValidationSplit(share=validation_share, seed=split_seed),
+        tokenizer=given or tokenizer,  # type: ignore[arg-type]  # one of the two kinds by now
+        vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,
+        limit=LengthLimit(max_tokens=max_tokens, long=long),
+        strict=strict,
         overwrite=overwrite,
+        workers=workers,
+        scheduler=scheduler,
+        site=slurm,
     )
     started_s = time.monotonic()
-    prepared = prepare_dataset(request, progress)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        prepared = prepare_dataset(request, progress, tell=lambda line: _say(f"note: {line}\n"))
+    except KeyboardInterrupt:
+        _say(_GOES_ON)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     seconds = time.monotonic() - started_s
     _tell_rejects(prepared)
     if as_json:
@@ -72,51 +132,89 @@ def prepare(
         print(_as_text(prepared, seconds))
 
 
+def _terminate(signal_number: int, frame: object) -> NoReturn:
+    del signal_number, frame
+    _say(_GOES_ON)
+    raise SystemExit(EXIT_TERMINATED)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+
+
 def _tell_rejects(prepared: "Prepared") -> None:
-    for rejected in prepared.rejected[:_SHOWN_REJECTS]:
+    for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
-        sys.stderr.write(f"left out {str(rejected.path)!r}: {rejected.reason}\n")
-    more = len(prepared.rejected) - _SHOWN_REJECTS
+        where = f", {reject.where}" if reject.where else ""
+        _say(f"left out {reject.path!r}{where}: {reject.reason}\n")
+    more = prepared.manifest.source.rejected - len(prepared.first_rejects)
     if more > 0:
-        sys.stderr.write(f"left out {more} more files (--json lists all)\n")
+        _say(f"left out {format_count(more)} more (all listed in {prepared.directory / 'rejects.jsonl'})\n")
+
+
+def _mask_bytes(prepared: "Prepared") -> tuple[int, int]:
+    """What storing attention masks would add: a byte a token, and rows padded to the paper's width, ids and masks."""
+    manifest = prepared.manifest
+    tokens = manifest.train.tokens + manifest.validation.tokens
+    samples = manifest.train.samples + manifest.validation.samples
+    id_bytes = 2 if manifest.dtype == "uint16" else 4
+    return tokens, samples * _PADDED_ROW_TOKENS * (id_bytes + 1)
 
 
 def _as_json(prepared: "Prepared", seconds: float) -> dict[str, Any]:
     manifest, source = prepared.manifest, prepared.manifest.source
+    masks, padded = _mask_bytes(prepared)
     return {
         "path": str(prepared.directory),
         "dataset_hash": manifest.dataset_hash,
-        "samples": manifest.samples,
-        "tokens": manifest.tokens,
+        "samples": manifest.train.samples,
+        "tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
+        "validation_tokens": manifest.validation.tokens,
         "vocab_size": manifest.vocab_size,
+        "used_vocab_size": manifest.used_vocab_size,
         "unknown_tokens": source.unknown_tokens,
         "raw_bytes": source.raw_bytes,
         "token_bytes": source.token_bytes,
         "reduction": 1 - source.token_bytes / source.raw_bytes,
+        "mask_bytes_not_stored": masks,
+        "padded_with_masks_bytes": padded,
         "duplicates": source.duplicate_samples,
+        "empty": source.empty_samples,
+        "truncated": source.truncated_samples,
+        "split": source.split_samples,
         "files": source.files,
         "other_files": prepared.other_files,
-        "rejected": [{"path": str(item.path), "reason": item.reason} for item in prepared.rejected],
+        "rejected": source.rejected,
+        "rejects": str(prepared.directory / "rejects.jsonl"),
         "seconds": round(seconds, 3),
     }
 
 
 def _as_text(prepared: "Prepared", seconds: float) -> str:
     manifest, source = prepared.manifest, prepared.manifest.source
-    less = 1 - source.token_bytes / source.raw_bytes
+    change = source.token_bytes / source.raw_bytes - 1
     size = f"{format_bytes(source.raw_bytes)} -> {format_bytes(source.token_bytes)}"
+    masks, padded = _mask_bytes(prepared)
+    tokens = manifest.train.tokens + manifest.validation.tokens
     facts = {
-        "programs -> tokens": f"{size} ({format_share(less)} less) from {format_count(source.files)} files",
-        "samples": f"{format_count(manifest.samples)} distinct functions",
-        "tokens": f"{format_count(manifest.tokens)}, special tokens not counted",
+        "raw -> tokens": f"{size} ({'+' if change > 0 else '-'}{format_share(abs(change))}), "
+        f"{format_count(source.files)} files",
+        "masks not stored": f"would add {format_bytes(masks)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
+        f"{format_bytes(padded)}",
+        "samples": f"{format_count(manifest.train.samples)} to train, "
+        f"{format_count(manifest.validation.samples)} for validation",
+        "tokens": f"{format_count(tokens)}, special tokens not counted",
         "duplicates dropped": format_count(source.duplicate_samples),
-        "unknown tokens": f"{format_share(source.unknown_tokens / manifest.tokens)} of all tokens",
-        "words": format_count(manifest.vocab_size),
-        "left out": f"{len(prepared.rejected)} ELF files, {format_count(prepared.other_files)} other files",
+        "long samples": f"{format_count(source.truncated_samples)} cut, {format_count(source.split_samples)} split",
+        "unknown tokens": f"{format_share(source.unknown_tokens / tokens)} of all tokens",
+        "vocabulary": f"{format_count(manifest.vocab_size)} ids, {format_count(manifest.used_vocab_size)} in use",
+        "left out": f"{format_count(source.rejected)} that cannot be used (rejects.jsonl), "
+        f"{format_count(prepared.other_files)} files of other kinds",
         "took": format_seconds(seconds),
     }
     width = max(map(len, facts))
-    histogram = manifest.length_histogram
+    histogram = manifest.train.length_histogram
     return "\n".join(
         [
             *(f"{name:<{width}}  {value}" for name, value in facts.items()),

@@ -1,0 +1,107 @@
+"""What sources have in common: the values that they give, and the protocol that each keeps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+TextUnit = Literal["line", "paragraph", "file"]
+
+SLICE_BYTES = 32 * 2**20
+"""Large files that can be cut are cut to this, so that many processes share one, and a lost piece costs little."""
+MAX_SAMPLE_BYTES = 8 * 2**20
+"""Longer samples are refused: one must never decide how much memory is needed."""
+
+
+class UnusableFileError(Exception):
+    """Nothing of the file can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A part of a file: bytes ``begin`` to ``end``; the whole file where its kind cannot be cut."""
+
+    path: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """What one task reads: slices in reading order, all of one kind."""
+
+    kind: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def raw_bytes(self) -> int:
+        """Size of the slices."""
+        return sum(part.end - part.begin for part in self.slices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """Something that was looked at and left out. ``where`` is empty for a whole file."""
+
+    path: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """One file to read."""
+
+    path: Path
+    size_bytes: int
+    modified_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """How files are read.
+
+    Args:
+        field: Of jsonl and parquet: what holds the text; dots lead into nested objects of jsonl.
+        unit: Of text: what one sample is.
+    """
+
+    field: str = "text"
+    unit: TextUnit = "line"
+
+
+class Source(Protocol):
+    """One kind of raw data."""
+
+    kind: str
+    libraries: tuple[str, ...]
+    """Modules that reading needs and that a plain installation lacks."""
+    example: str
+    """A specification, for messages."""
+
+    def takes(self, path: Path, *, named: bool) -> bool:
+        """Whether a file is of this kind; ``named`` when the user named it, or a pattern that it matches.
+
+        Raises:
+            OSError: If it must be read for that and cannot be.
+        """
+        ...
+
+    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
+        """The file in slices that may be read apart, in order."""
+        ...
+
+    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+        """The samples that begin in a slice, and what could not be used.
+
+        The file may be hostile: this runs in a child with limits, and may raise anything.
+
+        Raises:
+            UnusableFileError: If nothing of the file can be used.
+        """
+        ...
+
+
+def whole(file: SourceFile) -> list[Slice]:
+    """The file as one slice."""
+    return [Slice(path=str(file.path), begin=0, end=file.size_bytes)]
