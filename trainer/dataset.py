@@ -206,9 +206,9 @@ class TokenDataset:
         return cls(directory, read_manifest(directory), split)
 
     def _open(self, shard: Shard) -> tuple[int, int, int, int]:
-        tokens = _open_npy(self.directory / shard.tokens_file, self.dtype, shard.tokens)
+        tokens = open_npy(self.directory / shard.tokens_file, self.dtype, shard.tokens)
         self._fds.append(tokens[0])
-        offsets = _open_npy(self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)
+        offsets = open_npy(self.directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)
         self._fds.append(offsets[0])
         return *tokens, *offsets
 
@@ -296,6 +296,11 @@ class TokenDataset:
         self.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, count)
         return ids
 
+    def forget(self) -> None:
+        """Let the page cache go of the files, as far as the kernel will: what is read next comes from the disk."""
+        for fd in self._fds:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         """Close the files."""
         while self._fds:
@@ -328,7 +333,7 @@ def _read_cached(view: memoryview, reads: Sequence[tuple[int, int, int, int]]) -
 _NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
 
 
-def _open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
+def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
     """Open a one-dimensional ``.npy`` file; returns its descriptor and where its data begins.
 
     The header is read here, not by ``numpy.load``, so that nothing in the file can be anything but numbers.

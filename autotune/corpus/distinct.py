@@ -78,8 +78,10 @@ def sort_digests(paths: PiecePaths) -> None:
 def buckets_for(samples: int) -> int:
     """How many buckets keep each below what a process may hold: a power of two."""
     wanted = max(1, -(-samples // _BUCKET_SAMPLES))
-    exponent: int = (wanted - 1).bit_length()
-    return min(MAX_BUCKETS, 1 << exponent)
+    buckets = 1
+    while buckets < min(wanted, MAX_BUCKETS):
+        buckets *= 2
+    return buckets
 
 
 def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, buckets: int) -> Receipt:

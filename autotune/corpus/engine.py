@@ -68,7 +68,15 @@ def perform(workplace: Workplace, task: Task) -> Receipt:
 
 
 class InProcessEngine:
-    """One task after the other, here."""
+    """One task after the other, here.
+
+    Args:
+        threads: Whether libraries may use more than one.
+    """
+
+    def __init__(self, *, threads: bool = True) -> None:
+        if not threads:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
     def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
         """See ``Engine``."""

@@ -132,7 +132,7 @@ def _engine(request: Request, found: Input, workplace: Workplace) -> AbstractCon
         return slurm_cluster(request.site, workplace, request.workers)
     workers = request.workers or len(os.sched_getaffinity(0))
     if min(workers, len(found.partitions)) == 1:
-        return contextlib.nullcontext(InProcessEngine())
+        return contextlib.nullcontext(InProcessEngine(threads=workers > 1))
     return local_engine(workplace, workers)
 
 
@@ -210,8 +210,12 @@ class _Preparation:
                 first.add(int(task.name), Extraction(task=task.name, receipt=receipt))
 
         def wanted() -> Iterator[Task]:
+            if first is None:
+                # The largest first: one that is begun last would have the others wait for it.
+                yield from sorted(tasks, key=lambda task: -sizes[task.name])
+                return
             for task in tasks:
-                if first is not None and first.reached:
+                if first.reached:
                     return
                 yield task
 
@@ -219,9 +223,9 @@ class _Preparation:
         receipts = self._run(
             "extract samples",
             wanted(),
-            lambda task: sizes[task.name],
-            sum(sizes.values()),
-            on_done,
+            bytes_of=lambda task: sizes[task.name],
+            total_bytes=sum(sizes.values()),
+            on_done=on_done,
             ahead=AHEAD if first is None else 1,  # what is begun beyond enough is for nothing
         )
         counted = [receipts[task.name] for task in (tasks if first is None else tasks[: first.partitions])]
@@ -345,13 +349,14 @@ class _Preparation:
             for number in range(len(self._pieces))
         ]
         sizes = {task.name: piece.text_bytes for task, piece in zip(tasks, self._pieces, strict=True)}
-        receipts = self._run(title, tasks, lambda task: sizes[task.name], sum(sizes.values()))
+        receipts = self._run(title, tasks, bytes_of=lambda task: sizes[task.name], total_bytes=sum(sizes.values()))
         return [receipts[task.name] for task in tasks]
 
     def _run(
         self,
         title: str,
         tasks: Iterable[Task],
+        *,
         bytes_of: Callable[[Task], int] | None = None,
         total_bytes: int | None = None,
         on_done: Callable[[Task, Receipt], None] | None = None,

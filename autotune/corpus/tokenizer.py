@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,8 @@ from trainer.schema import read_json
 
 # Ids 0 to 4, in this order, in every tokenizer that is learned here.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SEPARATORS_OF_PYTHON_ONLY = "\x1c\x1d\x1e\x1f"
+"""Whitespace to ``str.split`` and not to Unicode, which the library follows."""
 VOCAB_MULTIPLE = 64
 """Matrix units want the embedding table's rows to be a multiple of this."""
 # What a manifest can name.
@@ -45,6 +47,7 @@ class DatasetTokenizer:
         used_vocab_size: Ids that can occur; the rest fills up.
         special_ids: Ids with a role.
         encoder: The tokenizer itself.
+        words: The vocabulary, of one that does nothing but look up words between whitespace; None of others.
     """
 
     content: bytes
@@ -52,6 +55,7 @@ class DatasetTokenizer:
     used_vocab_size: int
     special_ids: SpecialIds
     encoder: Tokenizer
+    words: Mapping[str, int] | None
 
     @property
     def sha256(self) -> str:
@@ -69,9 +73,28 @@ class DatasetTokenizer:
         return int(np.dtype(self.dtype).itemsize)
 
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """The ids of each text, without special tokens around it."""
+        """The ids of each text, without special tokens around it or in it: one that is spelt out there is unknown."""
+        unknown = self.special_ids.unk
+        reserved = np.array(sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32)
+        for ids in self._whole_words(texts) if self.words is not None else self._by_library(texts):
+            if len(ids) and ids.min() <= reserved[-1]:
+                ids[np.isin(ids, reserved)] = unknown
+            yield ids
+
+    def _by_library(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False):
             yield np.array(encoding.ids, dtype=np.uint32)
+
+    def _whole_words(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        """The library's result for whole words, five times as fast."""
+        assert self.words is not None
+        number = self.words.get
+        unknown = self.special_ids.unk
+        for text in texts:
+            if any(separator in text for separator in _SEPARATORS_OF_PYTHON_ONLY):
+                yield from self._by_library([text])
+            else:
+                yield np.array([number(word, unknown) for word in text.split()], dtype=np.uint32)
 
 
 def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:
@@ -138,6 +161,8 @@ def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
     content = path.read_bytes()
     with _no_tokenizer(path):
         tokenizer = Tokenizer.from_buffer(content)
+    # What looks like a special token in a text is not one.
+    tokenizer.encode_special_tokens = True
     # Lengths are the trainer's business; a stored sample is whole and bare.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -179,4 +204,15 @@ def _describe(tokenizer: Tokenizer, content: bytes, *, where: str, used: int | N
         used_vocab_size=ids_in_all if used is None else used,
         special_ids=SpecialIds(**ids),
         encoder=tokenizer,
+        words=_plain_words(content),
     )
+
+
+def _plain_words(content: bytes) -> Mapping[str, int] | None:
+    parts = json.loads(content)
+    model, splitter = parts.get("model") or {}, parts.get("pre_tokenizer") or {}
+    plain = (
+        model.get("type") == "WordLevel" and splitter.get("type") == "WhitespaceSplit" and not parts.get("normalizer")
+    )
+    words: dict[str, int] | None = model["vocab"] if plain else None
+    return words

@@ -58,7 +58,10 @@ def count_words(
 def merges_for(entries: int) -> int:
     """How many merges keep each below what a process may hold: a power of two."""
     wanted = max(1, -(-entries // _WORDS_PER_MERGE))
-    return min(_SHELVES, 1 << (wanted - 1).bit_length())
+    merges = 1
+    while merges < min(wanted, _SHELVES):
+        merges *= 2
+    return merges
 
 
 def merge_words(

@@ -1,5 +1,79 @@
-"""``autotune data stage``."""
+"""``autotune data stage``: copy a dataset to the node's own disk."""
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.core.units import format_bytes, format_seconds
+from trainer.progress import progress
+
+if TYPE_CHECKING:
+    from trainer.stage import Staged
 
 
-def stage() -> None:
-    """To be written."""
+def stage(
+    *,
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="The dataset.")],
+    to: Annotated[Path, typer.Option("--to", metavar="LOCAL", help="A directory on the node's own disk.")],
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest wait for who copies.")] = 3600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
+    from trainer.stage import local_rank_of
+    from trainer.stage import stage as stage_dataset
+
+    if to.exists() and source.exists() and to.stat().st_dev == source.stat().st_dev:
+        sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
+    started_s = time.monotonic()
+    with progress("stage") as update:
+        staged = stage_dataset(source, to, local_rank=local_rank_of(), timeout_s=timeout_s, update=update)
+    seconds = time.monotonic() - started_s
+    print(json.dumps(_as_json(staged, seconds)) if as_json else _as_text(staged, seconds))
+
+
+def _as_json(staged: "Staged", seconds: float) -> dict[str, Any]:
+    copied = staged.copied
+    return {
+        "path": str(staged.directory),
+        "dataset_hash": staged.dataset_hash,
+        "copied": copied is not None,
+        "bytes": copied.size_bytes if copied else 0,
+        "copy_s": copied.seconds if copied else None,
+        "bytes_per_s": copied.bytes_per_s if copied else None,
+        "read_bytes_per_s": copied.read_bytes_per_s if copied else None,
+        "write_bytes_per_s": copied.write_bytes_per_s if copied else None,
+        "source_s_per_sample": staged.source_s_per_sample,
+        "local_s_per_sample": staged.local_s_per_sample,
+        "break_even_epochs": staged.break_even_epochs,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _as_text(staged: "Staged", seconds: float) -> str:
+    copied = staged.copied
+    following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
+    if copied is None:
+        return f"{staged.directory} is there already ({format_seconds(seconds)})\n{following}"
+
+    def rate(bytes_per_s: float) -> str:
+        return f"{format_bytes(round(bytes_per_s))}/s"
+
+    lines = [
+        f"{staged.directory}",
+        f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
+        f"{rate(copied.bytes_per_s)}; one thread reads {rate(copied.read_bytes_per_s)} and writes {rate(copied.write_bytes_per_s)}",
+    ]
+    if staged.source_s_per_sample and staged.local_s_per_sample:
+        lines.append(
+            f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the source, "
+            f"{staged.local_s_per_sample * 1e6:,.0f} us from the copy (measured, one reader at random, cold)"
+        )
+    epochs = staged.break_even_epochs
+    worth = "never: the copy is not faster to read than the source" if epochs is None else f"after {epochs:,.2f} epochs"
+    lines.append(f"breaks even  {worth}")
+    return "\n".join([*lines, following])
