@@ -5,7 +5,7 @@ import sys
 import typer
 
 from autotune.commands import data, doctor, probe, profile, report, workers
-from autotune.errors import EXIT_INTERRUPTED, AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.errors import TrainerError
 
 app = typer.Typer(
@@ -42,6 +42,6 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except SystemExit as stop:  # how the parser returns, usage errors included
         if stop.code == EXIT_INTERRUPTED:
-            sys.stderr.write("interrupted: finished trials are saved, and the same command goes on from them\n")
+            sys.stderr.write(INTERRUPTED)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0

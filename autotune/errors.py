@@ -80,3 +80,4 @@ EXIT_INTERRUPTED = 130
 """Ctrl-C: what was finished is saved."""
 EXIT_TERMINATED = 143
 """SIGTERM: what was finished is saved."""
+INTERRUPTED = "interrupted: finished work is saved, and the same command goes on from it\n"

@@ -91,8 +91,11 @@ def _requests() -> Iterator[bytes]:
 
 
 def _answer(value: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(0)  # nobody waits for it any more
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import typer
 
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
 from autotune.show.histogram import length_histogram
 from trainer.progress import progress
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
 """What the paper's recipe pads every sample to."""
-_GOES_ON = "interrupted: finished work is saved, and the same command goes on from it\n"
 
 
 def prepare(
@@ -119,11 +118,7 @@ def prepare(
     )
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        prepared = prepare_dataset(request, progress, tell=lambda line: _say(f"note: {line}\n"))
-    except KeyboardInterrupt:
-        _say(_GOES_ON)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    prepared = prepare_dataset(request, progress, tell=lambda line: _say(f"note: {line}\n"))
     seconds = time.monotonic() - started_s
     _tell_rejects(prepared)
     if as_json:
@@ -134,7 +129,7 @@ def prepare(
 
 def _terminate(signal_number: int, frame: object) -> NoReturn:
     del signal_number, frame
-    _say(_GOES_ON)
+    _say(INTERRUPTED)
     raise SystemExit(EXIT_TERMINATED)
 
 

@@ -66,7 +66,8 @@ def _as_text(staged: "Staged", seconds: float) -> str:
     lines = [
         f"{staged.directory}",
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
-        f"{rate(copied.bytes_per_s)}; one thread reads {rate(copied.read_bytes_per_s)} and writes {rate(copied.write_bytes_per_s)}",
+        f"{rate(copied.bytes_per_s)}; one thread reads {rate(copied.read_bytes_per_s)} "
+        f"and writes {rate(copied.write_bytes_per_s)}",
     ]
     if staged.source_s_per_sample and staged.local_s_per_sample:
         lines.append(

@@ -1,7 +1,8 @@
-import contextlib
 import ctypes
+import errno
 import faulthandler
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.corpus.bounded import CancelledError, Extracted, Limits, Refused, run_bounded
-from autotune.corpus.worker import spool_functions
+from autotune.corpus.pieces import INDEX
+from autotune.corpus.worker import extract_slice
 
-DONE = Extracted(functions=3, duplicates=1)
+DONE = Extracted(samples=3, piece=0, rejected=1)
 
 
 def test_finished_work_is_reported():
@@ -139,12 +141,27 @@ def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_pat
     place = st.one_of(st.integers(0, 63), st.integers(len(original) - 2048, len(original) - 1), anywhere)
     for position, value in data.draw(st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=12)):
         mutated[position] = value
-    path, spool = tmp_path / "mutated", tmp_path / "spool"
+    path, pieces = tmp_path / "mutated", tmp_path / "pieces"
     path.write_bytes(mutated[: data.draw(st.one_of(st.none(), anywhere))])
-    with contextlib.suppress(FileNotFoundError):
-        spool.unlink()
-    outcome = run_bounded(lambda: spool_functions(path, spool, None), Limits(wall_s=20, added_bytes=2**29))
+    shutil.rmtree(pieces, ignore_errors=True)
+    pieces.mkdir()
+    request = {
+        "kind": "elf", "slice": {"path": str(path), "begin": 0, "end": len(mutated)}, "options": {},
+        "directory": str(pieces), "piece": 0, "most": None,
+    }  # fmt: skip
+    outcome = run_bounded(lambda: extract_slice(request), Limits(wall_s=20, added_bytes=2**29))
     if isinstance(outcome, Refused):
         assert outcome.reason.isprintable()
     else:
-        assert len(spool.read_text().splitlines()) == outcome.functions > 0
+        assert (pieces / "0000.index").stat().st_size == outcome.samples * INDEX.itemsize > 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_not_the_fault_of_the_file(number):
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        run_bounded(raising(OSError(number, os.strerror(number))), Limits())
+    assert caught.value.errno == number
+
+
+def test_any_other_error_of_the_system_is(tmp_path):
+    assert isinstance(run_bounded(raising(OSError(errno.EIO, "broken disk")), Limits()), Refused)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.corpus.elf import UnusableFileError, functions, instruction_text
-from autotune.corpus.sources import ELF_MAGIC
+from autotune.corpus.elf import functions, instruction_text
+from autotune.corpus.sources.base import UnusableFileError
+from autotune.corpus.sources.elf import ELF_MAGIC
 
 
 @pytest.mark.parametrize(

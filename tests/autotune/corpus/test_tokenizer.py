@@ -1,5 +1,7 @@
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordLevelTrainer
 
-from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_tokenizer, load_tokenizer
+from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_bpe, learn_word_level, load_tokenizer
 from autotune.errors import BadInput
 from trainer.errors import BadConfig
 
@@ -18,7 +20,8 @@ ROBERTA = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "ret": 4, "<mask>": 9}
 
 
 def learn(vocab_size=64, texts=TEXTS):
-    return learn_tokenizer(texts, vocab_size=vocab_size, advance=lambda done: None)
+    counts = Counter(word for text in texts for word in text.split())
+    return learn_word_level(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])), vocab_size=vocab_size)
 
 
 def saved(path, vocab, **settings):
@@ -41,7 +44,7 @@ def test_special_tokens_come_first_and_the_separator_is_an_ordinary_word():
 
 def test_rare_words_give_way_and_become_unknown():
     tokenizer = learn(vocab_size=7)
-    assert tokenizer.vocab_size == 7
+    assert tokenizer.used_vocab_size == 7
     (ids,) = tokenizer.encode(["ret pop never"])
     # pop and rbp occur twice; the alphabet decides for pop.
     assert list(ids) == [1, 6, 1]
@@ -54,7 +57,58 @@ def test_what_is_learned_is_what_the_library_would_learn(texts, vocab_size):
     theirs.pre_tokenizer = WhitespaceSplit()
     trainer = WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
     theirs.train_from_iterator(texts, trainer=trainer)
-    assert learn(vocab_size=vocab_size, texts=texts).content.decode() == theirs.to_str(pretty=True)
+    ours = learn(vocab_size=vocab_size, texts=texts)
+    vocabulary = {word: number for word, number in ours.encoder.get_vocab().items() if number < ours.used_vocab_size}
+    assert vocabulary == theirs.get_vocab()
+
+
+def test_a_vocabulary_is_filled_up_to_a_multiple_of_64_with_words_that_are_not_used():
+    tokenizer = learn()
+    assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (11, 64)
+    assert tokenizer.encoder.get_vocab_size() == 64
+    assert tokenizer.encoder.id_to_token(11) == "[unused0]"
+    again = learn(vocab_size=128, texts=[" ".join(f"w{number}" for number in range(500))])
+    assert (again.used_vocab_size, again.vocab_size) == (128, 128)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(st.sampled_from("ab [\t\n\x0b\x1c\x1d\x85\u2003\u00e9]MASKUN"), max_size=30), max_size=8))
+def test_whole_words_are_found_as_the_library_finds_them(texts):
+    tokenizer = learn(texts=["a ab b [MASKED é", "K"])
+    expected = [encoding.ids for encoding in tokenizer.encoder.encode_batch_fast(texts, add_special_tokens=False)]
+    assert tokenizer.words is not None
+    for ours, theirs in zip(tokenizer.encode(texts), expected, strict=True):
+        # A special token that is spelt out is a word like any other, and no word of this vocabulary.
+        assert ours.tolist() == [1 if number < 5 else number for number in theirs]
+
+
+@pytest.mark.parametrize("kind", ["wordlevel", "bpe"])
+def test_a_special_token_that_is_spelt_out_in_a_text_does_not_become_one(kind):
+    texts = ["[MASK] a [SEP]b x[CLS]y [PAD]"]
+    tokenizer = learn(texts=texts) if kind == "wordlevel" else learn_bpe(texts, vocab_size=320)
+    (ids,) = tokenizer.encode(texts)
+    assert not set(ids.tolist()) & {0, 2, 3, 4}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=6))
+def test_byte_pairs_know_every_text_and_give_it_back(texts):
+    tokenizer = learn_bpe(TEXTS, vocab_size=320)
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert 1 not in ids
+        assert tokenizer.encoder.decode(ids.tolist()) == text
+
+
+def test_byte_pairs_learned_from_the_same_texts_are_the_same():
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{number}" for number in rng.zipf(1.3, 40)) for _ in range(300)]
+    learned = {learn_bpe(texts, vocab_size=640).content for _ in range(3)}
+    assert len(learned) == 1
+    tokenizer = learn_bpe(texts, vocab_size=640)
+    assert tokenizer.vocab_size == 640
+    few = learn_bpe(["ab"], vocab_size=640)
+    assert few.vocab_size % 64 == 0
+    assert few.used_vocab_size <= few.vocab_size < 640
 
 
 def test_the_same_text_gives_the_same_file():
@@ -62,9 +116,9 @@ def test_the_same_text_gives_the_same_file():
     assert learn().sha256 != learn(texts=["other words"]).sha256
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, "uint16"), (2**16 + 1, "uint32")])
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, "uint16"), (2**16 + 64, "uint32")])
 def test_ids_are_stored_in_the_smallest_type_that_holds_them(vocab_size, dtype):
-    words = " ".join(f"w{number}" for number in range(2**16))
+    words = " ".join(f"w{number}" for number in range(2**16 + 64))
     tokenizer = learn(vocab_size=vocab_size, texts=[words])
     assert tokenizer.vocab_size == vocab_size
     assert tokenizer.dtype == dtype
@@ -76,7 +130,7 @@ def test_a_given_tokenizer_is_taken_as_it_is(tmp_path):
     assert tokenizer.content == path.read_bytes()
     assert tokenizer.special_ids.model_dump() == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 9}
     # Ids have a hole, and the model's table must reach the largest.
-    assert tokenizer.vocab_size == 10
+    assert (tokenizer.used_vocab_size, tokenizer.vocab_size) == (10, 64)
 
 
 def test_samples_are_stored_whole_and_bare_whatever_the_tokenizer_would_add(tmp_path):

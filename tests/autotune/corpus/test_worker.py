@@ -7,30 +7,49 @@ import time
 import psutil
 import pytest
 
-from autotune.corpus.elf import UnusableFileError
-from autotune.corpus.worker import spool_functions
+from autotune.corpus.elf import functions
+from autotune.corpus.pieces import PiecePaths, read_index, read_samples
+from autotune.corpus.sources.base import UnusableFileError
+from autotune.corpus.worker import MAX_LISTED_REJECTS, extract_slice
 
 
-def test_a_file_is_spooled_without_its_own_duplicates(compile_c, tmp_path):
-    same = "return x * 77 + x / 3; }\n"
-    source = f"int a(int x) {{ {same} int b(int x) {{ {same} int main(void) {{ return a(1) + b(2); }}"
-    done = spool_functions(compile_c(source, "-fno-inline", "-fno-ipa-icf"), tmp_path / "spool", None)
-    lines = (tmp_path / "spool").read_text().splitlines()
-    assert done.duplicates == 1
-    assert done.functions == len(lines) == len(set(lines))
+def request(path, directory, kind="elf", most=None):
+    directory.mkdir(exist_ok=True)
+    part = {"path": str(path), "begin": 0, "end": path.stat().st_size}
+    return {"kind": kind, "slice": part, "options": {}, "directory": str(directory), "piece": 0, "most": most}
 
 
-def test_a_bound_stops_the_reading(first_program, tmp_path):
-    assert spool_functions(first_program, tmp_path / "all", None).functions > 2
-    assert spool_functions(first_program, tmp_path / "two", 2).functions == 2
-    assert (tmp_path / "all").read_text().startswith((tmp_path / "two").read_text())
+def written(directory):
+    paths = PiecePaths.of(directory, 0)
+    return list(read_samples(paths, read_index(paths)["bytes"] > 0))
+
+
+def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path):
+    done = extract_slice(request(first_program, tmp_path / "pieces"))
+    assert written(tmp_path / "pieces") == list(functions(first_program))
+    assert done.samples == len(written(tmp_path / "pieces"))
+
+
+def test_a_bound_on_distinct_samples_stops_the_reading(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("a\na\nb\na\nc\nd\n")
+    done = extract_slice(request(text, tmp_path / "pieces", kind="text", most=3))
+    assert written(tmp_path / "pieces") == ["a", "a", "b", "a", "c"]
+    assert done.samples == 5
 
 
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
-    start = "void _start(void) { __builtin_unreachable(); }"
-    program = compile_c(start, "-nostdlib", "-static")
+    program = compile_c("void _start(void) { __builtin_unreachable(); }", "-nostdlib", "-static")
     with pytest.raises(UnusableFileError):
-        spool_functions(program, tmp_path / "spool", None)
+        extract_slice(request(program, tmp_path / "pieces"))
+
+
+def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("no json\n" * (MAX_LISTED_REJECTS + 50))
+    done = extract_slice(request(lines, tmp_path / "pieces", kind="jsonl"))
+    assert done.rejected == MAX_LISTED_REJECTS + 50
+    assert len((tmp_path / "pieces" / "rejects").read_text().splitlines()) == MAX_LISTED_REJECTS
 
 
 def wait_for_children(pid):
@@ -51,8 +70,7 @@ def test_the_process_ends_with_its_child_when_its_requests_close(tmp_path):
     assert process.stdin is not None
     assert process.stdout is not None
     assert json.loads(process.stdout.readline()) == {"ready": True}
-    request = {"path": str(endless), "spool": str(tmp_path / "spool"), "most": None}
-    process.stdin.write(json.dumps(request).encode() + b"\n")
+    process.stdin.write(json.dumps(request(endless, tmp_path / "pieces", kind="text")).encode() + b"\n")
     process.stdin.flush()
     children = wait_for_children(process.pid)
     process.stdin.close()

@@ -1,0 +1,133 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.corpus.find import PARTITION_BYTES, find_files, partitions
+from autotune.corpus.sources import SOURCES, open_source
+from autotune.corpus.sources.base import SLICE_BYTES, SourceOptions
+from autotune.errors import BadInput
+
+
+def program(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF" + path.name.encode())
+    return path
+
+
+def find(spec):
+    return find_files(*open_source(spec))
+
+
+def names(found):
+    return [file.path.name for file in found.files]
+
+
+def test_a_directory_is_read_with_all_below_it(tmp_path):
+    program(tmp_path / "a")
+    program(tmp_path / "below" / "deep" / "b")
+    (tmp_path / "text").write_text("hello")
+    found = find(f"elf:{tmp_path}")
+    assert sorted(names(found)) == ["a", "b"]
+    assert found.other_files == 1
+    assert found.files[0].size_bytes == 5
+
+
+def test_a_file_or_a_glob_can_be_named(tmp_path):
+    for name in ("one", "two", "three"):
+        program(tmp_path / name)
+    assert names(find(f"elf:{tmp_path / 'one'}")) == ["one"]
+    assert sorted(names(find(f"elf:{tmp_path}/t*"))) == ["three", "two"]
+
+
+def test_a_file_with_several_names_is_read_once_under_its_own(tmp_path):
+    program(tmp_path / "z-real")
+    os.link(tmp_path / "z-real", tmp_path / "z-second")
+    (tmp_path / "a-link").symlink_to("z-real")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    found = find(f"elf:{tmp_path}")
+    assert names(found) == ["z-real"]
+    assert found.other_files == 0
+    assert found.unreadable == ()
+
+
+def test_linked_directories_and_special_files_are_not_entered(tmp_path):
+    program(tmp_path / "a")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert names(find(f"elf:{tmp_path}")) == ["a"]
+
+
+def test_the_order_is_that_of_the_names_wherever_the_tree_lies(tmp_path):
+    many = [f"program-{number}" for number in range(20)]
+    for name in many:
+        program(tmp_path / "here" / name)
+    for name in reversed(many):
+        program(tmp_path / "there" / name)
+    here = names(find(f"elf:{tmp_path / 'here'}"))
+    assert here == names(find(f"elf:{tmp_path / 'there'}"))
+    assert here != sorted(here)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_listed(tmp_path):
+    program(tmp_path / "a")
+    program(tmp_path / "closed").chmod(0)
+    found = find(f"elf:{tmp_path}")
+    assert [Path(item.path).name for item in found.unreadable] == ["closed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "next_step"),
+    [
+        ("elfs:/usr/bin", "'elfs'", "elf:/usr/bin"),
+        ("zip:/data", "'zip'", "Known kinds: elf:, text:, jsonl:, parquet:"),
+        ("/usr/bin", "no kind", "elf:, text:"),
+        ("elf:", "no place", "elf:/data"),
+        ("elf:/no/such/place", "/no/such/place", "path"),
+        ("elf:/no/such/*", "no file matches", "pattern"),
+    ],
+)
+def test_a_source_that_cannot_be_read_says_what_to_write(source, message, next_step):
+    with pytest.raises(BadInput) as error:
+        find(source)
+    assert message in error.value.message
+    assert next_step in error.value.next_step
+
+
+def test_places_without_programs_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="holds no files"):
+        find(f"elf:{tmp_path}")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(BadInput, match="none of the 1 files"):
+        find(f"elf:{tmp_path}")
+
+
+def test_each_kind_takes_its_own_files_of_a_directory_and_any_that_is_named(tmp_path):
+    for name in ("a.jsonl", "b.ndjson.gz", "c.parquet", "d.txt", ".hidden", "e.md"):
+        (tmp_path / name).write_text("x")
+    assert sorted(names(find(f"jsonl:{tmp_path}"))) == ["a.jsonl", "b.ndjson.gz"]
+    assert names(find(f"parquet:{tmp_path}")) == ["c.parquet"]
+    assert ".hidden" not in names(find(f"text:{tmp_path}"))
+    assert len(names(find(f"text:{tmp_path}"))) == 5
+    assert names(find(f"jsonl:{tmp_path / 'd.txt'}")) == ["d.txt"]
+
+
+def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("small\n")
+    with (tmp_path / "large.txt").open("wb") as file:
+        file.truncate(3 * SLICE_BYTES + 7)
+    with (tmp_path / "large.gz").open("wb") as file:
+        file.truncate(2 * SLICE_BYTES)
+    files = find(f"text:{tmp_path}").files
+    parts = partitions(SOURCES["text"], files, SourceOptions())
+    slices = [one for part in parts for one in part.slices]
+    assert sum(part.raw_bytes for part in parts) == sum(file.size_bytes for file in files)
+    assert [one.path for one in slices] == [
+        str(f.path) for f in files for _ in range(4 if f.path.name == "large.txt" else 1)
+    ]
+    assert len([one for one in slices if one.path.endswith(".gz")]) == 1
+    assert all(part.raw_bytes >= PARTITION_BYTES * 0.7 for part in parts[:-1])
+    as_one_sample = partitions(SOURCES["text"], files, SourceOptions(unit="file"))
+    assert len([one for part in as_one_sample for one in part.slices]) == len(files)

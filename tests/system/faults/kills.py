@@ -1,0 +1,98 @@
+"""Kill a command at random moments, run it again, and see that it comes to the same end."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRound:
+    """One kill: when, and what the command had come to."""
+
+    after_s: float
+    finished: bool
+    """The command was done before the signal came."""
+
+
+def kill_and_repeat(
+    command: Sequence[str],
+    *,
+    points: int,
+    seed: int,
+    span_s: float,
+    signal_number: int = signal.SIGKILL,
+    check: Callable[[], None] = lambda: None,
+    environment: dict[str, str] | None = None,
+) -> list[KillRound]:
+    """Start a command, kill it at a random moment, and start it again, so many times; then let it finish.
+
+    Args:
+        command: What to run; must go on from where it was.
+        points: How many kills.
+        seed: Of the moments.
+        span_s: Moments are drawn from 0 to this.
+        signal_number: What it is killed with.
+        check: Called after each kill.
+        environment: Of the command.
+    """
+    rng = random.Random(seed)
+    rounds = []
+    for _ in range(points):
+        after_s = rng.uniform(0, span_s)
+        process = start(command, environment)
+        children: list[psutil.Process] = []
+        deadline_s = time.monotonic() + after_s
+        while time.monotonic() < deadline_s and process.poll() is None:
+            children = _children(process.pid) or children
+            time.sleep(0.01)
+        finished = process.poll() is not None
+        if not finished:
+            process.send_signal(signal_number)
+        process.wait(60)
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive, f"left behind: {alive}"
+        check()
+        rounds.append(KillRound(after_s=after_s, finished=finished))
+        if finished:
+            return rounds
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return rounds
+
+
+def start(command: Sequence[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    """Start it in a group of its own, silently."""
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
+    )
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def mount_tmpfs(place: Path, size_bytes: int, *, remount: bool = False) -> None:
+    """A file system of its own, of so many bytes."""
+    options = f"size={size_bytes}" + (",remount" if remount else "")
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+
+
+def unmount(place: Path) -> None:
+    """Give it back."""
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def may_mount() -> bool:
+    """Whether this user may mount."""
+    return os.geteuid() == 0

@@ -1,0 +1,66 @@
+"""``autotune data prepare``, killed and started again."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.system.faults.corpora import content, write_raw
+from tests.system.faults.kills import kill_and_repeat
+
+
+def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
+    """The command line."""
+    sources = [f"text:{raw}/*.txt", f"jsonl:{raw}"]
+    return [
+        sys.executable, "-m", "autotune", "data", "prepare", *sources, "--out", str(out), "--workers", str(workers),
+        "--tokenizer", "wordlevel", "--vocab-size", "2048", "--max-tokens", "40", "--long", "split", "--json",
+    ]  # fmt: skip
+
+
+def kill_prepare(
+    place: Path, points: int, seed: int, signals: Sequence[int] = (signal.SIGKILL,), workers: int = 2
+) -> dict[str, Any]:
+    """Kill it at so many moments, and compare what it comes to with an undisturbed run by another number of workers.
+
+    Returns:
+        Figures of the loop, as JSON.
+    """
+    raw = write_raw(place / "raw")
+    started_s = time.monotonic()
+    done = subprocess.run(prepare_command(raw, place / "whole", 1), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    undisturbed_s = time.monotonic() - started_s
+    expected = content(place / "whole")
+    kills = during = attempts = 0
+    while kills < points:
+        out = place / f"data-{attempts}"
+        # Starting the workers takes as long again; moments lie in all of it.
+        rounds = kill_and_repeat(
+            prepare_command(raw, out, workers),
+            points=min(4, points - kills),
+            seed=seed * 1000 + attempts,
+            span_s=undisturbed_s + 4,
+            signal_number=signals[attempts % len(signals)],
+        )
+        kills += sum(not one.finished for one in rounds)
+        during += len(rounds)
+        attempts += 1
+        found = content(out)
+        assert found == expected, sorted(name for name in expected if found.get(name) != expected[name])
+        left = [path.name for path in place.iterdir() if path.name.startswith(f".{out.name}.")]
+        assert not left, left
+        assert attempts < 10 * points, "the moments all lie behind its end"
+    return {
+        "kills": kills,
+        "starts_that_finished_first": during - kills,
+        "datasets": attempts,
+        "byte_identical": attempts,
+        "undisturbed_s": round(undisturbed_s, 2),
+        "files": len(expected),
+        "samples": json.loads((place / "whole" / "manifest.json").read_text())["train"]["shards"][0]["samples"],
+    }

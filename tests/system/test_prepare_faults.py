@@ -1,0 +1,82 @@
+import json
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from tests.system.faults.corpora import content, write_raw
+from tests.system.faults.kills import may_mount, mount_tmpfs, start, unmount
+from tests.system.faults.prepare import kill_prepare, prepare_command
+
+pytestmark = pytest.mark.system
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_byte_identical(tmp_path):
+    figures = kill_prepare(tmp_path, points=3, seed=1)
+    assert figures["kills"] == 3
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, code, workers):
+    raw = write_raw(tmp_path / "raw", files=4, lines=30_000)
+    command = prepare_command(raw, tmp_path / "data", workers)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline_s = time.monotonic() + 60
+    while not list(tmp_path.glob(".data.*/extract/0*")) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    asked_s = time.monotonic()
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    stopped_s = time.monotonic() - asked_s
+    assert process.returncode == code
+    assert "the same command goes on" in told
+    assert "Traceback" not in told
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert stopped_s < 15
+    assert not (tmp_path / "data").exists()
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(again.stdout)["samples"] > 0
+    whole = subprocess.run(prepare_command(raw, tmp_path / "whole", 1), capture_output=True, check=False)
+    assert whole.returncode == 0
+    assert content(tmp_path / "data") == content(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs root to mount")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_said_plainly_and_loses_nothing(tmp_path, workers):
+    raw = write_raw(tmp_path / "raw")
+    expected = tmp_path / "whole"
+    subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
+    disk = tmp_path / "disk"
+    mount_tmpfs(disk, 5 * 2**20)
+    try:
+        command = prepare_command(raw, disk / "data", workers)
+        full = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert full.returncode == 3, full.stderr
+        assert "no space left" in full.stderr
+        assert "same command then goes on" in full.stderr
+        assert "Traceback" not in full.stderr
+        assert not (disk / "data").exists()
+        mount_tmpfs(disk, 200 * 2**20, remount=True)
+        subprocess.run(command, capture_output=True, check=True)
+        assert content(disk / "data") == content(expected)
+    finally:
+        unmount(disk)
+
+
+def test_two_at_once_do_not_disturb_each_other(tmp_path):
+    raw = write_raw(tmp_path / "raw", lines=20_000)
+    first = start(prepare_command(raw, tmp_path / "data", 1))
+    deadline_s = time.monotonic() + 60
+    while not list(tmp_path.glob(".data.*/lock")) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    second = subprocess.run(prepare_command(raw, tmp_path / "data", 1), capture_output=True, text=True, check=False)
+    assert second.returncode == 3
+    assert "another process is preparing" in second.stderr
+    assert first.wait(120) == 0
