@@ -160,7 +160,9 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
             processes=True,
             memory_limit=WORKER_MEMORY_BYTES,
             host="127.0.0.1",
-            dashboard_address=None,
+            # Its web server starts whatever is asked for, but not beyond this machine.
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             worker_dashboard_address=None,
             local_directory=str(workplace.path / "dask"),
             silence_logs=logging.CRITICAL,

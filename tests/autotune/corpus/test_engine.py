@@ -1,0 +1,147 @@
+import errno
+import os
+import signal
+
+import psutil
+import pytest
+
+from autotune.corpus.engine import AHEAD, InProcessEngine, Task, cluster_engine, local_engine
+from autotune.corpus.workplace import open_workplace
+from autotune.errors import BadInput, InternalError, MachineLacks
+
+
+def write(workplace, task, *, number):
+    (task.directory / "file").write_text(str(number))
+    return {"number": number, "pid": os.getpid()}
+
+
+def refuse(workplace, task, *, error):
+    raise error
+
+
+def die(workplace, task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    out = tmp_path_factory.mktemp("engine") / "data"
+    with open_workplace(out, "k") as workplace, local_engine(workplace, 2) as engine:
+        yield engine, workplace
+
+
+@pytest.fixture(params=["in process", "local"])
+def engine(request, tmp_path):
+    """Both engines keep one contract."""
+    if request.param == "local":
+        yield request.getfixturevalue("local")
+        return
+    with open_workplace(tmp_path / "data", "k") as workplace:
+        yield InProcessEngine(), workplace
+
+
+def run(engine, tasks):
+    runner, workplace = engine
+    done = {}
+    runner.run(workplace, tasks, lambda task, receipt: done.update({task.name: receipt}))
+    return done
+
+
+def tasks(stage, count):
+    return [Task(stage=stage, name=f"{n:03d}", work=write, arguments={"number": n}) for n in range(count)]
+
+
+def test_every_task_is_done_and_reported_once(engine):
+    done = run(engine, tasks("every", 20))
+    assert {name: receipt["number"] for name, receipt in done.items()} == {f"{n:03d}": n for n in range(20)}
+    assert (engine[1].directory("every", "007") / "file").read_text() == "7"
+
+
+def test_a_finished_task_is_not_done_again(engine):
+    first = run(engine, tasks("again", 3))
+    assert run(engine, tasks("again", 3)) == first
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadInput("what happened", next_step="what to do"),
+        MachineLacks("no library", next_step="install it"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    ],
+)
+def test_what_a_task_raises_comes_back_as_it_was(engine, error):
+    with pytest.raises(type(error)) as caught:
+        run(engine, [Task(stage="refuse", name=type(error).__name__, work=refuse, arguments={"error": error})])
+    if isinstance(error, OSError):
+        assert caught.value.errno == errno.ENOSPC
+    else:
+        assert (caught.value.message, caught.value.next_step) == (error.message, error.next_step)
+
+
+def test_tasks_are_drawn_as_there_is_room_for_them(engine):
+    drawn = []
+
+    def many():
+        for task in tasks("drawn", 40):
+            drawn.append(task.name)
+            yield task
+
+    runner, workplace = engine
+    waiting = []
+    runner.run(workplace, many(), lambda task, receipt: waiting.append(len(drawn) - len(waiting)))
+    assert len(drawn) == 40
+    assert max(waiting) <= 2 * AHEAD + 1
+
+
+def test_workers_are_other_processes(local):
+    pids = {receipt["pid"] for receipt in run(local, tasks("pids", 12)).values()}
+    assert os.getpid() not in pids
+    assert len(pids) == 2
+
+
+def test_a_task_that_kills_its_workers_is_named_and_nothing_is_left_running(tmp_path):
+    before = set(psutil.Process().children())
+    with open_workplace(tmp_path / "data", "k") as workplace, local_engine(workplace, 1) as runner:
+        deadly = Task(stage="deadly", name="one", work=die)
+        with pytest.raises(InternalError, match="deadly/one"):
+            run((runner, workplace), [deadly])
+        started = set(psutil.Process().children()) - before
+    left = [child for child in started if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
+    assert left == []
+
+
+def test_nothing_listens_beyond_this_machine(local):
+    listening = [
+        connection
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+
+
+def test_a_scheduler_that_is_not_there_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.corpus.engine._CONNECT_S", 0.5)
+    with (
+        open_workplace(tmp_path / "data", "k") as workplace,
+        pytest.raises(BadInput, match="no scheduler answers"),
+        cluster_engine(workplace, "tcp://127.0.0.1:9"),
+    ):
+        pytest.fail("there is none")
+
+
+def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
+    from distributed import LocalCluster
+
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": True, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(host="127.0.0.1", **options) as cluster, open_workplace(tmp_path / "data", "k") as workplace:
+        with cluster_engine(workplace, cluster.scheduler_address) as runner:
+            assert len(run((runner, workplace), tasks("there", 5))) == 5
+        (workplace.path / "lock").rename(workplace.path / "elsewhere")
+        with (
+            pytest.raises(MachineLacks, match="does not see"),
+            cluster_engine(workplace, cluster.scheduler_address),
+        ):
+            pytest.fail("it cannot see the lock")
