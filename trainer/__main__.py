@@ -10,6 +10,7 @@ from trainer.config import ResolvedConfig, resolve
 from trainer.errors import BadConfig, DoesNotFit, TrainerError
 from trainer.progress import Update, progress
 from trainer.record import MODEL_DIRECTORY, RunExit, RunWriter, StepRow, default_run_directory, utc_now
+from trainer.stage import stage_data
 
 
 def main() -> int:
@@ -37,6 +38,9 @@ def _train(resolved: ResolvedConfig, writer: RunWriter, *, leads: bool) -> int:
     started_s = time.perf_counter()
     code, reason = 0, "finished"
     try:
+        if resolved.config.data.stage_to is not None:
+            with progress("stage") as copied:
+                resolved = stage_data(resolved, update=copied)
         ranks = join_ranks(resolved.config)
         with progress("train") as update:
             train(resolved, ranks, writer, lambda row, total: _announce(update, row, total))

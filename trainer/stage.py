@@ -19,12 +19,14 @@ import os
 import secrets
 import shutil
 import stat
+import string
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainer.config import ResolvedConfig
 from trainer.copying import CopyFigures, copy_files, dataset_files, is_whole, seconds_per_sample
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig, TrainerError
@@ -119,6 +121,30 @@ def stage(
         except (TrainerError, OSError) as error:
             place.tell_error(error)
             raise
+
+
+def stage_data(
+    resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ, update: Update | None = None
+) -> ResolvedConfig:
+    """The configuration with its dataset on local disk, where ``train.data.stage_to`` asks for that.
+
+    Raises:
+        BadConfig: If an environment variable in the setting is not set, or what ``stage`` says.
+    """
+    wanted = resolved.config.data.stage_to
+    if wanted is None:
+        return resolved
+    try:
+        place = Path(string.Template(wanted).substitute(environment))
+    except (KeyError, ValueError) as error:
+        raise BadConfig(
+            f"train.data.stage_to is {wanted!r}, and {error} is not an environment variable here",
+            next_step="Set it, or name the directory: --set train.data.stage_to=/local",
+        ) from error
+    staged = stage(
+        resolved.data_dir, place, local_rank=local_rank_of(environment), update=update, environment=environment
+    )
+    return replace(resolved, data_dir=staged.directory)
 
 
 class _Place:

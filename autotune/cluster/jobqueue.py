@@ -9,31 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cluster.site import SiteFile, read_site
-from autotune.corpus.engine import WORKER_MEMORY_BYTES, Engine, cluster_engine
-from autotune.corpus.workplace import Workplace
 from autotune.errors import MachineLacks
 
-DEFAULT_JOBS = 8
 _MIB = 2**20
 
 
-def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
+def job_settings(site: SiteFile, worker_memory_bytes: int, log_directory: Path) -> dict[str, Any]:
     """Keyword arguments of ``dask_jobqueue.SLURMCluster``: one job of one worker process each. Pure."""
     slurm = site.slurm
     directives = {"constraint": slurm.constraint, "exclude": slurm.exclude}
-    python = " ".join([site.command_prefix, shlex.quote(sys.executable)]).strip()
+    # What the worker may take, and as much for the extraction process beside it.
+    memory_mib = 2 * worker_memory_bytes // _MIB
     return {
         "cores": 1,
         "processes": 1,
         "job_cpu": slurm.cpus_per_task,
-        # What a worker may take, and the extraction process beside it.
-        "memory": f"{2 * WORKER_MEMORY_BYTES // _MIB}MiB",
-        "job_mem": f"{max(2 * WORKER_MEMORY_BYTES // _MIB, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
+        "memory": f"{memory_mib}MiB",
+        "job_mem": f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
         "account": slurm.account,
         "queue": slurm.partition,
         "walltime": slurm.time,
         "interface": site.network.interface,
-        "python": python,
+        "python": " ".join([site.command_prefix, shlex.quote(sys.executable)]).strip(),
         "job_script_prologue": list(site.prologue),
         "job_extra_directives": [f"--{name}={value}" for name, value in directives.items() if value],
         "log_directory": str(log_directory),
@@ -43,12 +40,12 @@ def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def slurm_cluster(site_file: Path, workplace: Workplace, jobs: int | None) -> Iterator[Engine]:
-    """Submit jobs and use them as workers; they are cancelled at the end.
+def slurm_cluster(site_file: Path, jobs: int, worker_memory_bytes: int, log_directory: Path) -> Iterator[Any]:
+    """Submit jobs of one worker each; they are cancelled at the end. Gives the dask cluster.
 
     Raises:
         BadConfig: If the site file cannot be used.
-        MachineLacks: If dask-jobqueue or ``sbatch`` is missing, or a worker does not see the work directory.
+        MachineLacks: If dask-jobqueue or ``sbatch`` is missing.
     """
     site = read_site(site_file)
     if importlib.util.find_spec("dask_jobqueue") is None:
@@ -58,12 +55,10 @@ def slurm_cluster(site_file: Path, workplace: Workplace, jobs: int | None) -> It
         )
     from dask_jobqueue.slurm import SLURMCluster
 
-    wanted = jobs or DEFAULT_JOBS
-    cluster = SLURMCluster(**job_settings(site, workplace.path / "jobs"))
+    cluster = SLURMCluster(**job_settings(site, worker_memory_bytes, log_directory))
     try:
-        cluster.scale(jobs=wanted)
-        with cluster_engine(workplace, cluster, wanted) as engine:
-            yield engine
+        cluster.scale(jobs=jobs)
+        yield cluster
     except FileNotFoundError as error:
         raise MachineLacks(
             f"cannot submit jobs: {error.filename} is not here", next_step="Run this on a login node of the cluster."

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from trainer.schema import Table, parse_table, read_toml
 
-OneLine = Annotated[str, Field(pattern=r"^[^\n\r\0]*$")]
+OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 
 
 class SlurmSettings(Table):

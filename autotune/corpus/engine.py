@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.cluster.jobqueue import slurm_cluster
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
 
@@ -18,6 +19,9 @@ AHEAD = 3
 """Tasks that each worker has, so that none waits; never all of them, as there may be many."""
 _CLOSE_S = 3.0
 _CONNECT_S = 20.0
+_START_S = 600.0
+"""Longest wait for the first job of a queue; the others join as they start."""
+_DEFAULT_JOBS = 8
 _WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -193,7 +197,12 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
         ) from error
     try:
         if workers:
-            client.wait_for_workers(1)
+            try:
+                client.wait_for_workers(1, timeout=_START_S)
+            except TimeoutError as error:
+                raise BadInput(
+                    f"no worker has started after {_START_S:g} s", next_step="See the queue: squeue --me"
+                ) from error
         there = client.scheduler_info(n_workers=-1)["workers"]
         if not there:
             raise BadInput(f"the scheduler at {address} has no workers", next_step="Start some: dask worker ADDRESS")
@@ -201,6 +210,24 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
         yield DaskEngine(client, workers or len(there))
     finally:
         client.close(timeout=_CLOSE_S)
+
+
+@contextlib.contextmanager
+def slurm_engine(workplace: Workplace, site_file: Path, jobs: int | None) -> Iterator[Engine]:
+    """Workers that are SLURM jobs, set up by a site file; they are cancelled at the end.
+
+    Raises:
+        BadConfig: If the site file cannot be used.
+        BadInput: If no job starts in time.
+        MachineLacks: If this is no place to submit jobs from, or a job does not see the work directory.
+    """
+    wanted = jobs or _DEFAULT_JOBS
+    logs = workplace.path / "jobs"
+    with (
+        slurm_cluster(site_file, wanted, WORKER_MEMORY_BYTES, logs) as cluster,
+        cluster_engine(workplace, cluster, wanted) as engine,
+    ):
+        yield engine
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client

@@ -18,7 +18,7 @@ from typing import Any
 
 from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.corpus import assemble, distinct, encode, words
-from autotune.corpus.engine import AHEAD, Engine, InProcessEngine, Task, cluster_engine, local_engine
+from autotune.corpus.engine import AHEAD, Engine, InProcessEngine, Task, cluster_engine, local_engine, slurm_engine
 from autotune.corpus.enough import Extraction, FirstDistinct
 from autotune.corpus.extract import extract_partition
 from autotune.corpus.meter import Meter, Update
@@ -127,9 +127,7 @@ def _engine(request: Request, found: Input, workplace: Workplace) -> AbstractCon
     if request.scheduler:
         return cluster_engine(workplace, request.scheduler)
     if request.site:
-        from autotune.cluster.jobqueue import slurm_cluster
-
-        return slurm_cluster(request.site, workplace, request.workers)
+        return slurm_engine(workplace, request.site, request.workers)
     workers = request.workers or len(os.sched_getaffinity(0))
     if min(workers, len(found.partitions)) == 1:
         return contextlib.nullcontext(InProcessEngine(threads=workers > 1))

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.commands.data import app
+from autotune.core.dataset import HISTOGRAM_EDGES
 from autotune.errors import BadInput, UsageError
 from trainer.dataset import read_manifest
 
@@ -36,16 +38,18 @@ def test_the_result_is_told_and_the_next_command_comes_last(programs, tmp_path):
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[-1] == f"next: autotune probe --model bert-mini --data '{tmp_path / 'my data'}' --memory 1GiB"
-    for said in ("programs -> tokens", "distinct functions", "duplicates dropped", "unknown tokens", "0.0 %", "###"):
+    for said in ("raw -> tokens", "masks not stored", "for validation", "duplicates dropped", "0.0 %", "###"):
         assert said in result.stdout
+    assert max(map(len, lines[:-1])) <= 100
 
 
 def test_rejected_files_are_named_on_stderr_without_their_control_characters(programs, tmp_path):
     result = run(f"elf:{programs}", "--out", tmp_path / "data")
     assert result.stderr.count("left out '") == 5
-    assert "left out 2 more files" in result.stderr
+    assert f"left out 2 more (all listed in {tmp_path / 'data' / 'rejects.jsonl'})" in result.stderr
     assert "\x1b" not in result.stderr
     assert "left out '" not in result.stdout
+    assert len((tmp_path / "data" / "rejects.jsonl").read_text().splitlines()) == 7
 
 
 def test_json_is_one_object_and_nothing_else(programs, tmp_path):
@@ -54,11 +58,34 @@ def test_json_is_one_object_and_nothing_else(programs, tmp_path):
     manifest = read_manifest(tmp_path / "data")
     assert told["path"] == str(tmp_path / "data")
     assert told["dataset_hash"] == manifest.dataset_hash
-    assert (told["samples"], told["tokens"]) == (manifest.samples, manifest.tokens)
+    assert (told["samples"], told["tokens"]) == (manifest.train.samples, manifest.train.tokens)
+    assert told["validation_samples"] == manifest.validation.samples
     assert told["raw_bytes"] == (programs / "program").stat().st_size
     assert told["reduction"] == 1 - told["token_bytes"] / told["raw_bytes"]
-    assert len(told["rejected"]) == 7
+    assert told["mask_bytes_not_stored"] == told["token_bytes"] // 2
+    assert told["rejected"] == 7
+    assert Path(told["rejects"]).is_file()
     assert told["seconds"] > 0
+
+
+def test_text_becomes_byte_pairs_with_a_vocabulary_that_is_a_multiple_of_64(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {n} of some text\n" for n in range(500)))
+    result = run(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "data", "--vocab-size", "300", "--json")
+    told = json.loads(result.stdout)
+    assert told["vocab_size"] == 320
+    assert told["unknown_tokens"] == 0
+    assert told["samples"] + told["validation_samples"] == 500
+    manifest = read_manifest(tmp_path / "data")
+    assert manifest.source.kinds == ["text"]
+    assert sum(manifest.train.length_histogram.counts) == told["samples"]
+    assert manifest.train.length_histogram.edges == list(HISTOGRAM_EDGES)
+
+
+def test_the_old_name_of_the_bound_still_works(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(500)))
+    options = ["--validation-share", "0", "--tokenizer", "wordlevel", "--json"]
+    result = run(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "data", "--max-functions", "7", *options)
+    assert json.loads(result.stdout)["samples"] == 7
 
 
 @pytest.mark.parametrize(
@@ -67,6 +94,7 @@ def test_json_is_one_object_and_nothing_else(programs, tmp_path):
         (["elf:/no/such/place"], BadInput),
         (["exe:/usr/bin"], BadInput),
         (["elf:/usr/bin", "--tokenizer", "t.json", "--vocab-size", "99"], UsageError),
+        (["elf:/usr/bin", "--scheduler", "tcp://127.0.0.1:1", "--slurm", "site.toml"], UsageError),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_made(tmp_path, arguments, error):
@@ -75,13 +103,22 @@ def test_what_cannot_be_done_is_refused_before_anything_is_made(tmp_path, argume
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", [["--max-functions", "0"], ["--workers", "0"], ["--vocab-size", "5"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--max-samples", "0"], ["--workers", "0"], ["--vocab-size", "5"], ["--validation-share", "0.9"], ["--long", "x"]],
+)
 def test_numbers_out_of_range_are_usage_errors(tmp_path, option):
     assert run("elf:/usr/bin", "--out", tmp_path / "data", *option).exit_code == 2
 
 
+def test_progress_says_the_rate_and_the_time_left(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {n} of some text\n" for n in range(50_000)))
+    result = run(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "data")
+    assert re.search(r"extract samples: 100 % .* of .*iB, .*iB/s", result.stderr)
+
+
 def test_help_needs_none_of_the_heavy_libraries():
-    heavy = "('numpy', 'tokenizers', 'capstone')"
+    heavy = "('numpy', 'tokenizers', 'capstone', 'distributed', 'pyarrow', 'torch')"
     code = f"import sys, autotune.commands.data; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

@@ -1,0 +1,131 @@
+import json
+import shutil
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.corpus.verify import verify
+from tests.conftest import write_dataset
+
+SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12], [1, 300], list(range(5, 105))]
+
+
+@contextmanager
+def silent(title):
+    yield lambda done, total, note: None
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    directory = write_dataset(
+        tmp_path_factory.mktemp("verify") / "data", SAMPLES * 20, shards=3, validation=[[20, 21], [22]]
+    )
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    tokens = sum(shard["tokens"] for split in ("train", "validation") for shard in manifest[split]["shards"])
+    manifest["source"]["token_bytes"] = 2 * tokens
+    path.write_text(json.dumps(manifest))
+    return directory
+
+
+@pytest.fixture
+def copy(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "data")
+
+
+def faults(directory):
+    return [(fault.file, fault.what) for fault in verify(directory, silent).faults]
+
+
+def test_a_whole_dataset_has_no_fault_and_was_read_once(good):
+    found = verify(good, silent)
+    assert found.faults == ()
+    assert found.files == 10
+    headers = 8 * 128
+    assert found.bytes_read == sum(path.stat().st_size for path in good.glob("*.npy")) - headers
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_flipped_bit_is_found_and_its_file_is_named(good, tmp_path_factory, data):
+    directory = shutil.copytree(good, tmp_path_factory.mktemp("flipped") / "data")
+    name = data.draw(st.sampled_from(sorted(path.name for path in directory.glob("*") if path.name != "manifest.json")))
+    content = bytearray((directory / name).read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    (directory / name).write_bytes(content)
+    assert name in {file for file, _ in faults(directory)}
+    shutil.rmtree(directory.parent)
+
+
+def test_all_faults_are_found_not_the_first(copy):
+    for number in range(3):
+        with (copy / f"train-tokens-{number:05}.npy").open("r+b") as file:
+            file.seek(200)
+            file.write(b"\xff\xff")
+    (copy / "tokenizer.json").write_text("{}")
+    (copy / "stray").write_text("")
+    (copy / "validation-tokens-00000.npy").unlink()
+    found = faults(copy)
+    assert {file for file, _ in found} == {
+        "train-tokens-00000.npy", "train-tokens-00001.npy", "train-tokens-00002.npy", "tokenizer.json", "stray",
+        "validation-tokens-00000.npy",
+    }  # fmt: skip
+    assert ("train-tokens-00001.npy", "id 65535 at place 36 is not below 500") in found
+
+
+def rehash(directory, name):
+    import hashlib
+
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for split in ("train", "validation"):
+        for shard in manifest[split]["shards"]:
+            for kind in ("tokens", "offsets"):
+                if shard[f"{kind}_file"] == name:
+                    shard[f"{kind}_sha256"] = hashlib.sha256((directory / name).read_bytes()).hexdigest()
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "what"),
+    [
+        ("tokens", 2, 499, None),
+        ("tokens", 2, 500, "id 500 at place 2 is not below 500"),
+        ("tokens", 2, 4, "id 4 at place 2 is a special token"),
+        ("tokens", 2, 1, None),
+        ("offsets", 0, 1, "the first offset is 1, not 0"),
+        ("offsets", 2, 1, "offset 2 is less than the one before it"),
+        ("offsets", -1, 10**6, "the last offset is 1000000, not"),
+        ("offsets", 5, 60, "the length histogram of train"),
+    ],
+)
+def test_numbers_that_cannot_be_are_found_even_where_the_hash_is_right(copy, kind, place, value, what):
+    name = f"train-{kind}-00000.npy"
+    numbers = np.load(copy / name)
+    numbers[place] = value
+    np.save(copy / name, numbers)
+    rehash(copy, name)
+    found = faults(copy)
+    if what is None:
+        assert found == []
+    else:
+        (fault,) = found
+        assert fault[1].startswith(what)
+        assert fault[0] == ("manifest.json" if "histogram" in what else name)
+
+
+def test_a_file_behind_a_link_is_not_read(copy, tmp_path):
+    (copy / "train-tokens-00000.npy").rename(tmp_path / "outside.npy")
+    (copy / "train-tokens-00000.npy").symlink_to(tmp_path / "outside.npy")
+    ((file, what),) = faults(copy)
+    assert file == "train-tokens-00000.npy"
+    assert "cannot read" in what
+
+
+def test_the_list_of_rejects_is_expected(copy):
+    (copy / "rejects.jsonl").write_text("")
+    assert faults(copy) == []

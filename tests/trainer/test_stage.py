@@ -1,0 +1,280 @@
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import write_dataset
+from tests.system.faults.corpora import content
+from trainer import stage as staging
+from trainer.config import resolve
+from trainer.copying import CopyFigures
+from trainer.errors import BadConfig
+from trainer.stage import Staged, local_rank_of, stage, stage_data
+
+SAMPLES = [[5 + number % 90] * (1 + number % 40) for number in range(2000)]
+JOB = {"TORCHELASTIC_RUN_ID": "job", "MASTER_PORT": "1"}
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_dataset(tmp_path / "source", SAMPLES, shards=3, validation=[[7, 8]])
+
+
+@pytest.fixture
+def local(tmp_path):
+    (tmp_path / "local").mkdir()
+    return tmp_path / "local"
+
+
+def test_the_copy_is_the_source_private_and_measured(source, local):
+    (source / "rejects.jsonl").write_text("{}\n")
+    notes = []
+    staged = stage(source, local, update=lambda done, total, note: notes.append((done, total)))
+    assert content(staged.directory) == content(source)
+    assert staged.directory.parent.name == f"autotune-{os.getuid()}"
+    assert staged.directory.parent.stat().st_mode & 0o777 == 0o700
+    assert staged.copied is not None
+    assert staged.copied.size_bytes == sum(path.stat().st_size for path in source.iterdir())
+    assert notes[-1][0] == notes[-1][1] == staged.copied.size_bytes
+    assert staged.source_s_per_sample is not None
+    assert staged.local_s_per_sample is not None
+
+
+def test_what_is_there_is_not_copied_again(source, local):
+    first = stage(source, local)
+    before = {path: path.stat().st_mtime_ns for path in first.directory.iterdir()}
+    again = stage(source, local)
+    assert again.copied is None
+    assert again.break_even_epochs is None
+    assert {path: path.stat().st_mtime_ns for path in again.directory.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", ["shorter", "missing", "manifest", "tokenizer", "header"])
+def test_a_damaged_copy_is_replaced(source, local, damage):
+    directory = stage(source, local).directory
+    tokens = directory / "train-tokens-00001.npy"
+    if damage == "shorter":
+        os.truncate(tokens, tokens.stat().st_size - 2)
+    elif damage == "missing":
+        tokens.unlink()
+    elif damage == "manifest":
+        (directory / "manifest.json").write_text("{}")
+    elif damage == "tokenizer":
+        (directory / "tokenizer.json").write_text("{}")
+    else:
+        tokens.write_bytes(b"x" * tokens.stat().st_size)
+    assert stage(source, local).copied is not None
+    assert content(directory) == content(source)
+    assert list(directory.parent.glob(".partial*")) == []
+
+
+def test_a_damaged_source_is_named_and_nothing_is_published(source, local):
+    with (source / "train-tokens-00002.npy").open("r+b") as file:
+        file.seek(300)
+        file.write(b"\x07")
+    with pytest.raises(BadConfig, match=r"source/train-tokens-00002\.npy: its SHA-256") as caught:
+        stage(source, local)
+    assert "autotune data verify" in caught.value.next_step
+    assert list(local.rglob("*.npy")) == []
+
+
+def test_a_link_out_of_the_source_is_not_followed(source, local, tmp_path):
+    (source / "tokenizer.json").rename(tmp_path / "outside.json")
+    (source / "tokenizer.json").symlink_to(tmp_path / "outside.json")
+    with pytest.raises(BadConfig, match=r"tokenizer\.json"):
+        stage(source, local)
+
+
+def test_a_place_of_somebody_else_is_refused(source, local, tmp_path):
+    (tmp_path / "trap").mkdir()
+    (local / f"autotune-{os.getuid()}").symlink_to(tmp_path / "trap")
+    with pytest.raises(BadConfig, match="not a directory of yours"):
+        stage(source, local)
+    assert list((tmp_path / "trap").iterdir()) == []
+
+
+def test_places_that_cannot_be_used_are_said(source, tmp_path):
+    with pytest.raises(BadConfig, match="is not a directory"):
+        stage(source, tmp_path / "nowhere")
+    with pytest.raises(BadConfig, match="is not a dataset"):
+        stage(tmp_path, tmp_path)
+
+
+def test_too_little_room_is_known_before_the_copy(source, local, monkeypatch):
+    monkeypatch.setattr(staging, "_SPARE_BYTES", 2**60)
+    with pytest.raises(BadConfig, match="MiB free, and the dataset takes") as caught:
+        stage(source, local)
+    assert caught.value.next_step.startswith("Free ")
+    assert list(local.rglob("*.npy")) == []
+
+
+def test_partial_copies_of_killed_runs_are_removed_and_others_kept(source, local):
+    root = local / f"autotune-{os.getuid()}"
+    mine = staging._Place(local, staging.read_manifest(source), {}).directory.name
+    for name in (f".partial-{mine}-1", ".partial-0123456789abcdef-2", ".partial-fedcba9876543210-3"):
+        (root / name).mkdir(parents=True)
+    code = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(root / "fedcba9876543210.lock")], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    stage(source, local)
+    assert [path.name for path in root.glob(".partial*")] == [".partial-fedcba9876543210-3"]
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+def _rank(source, local, rank, pipe, environment):
+    try:
+        staged = stage(source, local, local_rank=rank, timeout_s=30, environment=environment)
+        pipe.send(("done", str(staged.directory), staged.copied is not None))
+    except BadConfig as error:
+        pipe.send(("failed", error.message, error.next_step))
+
+
+def ranks(source, local, numbers, environment=JOB):
+    """Real processes, started in the order given; what each of them says."""
+    context = multiprocessing.get_context("spawn")
+    started = []
+    for number in numbers:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_rank, args=(source, local, number, theirs, environment))
+        process.start()
+        started.append((number, process, ours))
+    said = {number: ours.recv() for number, _, ours in started}
+    for _, process, _ in started:
+        process.join(30)
+    return said
+
+
+def test_one_rank_of_a_node_copies_and_all_get_the_same_place(source, local):
+    said = ranks(source, local, [3, 1, 0, 2])
+    assert {answer[0] for answer in said.values()} == {"done"}
+    assert len({answer[1] for answer in said.values()}) == 1
+    assert [number for number, answer in said.items() if answer[2]] == [0]
+
+
+def test_the_ranks_that_wait_get_the_leaders_error(source, local):
+    with (source / "train-tokens-00000.npy").open("r+b") as file:
+        file.seek(300)
+        file.write(b"\x07")
+    said = ranks(source, local, [1, 2, 0])
+    assert {answer[0] for answer in said.values()} == {"failed"}
+    for number in (1, 2):
+        assert said[number][1].startswith("local rank 0 could not stage: ")
+        assert "train-tokens-00000.npy" in said[number][1]
+        assert said[number][2] == said[0][2]
+
+
+def test_an_error_of_an_earlier_job_is_not_taken_for_this_ones(source, local):
+    path = source / "train-tokens-00000.npy"
+    good = path.read_bytes()
+    path.write_bytes(good[:300] + b"\x07" + good[301:])
+    ranks(source, local, [0])
+    path.write_bytes(good)
+    # The waiting rank comes first, and finds what the earlier job left.
+    said = ranks(source, local, [1, 0], environment=JOB | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert {answer[0] for answer in said.values()} == {"done"}
+
+
+def test_ranks_notice_that_the_leader_died_without_a_word(source, local):
+    place = staging._Place(local, staging.read_manifest(source), JOB)
+    place.prepare()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    place._say({"pid": dead.pid})
+    started_s = time.monotonic()
+    with pytest.raises(BadConfig, match="local rank 0 died"):
+        stage(source, local, local_rank=1, timeout_s=60, environment=JOB)
+    assert time.monotonic() - started_s < 20
+
+
+def test_waiting_ends(source, local):
+    with pytest.raises(BadConfig, match=r"has not finished .* after 0\.3 s"):
+        stage(source, local, local_rank=1, timeout_s=0.3, environment=JOB)
+
+
+def test_two_jobs_on_a_node_copy_once(source, local):
+    context = multiprocessing.get_context("spawn")
+    said = []
+    for number in range(3):
+        ours, theirs = context.Pipe()
+        environment = {"SLURM_JOB_ID": str(number)}
+        process = context.Process(target=_rank, args=(source, local, 0, theirs, environment))
+        process.start()
+        said.append((process, ours))
+    answers = [ours.recv() for _, ours in said]
+    for process, _ in said:
+        process.join(30)
+    assert [answer[0] for answer in answers] == ["done"] * 3
+    assert sum(answer[2] for answer in answers) == 1
+
+
+def test_ctrl_c_removes_the_partial_copy(source, local):
+    code = (
+        "import sys, os, signal; from pathlib import Path\n"
+        "import trainer.copying as c; from trainer.stage import stage\n"
+        "c._Progress.add = lambda self, size: os.kill(os.getpid(), signal.SIGINT)\n"
+        "stage(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, source, local], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert [path.name for path in local.rglob(".partial*")] == []
+    assert list(local.rglob("*.npy")) == []
+
+
+def test_break_even_is_the_time_of_copying_over_the_time_saved_in_an_epoch():
+    figures = CopyFigures(size_bytes=10, seconds=20.0, read_s=1.0, write_s=1.0)
+    staged = {"directory": None, "dataset_hash": "", "samples": 1000, "copied": figures}
+    assert Staged(**staged, source_s_per_sample=0.011, local_s_per_sample=0.001).break_even_epochs == pytest.approx(2.0)
+    assert Staged(**staged, source_s_per_sample=0.001, local_s_per_sample=0.001).break_even_epochs is None
+
+
+def test_the_trainer_stages_what_its_profile_asks_for(source, local, tmp_path, monkeypatch):
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        'schema_version = 1\n[train.model]\nname = "m"\n[train.model.config]\nmodel_type = "bert"\n'
+        '[train.data]\npath = "source"\nstage_to = "$LOCAL_DISK/below"\n'
+    )
+    (local / "below").mkdir()
+    environment = {"LOCAL_DISK": str(local), "LOCAL_RANK": "0"}
+    resolved = resolve(profile, environment=environment)
+    staged = stage_data(resolved, environment)
+    assert staged.data_dir.parent.parent == local / "below"
+    assert content(staged.data_dir) == content(source)
+    assert staged.config == resolved.config
+    without = resolve(profile, assignments=["train.data.stage_to=/nowhere/$UNSET"], environment=environment)
+    with pytest.raises(BadConfig, match=r"\$UNSET"):
+        stage_data(without, environment)
+
+
+def test_nothing_is_staged_where_the_profile_asks_for_nothing(source, tmp_path):
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        'schema_version = 1\n[train.model]\nname = "m"\n[train.model.config]\nmodel_type = "bert"\n'
+        '[train.data]\npath = "source"\n'
+    )
+    resolved = resolve(profile, environment={})
+    assert stage_data(resolved, {}) is resolved
+
+
+def test_the_local_rank_is_what_torchrun_or_slurm_say():
+    assert local_rank_of({}) == 0
+    assert local_rank_of({"SLURM_LOCALID": "3"}) == 3
+    assert local_rank_of({"LOCAL_RANK": "2", "SLURM_LOCALID": "0"}) == 2
+
+
+def test_a_report_that_is_half_written_is_not_read(source, local):
+    place = staging._Place(local, staging.read_manifest(source), JOB)
+    place.prepare()
+    place._report.write_text('{"pid": ')
+    assert place._read_report() is None
+    place._say({"pid": 1})
+    assert json.loads(place._report.read_text()) == {"pid": 1}
