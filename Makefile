@@ -11,7 +11,7 @@ DEMO_MEMORY := 1GiB
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check gpu-check bench clean
+.PHONY: help install demo test soak check gpu-check bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -22,15 +22,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than 3.11; next: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 3; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,parquet,slurm,tensorboard,bench,dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe, workers, training, report
 	@BIN=$(BIN) DEMO=$(DEMO) MODELS="$(DEMO_MODELS)" FUNCTIONS=$(DEMO_FUNCTIONS) MEMORY=$(DEMO_MEMORY) \
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
-test: $(STAMP) ## run the tests
+test: $(STAMP) ## run the tests, with a sample of every fault loop
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(STAMP) ## run every fault loop in full (about 20 minutes), and keep its figures
+	$(BIN)/python -m tests.system.faults --out reports/faults.json
+	$(BIN)/python -m benchmarks.document
 
 check: $(STAMP) ## lint, types, import contracts
 	$(BIN)/ruff check .
@@ -41,8 +45,13 @@ check: $(STAMP) ## lint, types, import contracts
 gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and GPM, one probe, a few training steps
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
 
-bench: $(STAMP) ## benchmarks with a bar
-	$(BIN)/python -m benchmarks.cli
+bench: $(STAMP) ## benchmarks with a bar, and keep their figures
+	@short=0; for name in cli feed scale prepare; do \
+		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
+	done; $(BIN)/python -m benchmarks.document; exit $$short
+
+figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
+	$(BIN)/python -m benchmarks.document
 
 clean: ## remove .venv and what the demo wrote
 	rm -rf $(VENV) $(DEMO)

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig
+from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
 from trainer.masking import IGNORED_LABEL
 from trainer.parallel import Ranks
@@ -45,9 +46,18 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 class TrainStep:
-    """A model with its optimizer, ready to take steps."""
+    """A model with its optimizer, ready to take steps.
+
+    Raises:
+        BadConfig: If rows are packed: attention would cross from one sample to the next.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks) -> None:
+        if config.layout == "packed":
+            raise BadConfig(
+                "train.layout is packed, and this version's models would attend across the samples of a row",
+                next_step="Use --set train.layout=bucketed or padded.",
+            )
         self._model = model
         self._optimizer = optimizer
         self._config = config

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,15 +54,15 @@ def slurm_cluster(site_file: Path, jobs: int, worker_memory_bytes: int, log_dire
             "submitting workers needs dask-jobqueue, not installed here",
             next_step="Run: pip install 'encoder-autotune[slurm]'",
         )
+    if shutil.which("sbatch") is None:
+        raise MachineLacks(
+            "cannot submit jobs: sbatch is not here", next_step="Run this on a login node of the cluster."
+        )
     from dask_jobqueue.slurm import SLURMCluster
 
     cluster = SLURMCluster(**job_settings(site, worker_memory_bytes, log_directory))
     try:
         cluster.scale(jobs=jobs)
         yield cluster
-    except FileNotFoundError as error:
-        raise MachineLacks(
-            f"cannot submit jobs: {error.filename} is not here", next_step="Run this on a login node of the cluster."
-        ) from error
     finally:
         cluster.close()

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
+from trainer.errors import BadConfig
 from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
 from trainer.loop import make_model, make_plan
 from trainer.parallel import join_ranks
@@ -74,6 +75,29 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_predicted_tokens(patterned_da
         ).loss
     result = TrainStep(model, make_optimizer(model, config), config, ranks).run([batch], 1e-3)
     assert float(result.loss_share) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_packed_rows_are_refused_as_attention_would_cross_samples(patterned_dataset):
+    config = _config(layout="packed")
+    model, _ = make_model(config, TokenDataset.open(patterned_dataset), join_ranks(config, environment={}))
+    with pytest.raises(BadConfig, match="attend across"):
+        TrainStep(model, make_optimizer(model, config), config, join_ranks(config, environment={}))
+
+
+def test_bucketed_and_padded_rows_give_the_same_gradient(patterned_dataset):
+    def gradient(layout: str) -> torch.Tensor:
+        config = _config(layout=layout, micro_batch_rows=2, global_batch_rows=8, seq_length_tokens=128)
+        dataset = TokenDataset.open(patterned_dataset)
+        ranks = join_ranks(config, environment={})
+        model, _ = make_model(config, dataset, ranks)
+        optimizer = make_optimizer(model, config)
+        seen = []
+        optimizer.register_step_pre_hook(lambda *_: seen.append(model.get_input_embeddings().weight.grad.clone()))
+        TrainStep(model, optimizer, config, ranks).run(_one_step(dataset, config), 1e-3)
+        return seen[0]
+
+    padded, bucketed = gradient("padded"), gradient("bucketed")
+    assert float((padded - bucketed).norm() / padded.norm()) < 1e-5
 
 
 def test_weight_decay_falls_on_matrices_only(patterned_dataset):

@@ -1,0 +1,127 @@
+"""``python -m benchmarks.document``: write the documents that quote figures, from the files that hold them.
+
+``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/reliability.md`` from ``reports/faults.json``.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.core.units import format_bytes
+from autotune.store import write_atomically
+
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "reports" / "benchmarks"
+FAULTS = ROOT / "reports" / "faults.json"
+
+_PERFORMANCE = """\
+# Performance
+
+Written by `make figures` from the files in `reports/benchmarks/`; `make bench` measures them anew. Every ratio is
+against a reference that ran in the same process or the same minutes, on two cores of a shared machine without a GPU.
+
+| benchmark | figure | bar | |
+|---|---:|---:|---|
+"""
+_FEED = """
+## The feed
+
+Samples and real tokens per second of one process, rows of 512, batches of 64, no loader processes. *Plain* is a
+`datasets` table of padded ids and masks with `DataCollatorForLanguageModeling`; *by hand* is ids only, numpy format,
+the collator's own mask function; *by hand, further* also reads batches at once and spares the collator its search for
+special tokens.
+
+| | samples/s | real tokens/s |
+|---|---:|---:|
+"""
+_SCALE = """
+## 202 million samples
+
+Real offsets of real function lengths, token files that are holes, rows packed, random order, page cache {cache} before
+every start.
+
+| samples | open | first batch | memory after {batches:,} batches |
+|---:|---:|---:|---:|
+"""
+_RELIABILITY = """\
+# Reliability
+
+Written by `make figures` from `reports/faults.json`; `make soak` runs the loops anew. A command is killed at random
+moments of its life and started again, several times over, until it comes to its end; the result must be byte for byte
+that of an undisturbed run (with another number of workers), no process may be left behind, and nothing half done may
+ever have its final name. `make test` runs a sample of every loop, and fills a small real disk as well.
+
+| loop | kills | results | byte-identical | time |
+|---|---:|---:|---:|---:|
+"""
+
+
+def main() -> int:
+    """Write both documents."""
+    write_atomically(ROOT / "docs" / "performance.md", performance(read_figures()))
+    write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
+    return 0
+
+
+def read_figures() -> dict[str, Any]:
+    """What every benchmark wrote, by its name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(FIGURES.glob("*.json"))}
+
+
+def performance(figures: Mapping[str, Any]) -> str:
+    """All bars, and the tables of those that have more to say."""
+    bars = [bar for one in figures.values() for bar in one["bars"]]
+    text = _PERFORMANCE + "".join(_bar(bar) for bar in bars)
+    if "feed" in figures:
+        text += _FEED
+        for name, rates in figures["feed"]["rates"].items():
+            text += f"| {name} | {_median(rates['samples_per_s']):,.0f} | {_median(rates['tokens_per_s']):,.0f} |\n"
+        packing = figures["feed"]["packing_efficiency"]
+        text += (
+            f"\nPacked rows of 512 are {packing['all']:.2%} full, {packing['without_full_samples']:.2%} without those "
+            f"that one sample fills; padded ones would be {packing['padded']:.1%} full.\n"
+        )
+    if "scale" in figures:
+        found = figures["scale"]["figures"]
+        text += _SCALE.format(cache=", ".join(found["page_cache"]), batches=found["batches"])
+        for name, samples in found["samples"].items():
+            runs = found["runs"][name]
+            opened, first = (_median([run[key] for run in runs]) for key in ("open_s", "first_batch_s"))
+            text += f"| {samples:,} | {opened:.3f} s | {first:.3f} s | {format_bytes(runs[-1]['rss_growth_bytes'])} |\n"
+    return text
+
+
+def reliability(faults: Mapping[str, Any]) -> str:
+    """The loops and what they came to."""
+    text = _RELIABILITY
+    for name, found in faults.items():
+        if isinstance(found, dict):
+            results = found.get("datasets", found.get("copies"))
+            text += (
+                f"| {name} | {found['kills']} | {results} | {found['byte_identical']} | {found['seconds']:.0f} s |\n"
+            )
+    return text
+
+
+def _bar(bar: Mapping[str, Any]) -> str:
+    verdict = {True: "ok", False: "**short**", None: "not measured"}[bar["holds"]]
+    figure = "n/a" if bar["figure"] is None else _number(bar["figure"], bar["unit"])
+    sign = {">=": "≥", "<=": "≤"}[bar["direction"]]
+    return f"| `{bar['name']}` | {figure} | {sign} {_number(bar['bar'], bar['unit'])} | {verdict} |\n"
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return format_bytes(round(value))
+    return f"{value:.2%}" if unit == "share" else f"{value:.3g}{' s' if unit == 's' else ''}"
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
