@@ -13,7 +13,7 @@ mkdir -p "$DEMO"
 run autotune doctor --path "$DEMO"
 
 if [ ! -f "$DEMO/data/manifest.json" ]; then
-    run autotune data prepare elf:/usr/bin --out "$DEMO/data" --max-functions "$FUNCTIONS"
+    run autotune data prepare elf:/usr/bin --out "$DEMO/data" --max-samples "$FUNCTIONS"
 fi
 
 models=""

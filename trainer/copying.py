@@ -13,6 +13,7 @@ import numpy as np
 
 from trainer.dataset import (
     MANIFEST_NAME,
+    PREPARED_NAME,
     REJECTS_NAME,
     TOKENIZER_NAME,
     Manifest,
@@ -82,8 +83,7 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
     hashes[TOKENIZER_NAME] = manifest.tokenizer_sha256
-    if (source / REJECTS_NAME).is_file():
-        hashes[REJECTS_NAME] = None
+    hashes |= {name: None for name in (REJECTS_NAME, PREPARED_NAME) if (source / name).is_file()}
     hashes[MANIFEST_NAME] = None
     files = []
     for name, sha256 in hashes.items():

@@ -8,6 +8,7 @@ A dataset is one directory:
     train-offsets-00000.npy  uint64, one more than the shard has samples: sample i is ids[offsets[i]:offsets[i + 1]]
     validation-…             the same for the samples that are kept apart
     rejects.jsonl            what could not be used; for people, and no part of the dataset
+    prepared.json            which request made it, so that the same one is not carried out again; no part of it either
 
 No attention mask is stored: lengths imply it. Special tokens are added when a sample is read into a row.
 """
@@ -17,7 +18,7 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +33,7 @@ DATASET_SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REJECTS_NAME = "rejects.jsonl"
+PREPARED_NAME = "prepared.json"
 
 SplitName = Literal["train", "validation"]
 
@@ -192,6 +194,8 @@ class TokenDataset:
         self.dtype: np.dtype[Any] = np.dtype(manifest.dtype)
         self._shards = manifest.split(split).shards
         self._fds: list[int] = []
+        # Whether the last reads had to wait for the disk; so it will be for the first.
+        self._waited = True
         # Per shard: descriptor and first byte of the ids, and of the offsets.
         opened = np.array([self._open(shard) for shard in self._shards], dtype=np.int64).reshape(-1, 4)
         self._tokens_fd, self._tokens_start, self._offsets_fd, self._offsets_start = opened.T.copy()
@@ -217,6 +221,20 @@ class TokenDataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.directory, self.manifest, self.split))
+
+    def announce(self, samples: Callable[[], Int64]) -> None:
+        """Have the kernel fetch where samples lie, which are to be located soon, unless the last were there already.
+
+        Args:
+            samples: Gives their numbers; shape (N,).
+        """
+        if not self._waited:
+            return
+        numbers = samples()
+        shards = np.searchsorted(self._firsts, numbers, side="right") - 1
+        places = self._offsets_start[shards] + 8 * (numbers - self._firsts[shards])
+        for fd, place in zip(self._offsets_fd[shards].tolist(), places.tolist(), strict=True):
+            os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
         """Where samples lie: shard, first id in that shard, and number of ids, without special tokens; shapes (N,).
@@ -274,6 +292,7 @@ class TokenDataset:
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
         waiting = _read_cached(view, reads)
+        self._waited = len(waiting) > 0
         for number in waiting:
             fd, offset, first, end = reads[number]
             os.posix_fadvise(fd, offset, end - first, os.POSIX_FADV_WILLNEED)

@@ -10,7 +10,7 @@ its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,6 +100,10 @@ class SampleIndex(Protocol):
     """Where samples lie and how long they are."""
 
     def __len__(self) -> int: ...
+
+    def announce(self, samples: Callable[[], Int64]) -> None:
+        """Tell which samples will be located soon; not asked for them where that would gain nothing."""
+        ...
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
         """Shard, first id in the shard, and number of ids of each sample; shapes (N,)."""

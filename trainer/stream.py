@@ -206,6 +206,8 @@ class _Lane:
         """Begin with a block, or promise to; None behind the last epoch."""
         if self._plan.ended(block):
             return None
+        # A cold disk fetches this lane's lengths while others are packed, or while earlier rows are in use.
+        self._index.announce(lambda: self._plan.samples_of(self._lane, block)[1])
         if self._packer is None:
             return functools.partial(lay_out, self._plan, self._lane, block, self._index)
         return self._packer.submit(lay_out, self._plan, self._lane, block, self._index).result

@@ -11,6 +11,7 @@ import numpy as np
 from autotune.corpus.encode import STAGE as ENCODE_STAGE
 from autotune.corpus.words import piece_name
 from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace, sync
+from autotune.errors import InternalError
 from trainer.dataset import Shard
 
 STAGE = "assemble"
@@ -80,11 +81,19 @@ def assemble_shard(
 
 
 def gather(workplace: Workplace, task: str, shard: Shard, dataset: Path) -> None:
-    """Move a shard's files to the dataset; those that an earlier run moved are there."""
+    """Move a shard's files to the dataset; those that an earlier run moved are there.
+
+    Raises:
+        InternalError: If a file is in neither place.
+    """
     directory = workplace.directory(STAGE, task)
     for name in (shard.tokens_file, shard.offsets_file):
         if (directory / name).exists():
             (directory / name).rename(dataset / name)
+        if not (dataset / name).exists():
+            raise InternalError(
+                f"{name} is gone from {directory}", next_step=f"Remove {workplace.path} and start again."
+            )
 
 
 def npy_header(dtype: np.dtype[Any], length: int) -> bytes:

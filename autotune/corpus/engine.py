@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from autotune.cluster.jobqueue import slurm_cluster
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
+from trainer.errors import TrainerError
 
 WORKER_MEMORY_BYTES = 2**30
 AHEAD = 3
@@ -118,7 +119,7 @@ def _perform_there(workplace: Workplace, task: Task) -> tuple[str, Any]:
     """Errors travel as values: dask would log them, and lose the fields that pickle does not know of."""
     try:
         return "done", perform(workplace, task)
-    except AutotuneError as error:
+    except (AutotuneError, TrainerError) as error:
         return "refused", (type(error), error.message, error.next_step)
     except OSError as error:
         return "failed", (error.errno, error.strerror, str(error.filename or workplace.path))

@@ -11,10 +11,10 @@ from pathlib import Path
 from autotune.corpus.bounded import DISK_FULL
 from autotune.corpus.workplace import sync
 from autotune.errors import BadInput
-from trainer.dataset import MANIFEST_NAME, REJECTS_NAME, TOKENIZER_NAME
+from trainer.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME
 
 _DATASET_NAMES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME)))
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)))
     + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
 )
 _AT_FDCWD = -100

@@ -1,65 +1,28 @@
-"""Raw data to a tokenised dataset, in stages: extract, find duplicates, learn a tokenizer, encode, assemble, publish.
-
-Every stage is a set of tasks whose results are files (see ``workplace``), so that any number of processes may do them,
-and whoever is interrupted goes on. The same files give the same bytes, whatever the number of processes and whoever
-finishes first: partitions are taken in a fixed order, and of equal samples the first is kept.
-"""
+"""Raw data to a tokenised dataset: find, work through the stages, publish."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.corpus import assemble, distinct, encode, words
-from autotune.corpus.engine import AHEAD, Engine, InProcessEngine, Task, cluster_engine, local_engine, slurm_engine
-from autotune.corpus.enough import Extraction, FirstDistinct
-from autotune.corpus.extract import extract_partition
-from autotune.corpus.meter import Meter, Update
-from autotune.corpus.pieces import PiecePaths
+from autotune.corpus import assemble
+from autotune.corpus.engine import Engine, InProcessEngine, cluster_engine, local_engine, slurm_engine
 from autotune.corpus.place import check_place, publish, writing
+from autotune.corpus.rejects import read_rejects, strict
 from autotune.corpus.request import Input, Request, find_input, request_key
-from autotune.corpus.sources.base import Partition, Reject, SourceOptions
-from autotune.corpus.tokenizer import DatasetTokenizer, learn_bpe, learn_word_level, load_tokenizer
-from autotune.corpus.worker import REJECTS_FILE
-from autotune.corpus.workplace import (
-    Receipt,
-    UnfinishedTask,
-    Workplace,
-    open_workplace,
-    other_workplaces,
-    sync,
-    workplace_path,
-)
-from autotune.errors import BadInput
-from trainer.dataset import (
-    MANIFEST_NAME,
-    REJECTS_NAME,
-    TOKENIZER_NAME,
-    LengthHistogram,
-    Manifest,
-    Shard,
-    SourceStatistics,
-    Split,
-    read_manifest,
-)
-from trainer.schema import canonical_json
+from autotune.corpus.sources.base import Reject
+from autotune.corpus.stages import Preparation, Stages
+from autotune.corpus.tokenizer import load_tokenizer
+from autotune.corpus.workplace import Workplace, open_workplace, other_workplaces, workplace_path
+from trainer.dataset import PREPARED_NAME, REJECTS_NAME, Manifest, read_manifest
+from trainer.schema import read_json
 
-Stages = Callable[[str], AbstractContextManager[Update]]
-"""Opens the display of one stage, by its title."""
 Tell = Callable[[str], None]
 
-EXTRACT_STAGE, LEARN_STAGE = "extract", "learn"
-_LEARNED = "tokenizer"
-_PUBLISHED_FILE = "published.json"
-_BPE_TEXT_BYTES = 64 * 2**20
-"""Byte pairs are learned from about so much text: more changes little, and would not fit a worker."""
 _SHOWN_REJECTS = 5
 
 
@@ -89,38 +52,42 @@ def prepare(request: Request, stages: Stages, tell: Tell) -> Prepared:
     found = find_input(request)
     out = request.out.resolve()
     key = request_key(request, found.found, given.content if given else None)
+    unfinished = workplace_path(out, key)
     with writing(out):
-        published = (workplace_path(out, key) / _PUBLISHED_FILE).exists()
-        if not published:
+        manifest = _made_already(out, key)
+        if manifest is not None and (unfinished.exists() or not request.overwrite):
+            # Ended between its last two steps, or asked for twice.
+            if request.strict and manifest.source.rejected:
+                raise strict(read_rejects(out / REJECTS_NAME, 1)[0], manifest.source.rejected)
+            tell(f"{request.out} was prepared by the same request already")
+            shutil.rmtree(unfinished, ignore_errors=True)
+        else:
             check_place(out, overwrite=request.overwrite)
-        for path, size_bytes in other_workplaces(out, key):
-            tell(f"{path} is left of a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
-        with open_workplace(out, key) as workplace:
-            manifest = _published(workplace, out) if published else None
-            if manifest is None:
+            for path, size_bytes in other_workplaces(out, key):
+                tell(f"{path} is left of a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
+            with open_workplace(out, key) as workplace:
                 with _engine(request, found, workplace) as engine:
-                    manifest = _Preparation(request, found, workplace, engine, stages).run(given)
+                    manifest = Preparation(request, found, workplace, engine, stages).run(given)
+                note = json.dumps({"request": key}).encode() + b"\n"
+                assemble.write_durably(workplace.path / "dataset" / PREPARED_NAME, note)
                 # Again: the work took time, and someone may have put something there.
                 check_place(out, overwrite=request.overwrite)
-                note = {"dataset_hash": manifest.dataset_hash}
-                assemble.write_durably(workplace.path / _PUBLISHED_FILE, json.dumps(note).encode())
                 publish(workplace.path / "dataset", out)
-            shutil.rmtree(workplace.path)
+                shutil.rmtree(workplace.path, ignore_errors=True)
     return Prepared(
         directory=request.out,
         manifest=manifest,
-        first_rejects=_first_rejects(out),
+        first_rejects=tuple(read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS)),
         other_files=sum(each.other_files for each in found.found),
     )
 
 
-def _published(workplace: Workplace, out: Path) -> Manifest | None:
-    """The dataset that an earlier run published before it was ended; None when it came only close to that."""
-    expected = json.loads((workplace.path / _PUBLISHED_FILE).read_text())["dataset_hash"]
-    if not (out / MANIFEST_NAME).is_file():
+def _made_already(out: Path, key: str) -> Manifest | None:
+    """The dataset that is there, if the same request made it."""
+    note = out / PREPARED_NAME
+    if not note.is_file() or read_json(note) != {"request": key}:
         return None
-    manifest = read_manifest(out)
-    return manifest if manifest.dataset_hash == expected else None
+    return read_manifest(out)
 
 
 def _engine(request: Request, found: Input, workplace: Workplace) -> AbstractContextManager[Engine]:
@@ -132,314 +99,3 @@ def _engine(request: Request, found: Input, workplace: Workplace) -> AbstractCon
     if min(workers, len(found.partitions)) == 1:
         return contextlib.nullcontext(InProcessEngine(threads=workers > 1))
     return local_engine(workplace, workers)
-
-
-class _Preparation:
-    """One run through the stages."""
-
-    def __init__(self, request: Request, found: Input, workplace: Workplace, engine: Engine, stages: Stages) -> None:
-        self._request, self._input, self._workplace = request, found, workplace
-        self._engine, self._stages = engine, stages
-        self._pieces: list[distinct.Piece] = []
-        self._buckets = 0
-
-    def run(self, given: DatasetTokenizer | None) -> Manifest:
-        """All stages; the dataset's files lie in the work directory then."""
-        extracted = self._extract()
-        distinct.write_pieces(self._workplace, self._pieces)
-        duplicates = self._find_duplicates()
-        tokenizer = given or self._learn()
-        assemble.write_durably(self._workplace.path / encode.TOKENIZER_FILE, tokenizer.content)
-        encoded = self._encode()
-        splits = {name: self._assemble(name, encoded, tokenizer) for name in encode.SPLITS}
-        said = {name: sum(one[split][name] for one in encoded for split in encode.SPLITS) for name in _COUNTED}
-        if not said["tokens"]:
-            raise BadInput("the tokenizer makes no token of this data", next_step="Leave out --tokenizer.")
-        manifest = Manifest(
-            schema_version=2,
-            dtype=tokenizer.dtype,
-            vocab_size=tokenizer.vocab_size,
-            used_vocab_size=tokenizer.used_vocab_size,
-            special_ids=tokenizer.special_ids,
-            tokenizer_sha256=tokenizer.sha256,
-            train=splits["train"],
-            validation=splits["validation"],
-            source=SourceStatistics(
-                kinds=self._input.kinds,
-                files=sum(one["files"] for one in extracted),
-                rejected=sum(one["rejected"] for one in extracted) + len(self._unreadable),
-                duplicate_samples=duplicates,
-                empty_samples=said["empty"],
-                truncated_samples=said["truncated"],
-                split_samples=said["split"],
-                raw_bytes=sum(one["raw_bytes"] for one in extracted),
-                token_bytes=said["tokens"] * tokenizer.id_bytes,
-                unknown_tokens=said["unknown"],
-            ),
-        )
-        self._write_dataset(manifest, tokenizer, len(extracted))
-        return manifest
-
-    @property
-    def _unreadable(self) -> list[Reject]:
-        return [reject for found in self._input.found for reject in found.unreadable]
-
-    def _extract(self) -> list[Receipt]:
-        """Partitions to pieces; returns the receipts of those that count."""
-        request, parts = self._request, self._input.partitions
-        if request.strict and self._unreadable:
-            raise _strict(self._unreadable[0], len(self._unreadable))
-        tasks = [
-            Task(
-                stage=EXTRACT_STAGE,
-                name=words.piece_name(number),
-                work=extract_task,
-                arguments={"partition": part, "options": request.options, "most": request.max_samples},
-            )
-            for number, part in enumerate(parts)
-        ]
-        first = FirstDistinct(self._workplace, request.max_samples) if request.max_samples else None
-
-        def on_done(task: Task, receipt: Receipt) -> None:
-            if request.strict and receipt["rejected"]:
-                path = self._workplace.directory(EXTRACT_STAGE, task.name) / REJECTS_FILE
-                raise _strict(_read_rejects(path, 1)[0], receipt["rejected"])
-            if first is not None:
-                first.add(int(task.name), Extraction(task=task.name, receipt=receipt))
-
-        def wanted() -> Iterator[Task]:
-            if first is None:
-                # The largest first: one that is begun last would have the others wait for it.
-                yield from sorted(tasks, key=lambda task: -sizes[task.name])
-                return
-            for task in tasks:
-                if first.reached:
-                    return
-                yield task
-
-        sizes = {task.name: part.raw_bytes for task, part in zip(tasks, parts, strict=True)}
-        receipts = self._run(
-            "extract samples",
-            wanted(),
-            bytes_of=lambda task: sizes[task.name],
-            total_bytes=sum(sizes.values()),
-            on_done=on_done,
-            ahead=AHEAD if first is None else 1,  # what is begun beyond enough is for nothing
-        )
-        counted = [receipts[task.name] for task in (tasks if first is None else tasks[: first.partitions])]
-        everything = zip(tasks, counted, strict=False)
-        self._pieces = (
-            first.pieces
-            if first is not None
-            else [p for task, one in everything for p in Extraction(task=task.name, receipt=one).pieces()]
-        )
-        if not any(piece.samples for piece in self._pieces):
-            raise self._nothing_usable(tasks)
-        return counted
-
-    def _nothing_usable(self, tasks: list[Task]) -> BadInput:
-        rejects = self._unreadable
-        for task in tasks:
-            rejects += _read_rejects(self._workplace.directory(EXTRACT_STAGE, task.name) / REJECTS_FILE, 1)
-        files = sum(len(found.files) for found in self._input.found)
-        why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
-        return BadInput(
-            f"no sample in {files} files{why}",
-            next_step=f"Name a place that holds some, such as {self._input.sources[0].example}",
-        )
-
-    def _find_duplicates(self) -> int:
-        if self._request.keep_duplicates:
-            return 0
-        self._buckets = distinct.buckets_for(sum(piece.samples for piece in self._pieces))
-        tasks = [
-            Task(
-                stage=distinct.STAGE,
-                name=distinct.bucket_name(bucket),
-                work=distinct.find_duplicates,
-                arguments={"bucket": bucket, "buckets": self._buckets},
-            )
-            for bucket in range(self._buckets)
-        ]
-        return sum(one["duplicates"] for one in self._run("find duplicates", tasks).values())
-
-    def _learn(self) -> DatasetTokenizer:
-        kind = self._request.tokenizer or ("wordlevel" if self._input.kinds == ["elf"] else "bpe")
-        shared = {"buckets": self._buckets, "split": self._request.validation}
-        arguments: dict[str, Any] = {"pieces": len(self._pieces), "vocab_size": self._request.vocab_size}
-        if kind == "wordlevel":
-            counted = self._run_pieces("count words", words.COUNT_STAGE, words.count_words, shared)
-            merges = words.merges_for(sum(one["entries"] for one in counted))
-            merging = arguments | {"merges": merges, "most": self._request.vocab_size}
-            del merging["vocab_size"]
-            self._run(
-                "merge words",
-                [
-                    Task(
-                        stage=words.MERGE_STAGE,
-                        name=f"{merge:03d}",
-                        work=words.merge_words,
-                        arguments=merging | {"merge": merge},
-                    )
-                    for merge in range(merges)
-                ],
-            )
-            arguments["merges"] = merges
-        else:
-            share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self._pieces)))
-            sampling = shared | {"share": share}
-            self._run_pieces("sample texts", words.SAMPLE_STAGE, words.sample_texts, sampling)
-        work = learn_words_task if kind == "wordlevel" else learn_bpe_task
-        task = Task(stage=LEARN_STAGE, name=_LEARNED, work=work, arguments=arguments)
-        receipt = self._run("learn tokenizer", [task])[_LEARNED]
-        learned = self._workplace.directory(LEARN_STAGE, _LEARNED) / TOKENIZER_NAME
-        return load_tokenizer(learned, used=receipt["used"])
-
-    def _encode(self) -> list[Receipt]:
-        arguments = {"buckets": self._buckets, "split": self._request.validation, "limit": self._request.limit}
-        return self._run_pieces("encode", encode.STAGE, encode.encode_piece, arguments)
-
-    def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
-        sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
-        tasks = [
-            Task(
-                stage=assemble.STAGE,
-                name=f"{split}-{number:05d}",
-                work=assemble.assemble_shard,
-                arguments={
-                    "split": split,
-                    "shard": number,
-                    "pieces": edges,
-                    "samples": sum(samples for samples, _ in sizes[slice(*edges)]),
-                    "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]),
-                    "dtype": tokenizer.dtype,
-                },
-            )
-            for number, edges in enumerate(assemble.shard_edges(sizes))
-        ]
-        receipts = self._run(f"assemble {split}", tasks) if tasks else {}
-        dataset = self._workplace.path / "dataset"
-        dataset.mkdir(exist_ok=True)
-        shards = [Shard(**receipts[task.name]) for task in tasks]
-        for task, shard in zip(tasks, shards, strict=True):
-            assemble.gather(self._workplace, task.name, shard, dataset)
-        counts = [sum(bin_counts) for bin_counts in zip(*(one[split]["histogram"] for one in encoded), strict=True)]
-        return Split(shards=shards, length_histogram=LengthHistogram(edges=list(HISTOGRAM_EDGES), counts=counts))
-
-    def _write_dataset(self, manifest: Manifest, tokenizer: DatasetTokenizer, partitions: int) -> None:
-        dataset = self._workplace.path / "dataset"
-        with (dataset / REJECTS_NAME).open("w") as file:
-            for reject in self._unreadable:
-                file.write(json.dumps(dataclasses.asdict(reject)) + "\n")
-            for number in range(partitions):
-                path = self._workplace.directory(EXTRACT_STAGE, words.piece_name(number)) / REJECTS_FILE
-                with path.open() as rejects:
-                    shutil.copyfileobj(rejects, file)
-        sync(dataset / REJECTS_NAME)
-        assemble.write_durably(dataset / TOKENIZER_NAME, tokenizer.content)
-        content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
-        assemble.write_durably(dataset / MANIFEST_NAME, content)
-
-    def _run_pieces(self, title: str, stage: str, work: Any, arguments: dict[str, Any]) -> list[Receipt]:  # noqa: ANN401
-        """One task per piece; the receipts in reading order."""
-        tasks = [
-            Task(stage=stage, name=words.piece_name(number), work=work, arguments={"number": number, **arguments})
-            for number in range(len(self._pieces))
-        ]
-        sizes = {task.name: piece.text_bytes for task, piece in zip(tasks, self._pieces, strict=True)}
-        receipts = self._run(title, tasks, bytes_of=lambda task: sizes[task.name], total_bytes=sum(sizes.values()))
-        return [receipts[task.name] for task in tasks]
-
-    def _run(
-        self,
-        title: str,
-        tasks: Iterable[Task],
-        *,
-        bytes_of: Callable[[Task], int] | None = None,
-        total_bytes: int | None = None,
-        on_done: Callable[[Task, Receipt], None] | None = None,
-        ahead: int = AHEAD,
-    ) -> dict[str, Receipt]:
-        """Run what is not finished of a stage; all receipts by task."""
-        receipts: dict[str, Receipt] = {}
-        todo = tasks if total_bytes is not None else list(tasks)
-        with self._stages(title) as update:
-            total = total_bytes if isinstance(total_bytes, int) else len(todo)  # type: ignore[arg-type]
-            meter = Meter(update, total, in_bytes=total_bytes is not None)
-
-            def note(task: Task, receipt: Receipt, *, fresh: bool) -> None:
-                receipts[task.name] = receipt
-                meter.add(bytes_of(task) if bytes_of else 1, fresh=fresh)
-                if on_done:
-                    on_done(task, receipt)
-
-            def unfinished() -> Iterator[Task]:
-                for task in todo:
-                    (self._workplace.path / task.stage).mkdir(exist_ok=True)
-                    receipt = self._workplace.receipt(task.stage, task.name)
-                    if receipt is None:
-                        yield task
-                    else:
-                        note(task, receipt, fresh=False)
-
-            self._engine.run(
-                self._workplace, unfinished(), lambda task, receipt: note(task, receipt, fresh=True), ahead=ahead
-            )
-            meter.finish()
-        return receipts
-
-
-_COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
-
-
-def extract_task(
-    workplace: Workplace,
-    task: UnfinishedTask,
-    *,
-    partition: Partition,
-    options: SourceOptions,
-    most: int | None,
-) -> Receipt:
-    """Extract one partition, and sort the digests of its pieces."""
-    result = extract_partition(partition, options, task.directory, most=most)
-    for piece in Extraction(task=".", receipt=dataclasses.asdict(result)).pieces():
-        distinct.sort_digests(PiecePaths.of(task.directory, piece.number))
-    return dataclasses.asdict(result)
-
-
-def learn_words_task(
-    workplace: Workplace, task: UnfinishedTask, *, pieces: int, vocab_size: int, merges: int
-) -> Receipt:
-    """Take the most frequent words of all."""
-    del pieces
-    counts = words.most_frequent(words.merged_words(workplace, merges), vocab_size)
-    return _learned(task, learn_word_level(counts, vocab_size=vocab_size))
-
-
-def learn_bpe_task(workplace: Workplace, task: UnfinishedTask, *, pieces: int, vocab_size: int) -> Receipt:
-    """Learn byte pairs from the sampled texts."""
-    return _learned(task, learn_bpe(words.sampled_texts(workplace, pieces), vocab_size=vocab_size))
-
-
-def _learned(task: UnfinishedTask, tokenizer: DatasetTokenizer) -> Receipt:
-    (task.directory / TOKENIZER_NAME).write_bytes(tokenizer.content)
-    return {"used": tokenizer.used_vocab_size}
-
-
-def _strict(reject: Reject, count: int) -> BadInput:
-    where = f"{reject.path}, {reject.where}" if reject.where else reject.path
-    return BadInput(
-        f"{count} cannot be used, and --strict is set; the first, {where!r}: {reject.reason}",
-        next_step="Correct or remove it. Without --strict it is left out and listed, and the same work goes on.",
-    )
-
-
-def _first_rejects(directory: Path) -> tuple[Reject, ...]:
-    return tuple(_read_rejects(directory / REJECTS_NAME, _SHOWN_REJECTS))
-
-
-def _read_rejects(path: Path, most: int) -> list[Reject]:
-    if not path.is_file():
-        return []
-    with path.open() as file:
-        return [Reject(**json.loads(line)) for line, _ in zip(file, range(most), strict=False)]

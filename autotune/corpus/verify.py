@@ -14,6 +14,7 @@ import numpy.typing as npt
 from autotune.corpus.meter import Meter, Update
 from trainer.dataset import (
     MANIFEST_NAME,
+    PREPARED_NAME,
     REJECTS_NAME,
     TOKENIZER_NAME,
     LengthHistogram,
@@ -28,7 +29,7 @@ from trainer.errors import BadConfig
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
-_EXPECTED = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME)
+_EXPECTED = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

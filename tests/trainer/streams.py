@@ -1,5 +1,6 @@
 """What tests of plans and streams share: an index of made-up lengths, and what all ranks get."""
 
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -17,6 +18,9 @@ class Lengths:
 
     def __len__(self) -> int:
         return len(self._lengths)
+
+    def announce(self, samples: Callable[[], np.ndarray]) -> None:
+        """Everything is here already."""
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.zeros_like(samples), self._begins[samples], self._lengths[samples]

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_dataset
+from trainer import dataset as reading
 from trainer.dataset import TokenDataset, read_manifest
 from trainer.errors import BadConfig
 
@@ -47,6 +48,24 @@ def test_many_samples_are_read_at_once_into_any_places(tmp_path_factory, samples
         expected[place : place + len(samples[i])] = samples[i]
     assert ids.tolist() == expected.tolist()
     dataset.close()
+
+
+def test_what_comes_is_announced_only_while_reads_have_to_wait(make_dataset, monkeypatch):
+    dataset = TokenDataset.open(make_dataset(SAMPLES))
+    cached = reading._read_cached
+    asked = []
+
+    def announce():
+        dataset.announce(lambda: asked.append(1) or np.arange(4))
+        return len(asked)
+
+    assert announce() == 1  # nothing is known yet
+    monkeypatch.setattr(reading, "_read_cached", lambda view, reads: cached(view, reads) and [])
+    dataset.locate(np.arange(4))
+    assert announce() == 1
+    monkeypatch.setattr(reading, "_read_cached", lambda view, reads: range(len(reads)))
+    assert dataset.locate(np.arange(4))[2].tolist() == [3, 0, 1, 4]
+    assert announce() == 2
 
 
 def test_the_splits_are_read_apart(tmp_path):

@@ -33,6 +33,7 @@ def local(tmp_path):
 
 def test_the_copy_is_the_source_private_and_measured(source, local):
     (source / "rejects.jsonl").write_text("{}\n")
+    (source / "prepared.json").write_text("{}\n")
     notes = []
     staged = stage(source, local, update=lambda done, total, note: notes.append((done, total)))
     assert content(staged.directory) == content(source)

@@ -8,6 +8,7 @@ import pytest
 from autotune.corpus.engine import AHEAD, InProcessEngine, Task, cluster_engine, local_engine
 from autotune.corpus.workplace import open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks
+from trainer.errors import BadConfig
 
 
 def write(workplace, task, *, number):
@@ -67,6 +68,7 @@ def test_a_finished_task_is_not_done_again(engine):
     [
         BadInput("what happened", next_step="what to do"),
         MachineLacks("no library", next_step="install it"),
+        BadConfig("no tokenizer", next_step="give one"),
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     ],
 )

@@ -82,6 +82,7 @@ def test_every_file_of_a_dataset_may_be_replaced(tmp_path):
         "manifest.json",
         "tokenizer.json",
         "rejects.jsonl",
+        "prepared.json",
         "train-tokens-00000.npy",
         "validation-offsets-12345.npy",
     ):

@@ -202,6 +202,7 @@ def test_an_existing_dataset_is_left_alone(programs, tmp_path, silent):
     with pytest.raises(BadInput, match="holds a dataset already"):
         run(silent, f"elf:{programs}", out=out)
     assert content(out) == before
+    assert not list(tmp_path.glob(".data.*"))
     run(silent, f"elf:{programs}", out=out, max_samples=4, overwrite=True)
     manifest = read_manifest(out)
     assert manifest.train.samples + manifest.validation.samples == 4
@@ -254,6 +255,39 @@ def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_p
     before = content(tmp_path / "data")
     prepared = run(silent, f"text:{lines}", out=tmp_path / "data")
     assert prepared.manifest == read_manifest(tmp_path / "data")
+    assert content(tmp_path / "data") == before
+    assert not list(tmp_path.glob(".data.*"))
+
+
+def test_the_same_request_is_not_carried_out_twice_unless_asked_for(lines, tmp_path, silent):
+    run(silent, f"text:{lines}", out=tmp_path / "data")
+    path = tmp_path / "data" / "train-tokens-00000.npy"
+    before, told = path.stat().st_mtime_ns, []
+    prepared = run(silent, f"text:{lines}", out=tmp_path / "data", told=told)
+    assert path.stat().st_mtime_ns == before
+    assert "prepared by the same request already" in told[0]
+    assert prepared.manifest == read_manifest(tmp_path / "data")
+    good = path.read_bytes()
+    path.write_bytes(bytes(len(good)))
+    run(silent, f"text:{lines}", out=tmp_path / "data", overwrite=True)
+    assert path.read_bytes() == good
+
+
+def test_an_overwriting_run_that_ended_after_publishing_never_publishes_the_old_data(
+    lines, tmp_path, silent, monkeypatch
+):
+    run(silent, f"text:{lines}", out=tmp_path / "data", max_samples=5)
+
+    def publish_and_end(dataset, final):
+        publish(dataset, final)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("autotune.corpus.prepare.publish", publish_and_end)
+        with pytest.raises(KeyboardInterrupt):
+            run(silent, f"text:{lines}", out=tmp_path / "data", overwrite=True)
+    before = content(tmp_path / "data")
+    run(silent, f"text:{lines}", out=tmp_path / "data", overwrite=True)
     assert content(tmp_path / "data") == before
     assert not list(tmp_path.glob(".data.*"))
 
