@@ -2,10 +2,13 @@
 
 import contextlib
 import hashlib
+import io
 import os
+import stat
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +21,12 @@ from trainer.dataset import (
     TOKENIZER_NAME,
     Manifest,
     TokenDataset,
+    open_npy,
     read_manifest,
 )
 from trainer.errors import BadConfig
 from trainer.permutation import permute
-
-Update = Callable[[float, float | None, str], None]
+from trainer.progress import Update
 
 _CHUNK_BYTES = 8 * 2**20
 _THREADS = 4
@@ -77,7 +80,7 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     """What a dataset consists of, the manifest last.
 
     Raises:
-        BadConfig: If a file is missing.
+        BadConfig: If a file is missing, or is a link or anything else that is not a file.
     """
     hashes: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
@@ -88,10 +91,12 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     files = []
     for name, sha256 in hashes.items():
         try:
-            size_bytes = (source / name).lstat().st_size
+            status = (source / name).lstat()
         except OSError as error:
-            raise _damaged(source, name, error.strerror or "cannot be read") from error
-        files.append(DatasetFile(name=name, size_bytes=size_bytes, sha256=sha256))
+            raise damaged_source(source, name, error.strerror or "cannot be read") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise damaged_source(source, name, "is not a regular file")
+        files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
     return files
 
 
@@ -102,92 +107,130 @@ def is_whole(directory: Path, manifest: Manifest) -> bool:
     try:
         if read_manifest(directory) != manifest:
             return False
-        TokenDataset(directory, manifest).close()
-        TokenDataset(directory, manifest, "validation").close()
+        for shard in (*manifest.train.shards, *manifest.validation.shards):
+            # One at a time: a process may open fewer files than a large dataset has.
+            os.close(open_npy(directory / shard.tokens_file, np.dtype(manifest.dtype), shard.tokens)[0])
+            os.close(open_npy(directory / shard.offsets_file, np.dtype("uint64"), shard.samples + 1)[0])
         with (directory / TOKENIZER_NAME).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == manifest.tokenizer_sha256
     except (BadConfig, OSError):
         return False
 
 
-def copy_files(files: list[DatasetFile], source: Path, target: Path, update: Update) -> CopyFigures:
+def copy_files(
+    files: Sequence[DatasetFile], source: Path, target: Path, manifest: Manifest, update: Update
+) -> CopyFigures:
     """Copy files into an empty directory; everything is on disk when this returns.
 
     Raises:
         BadConfig: If a file cannot be read, or is not what the manifest says.
         OSError: If the target cannot be written.
     """
-    total_bytes = sum(file.size_bytes for file in files)
+    progress = _Progress(update, sum(file.size_bytes for file in files))
     started_s = time.perf_counter()
-    progress = _Progress(update, total_bytes)
     with ThreadPoolExecutor(_THREADS) as pool:
         running = [pool.submit(_copy, file, source, target, progress) for file in files]
         try:
-            taken = [future.result() for future in running]
-        except BaseException:
+            ended, _ = wait(running, return_when=FIRST_EXCEPTION)
+            failed = [error for error in (future.exception() for future in ended) if error is not None]
+            if failed:
+                raise failed[0]
+        finally:
+            # On an error or Ctrl-C the others need not go on.
             progress.stop = True
-            raise
-    fd = os.open(target, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
+    if read_manifest(target) != manifest:
+        raise damaged_source(source, MANIFEST_NAME, "changed while it was copied")
+    sync_directory(target)
+    taken = [future.result() for future in running]
     return CopyFigures(
-        size_bytes=total_bytes,
+        size_bytes=progress.total_bytes,
         seconds=time.perf_counter() - started_s,
         read_s=sum(read_s for read_s, _ in taken),
         write_s=sum(write_s for _, write_s in taken),
     )
 
 
+def sync_directory(directory: Path) -> None:
+    """Put the names in a directory on disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class _Progress:
-    """What the threads have copied; a sum that is a little behind does no harm."""
+    """What the threads have copied, and whether they are to stop."""
 
     def __init__(self, update: Update, total_bytes: int) -> None:
-        self._update, self._total_bytes = update, total_bytes
+        self.total_bytes = total_bytes
+        self.stop = False
+        self._update = update
+        self._lock = threading.Lock()
         self._done_bytes = 0
         self._started_s = time.perf_counter()
-        self.stop = False
 
     def add(self, size_bytes: int) -> None:
-        self._done_bytes += size_bytes
-        rate = self._done_bytes / max(1e-9, time.perf_counter() - self._started_s) / 2**20
-        self._update(self._done_bytes, self._total_bytes, f"{rate:,.0f} MiB/s")
+        with self._lock:
+            self._done_bytes += size_bytes
+            rate = self._done_bytes / max(1e-9, time.perf_counter() - self._started_s) / 2**20
+            self._update(self._done_bytes, self.total_bytes, f"{rate:,.0f} MiB/s")
 
 
 def _copy(file: DatasetFile, source: Path, target: Path, progress: _Progress) -> tuple[float, float]:
     """Copy one file; returns seconds of reading and of writing."""
-    path = source / file.name
     hashed = hashlib.sha256()
     read_s = write_s = 0.0
-    try:
-        # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise _damaged(source, file.name, error.strerror or "cannot be read") from error
-    with os.fdopen(fd, "rb", buffering=0) as reader, (target / file.name).open("xb", buffering=0) as writer:
-        copied = 0
+    copied_bytes = 0
+    with (
+        os.fdopen(_open_source(source, file.name), "rb", buffering=0) as reader,
+        (target / file.name).open("xb", buffering=0) as writer,
+    ):
         while not progress.stop:
             begun_s = time.perf_counter()
             try:
                 chunk = reader.read(_CHUNK_BYTES)
             except OSError as error:
-                raise _damaged(source, file.name, error.strerror or "cannot be read") from error
+                raise damaged_source(source, file.name, error.strerror or "cannot be read") from error
             read_s += time.perf_counter() - begun_s
             if not chunk:
                 break
+            copied_bytes += len(chunk)
+            if copied_bytes > file.size_bytes:
+                raise damaged_source(source, file.name, "became longer while it was copied")
             hashed.update(chunk)
-            begun_s = time.perf_counter()
-            left = memoryview(chunk)
-            while left:
-                left = left[writer.write(left) :]
-            write_s += time.perf_counter() - begun_s
-            copied += len(chunk)
+            write_s += _write(writer, chunk)
             progress.add(len(chunk))
         begun_s = time.perf_counter()
         os.fsync(writer.fileno())
         write_s += time.perf_counter() - begun_s
-    if not progress.stop and file.sha256 not in (None, hashed.hexdigest()):
-        raise _damaged(source, file.name, f"its SHA-256 is {hashed.hexdigest()[:16]}…, not {str(file.sha256)[:16]}…")
+    if not progress.stop:
+        _check(file, source, copied_bytes, hashed.hexdigest())
     return read_s, write_s
+
+
+def _open_source(source: Path, name: str) -> int:
+    try:
+        # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
+        return os.open(source / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise damaged_source(source, name, error.strerror or "cannot be read") from error
+
+
+def _write(writer: io.FileIO, chunk: bytes) -> float:
+    """Write all of it; returns seconds."""
+    begun_s = time.perf_counter()
+    left = memoryview(chunk)
+    while left:
+        left = left[writer.write(left) :]
+    return time.perf_counter() - begun_s
+
+
+def _check(file: DatasetFile, source: Path, copied_bytes: int, sha256: str) -> None:
+    if file.sha256 not in (None, sha256):
+        raise damaged_source(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
+    if copied_bytes != file.size_bytes:
+        raise damaged_source(source, file.name, "became shorter while it was copied")
 
 
 def seconds_per_sample(directory: Path) -> float | None:
@@ -209,7 +252,8 @@ def seconds_per_sample(directory: Path) -> float | None:
         return (time.perf_counter() - started_s) / count
 
 
-def _damaged(source: Path, name: str, what: str) -> BadConfig:
+def damaged_source(source: Path, name: str, what: str) -> BadConfig:
+    """What is wrong with a file of the source."""
     return BadConfig(
         f"{source / name}: {what}",
         next_step=f"The source is damaged, or changed while it was copied: autotune data verify {source}",

@@ -1,38 +1,125 @@
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.system.faults.corpora import content
-from tests.system.faults.kills import may_mount, mount_tmpfs, unmount
-from tests.system.faults.stage import kill_stage, make_dataset, stage_command
+from tests.system.faults.kills import may_mount, mount_tmpfs, start, unmount
+from tests.system.faults.stage import kill_stage, make_dataset, partials, stage_command, wait_for_copy
+from trainer.errors import BadConfig
+from trainer.stage import stage
 
 pytestmark = pytest.mark.system
+
+needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A function that makes a file system of so many bytes."""
+    place = tmp_path / "disk"
+
+    def make(size_bytes, options=""):
+        mount_tmpfs(place, size_bytes)
+        if options:
+            subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True)
+        return place
+
+    yield make
+    if place.is_mount():
+        unmount(place)
 
 
 def test_killed_at_any_moment_the_next_call_repairs_it(tmp_path):
     assert kill_stage(tmp_path, points=3, seed=1)["kills"] == 3
 
 
-@pytest.mark.skipif(not may_mount(), reason="needs root to mount")
-def test_too_small_a_disk_is_told_before_the_copy_and_a_larger_one_is_used(tmp_path):
+def test_interrupted_while_it_copies_it_removes_the_half_and_ends_with_130(tmp_path):
+    source = make_dataset(tmp_path / "source", 48)
+    # On a busy machine a copy may be done before it is seen.
+    for attempt in range(5):
+        local = tmp_path / f"local-{attempt}"
+        local.mkdir()
+        process = start(stage_command(source, local))
+        wait_for_copy(local, process)
+        process.send_signal(signal.SIGINT)
+        if process.wait(60):
+            break
+    assert process.returncode == 130
+    assert partials(local) == []
+    assert list(local.rglob("*.npy")) == []
+
+
+@needs_mount
+def test_too_small_a_disk_is_told_before_the_copy_and_a_larger_one_is_used(tmp_path, disk):
     source = make_dataset(tmp_path / "source", 8)
-    disk = tmp_path / "disk"
-    mount_tmpfs(disk, 4 * 2**20)
-    try:
-        small = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=False)
-        assert small.returncode == 3
-        assert (
-            "MiB free, and the dataset takes 8 MiB" in small.stderr
-            or "MiB free, and the dataset takes 9 MiB" in small.stderr
-        )
-        assert "Free " in small.stderr
-        assert list(disk.rglob("*.npy")) == []
-        mount_tmpfs(disk, 200 * 2**20, remount=True)
-        done = subprocess.run(stage_command(source, disk), capture_output=True, text=True, check=True)
-        told = json.loads(done.stdout)
-        assert told["copied"]
-        assert content(Path(told["path"])) == content(source)
-    finally:
-        unmount(disk)
+    place = disk(4 * 2**20)
+    small = subprocess.run(stage_command(source, place), capture_output=True, text=True, check=False)
+    assert small.returncode == 3
+    assert "has 4 MiB free, and the dataset takes 9 MiB" in small.stderr
+    assert "next: Free 69 MiB there" in small.stderr
+    assert list(place.rglob("*.npy")) == []
+    mount_tmpfs(place, 200 * 2**20, remount=True)
+    done = subprocess.run(stage_command(source, place), capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert told["copied"]
+    assert content(Path(told["path"])) == content(source)
+
+
+@needs_mount
+def test_a_disk_that_somebody_fills_during_the_copy_is_told_alike_and_nothing_is_left(tmp_path, disk):
+    source = make_dataset(tmp_path / "source", 16)
+    place = disk(100 * 2**20)
+    filler = place / "filler"
+
+    def fill(done, total, note):
+        if not filler.exists():
+            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+                while True:
+                    file.write(bytes(2**20))
+
+    with pytest.raises(BadConfig, match=r"MiB free, and the dataset takes 17 MiB") as caught:
+        stage(source, place, update=fill, environment={})
+    assert caught.value.next_step.startswith("Free ")
+    with pytest.raises(BadConfig) as waiting:
+        stage(source, place, local_rank=1, timeout_s=60, environment={})
+    assert waiting.value.message == f"local rank 0 could not stage: {caught.value.message}"
+    assert waiting.value.next_step == caught.value.next_step
+    assert partials(place) == []
+    assert list(place.rglob("*.npy")) == []
+    filler.unlink()
+    assert content(stage(source, place, environment={}).directory) == content(source)
+
+
+@needs_mount
+def test_a_disk_that_killed_copies_filled_to_the_last_byte_is_cleared(tmp_path, disk):
+    source = make_dataset(tmp_path / "source", 8)
+    place = disk(100 * 2**20)
+    root = place / f"autotune-{os.getuid()}"
+    half = root / ".partial-0123456789abcdef-01234567"
+    half.mkdir(parents=True)
+    with pytest.raises(OSError, match="No space left"):
+        (half / "train-tokens-00000.npy").write_bytes(bytes(101 * 2**20))
+    assert content(stage(source, place, environment={}).directory) == content(source)
+
+
+@needs_mount
+def test_a_disk_without_room_for_more_files_is_told_before_the_copy(tmp_path, disk):
+    source = make_dataset(tmp_path / "source", 1)
+    place = disk(200 * 2**20, "nr_inodes=12")
+    small = subprocess.run(stage_command(source, place), capture_output=True, text=True, check=False)
+    assert small.returncode == 3
+    assert "more files, and the dataset has 18" in small.stderr
+    assert list(place.rglob("*.npy")) == []
+
+
+@needs_mount
+def test_a_disk_that_cannot_be_written_is_said_on_every_rank_at_once(tmp_path, disk):
+    source = make_dataset(tmp_path / "source", 1)
+    place = disk(200 * 2**20, "ro")
+    for rank in (0, 1):
+        with pytest.raises(BadConfig, match=f"cannot write in {place}: Read-only file system"):
+            stage(source, place, local_rank=rank, timeout_s=60, environment={})

@@ -1,16 +1,15 @@
-import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from tests.conftest import write_dataset
 from tests.system.faults.corpora import content
-from trainer import stage as staging
 from trainer.config import resolve
 from trainer.copying import CopyFigures
 from trainer.errors import BadConfig
@@ -84,52 +83,9 @@ def test_a_damaged_source_is_named_and_nothing_is_published(source, local):
     assert list(local.rglob("*.npy")) == []
 
 
-def test_a_link_out_of_the_source_is_not_followed(source, local, tmp_path):
-    (source / "tokenizer.json").rename(tmp_path / "outside.json")
-    (source / "tokenizer.json").symlink_to(tmp_path / "outside.json")
-    with pytest.raises(BadConfig, match=r"tokenizer\.json"):
-        stage(source, local)
-
-
-def test_a_place_of_somebody_else_is_refused(source, local, tmp_path):
-    (tmp_path / "trap").mkdir()
-    (local / f"autotune-{os.getuid()}").symlink_to(tmp_path / "trap")
-    with pytest.raises(BadConfig, match="not a directory of yours"):
-        stage(source, local)
-    assert list((tmp_path / "trap").iterdir()) == []
-
-
-def test_places_that_cannot_be_used_are_said(source, tmp_path):
-    with pytest.raises(BadConfig, match="is not a directory"):
-        stage(source, tmp_path / "nowhere")
+def test_what_is_no_dataset_is_said(tmp_path):
     with pytest.raises(BadConfig, match="is not a dataset"):
         stage(tmp_path, tmp_path)
-
-
-def test_too_little_room_is_known_before_the_copy(source, local, monkeypatch):
-    monkeypatch.setattr(staging, "_SPARE_BYTES", 2**60)
-    with pytest.raises(BadConfig, match="MiB free, and the dataset takes") as caught:
-        stage(source, local)
-    assert caught.value.next_step.startswith("Free ")
-    assert list(local.rglob("*.npy")) == []
-
-
-def test_partial_copies_of_killed_runs_are_removed_and_others_kept(source, local):
-    root = local / f"autotune-{os.getuid()}"
-    mine = staging._Place(local, staging.read_manifest(source), {}).directory.name
-    for name in (f".partial-{mine}-1", ".partial-0123456789abcdef-2", ".partial-fedcba9876543210-3"):
-        (root / name).mkdir(parents=True)
-    code = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'ab'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(root / "fedcba9876543210.lock")], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    stage(source, local)
-    assert [path.name for path in root.glob(".partial*")] == [".partial-fedcba9876543210-3"]
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
 
 
 def _rank(source, local, rank, pipe, environment):
@@ -174,32 +130,86 @@ def test_the_ranks_that_wait_get_the_leaders_error(source, local):
         assert said[number][2] == said[0][2]
 
 
-def test_an_error_of_an_earlier_job_is_not_taken_for_this_ones(source, local):
+@pytest.mark.parametrize("named_alike", [False, True])
+def test_an_error_of_an_earlier_start_is_not_taken_for_this_ones(source, local, named_alike):
     path = source / "train-tokens-00000.npy"
     good = path.read_bytes()
     path.write_bytes(good[:300] + b"\x07" + good[301:])
     ranks(source, local, [0])
     path.write_bytes(good)
-    # The waiting rank comes first, and finds what the earlier job left.
-    said = ranks(source, local, [1, 0], environment=JOB | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    for report in local.rglob("*.json"):
+        os.utime(report, (time.time() - 60,) * 2)
+    again = JOB if named_alike else JOB | {"TORCHELASTIC_RESTART_COUNT": "1"}
+    # The waiting rank comes first, and finds what the earlier start left.
+    said = ranks(source, local, [1, 0], environment=again)
     assert {answer[0] for answer in said.values()} == {"done"}
 
 
-def test_ranks_notice_that_the_leader_died_without_a_word(source, local):
-    place = staging._Place(local, staging.read_manifest(source), JOB)
-    place.prepare()
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    place._say({"pid": dead.pid})
-    started_s = time.monotonic()
-    with pytest.raises(BadConfig, match="local rank 0 died"):
-        stage(source, local, local_rank=1, timeout_s=60, environment=JOB)
-    assert time.monotonic() - started_s < 20
+def _lead_and_stall(source, local, pipe):
+    def stall(done, total, note):
+        pipe.send("copying")
+        threading.Event().wait()
+
+    stage(source, local, update=stall, environment=JOB)
 
 
-def test_waiting_ends(source, local):
-    with pytest.raises(BadConfig, match=r"has not finished .* after 0\.3 s"):
+def test_ranks_notice_that_the_leader_was_killed_and_the_next_start_repairs_it(source, local):
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    leader = context.Process(target=_lead_and_stall, args=(source, local, theirs))
+    leader.start()
+    assert ours.recv() == "copying"
+    waiting = []
+    for number in (1, 2, 3):
+        mine, other = context.Pipe()
+        process = context.Process(target=_rank, args=(source, local, number, other, JOB))
+        process.start()
+        waiting.append((process, mine))
+    assert not any(pipe.poll(1.5) for _, pipe in waiting)
+    leader.kill()
+    leader.join()
+    # Long before the 30 s for which they would wait.
+    said = [pipe.recv() if pipe.poll(20) else None for _, pipe in waiting]
+    for process, _ in waiting:
+        process.join(30)
+    assert [answer and answer[1] for answer in said] == [
+        "local rank 0 ended without a word while it staged the dataset"
+    ] * 3
+    again = stage(source, local, environment=JOB)
+    assert again.copied is not None
+    assert content(again.directory) == content(source)
+    assert list(local.rglob(".partial*")) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_place_that_cannot_be_used_is_said_on_every_rank_at_once(source, local, tmp_path, rank):
+    (tmp_path / "trap").mkdir()
+    (local / f"autotune-{os.getuid()}").symlink_to(tmp_path / "trap")
+    with pytest.raises(BadConfig, match="is not a directory of yours"):
+        stage(source, local, local_rank=rank, timeout_s=60, environment=JOB)
+    with pytest.raises(BadConfig, match="nowhere is not a directory"):
+        stage(source, tmp_path / "nowhere", local_rank=rank, timeout_s=60, environment=JOB)
+    assert list((tmp_path / "trap").iterdir()) == []
+
+
+def test_waiting_for_a_leader_that_never_comes_ends(source, local):
+    with pytest.raises(BadConfig, match=r"has not begun .* after 0\.3 s"):
         stage(source, local, local_rank=1, timeout_s=0.3, environment=JOB)
+
+
+def test_a_rank_that_comes_late_finds_the_copy_without_a_leader(source, local):
+    staged = stage(source, local, environment=JOB)
+    assert stage(source, local, local_rank=2, timeout_s=5, environment=JOB).directory == staged.directory
+    assert stage(source, local, local_rank=2, timeout_s=5, environment={"MASTER_PORT": "2"}).copied is None
+
+
+def test_a_source_that_cannot_be_read_at_random_is_what_is_damaged(source, local):
+    tokens = source / "train-tokens-00001.npy"
+    os.truncate(tokens, tokens.stat().st_size - 2)
+    with pytest.raises(BadConfig, match=r"source/train-tokens-00001\.npy") as caught:
+        stage(source, local)
+    assert f"autotune data verify {source}" in caught.value.next_step
+    assert list(local.rglob("*.npy")) == []
 
 
 def test_two_jobs_on_a_node_copy_once(source, local):
@@ -219,15 +229,20 @@ def test_two_jobs_on_a_node_copy_once(source, local):
 
 
 def test_ctrl_c_removes_the_partial_copy(source, local):
+    # Sent while a file is being copied: the first bytes have just been told.
     code = (
-        "import sys, os, signal; from pathlib import Path\n"
-        "import trainer.copying as c; from trainer.stage import stage\n"
-        "c._Progress.add = lambda self, size: os.kill(os.getpid(), signal.SIGINT)\n"
-        "stage(Path(sys.argv[1]), Path(sys.argv[2]))"
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from trainer.stage import stage\n"
+        "sent = []\n"
+        "def update(done, total, note):\n"
+        "    if not sent:\n"
+        "        sent.append(os.kill(os.getpid(), signal.SIGINT))\n"
+        "stage(Path(sys.argv[1]), Path(sys.argv[2]), update=update)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, source, local], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGINT
-    assert [path.name for path in local.rglob(".partial*")] == []
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert list(local.rglob(".partial*")) == []
     assert list(local.rglob("*.npy")) == []
 
 
@@ -270,12 +285,3 @@ def test_the_local_rank_is_what_torchrun_or_slurm_say():
     assert local_rank_of({}) == 0
     assert local_rank_of({"SLURM_LOCALID": "3"}) == 3
     assert local_rank_of({"LOCAL_RANK": "2", "SLURM_LOCALID": "0"}) == 2
-
-
-def test_a_report_that_is_half_written_is_not_read(source, local):
-    place = staging._Place(local, staging.read_manifest(source), JOB)
-    place.prepare()
-    place._report.write_text('{"pid": ')
-    assert place._read_report() is None
-    place._say({"pid": 1})
-    assert json.loads(place._report.read_text()) == {"pid": 1}

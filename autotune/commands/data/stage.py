@@ -27,13 +27,21 @@ def stage(
     from trainer.stage import local_rank_of
     from trainer.stage import stage as stage_dataset
 
-    if to.exists() and source.exists() and to.stat().st_dev == source.stat().st_dev:
+    rank = local_rank_of()
+    if rank == 0 and _same_file_system(to, source):
         sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
     started_s = time.monotonic()
     with progress("stage") as update:
-        staged = stage_dataset(source, to, local_rank=local_rank_of(), timeout_s=timeout_s, update=update)
+        staged = stage_dataset(source, to, local_rank=rank, timeout_s=timeout_s, update=update)
     seconds = time.monotonic() - started_s
     print(json.dumps(_as_json(staged, seconds)) if as_json else _as_text(staged, seconds))
+
+
+def _same_file_system(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:  # what is wrong with either is said when it is used
+        return False
 
 
 def _as_json(staged: "Staged", seconds: float) -> dict[str, Any]:
@@ -55,26 +63,27 @@ def _as_json(staged: "Staged", seconds: float) -> dict[str, Any]:
 
 
 def _as_text(staged: "Staged", seconds: float) -> str:
-    copied = staged.copied
     following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
+    copied = staged.copied
     if copied is None:
-        return f"{staged.directory} is there already ({format_seconds(seconds)})\n{following}"
-
-    def rate(bytes_per_s: float) -> str:
-        return f"{format_bytes(round(bytes_per_s))}/s"
-
+        took = format_seconds(seconds)
+        return f"{staged.directory} is there; this process copied nothing ({took})\n{following}"
     lines = [
-        f"{staged.directory}",
+        str(staged.directory),
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
-        f"{rate(copied.bytes_per_s)}; one thread reads {rate(copied.read_bytes_per_s)} "
-        f"and writes {rate(copied.write_bytes_per_s)}",
+        f"{_rate(copied.bytes_per_s)}; one thread reads {_rate(copied.read_bytes_per_s)} "
+        f"and writes {_rate(copied.write_bytes_per_s)}",
     ]
-    if staged.source_s_per_sample and staged.local_s_per_sample:
-        lines.append(
+    if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
+        epochs = staged.break_even_epochs
+        never = "never: the copy is not faster to read than the source"
+        lines += [
             f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the source, "
-            f"{staged.local_s_per_sample * 1e6:,.0f} us from the copy (measured, one reader at random, cold)"
-        )
-    epochs = staged.break_even_epochs
-    worth = "never: the copy is not faster to read than the source" if epochs is None else f"after {epochs:,.2f} epochs"
-    lines.append(f"breaks even  {worth}")
+            f"{staged.local_s_per_sample * 1e6:,.0f} us from the copy (measured, one reader at random, cold)",
+            f"breaks even  {never if epochs is None else f'after {epochs:,.2f} epochs'}",
+        ]
     return "\n".join([*lines, following])
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(round(bytes_per_s))}/s"

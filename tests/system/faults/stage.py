@@ -1,6 +1,11 @@
 """``autotune data stage``, killed and started again."""
 
+import json
+import random
+import subprocess
 import sys
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +13,7 @@ import numpy as np
 
 from tests.conftest import write_dataset
 from tests.system.faults.corpora import content
-from tests.system.faults.kills import kill_and_repeat
+from tests.system.faults.kills import start
 
 
 def make_dataset(place: Path, mib: int) -> Path:
@@ -23,31 +28,81 @@ def stage_command(source: Path, local: Path) -> list[str]:
     return [sys.executable, "-m", "autotune", "data", "stage", str(source), "--to", str(local), "--json"]
 
 
+def partials(local: Path) -> list[Path]:
+    """Copies at work, or left by a killed one."""
+    return list(local.glob("autotune-*/.partial-*"))
+
+
+def wait_for_copy(local: Path, process: "subprocess.Popen[bytes]", left: Collection[Path] = ()) -> None:
+    """Wait until a process has a copy at work, besides what others left, or has ended."""
+    while process.poll() is None and set(partials(local)) <= set(left):
+        time.sleep(0.001)
+
+
 def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, Any]:
-    """Kill it at so many moments; the copy must be whole after each next run, and never half there in between."""
+    """Kill it at so many moments; the copy must be whole after each next run, and never half there in between.
+
+    Every other kill, on average, is at a moment of the copy itself; the rest are anywhere from start to end.
+
+    Returns:
+        Figures of the loop, as JSON.
+    """
     source = make_dataset(place / "source", mib)
     expected = content(source)
+    (place / "undisturbed").mkdir()
+    undisturbed = _finish(source, place / "undisturbed")
+    rng = random.Random(seed)
     kills = attempts = 0
+    halves: set[Path] = set()
     while kills < points:
         local = place / f"local-{attempts}"
         local.mkdir()
-
-        def published_is_whole(local: Path = local) -> None:
-            for published in local.glob("autotune-*/*"):
-                if published.is_dir() and not published.name.startswith("."):
-                    assert content(published) == expected
-
-        rounds = kill_and_repeat(
-            stage_command(source, local),
-            points=min(4, points - kills),
-            seed=seed * 1000 + attempts,
-            span_s=1.6,
-            check=published_is_whole,
-        )
-        kills += sum(not one.finished for one in rounds)
+        for _ in range(min(4, points - kills)):
+            killed = _kill(source, local, rng, undisturbed)
+            kills += killed
+            halves.update(partials(local))
+            assert all(content(published) == expected for published in _published(local))
+            if not killed:
+                break
         attempts += 1
-        (root,) = local.glob("autotune-*")
-        (published,) = [path for path in root.iterdir() if path.is_dir()]
-        assert content(published) == expected
+        told = _finish(source, local)
+        assert [Path(told["path"])] == _published(local)
+        assert content(Path(told["path"])) == expected
+        assert partials(local) == []
         assert attempts < 20 * points, "the moments all lie behind its end"
-    return {"kills": kills, "copies": attempts, "byte_identical": attempts, "mib": mib, "files": len(expected)}
+    return {
+        "kills": kills,
+        "kills_that_left_half_a_copy": len(halves),
+        "copies": attempts,
+        "byte_identical": attempts,
+        "undisturbed_s": round(undisturbed["wall_s"], 2),
+        "mib": mib,
+        "files": len(expected),
+    }
+
+
+def _kill(source: Path, local: Path, rng: random.Random, undisturbed: Mapping[str, Any]) -> bool:
+    """Kill one run; False if it was done before."""
+    left = partials(local)
+    process = start(stage_command(source, local))
+    if rng.random() < 0.5 and not _published(local):
+        wait_for_copy(local, process, left)
+        time.sleep(rng.uniform(0, undisturbed["copy_s"]))
+    else:
+        time.sleep(rng.uniform(0, undisturbed["wall_s"]))
+    killed = process.poll() is None
+    process.kill()
+    process.wait(60)
+    return killed
+
+
+def _finish(source: Path, local: Path) -> dict[str, Any]:
+    """Let one run come to its end; what it says, and what it took."""
+    started_s = time.monotonic()
+    done = subprocess.run(stage_command(source, local), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout), "wall_s": time.monotonic() - started_s}
+
+
+def _published(local: Path) -> list[Path]:
+    return [path for path in local.glob("autotune-*/*") if path.is_dir() and not path.name.startswith(".")]

@@ -1,17 +1,29 @@
 import json
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from autotune.commands.data import app
+from autotune.commands.data.stage import _as_text
 from tests.conftest import write_dataset
+from trainer.copying import CopyFigures
+from trainer.errors import BadConfig
+from trainer.stage import Staged
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No other local ranks, wherever the tests run."""
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["stage", *map(str, arguments)])
 
 
-def test_the_copy_is_told_with_its_rates_and_what_it_is_worth(tmp_path, monkeypatch):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
+def test_the_copy_is_told_with_its_rates_and_what_it_is_worth(tmp_path):
     source = write_dataset(tmp_path / "source", [[5] * 30] * 100)
     (tmp_path / "local").mkdir()
     result = invoke(source, "--to", tmp_path / "local")
@@ -26,7 +38,8 @@ def test_the_copy_is_told_with_its_rates_and_what_it_is_worth(tmp_path, monkeypa
         assert said in result.stdout
     assert "lies on the same file system" in result.stderr
     again = invoke(source, "--to", tmp_path / "local")
-    assert "is there already" in again.stdout
+    assert "is there; this process copied nothing" in again.stdout
+    assert "/s" not in again.stdout
 
 
 def test_json_says_nothing_of_a_bandwidth_that_was_not_measured(tmp_path):
@@ -39,3 +52,42 @@ def test_json_says_nothing_of_a_bandwidth_that_was_not_measured(tmp_path):
     assert not again["copied"]
     assert again["bytes_per_s"] is None
     assert again["path"] == first["path"]
+
+
+@pytest.mark.parametrize(
+    ("source_s", "local_s", "said"),
+    [
+        (1e-3, 1e-4, "breaks even  after 2.00 epochs"),
+        (1e-4, 1e-4, "breaks even  never: the copy is not faster to read than the source"),
+    ],
+)
+def test_what_the_copy_is_worth_is_said_either_way(source_s, local_s, said):
+    figures = CopyFigures(size_bytes=10, seconds=1.8, read_s=1.0, write_s=1.0)
+    staged = Staged(
+        directory=Path("/local"),
+        dataset_hash="",
+        samples=1000,
+        copied=figures,
+        source_s_per_sample=source_s,
+        local_s_per_sample=local_s,
+    )
+    assert said in _as_text(staged, 2.0)
+
+
+def test_nothing_is_said_of_worth_where_there_is_no_sample_to_read(tmp_path):
+    source = write_dataset(tmp_path / "source", [], shards=0, validation=[[5] * 30])
+    (tmp_path / "local").mkdir()
+    result = invoke(source, "--to", tmp_path / "local")
+    assert "copied" in result.stdout
+    assert "breaks even" not in result.stdout
+    assert "one sample" not in result.stdout
+
+
+def test_a_rank_that_is_not_the_first_of_its_node_copies_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    source = write_dataset(tmp_path / "source", [[5] * 30] * 100)
+    (tmp_path / "local").mkdir()
+    result = invoke(source, "--to", tmp_path / "local", "--timeout-s", "1")
+    assert isinstance(result.exception, BadConfig)
+    assert "local rank 0 has not begun to copy" in result.exception.message
+    assert list(tmp_path.glob("local/**/*.npy")) == []
