@@ -171,11 +171,9 @@ class BatchPlan:
         """Epoch and samples of a lane's block, blocks being counted over all epochs."""
         epoch, in_epoch = divmod(block, self.blocks_per_epoch)
         first, end = (self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1))
-        edges = [
-            first + self.first_block_samples + (number - 1) * self.block_samples for number in (in_epoch, in_epoch + 1)
-        ]
-        begin, behind = (min(max(first, edge), end) for edge in edges)
-        indices = np.arange(begin, behind, dtype=np.uint64)
+        behind = first + self.first_block_samples + in_epoch * self.block_samples
+        begin = behind - self.block_samples if in_epoch else first
+        indices = np.arange(min(begin, end), min(behind, end), dtype=np.uint64)
         return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(np.int64)
 
 
