@@ -150,7 +150,13 @@ class BatchPlan:
     @property
     def blocks_per_epoch(self) -> int:
         """Blocks of one lane in one epoch; the last may be smaller, or empty."""
-        return -(-self.dataset_samples // (self.lanes * self.block_samples))
+        longest = -(-self.dataset_samples // self.lanes)
+        return 1 + -(-max(0, longest - self.first_block_samples) // self.block_samples)
+
+    @property
+    def first_block_samples(self) -> int:
+        """Samples of a lane's first block of an epoch: few, so that the first batch of a run does not wait for many."""
+        return self.block_samples // 4
 
     def lanes_of(self, rank: int) -> range:
         """The lanes that hold the rows of a rank, in whatever step."""
@@ -165,8 +171,9 @@ class BatchPlan:
         """Epoch and samples of a lane's block, blocks being counted over all epochs."""
         epoch, in_epoch = divmod(block, self.blocks_per_epoch)
         first, end = (self.dataset_samples * edge // self.lanes for edge in (lane, lane + 1))
-        begin = min(first + in_epoch * self.block_samples, end)
-        indices = np.arange(begin, min(begin + self.block_samples, end), dtype=np.uint64)
+        behind = first + self.first_block_samples + in_epoch * self.block_samples
+        begin = behind - self.block_samples if in_epoch else first
+        indices = np.arange(min(begin, end), min(behind, end), dtype=np.uint64)
         return epoch, permute(indices, self.dataset_samples, self.seed, epoch).astype(np.int64)
 
 

@@ -54,9 +54,9 @@ def work(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def data(work) -> Path:
     found = json.loads(
-        autotune("data", "prepare", "elf:/usr/bin", "--out", "data", "--max-functions", "800", "--json", cwd=work)
+        autotune("data", "prepare", "elf:/usr/bin", "--out", "data", "--max-samples", "800", "--json", cwd=work)
     )
-    assert found["samples"] == 800
+    assert found["samples"] + found["validation_samples"] == 800
     return work / "data"
 
 

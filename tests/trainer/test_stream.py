@@ -114,8 +114,9 @@ def test_a_position_says_which_block_and_row_of_each_lane_comes_next():
     assert plan.lanes == 3
     _, position = all_ranks(index, plan, 4)
     assert position.rows == 4 * (MIN_BLOCK_SAMPLES + 1)
-    # Every row holds one sample here; 2,052 rows, taken in turn from three lanes, are 684 of each.
-    assert [divmod(place, MIN_BLOCK_SAMPLES) for place in position.lanes] == [(1, 172)] * 3
+    # Every row holds one sample here; 2,052 rows, taken in turn from three lanes, are 684 of each: an epoch's two
+    # blocks of 128 and 384, the next one's first of 128, and 44 rows of its second.
+    assert [divmod(place, MIN_BLOCK_SAMPLES) for place in position.lanes] == [(3, 44)] * 3
 
 
 def test_a_position_that_lacks_a_lane_is_not_started_from():
