@@ -70,9 +70,10 @@ def sort_digests(paths: PiecePaths) -> None:
     order = np.lexsort((low, high))
     records = np.empty(len(index), dtype=_SORTED)
     records["high"], records["low"], records["number"] = high[order], low[order], order
-    records.tofile(_sorted_path(paths))
+    _sorted_path(paths).write_bytes(records.tobytes())
     prefixes = records["high"] >> np.uint64(64 - _PREFIX_BITS)
-    np.searchsorted(prefixes, np.arange(MAX_BUCKETS + 1)).astype("<u4").tofile(_prefix_path(paths))
+    edges = np.searchsorted(prefixes, np.arange(MAX_BUCKETS + 1)).astype("<u4")
+    _prefix_path(paths).write_bytes(edges.tobytes())
 
 
 def buckets_for(samples: int) -> int:
@@ -96,8 +97,10 @@ def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, 
     again[1:] = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
     dropped, owner = records["number"][again], owner[again]
     by_piece = np.lexsort((dropped, owner))
-    dropped[by_piece].astype("<u4").tofile(task.directory / "numbers")
-    np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8").tofile(task.directory / "pieces")
+    edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
+    # Not numpy's own writing: when the disk is full, its error does not say so.
+    (task.directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
+    (task.directory / "pieces").write_bytes(edges.tobytes())
     return {"duplicates": len(dropped)}
 
 

@@ -84,8 +84,8 @@ def _encode(
             continue
         lengths = np.array([len(ids) for ids in stored], dtype="<u4")
         joined = np.concatenate(stored)
-        joined.astype(dtype.newbyteorder("<")).tofile(ids_file)
-        lengths.tofile(lengths_file)
+        ids_file.write(joined.astype(dtype.newbyteorder("<")).tobytes())
+        lengths_file.write(lengths.tobytes())
         bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
         counts += np.bincount(bins, minlength=len(counts))
         said["samples"] += len(stored)

@@ -54,15 +54,22 @@ def test_a_full_disk_is_said_plainly_and_loses_nothing(tmp_path, workers):
     expected = tmp_path / "whole"
     subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
     disk = tmp_path / "disk"
-    mount_tmpfs(disk, 5 * 2**20)
+    # Full at one stage after the other: the first is too small for anything, the last almost large enough.
+    sizes_mib = (1, 5, 6, 7, 8, 9)
+    mount_tmpfs(disk, sizes_mib[0] * 2**20)
+    command = prepare_command(raw, disk / "data", workers)
     try:
-        command = prepare_command(raw, disk / "data", workers)
-        full = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert full.returncode == 3, full.stderr
-        assert "no space left" in full.stderr
-        assert "same command then goes on" in full.stderr
-        assert "Traceback" not in full.stderr
-        assert not (disk / "data").exists()
+        for number, size_mib in enumerate(sizes_mib):
+            mount_tmpfs(disk, size_mib * 2**20, remount=True)
+            full = subprocess.run(command, capture_output=True, text=True, check=False)
+            if full.returncode == 0:
+                assert number > 1, "nothing was ever full"
+                break
+            assert full.returncode == 3, full.stderr
+            assert "no space left" in full.stderr
+            assert "same command then goes on" in full.stderr
+            assert "Traceback" not in full.stderr
+            assert not (disk / "data").exists()
         mount_tmpfs(disk, 200 * 2**20, remount=True)
         subprocess.run(command, capture_output=True, check=True)
         assert content(disk / "data") == content(expected)
