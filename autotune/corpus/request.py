@@ -17,7 +17,7 @@ from autotune.corpus.sources.base import Partition, Source, SourceOptions
 from autotune.corpus.split import ValidationSplit
 from autotune.errors import MachineLacks
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 """Raised when the same request comes to other bytes: results of an older version are not gone on from."""
 _KEY_LENGTH = 16
 

@@ -190,7 +190,7 @@ class Preparation:
         arguments: dict[str, Any] = {"pieces": len(self._pieces), "vocab_size": self._request.vocab_size}
         if kind == "wordlevel":
             counted = self._run_pieces("count words", words.COUNT_STAGE, words.count_words, shared)
-            merges = words.merges_for(sum(one["entries"] for one in counted))
+            merges = words.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
             merging = arguments | {"merges": merges, "most": self._request.vocab_size}
             del merging["vocab_size"]
             self._run(

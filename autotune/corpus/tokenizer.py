@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ from trainer.schema import read_json
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SEPARATORS_OF_PYTHON_ONLY = "\x1c\x1d\x1e\x1f"
 """Whitespace to ``str.split`` and not to Unicode, which the library follows."""
+_STRETCH_CHARACTERS = 2**20
+"""The library takes about 250 bytes a character for texts without whitespace (measured); longer ones are encoded in
+parts, which may cost a token at each cut."""
+_NEAR_CHARACTERS = 2**12
+_LAST_WHITESPACE = re.compile(r"\s\S*\Z")
 VOCAB_MULTIPLE = 64
 """Matrix units want the embedding table's rows to be a multiple of this."""
 # What a manifest can name.
@@ -82,6 +88,13 @@ class DatasetTokenizer:
             yield ids
 
     def _by_library(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
+        if max(map(len, texts), default=0) > _STRETCH_CHARACTERS:
+            for text in texts:
+                yield np.concatenate([part for one in _stretches(text) for part in self._encoded([one])])
+        else:
+            yield from self._encoded(texts)
+
+    def _encoded(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
         for encoding in self.encoder.encode_batch_fast(texts, add_special_tokens=False):
             yield np.array(encoding.ids, dtype=np.uint32)
 
@@ -95,6 +108,18 @@ class DatasetTokenizer:
                 yield from self._by_library([text])
             else:
                 yield np.array([number(word, unknown) for word in text.split()], dtype=np.uint32)
+
+
+def _stretches(text: str) -> Iterator[str]:
+    """A text in parts that take bounded memory to encode, cut before whitespace where some is near."""
+    begin = 0
+    while len(text) - begin > _STRETCH_CHARACTERS:
+        end = begin + _STRETCH_CHARACTERS
+        near = _LAST_WHITESPACE.search(text, end - _NEAR_CHARACTERS, end)
+        end = near.start() if near else end
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
 
 
 def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:

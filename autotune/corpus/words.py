@@ -14,6 +14,7 @@ from autotune.corpus.distinct import kept_samples, read_pieces
 from autotune.corpus.pieces import read_index, read_samples
 from autotune.corpus.split import ValidationSplit, drawn
 from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from trainer.permutation import permute
 
 COUNT_STAGE, MERGE_STAGE, SAMPLE_STAGE = "count-words", "merge-words", "sample-texts"
 
@@ -21,9 +22,15 @@ _SHELVES = 256
 """Words are put down by a hash of this many values, so that a merge can take some of them only."""
 _WORDS_IN_MEMORY = 2**20
 """About 150 MB of counters; then they are put down and counting begins anew."""
-_WORDS_PER_MERGE = 2**22
+_MERGE_BYTES = 2**29
+_WORD_BYTES = 128
+"""What a counted word takes beyond its own bytes."""
+_LONGEST_WORD = 256
+"""Longer ones stay unknown: each would occur once, and thousands of them would make a tokenizer of gigabytes."""
 _SAMPLE_CHARACTERS = 4096
 """Of one text, at most: a single long one must not decide what a tokenizer knows."""
+
+_TEXTS_AT_ONCE = 2**16
 
 
 def training_samples(
@@ -44,20 +51,31 @@ def count_words(
 ) -> Receipt:
     """Count the words of one piece."""
     counts: Counter[str] = Counter()
-    runs = entries = 0
+    runs = entries = size_bytes = 0
+
+    def put_down() -> None:
+        nonlocal runs, entries, size_bytes
+        path = task.directory / f"run-{runs:03d}"
+        _put_down(counts, path)
+        runs, entries, size_bytes = runs + 1, entries + len(counts), size_bytes + path.stat().st_size
+
     for text in training_samples(workplace, number, buckets, split):
         counts.update(text.split())
         if len(counts) >= _WORDS_IN_MEMORY:
-            _put_down(counts, task.directory / f"run-{runs:03d}")
-            runs, entries = runs + 1, entries + len(counts)
-            counts = Counter()
-    _put_down(counts, task.directory / f"run-{runs:03d}")
-    return {"runs": runs + 1, "entries": entries + len(counts)}
+            put_down()
+            counts.clear()
+    put_down()
+    return {"runs": runs, "entries": entries, "bytes": size_bytes}
 
 
-def merges_for(entries: int) -> int:
-    """How many merges keep each below what a process may hold: a power of two."""
-    wanted = max(1, -(-entries // _WORDS_PER_MERGE))
+def merges_for(entries: int, size_bytes: int) -> int:
+    """How many merges keep each below what a process may hold: a power of two.
+
+    Args:
+        entries: Words that were put down, each as often as it was.
+        size_bytes: What they take on disk.
+    """
+    wanted = max(1, -(-(entries * _WORD_BYTES + size_bytes) // _MERGE_BYTES))
     merges = 1
     while merges < min(wanted, _SHELVES):
         merges *= 2
@@ -96,18 +114,39 @@ def sample_texts(
 ) -> Receipt:
     """Put down a share of the texts of one piece."""
     texts = 0
-    with (task.directory / "texts").open("w") as file:
+    with (task.directory / "texts").open("w", encoding="utf-8") as file:
         for text in training_samples(workplace, number, buckets, split, share):
-            file.write(json.dumps(text[:_SAMPLE_CHARACTERS]) + "\n")
+            file.write(json.dumps(text[:_SAMPLE_CHARACTERS], ensure_ascii=False) + "\n")
             texts += 1
     return {"texts": texts}
 
 
-def sampled_texts(workplace: Workplace, pieces: int) -> Iterator[str]:
+def sampled_texts(workplace: Workplace, pieces: int) -> "SampledTexts":
     """All texts that were put down."""
-    for number in range(pieces):
-        with (workplace.directory(SAMPLE_STAGE, piece_name(number)) / "texts").open() as file:
-            yield from map(json.loads, file)
+    directories = (workplace.directory(SAMPLE_STAGE, piece_name(number)) for number in range(pieces))
+    return SampledTexts(b"".join((directory / "texts").read_bytes() for directory in directories))
+
+
+class SampledTexts:
+    """Texts in a seeded random order, so that the first of them stand for all.
+
+    Args:
+        lines: A JSON string a line: millions of short texts as objects of their own would take several times the room.
+    """
+
+    def __init__(self, lines: bytes) -> None:
+        self._lines = lines
+        self._ends = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == ord("\n")).astype(np.uint32)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _TEXTS_AT_ONCE):
+            numbers = np.arange(first, min(first + _TEXTS_AT_ONCE, len(self)), dtype=np.uint64)
+            for number in permute(numbers, len(self), 0, 0).tolist():
+                begin = int(self._ends[number - 1]) + 1 if number else 0
+                yield json.loads(self._lines[begin : int(self._ends[number])])
 
 
 def piece_name(number: int) -> str:
@@ -118,7 +157,8 @@ def piece_name(number: int) -> str:
 def _put_down(counts: Counter[str], path: Path) -> None:
     shelves: list[list[str]] = [[] for _ in range(_SHELVES)]
     for word, count in counts.items():
-        shelves[zlib.crc32(word.encode()) % _SHELVES].append(f"{word}\t{count}\n")
+        if len(word) <= _LONGEST_WORD:
+            shelves[zlib.crc32(word.encode()) % _SHELVES].append(f"{word}\t{count}\n")
     contents = ["".join(shelf).encode() for shelf in shelves]
     edges = np.cumsum([0, *map(len, contents)], dtype="<u8")
     with path.open("wb") as file:

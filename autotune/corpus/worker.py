@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from autotune.corpus.bounded import MAX_WALL_S, CancelledError, Extracted, Limits, run_bounded
 from autotune.corpus.pieces import PieceWriter, digest
@@ -22,8 +22,8 @@ from autotune.corpus.sources.base import Reject, Slice, SourceOptions, UnusableF
 
 _REQUEST_FD = 0
 REJECTS_FILE = "rejects"
-MAX_LISTED_REJECTS = 1000
-"""Of one slice; more are counted. A file of another kind would otherwise be repeated in the list."""
+MAX_LISTED_REJECTS = 100_000
+"""Of one slice; more are counted, and the list ends with how many. A file of another kind would be repeated in it."""
 _LEAST_BYTES_PER_S = 2**20
 """A slice that is read more slowly is given up."""
 
@@ -66,7 +66,7 @@ def extract_slice(request: dict[str, Any]) -> Extracted:
             if isinstance(found, Reject):
                 rejected += 1
                 if rejected <= MAX_LISTED_REJECTS:
-                    rejects.write(json.dumps(dataclasses.asdict(found)) + "\n")
+                    _list(rejects, found)
                 continue
             content = found.encode()
             name = digest(content)
@@ -76,9 +76,16 @@ def extract_slice(request: dict[str, Any]) -> Extracted:
                 seen.add(name)
                 if len(seen) == most:
                     break
+        if rejected > MAX_LISTED_REJECTS:
+            more = f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and {part.end} are not listed"
+            _list(rejects, Reject(path=part.path, where="", reason=more))
         if not samples and not rejected and source.kind == "elf":
             raise UnusableFileError("holds no function of two or more instructions")
         return Extracted(samples=samples, piece=pieces.number, rejected=rejected)
+
+
+def _list(rejects: TextIO, reject: Reject) -> None:
+    rejects.write(json.dumps(dataclasses.asdict(reject)) + "\n")
 
 
 def _requests() -> Iterator[bytes]:

@@ -18,10 +18,12 @@ from trainer.progress import progress
 
 if TYPE_CHECKING:
     from autotune.corpus.prepare import Prepared
+    from trainer.dataset import Manifest
 
 _VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
 """What the paper's recipe pads every sample to."""
+_MANY_UNKNOWN = 0.1
 
 
 def prepare(
@@ -121,6 +123,7 @@ def prepare(
     prepared = prepare_dataset(request, progress, tell=lambda line: _say(f"note: {line}\n"))
     seconds = time.monotonic() - started_s
     _tell_rejects(prepared)
+    _tell_unknown(prepared.manifest)
     if as_json:
         print(json.dumps(_as_json(prepared, seconds)))
     else:
@@ -144,7 +147,16 @@ def _tell_rejects(prepared: "Prepared") -> None:
         _say(f"left out {reject.path!r}{where}: {reject.reason}\n")
     more = prepared.manifest.source.rejected - len(prepared.first_rejects)
     if more > 0:
-        _say(f"left out {format_count(more)} more (all listed in {prepared.directory / 'rejects.jsonl'})\n")
+        _say(f"left out {format_count(more)} more (listed in {prepared.directory / 'rejects.jsonl'})\n")
+
+
+def _tell_unknown(manifest: "Manifest") -> None:
+    share = manifest.source.unknown_tokens / (manifest.train.tokens + manifest.validation.tokens)
+    if share > _MANY_UNKNOWN:
+        _say(
+            f"note: the tokenizer does not know {format_share(share)} of all tokens; "
+            "--tokenizer bpe knows every text, a larger --vocab-size more words\n"
+        )
 
 
 def _mask_bytes(prepared: "Prepared") -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """``parquet:``: one column of text, a row a sample."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from autotune.corpus.sources.base import MAX_SAMPLE_BYTES, Reject, Slice, SourceFile, SourceOptions, UnusableFileError
 from autotune.corpus.sources.base import whole as whole_file
@@ -46,7 +47,7 @@ def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
             names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
             raise UnusableFileError(f"has no column {field!r}, but {names}")
         kind = file.schema_arrow.field(field).type
-        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)):
+        if not any(is_text(kind) for is_text in _text_kinds(types)):
             raise UnusableFileError(f"column {field!r} is {kind}, not text")
         row = 0
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[field], use_threads=False):
@@ -57,6 +58,10 @@ def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
                 elif value.strip():
                     yield value
                 row += 1
+
+
+def _text_kinds(types: ModuleType) -> tuple[Callable[[object], bool], ...]:
+    return types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary
 
 
 def _why_not(value: object) -> str | None:

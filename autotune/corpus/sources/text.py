@@ -32,7 +32,8 @@ class TextSource:
                 yield Reject(path=part.path, where=f"{options.unit} at byte {begin}", reason=TOO_LONG)
                 continue
             try:
-                text = content.decode()
+                # Some editors begin a file with a byte order mark; it is no part of the text.
+                text = content.decode() if begin else content.decode("utf-8-sig")
             except UnicodeDecodeError as error:
                 where = f"{options.unit} at byte {begin}"
                 yield Reject(path=part.path, where=where, reason=f"not UTF-8 at byte {begin + error.start}")

@@ -56,7 +56,7 @@ def small_pieces(monkeypatch):
     """Everything in many parts, as with much data."""
     monkeypatch.setattr(pieces, "PIECE_SAMPLES", 64)
     monkeypatch.setattr(distinct, "_BUCKET_SAMPLES", 100)
-    monkeypatch.setattr(words, "_WORDS_PER_MERGE", 30)
+    monkeypatch.setattr(words, "_MERGE_BYTES", 4000)
     monkeypatch.setattr(words, "_WORDS_IN_MEMORY", 20)
     monkeypatch.setattr(assemble, "SHARD_SAMPLES", 100)
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)

@@ -11,6 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordLevelTrainer
 
+from autotune.corpus import tokenizer as module
 from autotune.corpus.tokenizer import SPECIAL_TOKENS, learn_bpe, learn_word_level, load_tokenizer
 from autotune.errors import BadInput
 from trainer.errors import BadConfig
@@ -191,3 +192,24 @@ def test_what_is_not_json_is_refused(content, tmp_path):
         load_tokenizer(path)
     with pytest.raises(BadConfig):
         load_tokenizer(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("separator", [" ", ""])
+def test_a_text_of_any_length_is_encoded_in_bounded_parts(monkeypatch, separator):
+    tokenizer = learn_bpe(TEXTS, vocab_size=320)
+    text = separator.join(TEXTS * 20)
+    (whole,) = tokenizer.encode([text])
+    sizes = []
+    encoded = module.DatasetTokenizer._encoded
+    monkeypatch.setattr(module, "_STRETCH_CHARACTERS", 200)
+    monkeypatch.setattr(module, "_NEAR_CHARACTERS", 50)
+    monkeypatch.setattr(
+        module.DatasetTokenizer,
+        "_encoded",
+        lambda self, parts: (sizes.extend(map(len, parts)), encoded(self, parts))[1],
+    )
+    (in_parts,) = tokenizer.encode([text])
+    assert max(sizes) <= 200 < len(text)
+    assert tokenizer.encoder.decode(in_parts.tolist()) == text
+    # Cuts before whitespace cost nothing, as tokens never reach across it.
+    assert in_parts.tolist() == whole.tolist() if separator else len(in_parts) <= len(whole) + len(sizes)

@@ -49,7 +49,9 @@ def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
     lines.write_text("no json\n" * (MAX_LISTED_REJECTS + 50))
     done = extract_slice(request(lines, tmp_path / "pieces", kind="jsonl"))
     assert done.rejected == MAX_LISTED_REJECTS + 50
-    assert len((tmp_path / "pieces" / "rejects").read_text().splitlines()) == MAX_LISTED_REJECTS
+    *listed, last = (tmp_path / "pieces" / "rejects").read_text().splitlines()
+    assert len(listed) == MAX_LISTED_REJECTS
+    assert json.loads(last)["reason"] == f"50 more between bytes 0 and {lines.stat().st_size} are not listed"
 
 
 def wait_for_children(pid):

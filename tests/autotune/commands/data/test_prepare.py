@@ -46,10 +46,17 @@ def test_the_result_is_told_and_the_next_command_comes_last(programs, tmp_path):
 def test_rejected_files_are_named_on_stderr_without_their_control_characters(programs, tmp_path):
     result = run(f"elf:{programs}", "--out", tmp_path / "data")
     assert result.stderr.count("left out '") == 5
-    assert f"left out 2 more (all listed in {tmp_path / 'data' / 'rejects.jsonl'})" in result.stderr
+    assert f"left out 2 more (listed in {tmp_path / 'data' / 'rejects.jsonl'})" in result.stderr
     assert "\x1b" not in result.stderr
     assert "left out '" not in result.stdout
     assert len((tmp_path / "data" / "rejects.jsonl").read_text().splitlines()) == 7
+
+
+def test_a_tokenizer_that_knows_little_of_the_data_is_mentioned(tmp_path):
+    (tmp_path / "lines.txt").write_text("".join(f"word{number}\n" for number in range(1000)))
+    few = ("--tokenizer", "wordlevel", "--vocab-size", 64)
+    assert "does not know 9" in run(f"text:{tmp_path}", "--out", tmp_path / "few", *few).stderr
+    assert "does not know" not in run(f"text:{tmp_path}", "--out", tmp_path / "all").stderr
 
 
 def test_json_is_one_object_and_nothing_else(programs, tmp_path):

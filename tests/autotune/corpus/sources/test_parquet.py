@@ -15,7 +15,13 @@ def read(path, field="text"):
 
 
 @pytest.mark.parametrize(
-    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
+    "kind",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
 )
 def test_the_column_is_read_in_order_over_all_row_groups(tmp_path, kind):
     texts = [f"text {number}" for number in range(3000)]

@@ -57,6 +57,13 @@ def test_a_file_is_one_sample(tmp_path):
     assert read(path, "file") == ["one\n\ntwo\n"]
 
 
+@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
+def test_a_byte_order_mark_at_the_beginning_is_no_text(tmp_path, unit):
+    path = tmp_path / "file.txt"
+    path.write_bytes("\ufeffone \ufefftwo".encode())
+    assert read(path, unit) == ["one \ufefftwo"]
+
+
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
 def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(tmp_path, unit):
     path = tmp_path / "file.txt"

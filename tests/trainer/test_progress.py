@@ -1,0 +1,34 @@
+"""Progress on something that is no terminal: few lines, with the time that is left."""
+
+from trainer import progress as module
+from trainer.progress import progress
+
+
+def lines_of(capsys, monkeypatch, updates):
+    """What is written when updates of (second, done) of 100 come."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
+    with progress("work") as update:
+        for second, done in updates:
+            clock["now"] = second
+            update(done, 100, "note")
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_line_is_written_every_few_seconds_and_at_the_end(capsys, monkeypatch):
+    assert lines_of(capsys, monkeypatch, [(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)]) == [
+        "work:   0 % note",
+        "work:  50 % note, 0:00:05 left",
+        "work: 100 % note",
+    ]
+
+
+def test_the_time_left_follows_the_rate_of_the_last_minute(capsys, monkeypatch):
+    fast_then_slow = [(0, 0), (5, 50), *((5 * step, 49 + step) for step in range(2, 20))]
+    lines = lines_of(capsys, monkeypatch, fast_then_slow)
+    # One in five seconds, and 32 to go.
+    assert lines[-1] == "work:  68 % note, 0:02:40 left"
+
+
+def test_nothing_is_said_of_the_time_left_while_nothing_moves(capsys, monkeypatch):
+    assert lines_of(capsys, monkeypatch, [(0, 20), (5, 20)]) == ["work:  20 % note"] * 2
