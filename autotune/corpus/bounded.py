@@ -12,9 +12,10 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
 MAX_WALL_S = 300.0
@@ -24,7 +25,8 @@ MAX_ADDED_BYTES = 800 * 2**20
 MAX_OUTPUT_BYTES = 2**27
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the kernel says when there is no room left, on the disk or in a quota."""
-_MAX_REPLY_BYTES = 4096
+# What a pipe holds, so that the child need not wait for a reader.
+_MAX_REPLY_BYTES = 2**16
 _MAX_REASON_LENGTH = 200
 
 
@@ -45,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """The work was finished.
+    """A slice was read to its end.
 
     Args:
         samples: Samples written.
@@ -60,22 +62,36 @@ class Extracted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The work was not finished, and what it wrote is not to be used."""
+    """A slice was not read to its end, and what was written of it is not to be used.
+
+    Args:
+        reason: Why.
+        killed: Whether that may have been the doing of somebody else: an operator, or a machine without memory.
+    """
 
     reason: str
+    killed: bool = False
+
+
+Outcome = Extracted | Refused
 
 
 class CancelledError(Exception):
     """The one who asked has gone away; the child was killed."""
 
 
-def run_bounded(work: Callable[[], Extracted], limits: Limits, *, cancel_fd: int | None = None) -> Extracted | Refused:
+def run_bounded(
+    work: Callable[[], Sequence[Outcome]], limits: Limits, *, cancel_fd: int | None = None
+) -> Sequence[Outcome] | Refused:
     """Run ``work`` in a child within the limits; whatever it raises, crashes on or exceeds is a refusal.
 
     Args:
         work: Called in the child.
         limits: What the child may use.
         cancel_fd: When this becomes readable (or its other end is closed), the child is killed.
+
+    Returns:
+        What ``work`` returned, or why it did not.
 
     Raises:
         CancelledError: If that happened.
@@ -119,7 +135,8 @@ def _death(end: os.waitid_result, limits: Limits) -> Refused | None:
         return None if end.si_status == 0 else Refused(reason=f"its reader ended with status {end.si_status}")
     if end.si_status == signal.SIGXCPU:
         return Refused(reason=f"not finished after {limits.wall_s:g} s of processor time")
-    return Refused(reason=f"its reader was ended by signal {end.si_status}")
+    killed = end.si_status == signal.SIGKILL
+    return Refused(reason=f"its reader was ended by signal {end.si_status}", killed=killed)
 
 
 def _end(pid: int) -> None:
@@ -132,16 +149,27 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _reply(read_fd: int) -> Extracted | Refused:
+def _reply(read_fd: int) -> Sequence[Outcome] | Refused:
     try:
         reply = json.loads(os.read(read_fd, _MAX_REPLY_BYTES))
         if "reason" in reply:
             return Refused(reason=printable(str(reply["reason"])))
         if "errno" not in reply:
-            return Extracted(**{field.name: int(reply[field.name]) for field in dataclasses.fields(Extracted)})
+            return [outcome_of(one) for one in reply["outcomes"]]
     except (OSError, ValueError, KeyError, TypeError):
         return Refused(reason="its reader gave no answer")
     raise OSError(reply["errno"], os.strerror(reply["errno"]))
+
+
+def outcome_of(told: Mapping[str, Any]) -> Outcome:
+    """An outcome from its fields, from a process that nothing is taken on trust from.
+
+    Raises:
+        ValueError: If they are not such fields; also KeyError and TypeError.
+    """
+    if "reason" in told:
+        return Refused(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
+    return Extracted(**{field.name: int(told[field.name]) for field in dataclasses.fields(Extracted)})
 
 
 def printable(text: str) -> str:
@@ -150,7 +178,7 @@ def printable(text: str) -> str:
     return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
 
 
-def _child(work: Callable[[], Extracted], limits: Limits, write_fd: int) -> None:
+def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int) -> None:
     """Never returns: an exception must not climb into the copy of the caller's stack."""
     status = 1
     try:
@@ -158,8 +186,7 @@ def _child(work: Callable[[], Extracted], limits: Limits, write_fd: int) -> None
         _silence()
         _limit(limits)
         try:
-            done = work()
-            reply: dict[str, object] = dataclasses.asdict(done)
+            reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
         except MemoryError:
             reply = {"reason": f"needs more than {limits.added_bytes / 2**20:.0f} MiB of memory"}
         except OSError as error:
@@ -167,11 +194,16 @@ def _child(work: Callable[[], Extracted], limits: Limits, write_fd: int) -> None
             full = error.errno in DISK_FULL
             reply = {"errno": error.errno} if full else {"reason": printable(str(error))}
         except Exception as error:  # noqa: BLE001 - a hostile file can make a parser raise anything; it costs this file
-            reply = {"reason": printable(str(error) or type(error).__name__)}
+            reply = {"reason": reason_of(error)}
         os.write(write_fd, json.dumps(reply).encode())
         status = 0
     finally:
         os._exit(status)
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, or its kind."""
+    return printable(str(error) or type(error).__name__)
 
 
 def _silence() -> None:

@@ -1,4 +1,4 @@
-"""One partition to pieces: an extraction process reads its slices, each in a bounded child."""
+"""One partition to pieces: an extraction process reads its slices in bounded children, small ones together."""
 
 import contextlib
 import dataclasses
@@ -6,17 +6,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from autotune.corpus.bounded import Extracted, Refused
-from autotune.corpus.pieces import INDEX, PiecePaths, read_index
-from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions
-from autotune.corpus.worker import REJECTS_FILE
+from autotune.corpus.bounded import Extracted, Outcome, Refused, outcome_of
+from autotune.corpus.pieces import INDEX, PiecePaths, file_sizes, read_index, take_back
+from autotune.corpus.sources.base import Partition, Slice, SourceOptions
+from autotune.corpus.worker import REJECTS_FILE, note_refused
 from autotune.errors import MachineLacks
 
 _STOP_S = 5.0
+_TOGETHER_BYTES = 2**20
+_TOGETHER = 128
 # The child imports from exactly where this process does: neither the working directory nor the environment can put
 # another module in its way (-P), and a checkout that is not installed works too.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.worker import main; main()"
@@ -59,21 +62,24 @@ def extract_partition(
     files = raw_bytes = rejected = piece = 0
     seen: set[bytes] = set()
     (directory / REJECTS_FILE).touch()
+    request = {
+        "kind": partition.kind,
+        "options": dataclasses.asdict(options),
+        "directory": str(directory),
+        "most": most,
+    }
     with _extraction_process() as process:
-        for part in partition.slices:
-            before = _sizes(directory)
-            outcome = process.extract(partition.kind, part, options, directory=directory, piece=piece, most=most)
-            if isinstance(outcome, Refused):
-                _undo(directory, before)
-                _write_reject(directory, Reject(path=part.path, where=_where(part), reason=outcome.reason))
-                rejected += 1
-                continue
-            files += part.begin == 0
-            raw_bytes += part.end - part.begin
-            rejected += outcome.rejected
-            if most is not None:
-                seen.update(_new_digests(directory, piece, outcome))
-            piece = outcome.piece
+        for slices in _read_together(partition.slices):
+            for part, outcome in _read(process, request | {"piece": piece}, slices):
+                if isinstance(outcome, Refused):
+                    rejected += 1
+                    continue
+                files += part.begin == 0
+                raw_bytes += part.end - part.begin
+                rejected += outcome.rejected
+                if most is not None:
+                    seen.update(_new_digests(directory, piece, outcome))
+                piece = outcome.piece
             if most is not None and len(seen) >= most:
                 break
     pieces = [PiecePaths.of(directory, number) for number in range(piece + 1)]
@@ -114,22 +120,12 @@ class _Process:
                 next_step="Install again: pip install --force-reinstall encoder-autotune",
             )
 
-    def extract(
-        self, kind: str, part: Slice, options: SourceOptions, *, directory: Path, piece: int, most: int | None
-    ) -> Extracted | Refused:
-        """Extract one slice; a process that dies of it is a refusal, and replaced.
+    def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Refused:
+        """Do as ``worker.extract_slices`` is told; a process that dies of it is a refusal, and replaced.
 
         Raises:
             OSError: If the disk is full.
         """
-        request = {
-            "kind": kind,
-            "slice": dataclasses.asdict(part),
-            "options": dataclasses.asdict(options),
-            "directory": str(directory),
-            "piece": piece,
-            "most": most,
-        }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -138,11 +134,11 @@ class _Process:
         if not line:
             self.stop()
             self._start()
-            return Refused(reason="its extraction process died")
+            return Refused(reason="its extraction process died", killed=True)
         reply = json.loads(line)
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
-        return Refused(**reply) if "reason" in reply else Extracted(**reply)
+        return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Refused(**reply)
 
     def _read(self) -> bytes:
         assert self._process.stdout is not None
@@ -171,27 +167,43 @@ def _extraction_process() -> Iterator[_Process]:
         process.stop()
 
 
-def _sizes(directory: Path) -> dict[str, int]:
-    return {entry.name: entry.stat().st_size for entry in os.scandir(directory)}
+def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
+    """Runs of slices that one child is forked for: a fork takes as long as reading many small files."""
+    first = size_bytes = 0
+    for number, part in enumerate(slices):
+        size_bytes += part.end - part.begin
+        if number > first and (size_bytes > _TOGETHER_BYTES or number - first == _TOGETHER):
+            yield slices[first:number]
+            first, size_bytes = number, part.end - part.begin
+    yield slices[first:]
 
 
-def _undo(directory: Path, sizes: dict[str, int]) -> None:
-    """Take back what a child wrote that did not come to its end."""
-    for path in directory.iterdir():
-        if path.name in sizes:
-            os.truncate(path, sizes[path.name])
-        else:
-            path.unlink()
+def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]) -> list[tuple[Slice, Outcome]]:
+    """Have slices read, together and if need be one by one; those that enough was found before are left out.
 
-
-def _where(part: Slice) -> str:
-    whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
-    return "" if whole else f"bytes {part.begin} to {part.end}"
-
-
-def _write_reject(directory: Path, reject: Reject) -> None:
-    with (directory / REJECTS_FILE).open("a") as file:
-        file.write(json.dumps(dataclasses.asdict(reject)) + "\n")
+    A child that was killed is tried again, as that tells nothing of the files.
+    """
+    directory = Path(request["directory"])
+    before = file_sizes(directory)
+    told = {**request, "slices": [dataclasses.asdict(part) for part in slices]}
+    outcome = process.extract(told)
+    if isinstance(outcome, Refused):
+        take_back(directory, before)
+        if outcome.killed:
+            outcome = process.extract(told)
+    if not isinstance(outcome, Refused):
+        return list(zip(slices, outcome, strict=False))
+    take_back(directory, before)
+    if len(slices) == 1:
+        note_refused(directory, slices[0], outcome)
+        return [(slices[0], outcome)]
+    read: list[tuple[Slice, Outcome]] = []
+    piece = request["piece"]
+    for part in slices:
+        read += _read(process, {**request, "piece": piece}, [part])
+        last = read[-1][1]
+        piece = piece if isinstance(last, Refused) else last.piece
+    return read
 
 
 def _new_digests(directory: Path, first_piece: int, outcome: Extracted) -> list[bytes]:

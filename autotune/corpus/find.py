@@ -13,6 +13,8 @@ from autotune.errors import BadInput
 
 PARTITION_BYTES = 32 * 2**20
 """Raw bytes that one task reads at least, so that small files share one."""
+_FILE_BYTES = 16 * 2**10
+"""To open a file takes about as long as to read so many bytes of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ def partitions(source: Source, files: Sequence[SourceFile], options: SourceOptio
     waiting_bytes = 0
     for part in (part for file in files for part in source.cut(file, options)):
         waiting.append(part)
-        waiting_bytes += part.end - part.begin
+        waiting_bytes += max(part.end - part.begin, _FILE_BYTES)
         if waiting_bytes >= PARTITION_BYTES:
             groups.append(Partition(kind=source.kind, slices=tuple(waiting)))
             waiting, waiting_bytes = [], 0

@@ -4,7 +4,8 @@ A piece is two files: ``.text``, the UTF-8 of its samples one after the other, a
 """
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -75,6 +76,20 @@ class PieceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def file_sizes(directory: Path) -> dict[str, int]:
+    """What a directory holds, to go back to."""
+    return {entry.name: entry.stat().st_size for entry in os.scandir(directory)}
+
+
+def take_back(directory: Path, sizes: Mapping[str, int]) -> None:
+    """Undo what was appended and added since ``file_sizes`` was asked."""
+    for path in directory.iterdir():
+        if path.name in sizes:
+            os.truncate(path, sizes[path.name])
+        else:
+            path.unlink()
 
 
 def read_index(paths: PiecePaths) -> Index:

@@ -1,8 +1,9 @@
-"""The process that forks one bounded child per slice. It loads what reading needs once: a child starts in milliseconds.
+"""The process that forks a bounded child to read slices. It loads what reading needs once: a child starts at once.
 
 Speaks JSON lines: on standard input one request at a time; on standard output ``{"ready": true}`` at first, then one
-answer per request: the fields of ``Extracted``, or ``{"reason"}`` for a slice that cannot be used, or ``{"errno"}``
-when the disk is full. When standard input closes, it kills its child and ends.
+answer per request: ``{"outcomes"}``, one for each slice from the first to the last that was read, or the fields of
+``Refused`` when the child did not come to its end, or ``{"errno"}`` when the disk is full. When standard input closes,
+it kills its child and ends.
 """
 
 import dataclasses
@@ -15,8 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from autotune.corpus.bounded import MAX_WALL_S, CancelledError, Extracted, Limits, run_bounded
-from autotune.corpus.pieces import PieceWriter, digest
+from autotune.corpus.bounded import (
+    DISK_FULL,
+    MAX_WALL_S,
+    CancelledError,
+    Extracted,
+    Limits,
+    Outcome,
+    Refused,
+    reason_of,
+    run_bounded,
+)
+from autotune.corpus.pieces import PieceWriter, digest, file_sizes, take_back
 from autotune.corpus.sources import SOURCES
 from autotune.corpus.sources.base import Reject, Slice, SourceOptions, UnusableFileError
 
@@ -35,33 +46,77 @@ def main() -> None:
         request = json.loads(line)
         for library in SOURCES[request["kind"]].libraries:
             importlib.import_module(library)
-        part = Slice(**request["slice"])
-        limits = Limits(wall_s=MAX_WALL_S + (part.end - part.begin) / _LEAST_BYTES_PER_S)
+        size_bytes = sum(part["end"] - part["begin"] for part in request["slices"])
+        limits = Limits(wall_s=MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
         try:
-            outcome = run_bounded(functools.partial(extract_slice, request), limits, cancel_fd=_REQUEST_FD)
+            outcome = run_bounded(functools.partial(extract_slices, request), limits, cancel_fd=_REQUEST_FD)
         except CancelledError:
             return
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        _answer(dataclasses.asdict(outcome))
+        if isinstance(outcome, Refused):
+            _answer(dataclasses.asdict(outcome))
+        else:
+            _answer({"outcomes": [dataclasses.asdict(one) for one in outcome]})
 
 
-def extract_slice(request: dict[str, Any]) -> Extracted:
-    """Append a slice's samples to pieces, and what could not be used to the list of rejects.
+def extract_slices(request: dict[str, Any]) -> list[Outcome]:
+    """Append the samples of slices to pieces, and what could not be used to the list of rejects.
 
     Args:
-        request: ``kind``, ``slice``, ``options``, ``directory``, ``piece`` (the number to go on with), and ``most``:
+        request: ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and ``most``:
             distinct samples to stop at, or None. Samples that repeat are written too.
 
+    Returns:
+        What became of each slice; of those behind the last that was needed nothing. Nothing is left of a refused one.
+
     Raises:
-        UnusableFileError: If there is no sample in a file that should hold some.
+        MemoryError: If a slice needs more than there is.
+        OSError: If the disk is full.
     """
-    source, part = SOURCES[request["kind"]], Slice(**request["slice"])
-    directory, most = Path(request["directory"]), request["most"]
+    directory, piece = Path(request["directory"]), request["piece"]
+    outcomes: list[Outcome] = []
     seen: set[bytes] = set()
+    for fields in request["slices"]:
+        before = file_sizes(directory)
+        try:
+            done, new = _extract_slice(request, Slice(**fields), piece, seen)
+        except MemoryError:
+            raise
+        except Exception as error:  # a hostile file can make a parser raise anything; it costs this slice
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                raise
+            take_back(directory, before)
+            refused = Refused(reason=reason_of(error))
+            note_refused(directory, Slice(**fields), refused)
+            outcomes.append(refused)
+            continue
+        outcomes.append(done)
+        piece = done.piece
+        seen |= new
+        if request["most"] is not None and len(seen) >= request["most"]:
+            break
+    return outcomes
+
+
+def note_refused(directory: Path, part: Slice, refused: Refused) -> None:
+    """List a slice among what could not be used."""
+    try:
+        whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
+    except OSError:  # gone since it was found
+        whole = True
+    where = "" if whole else f"bytes {part.begin} to {part.end}"
+    with (directory / REJECTS_FILE).open("a") as rejects:
+        _list(rejects, Reject(path=part.path, where=where, reason=refused.reason))
+
+
+def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]) -> tuple[Extracted, set[bytes]]:
+    """Also returns the digests that had not been seen, where they are counted."""
+    source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
+    new: set[bytes] = set()
     samples = rejected = 0
-    with PieceWriter(directory, request["piece"]) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+    with PieceWriter(directory, piece) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
         for found in source.samples(part, SourceOptions(**request["options"])):
             if isinstance(found, Reject):
                 rejected += 1
@@ -72,16 +127,16 @@ def extract_slice(request: dict[str, Any]) -> Extracted:
             name = digest(content)
             pieces.add(content, name)
             samples += 1
-            if most is not None:
-                seen.add(name)
-                if len(seen) == most:
+            if most is not None and name not in seen:
+                new.add(name)
+                if len(seen) + len(new) == most:
                     break
         if rejected > MAX_LISTED_REJECTS:
             more = f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and {part.end} are not listed"
             _list(rejects, Reject(path=part.path, where="", reason=more))
         if not samples and not rejected and source.kind == "elf":
             raise UnusableFileError("holds no function of two or more instructions")
-        return Extracted(samples=samples, piece=pieces.number, rejected=rejected)
+        return Extracted(samples=samples, piece=pieces.number, rejected=rejected), new
 
 
 def _list(rejects: TextIO, reject: Reject) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from autotune.corpus.bounded import CancelledError, Extracted, Limits, Refused, run_bounded
 from autotune.corpus.pieces import INDEX
-from autotune.corpus.worker import extract_slice
+from autotune.corpus.worker import extract_slices
 
-DONE = Extracted(samples=3, piece=0, rejected=1)
+DONE = [Extracted(samples=3, piece=0, rejected=1), Refused(reason="bad magic")]
 
 
 def test_finished_work_is_reported():
@@ -70,6 +70,7 @@ def test_hostile_work_is_one_refusal(work, limits, reason):
     assert reason in outcome.reason
     assert outcome.reason.isprintable()
     assert len(outcome.reason) <= 200
+    assert outcome.killed == (f"signal {int(signal.SIGKILL)}" in outcome.reason)
     assert time.monotonic() - started_s < 20
 
 
@@ -146,10 +147,12 @@ def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_pat
     shutil.rmtree(pieces, ignore_errors=True)
     pieces.mkdir()
     request = {
-        "kind": "elf", "slice": {"path": str(path), "begin": 0, "end": len(mutated)}, "options": {},
+        "kind": "elf", "slices": [{"path": str(path), "begin": 0, "end": len(mutated)}], "options": {},
         "directory": str(pieces), "piece": 0, "most": None,
     }  # fmt: skip
-    outcome = run_bounded(lambda: extract_slice(request), Limits(wall_s=20, added_bytes=2**29))
+    outcome = run_bounded(lambda: extract_slices(request), Limits(wall_s=20, added_bytes=2**29))
+    if not isinstance(outcome, Refused):
+        (outcome,) = outcome
     if isinstance(outcome, Refused):
         assert outcome.reason.isprintable()
     else:

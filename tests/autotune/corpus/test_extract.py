@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import sys
@@ -7,6 +8,7 @@ import psutil
 import pytest
 
 from autotune.corpus import extract, pieces
+from autotune.corpus.bounded import Refused
 from autotune.corpus.extract import extract_partition
 from autotune.corpus.pieces import PiecePaths, digest, read_index, read_samples
 from autotune.corpus.sources.base import Partition, Slice, SourceOptions
@@ -59,8 +61,6 @@ def test_files_that_cannot_be_used_cost_themselves_only(programs, tmp_path):
 def test_what_a_slice_wrote_before_it_failed_is_taken_back(tmp_path):
     good, bad = tmp_path / "good.txt", tmp_path / "bad.txt.gz"
     good.write_text("a\nb\n")
-    import gzip
-
     packed = gzip.compress(os.urandom(50_000).hex().encode() * 3 + b"\n" + b"line\n" * 1000)
     bad.write_bytes(packed[:-100])
     result = run(partition("text", good, bad, good), tmp_path / "out")
@@ -90,22 +90,83 @@ def test_a_bound_counts_distinct_samples_over_all_slices(tmp_path):
     assert len(set(samples(tmp_path / "out", result))) >= 3
 
 
-def test_a_process_that_dies_costs_its_slice_only(tmp_path, monkeypatch):
-    text = tmp_path / "text.txt"
-    text.write_text("a\n")
+def test_a_bound_does_not_count_what_a_bad_file_gave_before_it_failed(tmp_path):
+    bad, good = tmp_path / "bad.txt.gz", tmp_path / "good.txt"
+    bad.write_bytes(gzip.compress(os.urandom(50_000).hex(" ").replace(" ", "\n").encode())[:-100])
+    lines = [f"line {number}" for number in range(300)]
+    good.write_text("\n".join(lines))
+    result = run(partition("text", bad, good), tmp_path / "out", most=300)
+    assert samples(tmp_path / "out", result) == lines
+
+
+def some_texts(tmp_path, count):
+    paths = [tmp_path / f"{number}.txt" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.write_text(f"{number}\n")
+    return paths
+
+
+@pytest.mark.parametrize("victim", ["process", "child"])
+def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, victim):
     start = extract._Process.extract
     calls = []
 
-    def killing(self, *arguments, **options):
-        calls.append(1)
+    def killing(self, request):
+        calls.append(len(request["slices"]))
         if len(calls) == 2:
-            self._process.kill()
-        return start(self, *arguments, **options)
+            if victim == "process":
+                self._process.kill()
+            else:
+                return Refused(reason="its reader was ended by signal 9", killed=True)
+        return start(self, request)
 
     monkeypatch.setattr(extract._Process, "extract", killing)
-    result = run(partition("text", text, text, text), tmp_path / "out")
-    assert samples(tmp_path / "out", result) == ["a", "a"]
-    assert [one["reason"] for one in rejects(tmp_path / "out")] == ["its extraction process died"]
+    monkeypatch.setattr(extract, "_TOGETHER", 2)
+    result = run(partition("text", *some_texts(tmp_path, 5)), tmp_path / "out")
+    assert samples(tmp_path / "out", result) == ["0", "1", "2", "3", "4"]
+    assert calls == [2, 2, 2, 1]
+    assert (result.files, result.rejected, rejects(tmp_path / "out")) == (5, 0, [])
+
+
+def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monkeypatch):
+    start = extract._Process.extract
+    deadly = str(tmp_path / "2.txt")
+
+    def killing(self, request):
+        if any(part["path"] == deadly for part in request["slices"]):
+            # As if it had written something before it died.
+            with (Path(request["directory"]) / "0000.text").open("ab") as file:
+                file.write(b"half a sample")
+            self._process.kill()
+        return start(self, request)
+
+    monkeypatch.setattr(extract._Process, "extract", killing)
+    result = run(partition("text", *some_texts(tmp_path, 5)), tmp_path / "out")
+    assert samples(tmp_path / "out", result) == ["0", "1", "3", "4"]
+    assert rejects(tmp_path / "out") == [{"path": deadly, "where": "", "reason": "its extraction process died"}]
+
+
+def test_small_files_share_a_child_and_large_ones_do_not():
+    def grouped(*sizes):
+        slices = [Slice(path=str(number), begin=0, end=size) for number, size in enumerate(sizes)]
+        groups = list(extract._read_together(slices))
+        assert [part for group in groups for part in group] == slices
+        return [len(group) for group in groups]
+
+    large = extract._TOGETHER_BYTES
+    assert grouped(1) == [1]
+    assert grouped(large, large, 1) == [1, 1, 1]
+    assert grouped(1, large - 1, 1, 1) == [2, 2]
+    assert grouped(*[0] * (2 * extract._TOGETHER + 1)) == [extract._TOGETHER, extract._TOGETHER, 1]
+
+
+def test_a_file_that_is_gone_when_its_turn_comes_is_rejected(tmp_path):
+    texts = some_texts(tmp_path, 3)
+    part = partition("text", *texts)
+    texts[1].unlink()
+    result = run(part, tmp_path / "out")
+    assert samples(tmp_path / "out", result) == ["0", "2"]
+    assert [Path(one["path"]).name for one in rejects(tmp_path / "out")] == ["1.txt"]
 
 
 def test_a_process_that_cannot_start_is_explained(tmp_path, monkeypatch):

@@ -5,18 +5,17 @@ import sys
 import time
 
 import psutil
-import pytest
 
+from autotune.corpus.bounded import Refused
 from autotune.corpus.elf import functions
 from autotune.corpus.pieces import PiecePaths, read_index, read_samples
-from autotune.corpus.sources.base import UnusableFileError
-from autotune.corpus.worker import MAX_LISTED_REJECTS, extract_slice
+from autotune.corpus.worker import MAX_LISTED_REJECTS, extract_slices
 
 
 def request(path, directory, kind="elf", most=None):
     directory.mkdir(exist_ok=True)
     part = {"path": str(path), "begin": 0, "end": path.stat().st_size}
-    return {"kind": kind, "slice": part, "options": {}, "directory": str(directory), "piece": 0, "most": most}
+    return {"kind": kind, "slices": [part], "options": {}, "directory": str(directory), "piece": 0, "most": most}
 
 
 def written(directory):
@@ -25,7 +24,7 @@ def written(directory):
 
 
 def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path):
-    done = extract_slice(request(first_program, tmp_path / "pieces"))
+    (done,) = extract_slices(request(first_program, tmp_path / "pieces"))
     assert written(tmp_path / "pieces") == list(functions(first_program))
     assert done.samples == len(written(tmp_path / "pieces"))
 
@@ -33,21 +32,23 @@ def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path
 def test_a_bound_on_distinct_samples_stops_the_reading(tmp_path):
     text = tmp_path / "text"
     text.write_text("a\na\nb\na\nc\nd\n")
-    done = extract_slice(request(text, tmp_path / "pieces", kind="text", most=3))
+    (done,) = extract_slices(request(text, tmp_path / "pieces", kind="text", most=3))
     assert written(tmp_path / "pieces") == ["a", "a", "b", "a", "c"]
     assert done.samples == 5
 
 
 def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
-    program = compile_c("void _start(void) { __builtin_unreachable(); }", "-nostdlib", "-static")
-    with pytest.raises(UnusableFileError):
-        extract_slice(request(program, tmp_path / "pieces"))
+    code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
+    program = compile_c(code, "-nostdlib", "-static")
+    (refused,) = extract_slices(request(program, tmp_path / "pieces"))
+    assert refused == Refused(reason="holds no function of two or more instructions")
+    assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
 
 
 def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
     lines = tmp_path / "lines.jsonl"
     lines.write_text("no json\n" * (MAX_LISTED_REJECTS + 50))
-    done = extract_slice(request(lines, tmp_path / "pieces", kind="jsonl"))
+    (done,) = extract_slices(request(lines, tmp_path / "pieces", kind="jsonl"))
     assert done.rejected == MAX_LISTED_REJECTS + 50
     *listed, last = (tmp_path / "pieces" / "rejects").read_text().splitlines()
     assert len(listed) == MAX_LISTED_REJECTS
