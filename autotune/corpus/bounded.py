@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.process import end_with_parent
+
 # Generous: a program of 95 MiB takes well under a minute, and everything else in a common distribution a few seconds.
 MAX_WALL_S = 300.0
 # A 256 MiB file, its sections, and the disassembly of its largest function fit; with what the process has, below 1 GiB.
@@ -99,9 +101,10 @@ def run_bounded(
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _child(work, limits, write_fd)
+            _child(work, limits, write_fd, parent)
         try:
             outcome = _wait(pid, limits, cancel_fd)
         finally:
@@ -178,10 +181,12 @@ def printable(text: str) -> str:
     return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
 
 
-def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int) -> None:
+def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int, parent: int) -> None:
     """Never returns: an exception must not climb into the copy of the caller's stack."""
     status = 1
     try:
+        # Should the parent die, nobody would take back what this one goes on writing.
+        end_with_parent(parent)
         os.setsid()
         _silence()
         _limit(limits)

@@ -133,7 +133,7 @@ def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed
     except KilledWorker as error:
         raise InternalError(
             f"the worker died of task {task.stage}/{task.name} again and again",
-            next_step="See the worker's log. The same command goes on; fewer --workers leave more memory for each.",
+            next_step="The same command goes on. If the machine is short of memory, use fewer --workers.",
         ) from error
     if kind == "refused":
         error_type, message, next_step = value
@@ -158,8 +158,9 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
         "distributed.nanny.pre-spawn-environ": _WORKER_ENVIRONMENT,
         "distributed.logging": {"distributed": "critical", "distributed.nanny": "critical", "tornado": "critical"},
     }
-    with dask.config.set(quiet), _quiet_logs():
-        cluster = LocalCluster(
+    with dask.config.set(quiet), _quiet_logs(), contextlib.ExitStack() as closing:
+        cluster = _started(
+            LocalCluster,
             n_workers=workers,
             threads_per_worker=1,
             processes=True,
@@ -172,12 +173,20 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
             local_directory=str(workplace.path / "dask"),
             silence_logs=logging.CRITICAL,
         )
-        client = Client(cluster)
-        try:
-            yield DaskEngine(client, workers)
-        finally:
-            client.close(timeout=_CLOSE_S)
-            cluster.close(timeout=_CLOSE_S)
+        closing.callback(cluster.close, timeout=_CLOSE_S)
+        client = _started(Client, cluster)
+        closing.callback(client.close, timeout=_CLOSE_S)
+        yield DaskEngine(client, workers)
+
+
+def _started(what: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - dask has no types
+    try:
+        return what(*arguments, **options)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a worker that ended while it started
+        raise MachineLacks(
+            f"cannot start workers: {error}",
+            next_step="If memory or processes are short, use fewer --workers. The same command goes on.",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from autotune.corpus.bounded import Extracted, Outcome, Refused, outcome_of
 from autotune.corpus.pieces import INDEX, PiecePaths, file_sizes, read_index, take_back
 from autotune.corpus.sources.base import Partition, Slice, SourceOptions
 from autotune.corpus.worker import REJECTS_FILE, note_refused
-from autotune.errors import MachineLacks
+from autotune.errors import InternalError, MachineLacks
 
 _STOP_S = 5.0
 _TOGETHER_BYTES = 2**20
@@ -100,21 +101,33 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
+        # Its children inherit the other end, which closes when the last of all these is gone and writes no more.
+        read_fd, inherited_fd = os.pipe()
+        self._alive = os.fdopen(read_fd)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                pass_fds=(inherited_fd,),
                 # Ctrl-C reaches the one who asks, who then stops this one in order.
                 start_new_session=True,
             )
         except OSError as error:
+            self._alive.close()
             raise MachineLacks(
                 f"cannot start an extraction process: {error.strerror}",
                 next_step="Use fewer --workers, or end other programs.",
             ) from error
+        finally:
+            os.close(inherited_fd)
         if b"ready" not in self._read():
             self.stop()
+            if self._process.returncode < 0:
+                raise MachineLacks(
+                    f"the extraction process was ended by signal {-self._process.returncode} as it started",
+                    next_step="If memory is short, use fewer --workers. The same command goes on.",
+                )
             raise MachineLacks(
                 "the extraction process did not start; its message is above",
                 next_step="Install again: pip install --force-reinstall encoder-autotune",
@@ -131,7 +144,7 @@ class _Process:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         line = self._read()
-        if not line:
+        if not line.endswith(b"\n"):
             self.stop()
             self._start()
             return Refused(reason="its extraction process died", killed=True)
@@ -145,7 +158,13 @@ class _Process:
         return self._process.stdout.readline()
 
     def stop(self) -> None:
-        """End it, and its child with it."""
+        """End it, and its child with it; nothing is written after that.
+
+        Raises:
+            InternalError: If something of it goes on.
+        """
+        if self._alive.closed:
+            return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -156,6 +175,12 @@ class _Process:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+        with self._alive:
+            gone, _, _ = select.select([self._alive], [], [], _STOP_S)
+        if not gone:
+            raise InternalError(
+                "a reader goes on after its extraction process has ended", next_step="Run the command again."
+            )
 
 
 @contextlib.contextmanager

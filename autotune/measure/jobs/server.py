@@ -5,7 +5,6 @@ thread pool and no CUDA context exists when it forks. When its standard input cl
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -20,9 +19,10 @@ import psutil
 import torch
 import transformers
 
+from autotune.process import end_with_parent
+
 JOBS = frozenset({"step", "feed", "matmul", "fault"})
 POLL_S = 0.01
-_PR_SET_PDEATHSIG = 1
 
 
 def serve() -> None:
@@ -78,9 +78,10 @@ def _preload(measured: dict[str, Any], preloaded: set[str]) -> None:
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     directory = Path(request["directory"])
     kills_before = _kernel_kills()
+    server = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(request, directory)
+        _child(request, directory, server)
     deadline_s = time.monotonic() + request["timeout_s"]
     exit_code, timed_out = _wait(pid, deadline_s)
     with contextlib.suppress(ProcessLookupError):
@@ -122,10 +123,9 @@ def _read_ahead() -> bool:
     return bool(chunk)
 
 
-def _child(request: dict[str, Any], directory: Path) -> NoReturn:
+def _child(request: dict[str, Any], directory: Path, server: int) -> NoReturn:
     os.setsid()
-    # Should the server die, the trial must not live on.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(server)
     log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):

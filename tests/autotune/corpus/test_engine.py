@@ -147,3 +147,17 @@ def test_a_scheduler_that_is_there_is_used_and_must_see_the_files(tmp_path):
             cluster_engine(workplace, cluster.scheduler_address),
         ):
             pytest.fail("it cannot see the lock")
+
+
+def test_workers_that_do_not_start_are_explained(tmp_path, monkeypatch):
+    def failing(**settings):
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr("distributed.LocalCluster", failing)
+    with (
+        open_workplace(tmp_path / "data", "k") as workplace,
+        pytest.raises(MachineLacks, match="cannot start workers: Nanny failed") as caught,
+        local_engine(workplace, 2),
+    ):
+        pass
+    assert "same command goes on" in caught.value.next_step

@@ -2,6 +2,8 @@ import gzip
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -128,6 +130,31 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
     assert (result.files, result.rejected, rejects(tmp_path / "out")) == (5, 0, [])
 
 
+def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
+    # Opening a pipe that nobody writes to blocks; the child would read on once somebody does.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    request = {"kind": "text", "options": {}, "directory": str(tmp_path), "piece": 0, "most": None}
+    part = {"path": str(pipe), "begin": 0, "end": 1}
+    with extract._extraction_process() as process:
+        reader = psutil.Process(process._process.pid)
+
+        def kill_it_at_work():
+            while not reader.children():
+                time.sleep(0.01)
+            reader.kill()
+
+        killer = threading.Thread(target=kill_it_at_work)
+        killer.start()
+        outcome = process.extract({**request, "slices": [part]})
+        killer.join()
+        assert isinstance(outcome, Refused)
+        assert outcome.killed
+        # Nobody has it open for reading any more.
+        with pytest.raises(OSError, match="No such device"):
+            os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+
 def test_what_kills_its_reader_again_and_again_costs_itself_only(tmp_path, monkeypatch):
     start = extract._Process.extract
     deadly = str(tmp_path / "2.txt")
@@ -175,6 +202,9 @@ def test_a_process_that_cannot_start_is_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(extract, "_BOOT", "raise SystemExit(1)")
     with pytest.raises(MachineLacks, match="did not start"):
         run(partition("text", text), tmp_path / "one")
+    monkeypatch.setattr(extract, "_BOOT", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(MachineLacks, match="signal 9 as it started"):
+        run(partition("text", text), tmp_path / "killed")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(MachineLacks, match="cannot start"):
         run(partition("text", text), tmp_path / "two")
