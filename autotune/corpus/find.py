@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.units import format_count
+from autotune.corpus.meter import Update
 from autotune.corpus.sources.base import Partition, Reject, Slice, Source, SourceFile, SourceOptions
 from autotune.errors import BadInput
 
 PARTITION_BYTES = 32 * 2**20
 """Raw bytes that one task reads at least, so that small files share one."""
+_TOLD_FILES = 10_000
 _FILE_BYTES = 16 * 2**10
 """To open a file takes about as long as to read so many bytes of it."""
 
@@ -26,11 +29,16 @@ class Found:
     unreadable: tuple[Reject, ...]
 
 
-def find_files(source: Source, place: str) -> Found:
+def find_files(source: Source, place: str, update: Update = lambda done, total, note: None) -> Found:
     """List the files of a kind behind a directory (with all below it), a file, or a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is that of a hash of the file's
     name: fixed, the same in every copy of the tree, and without the runs of similar files that an alphabet has.
+
+    Args:
+        source: Knows its files.
+        place: Where to look.
+        update: Told how far it is, where files are many.
 
     Raises:
         BadInput: If the place is missing or empty, or holds no such file.
@@ -39,7 +47,10 @@ def find_files(source: Source, place: str) -> Found:
     unreadable: list[Reject] = []
     other_files = 0
     seen: set[tuple[int, int]] = set()
-    for path, named in _candidates(source, place):
+    candidates = _candidates(source, place)
+    for number, (path, named) in enumerate(candidates, 1):
+        if number % _TOLD_FILES == 0:
+            update(number, len(candidates), f"{format_count(number)} of {format_count(len(candidates))} files")
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:

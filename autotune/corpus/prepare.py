@@ -49,7 +49,8 @@ def prepare(request: Request, stages: Stages, tell: Tell) -> Prepared:
         MachineLacks: If a library that reads the source is not installed.
     """
     given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
-    found = find_input(request)
+    with stages("find files") as update:
+        found = find_input(request, update)
     out = request.out.resolve()
     key = request_key(request, found.found, given.content if given else None)
     unfinished = workplace_path(out, key)

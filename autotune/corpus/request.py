@@ -12,6 +12,7 @@ from typing import Literal
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE
 from autotune.corpus.encode import LengthLimit
 from autotune.corpus.find import Found, find_files, partitions
+from autotune.corpus.meter import Update
 from autotune.corpus.sources import open_source
 from autotune.corpus.sources.base import Partition, Source, SourceOptions
 from autotune.corpus.split import ValidationSplit
@@ -79,8 +80,12 @@ class Input:
         return sorted({source.kind for source in self.sources})
 
 
-def find_input(request: Request) -> Input:
+def find_input(request: Request, update: Update) -> Input:
     """Look up the files of a request.
+
+    Args:
+        request: What to prepare.
+        update: Told how far it is, where files are many.
 
     Raises:
         BadInput: If a source is unknown or holds nothing.
@@ -89,7 +94,7 @@ def find_input(request: Request) -> Input:
     opened = [open_source(spec) for spec in request.sources]
     for source, _ in opened:
         _require_libraries(source)
-    found = [find_files(source, place) for source, place in opened]
+    found = [find_files(source, place, update) for source, place in opened]
     cut = [
         part
         for (source, _), files in zip(opened, found, strict=True)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.corpus import find as module
 from autotune.corpus.find import PARTITION_BYTES, find_files, partitions
 from autotune.corpus.sources import SOURCES, open_source
 from autotune.corpus.sources.base import SLICE_BYTES, SourceOptions
@@ -131,3 +132,12 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(tmp_path):
     assert all(part.raw_bytes >= PARTITION_BYTES * 0.7 for part in parts[:-1])
     as_one_sample = partitions(SOURCES["text"], files, SourceOptions(unit="file"))
     assert len([one for part in as_one_sample for one in part.slices]) == len(files)
+
+
+def test_many_files_are_looked_up_with_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_TOLD_FILES", 4)
+    for number in range(10):
+        (tmp_path / str(number)).touch()
+    told = []
+    find_files(*open_source(f"text:{tmp_path}"), lambda done, total, note: told.append((done, total, note)))
+    assert told == [(4, 10, "4 of 10 files"), (8, 10, "8 of 10 files")]
