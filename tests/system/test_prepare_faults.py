@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.faults.corpora import content, write_raw
 from tests.system.faults.kills import may_mount, mount_tmpfs, start, unmount
-from tests.system.faults.prepare import kill_prepare, prepare_command
+from tests.system.faults.prepare import kill_prepare, kill_workers, prepare_command
 
 pytestmark = pytest.mark.system
 
@@ -16,6 +16,11 @@ pytestmark = pytest.mark.system
 def test_killed_at_any_moment_it_goes_on_and_ends_byte_identical(tmp_path):
     figures = kill_prepare(tmp_path, points=3, seed=1)
     assert figures["kills"] == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path, workers):
+    assert kill_workers(tmp_path, points=3, seed=workers, workers=workers)["kills"] == 3
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.system.faults.prepare import kill_prepare
+from tests.system.faults.prepare import kill_prepare, kill_workers
 from tests.system.faults.stage import kill_stage
 
 POINTS = 20
@@ -27,6 +27,9 @@ def main() -> int:
         "prepare SIGKILL, 1 worker": lambda place: kill_prepare(place, options.points, options.seed + 1, workers=1),
         "prepare SIGINT and SIGTERM, 2 workers": lambda place: kill_prepare(
             place, options.points, options.seed + 2, signals=(signal.SIGINT, signal.SIGTERM)
+        ),
+        "prepare, its workers and readers SIGKILLed": lambda place: kill_workers(
+            place, options.points, options.seed + 4
         ),
         "stage SIGKILL": lambda place: kill_stage(place, options.points, options.seed + 3),
     }

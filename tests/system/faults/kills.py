@@ -1,5 +1,6 @@
 """Kill a command at random moments, run it again, and see that it comes to the same end."""
 
+import contextlib
 import os
 import random
 import signal
@@ -65,6 +66,39 @@ def kill_and_repeat(
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return rounds
+
+
+def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, longest_pause_s: float) -> int:
+    """Kill random processes that a command has started, while it lives on; repeat it until it succeeds.
+
+    Args:
+        command: What to run; it may end with an error that says why, and must go on from where it was.
+        points: How many kills at most.
+        seed: Of the moments and of whom.
+        longest_pause_s: Moments are up to this apart.
+
+    Returns:
+        How many processes were killed.
+    """
+    rng = random.Random(seed)
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        while process.poll() is None:
+            time.sleep(rng.uniform(0, longest_pause_s))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # Python's own resource tracker does no work, and complains of itself when it is killed.
+                victims = [c for c in _children(process.pid) if "resource_tracker" not in " ".join(c.cmdline())]
+                if kills < points and victims:
+                    rng.choice(victims).kill()
+                    kills += 1
+        told = process.stderr.read()
+        process.stderr.close()
+        assert "Traceback" not in told, told
+        if process.returncode == 0:
+            return kills
+        assert "next: " in told, told
 
 
 def start(command: Sequence[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":

@@ -1,6 +1,7 @@
 """``autotune data prepare``, killed and started again."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.system.faults.corpora import content, write_raw
-from tests.system.faults.kills import kill_and_repeat
+from tests.system.faults.kills import kill_and_repeat, kill_children_and_repeat
 
 
 def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
@@ -31,11 +32,7 @@ def kill_prepare(
         Figures of the loop, as JSON.
     """
     raw = write_raw(place / "raw")
-    started_s = time.monotonic()
-    done = subprocess.run(prepare_command(raw, place / "whole", 1), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    undisturbed_s = time.monotonic() - started_s
-    expected = content(place / "whole")
+    expected, undisturbed_s = _undisturbed(raw, place / "whole")
     kills = during = attempts = 0
     while kills < points:
         out = place / f"data-{attempts}"
@@ -50,10 +47,7 @@ def kill_prepare(
         kills += sum(not one.finished for one in rounds)
         during += len(rounds)
         attempts += 1
-        found = content(out)
-        assert found == expected, sorted(name for name in expected if found.get(name) != expected[name])
-        left = [path.name for path in place.iterdir() if path.name.startswith(f".{out.name}.")]
-        assert not left, left
+        _check(out, expected)
         assert attempts < 10 * points, "the moments all lie behind its end"
     return {
         "kills": kills,
@@ -64,3 +58,45 @@ def kill_prepare(
         "files": len(expected),
         "samples": json.loads((place / "whole" / "manifest.json").read_text())["train"]["shards"][0]["samples"],
     }
+
+
+def kill_workers(place: Path, points: int, seed: int, workers: int = 2) -> dict[str, Any]:
+    """Kill so many of the processes that it starts: workers, readers and what these start.
+
+    Returns:
+        Figures of the loop, as JSON.
+    """
+    raw = write_raw(place / "raw", lines=20_000)
+    expected, undisturbed_s = _undisturbed(raw, place / "whole")
+    kills = attempts = 0
+    while kills < points:
+        out = place / f"data-{attempts}"
+        command = prepare_command(raw, out, workers)
+        kills += kill_children_and_repeat(
+            command, points=min(4, points - kills), seed=seed * 1000 + attempts, longest_pause_s=undisturbed_s / 2
+        )
+        attempts += 1
+        _check(out, expected)
+        shutil.rmtree(out)
+    return {
+        "kills": kills,
+        "datasets": attempts,
+        "byte_identical": attempts,
+        "undisturbed_s": round(undisturbed_s, 2),
+        "files": len(expected),
+    }
+
+
+def _undisturbed(raw: Path, out: Path) -> tuple[dict[str, bytes], float]:
+    """What is to come out, and how long it takes."""
+    started_s = time.monotonic()
+    done = subprocess.run(prepare_command(raw, out, 1), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return content(out), time.monotonic() - started_s
+
+
+def _check(out: Path, expected: dict[str, bytes]) -> None:
+    found = content(out)
+    assert found == expected, sorted(name for name in expected if found.get(name) != expected[name])
+    left = [path.name for path in out.parent.iterdir() if path.name.startswith(f".{out.name}.")]
+    assert not left, left
