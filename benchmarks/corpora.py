@@ -24,6 +24,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 VOCAB_SIZE = 16_384
 SHARD_TOKENS = 2**28
 """As ``autotune data prepare`` cuts them."""
+_NOTHING = Split(shards=[], length_histogram=LengthHistogram(edges=[0], counts=[0]))
 LENGTHS_FILE = Path(__file__).with_name("function_lengths.npy")
 """Shape (2, K): lengths in tokens, and how many distinct functions of the programs of a Debian 12 have each."""
 
@@ -76,7 +77,8 @@ def _write(directory: Path, lengths: Int64, ids: npt.NDArray[np.uint16] | None) 
             )
         )
     (directory / TOKENIZER_NAME).write_text("{}")
-    manifest = _manifest(shards, len(lengths))
+    histogram = LengthHistogram(edges=[0], counts=[len(lengths)])
+    manifest = synthetic_manifest(VOCAB_SIZE, Split(shards=shards, length_histogram=histogram))
     (directory / MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
 
 
@@ -92,16 +94,17 @@ def _save_hole(path: Path, tokens: int) -> None:
         file.truncate(file.tell() + 2 * tokens)
 
 
-def _manifest(shards: list[Shard], samples: int) -> Manifest:
+def synthetic_manifest(vocab_size: int, train: Split = _NOTHING) -> Manifest:
+    """The manifest of ids that mean nothing; without samples for those who need its vocabulary only."""
     return Manifest(
         schema_version=2,
         dtype="uint16",
-        vocab_size=VOCAB_SIZE,
-        used_vocab_size=VOCAB_SIZE,
+        vocab_size=-(-vocab_size // 64) * 64,
+        used_vocab_size=vocab_size,
         special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
         tokenizer_sha256="0" * 64,
-        train=Split(shards=shards, length_histogram=LengthHistogram(edges=[0], counts=[samples])),
-        validation=Split(shards=[], length_histogram=LengthHistogram(edges=[0], counts=[0])),
+        train=train,
+        validation=_NOTHING,
         source=SourceStatistics(
             kinds=["synthetic"],
             files=0,

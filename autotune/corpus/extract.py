@@ -21,6 +21,7 @@ from autotune.errors import InternalError, MachineLacks
 _STOP_S = 5.0
 _TOGETHER_BYTES = 2**20
 _TOGETHER = 128
+"""Slices that share a child at most: what one of them costs when it fails is that the others are read again."""
 # The child imports from exactly where this process does: neither the working directory nor the environment can put
 # another module in its way (-P), and a checkout that is not installed works too.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.worker import main; main()"

@@ -43,10 +43,11 @@ from autotune.measure.host import SystemHost
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.site import Site, open_site
 from autotune.store import check_writable, write_atomically
+from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu import load, machine, probe, train
 from benchmarks.gpu.results import NOT_REACHED, CheckReport, StageResult, report_table
 from benchmarks.gpu.rig import Rig, open_rig, say
-from benchmarks.gpu.sizes import sizes_for, synthetic_manifest
+from benchmarks.gpu.sizes import sizes_for
 from benchmarks.gpu.stages import Stage, box_s, run_stage
 from trainer.dataset import read_manifest
 from trainer.errors import TrainerError

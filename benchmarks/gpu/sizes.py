@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainer.config import Precision
-from trainer.dataset import LengthHistogram, Manifest, SourceStatistics, SpecialIds, Split
 
 H100_NVL_TOTAL_BYTES = 95_830 * 2**20
 """What NVML calls the total of an H100 NVL, sold as 94 GB."""
@@ -84,30 +83,3 @@ def sizes_for(device: Literal["cpu", "cuda"], *, tiny: bool) -> Sizes:
         return TINY_ON_CPU
     # A CUDA context and its workspaces alone take more than a tiny budget on a CPU holds.
     return replace(TINY_ON_CPU, precision="bf16", matmul_dtype="bfloat16", matmul_size=2048, probe_budget_bytes=2**31)
-
-
-def synthetic_manifest(vocab_size: int) -> Manifest:
-    """A dataset's manifest without a dataset: probes need its vocabulary only."""
-    nothing = Split(shards=[], length_histogram=LengthHistogram(edges=[0], counts=[0]))
-    return Manifest(
-        schema_version=2,
-        dtype="uint16",
-        vocab_size=-(-vocab_size // 64) * 64,
-        used_vocab_size=vocab_size,
-        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
-        tokenizer_sha256="0" * 64,
-        train=nothing,
-        validation=nothing,
-        source=SourceStatistics(
-            kinds=["synthetic"],
-            files=0,
-            rejected=0,
-            duplicate_samples=0,
-            empty_samples=0,
-            truncated_samples=0,
-            split_samples=0,
-            raw_bytes=0,
-            token_bytes=0,
-            unknown_tokens=0,
-        ),
-    )

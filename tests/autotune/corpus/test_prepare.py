@@ -243,15 +243,23 @@ def test_after_an_interrupt_anywhere_it_goes_on_and_ends_the_same(lines, tmp_pat
     assert not list(tmp_path.glob(".data.*"))
 
 
-def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_path, silent, monkeypatch):
+@contextmanager
+def interrupted_after_publishing():
+    """Whatever prepares in the block is interrupted between its last two steps."""
+
     def publish_and_end(dataset, final):
         publish(dataset, final)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autotune.corpus.prepare.publish", publish_and_end)
         with pytest.raises(KeyboardInterrupt):
-            run(silent, f"text:{lines}", out=tmp_path / "data")
+            yield
+
+
+def test_ended_between_publishing_and_cleaning_up_it_only_cleans_up(lines, tmp_path, silent):
+    with interrupted_after_publishing():
+        run(silent, f"text:{lines}", out=tmp_path / "data")
     before = content(tmp_path / "data")
     prepared = run(silent, f"text:{lines}", out=tmp_path / "data")
     assert prepared.manifest == read_manifest(tmp_path / "data")
@@ -273,19 +281,11 @@ def test_the_same_request_is_not_carried_out_twice_unless_asked_for(lines, tmp_p
     assert path.read_bytes() == good
 
 
-def test_an_overwriting_run_that_ended_after_publishing_never_publishes_the_old_data(
-    lines, tmp_path, silent, monkeypatch
-):
+def test_an_overwriting_run_that_ended_after_publishing_never_publishes_the_old_data(lines, tmp_path, silent):
     run(silent, f"text:{lines}", out=tmp_path / "data", max_samples=5)
 
-    def publish_and_end(dataset, final):
-        publish(dataset, final)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("autotune.corpus.prepare.publish", publish_and_end)
-        with pytest.raises(KeyboardInterrupt):
-            run(silent, f"text:{lines}", out=tmp_path / "data", overwrite=True)
+    with interrupted_after_publishing():
+        run(silent, f"text:{lines}", out=tmp_path / "data", overwrite=True)
     before = content(tmp_path / "data")
     run(silent, f"text:{lines}", out=tmp_path / "data", overwrite=True)
     assert content(tmp_path / "data") == before

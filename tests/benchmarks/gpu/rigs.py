@@ -11,8 +11,9 @@ from autotune.measure.host import FakeHost
 from autotune.measure.machine import FakeMachine
 from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.search.site import Site
+from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.rig import Rig
-from benchmarks.gpu.sizes import TINY_ON_CPU, Sizes, synthetic_manifest
+from benchmarks.gpu.sizes import TINY_ON_CPU, Sizes
 
 
 class FakeServer(FakeMachine):
