@@ -15,7 +15,7 @@ from autotune.corpus.place import check_place, publish, writing
 from autotune.corpus.rejects import read_rejects, strict
 from autotune.corpus.request import Input, Request, find_input, request_key
 from autotune.corpus.sources.base import Reject
-from autotune.corpus.stages import Preparation, Stages
+from autotune.corpus.stages import NothingUsableError, Preparation, Stages
 from autotune.corpus.tokenizer import load_tokenizer
 from autotune.corpus.workplace import Workplace, open_workplace, other_workplaces, workplace_path
 from trainer.dataset import PREPARED_NAME, REJECTS_NAME, Manifest, read_manifest
@@ -67,8 +67,12 @@ def prepare(request: Request, stages: Stages, tell: Tell) -> Prepared:
             for path, size_bytes in other_workplaces(out, key):
                 tell(f"{path} is left of a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
             with open_workplace(out, key) as workplace:
-                with _engine(request, found, workplace) as engine:
-                    manifest = Preparation(request, found, workplace, engine, stages).run(given)
+                try:
+                    with _engine(request, found, workplace) as engine:
+                        manifest = Preparation(request, found, workplace, engine, stages).run(given)
+                except NothingUsableError:
+                    shutil.rmtree(workplace.path, ignore_errors=True)
+                    raise
                 note = json.dumps({"request": key}).encode() + b"\n"
                 assemble.write_durably(workplace.path / "dataset" / PREPARED_NAME, note)
                 # Again: the work took time, and someone may have put something there.

@@ -47,6 +47,10 @@ _BPE_TEXT_BYTES = 64 * 2**20
 _COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
 
 
+class NothingUsableError(BadInput):
+    """The same request comes to nothing however often it is made: there is no work to go on with."""
+
+
 class Preparation:
     """One run through the stages.
 
@@ -75,7 +79,7 @@ class Preparation:
         splits = {name: self._assemble(name, encoded, tokenizer) for name in encode.SPLITS}
         said = {name: sum(one[split][name] for one in encoded for split in encode.SPLITS) for name in _COUNTED}
         if not said["tokens"]:
-            raise BadInput("the tokenizer makes no token of this data", next_step="Leave out --tokenizer.")
+            raise NothingUsableError("the tokenizer makes no token of this data", next_step="Leave out --tokenizer.")
         manifest = Manifest(
             schema_version=2,
             dtype=tokenizer.dtype,
@@ -158,13 +162,13 @@ class Preparation:
             raise self._nothing_usable(tasks)
         return counted
 
-    def _nothing_usable(self, tasks: list[Task]) -> BadInput:
+    def _nothing_usable(self, tasks: list[Task]) -> "NothingUsableError":
         rejects = self._unreadable
         for task in tasks:
             rejects += read_rejects(self._workplace.directory(EXTRACT_STAGE, task.name) / REJECTS_FILE, 1)
         files = sum(len(found.files) for found in self._input.found)
         why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
-        return BadInput(
+        return NothingUsableError(
             f"no sample in {files} files{why}",
             next_step=f"Name a place that holds some, such as {self._input.sources[0].example}",
         )

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from autotune.corpus import assemble, distinct, encode, enough, pieces, words
 from autotune.corpus.elf import functions
@@ -17,6 +19,7 @@ from autotune.corpus.request import Request
 from autotune.corpus.sources import text
 from autotune.corpus.sources.base import SourceOptions
 from autotune.corpus.split import ValidationSplit
+from autotune.corpus.tokenizer import SPECIAL_TOKENS
 from autotune.errors import BadInput, MachineLacks
 from tests.system.faults.corpora import content
 from trainer.dataset import TokenDataset, read_manifest
@@ -346,3 +349,16 @@ def test_a_tokenizer_that_makes_no_token_is_refused(programs, tmp_path, silent):
 
 def test_the_bound_on_samples_is_the_one_that_the_command_line_tells():
     assert enough.MAX_SAMPLES == 5_000_000
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "nothing.json"}], ids=["no sample", "no token"])
+def test_a_request_that_comes_to_nothing_leaves_nothing(tmp_path, silent, options):
+    tokenizer = Tokenizer(WordLevel(dict(zip(SPECIAL_TOKENS, range(5), strict=True)), unk_token="[UNK]"))
+    tokenizer.normalizer = Replace("x", "")
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "nothing.json"))
+    options = {name: tmp_path / value for name, value in options.items()}
+    (tmp_path / "raw.txt").write_text("xx\n" if options else "\n")
+    with pytest.raises(BadInput, match="no token of this data" if options else "no sample in 1 files"):
+        run(silent, f"text:{tmp_path}/raw.txt", out=tmp_path / "data", **options)
+    assert not list(tmp_path.glob(".data.*"))
