@@ -31,10 +31,10 @@ from autotune.show.tables import text_table
 from autotune.store import write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
+from trainer.batch import make_plan
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.loop import make_plan
 from trainer.packing import pack_rows
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
 

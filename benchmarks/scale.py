@@ -103,10 +103,10 @@ def make_bars(figures: dict[str, Any]) -> list[Bar]:
 
 def read(directory: Path, batches: int) -> dict[str, Any]:
     """Open a dataset and take batches, in this process."""
+    from trainer.batch import make_plan
     from trainer.config import ModelSettings, TrainConfig
     from trainer.dataset import TokenDataset
     from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-    from trainer.loop import make_plan
 
     config = TrainConfig(
         model=ModelSettings(name="none", config={"model_type": "bert"}),

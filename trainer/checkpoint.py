@@ -4,25 +4,49 @@ import os
 import secrets
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import PreTrainedTokenizerFast
 
 from trainer.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.objective import MaskedLM
 
 
 def export_model(
-    model: PreTrainedModel, *, dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int, directory: Path
+    module: MaskedLM,
+    *,
+    dataset_dir: Path,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
+    directory: Path,
+    leads: bool,
 ) -> None:
-    """Write the model and its tokenizer; the directory appears whole or not at all."""
+    """Write the model and its tokenizer; the directory appears whole or not at all.
+
+    All ranks take part, as each may hold a share of the weights; the one that leads writes.
+    """
+    weights = _whole_weights(module)
+    if not leads:
+        return
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(mode=0o700, parents=True)
-    model.save_pretrained(partial)
+    # How attention was computed here is nobody else's business.
+    module.model.config._attn_implementation = None
+    module.model.save_pretrained(partial, state_dict=weights)
     _tokenizer(dataset_dir, special_ids, seq_length_tokens).save_pretrained(str(partial))
     for path in partial.iterdir():
         _sync(path)
     partial.rename(directory)
     _sync(directory.parent)
+
+
+def _whole_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
+    """The encoder's weights on the host of rank 0, under transformers' names, wherever their parts lie."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found = get_model_state_dict(module.model, options=options)
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:

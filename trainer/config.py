@@ -24,6 +24,12 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Precision = Literal["fp32", "bf16"]
 Layout = Literal["padded", "bucketed", "packed"]
+Schedule = Literal["constant", "linear", "cosine", "wsd"]
+Strategy = Literal["ddp", "zero1", "fsdp2"]
+GradientDtype = Literal["fp32", "bf16", "fp16"]
+Attention = Literal["auto", "varlen", "sdpa"]
+Head = Literal["masked", "dense"]
+Checkpointing = Literal["none", "selective", "full"]
 
 
 class ModelSettings(Table):
@@ -65,9 +71,29 @@ class DataSettings(Table):
 class ParallelSettings(Table):
     """How ranks work together."""
 
-    strategy: Literal["ddp"] = "ddp"
+    strategy: Strategy = "ddp"
+    """What each rank holds. ``ddp``: all of it. ``zero1``: all weights and gradients, its share of the optimizer's
+    state. ``fsdp2``: its share of everything, gathered layer by layer."""
+    shard_ranks: Positive | None = None
+    """With ``fsdp2``: how many neighbouring ranks share one copy of the model (HSDP), such as those of a node; all of
+    them when absent."""
     bucket_cap_mib: Positive = 25
-    """DDP's gradient bucket size."""
+    """DDP's gradient bucket size: larger ones for slow networks and many nodes."""
+    gradient_as_bucket_view: bool = True
+    """Gradients live in DDP's buckets; otherwise every gradient exists twice."""
+    static_graph: bool = False
+    """Tells DDP that every step uses the same parameters in the same order, which these models do."""
+    gradient_dtype: GradientDtype = "fp32"
+    """What gradients travel as. 16 bits halve the traffic and change the recipe."""
+
+
+class EvaluationSettings(Table):
+    """How the model is held against the validation split, with the same masks every time."""
+
+    interval_steps: Positive | None = None
+    """Also during training; at its end in any case."""
+    max_rows: Positive = 2048
+    """Rows of validation samples, over all ranks; the first ones of a seeded order."""
 
 
 class TrainConfig(Table):
@@ -76,31 +102,85 @@ class TrainConfig(Table):
     model: ModelSettings
     data: DataSettings = DataSettings()
     parallel: ParallelSettings = ParallelSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     seq_length_tokens: Annotated[int, Field(ge=8)] = 512
     """Tokens in a row, special tokens included; longer samples are cut."""
     layout: Layout = "padded"
     """What a row holds. ``padded``: one sample, then padding. ``bucketed``: the same, and the rows of an optimizer step
-    that are alike in length are computed together, as wide as the longest. ``packed``: as many samples as fit."""
+    that are alike in length are computed together, as wide as the longest. ``packed``: as many samples as fit; none
+    attends to another."""
     micro_batch_rows: Positive = 8
     """Rows that one rank computes at once."""
     global_batch_rows: Positive = 256
     """Rows of one optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
+    global_batch_tokens: Positive | None = None
+    """The same in real tokens, which then decides: as many rows as hold so many in the mean of this dataset."""
+    global_batch_samples: Positive | None = None
+    """The same in samples."""
     max_steps: Positive = 1000
     """Optimizer steps of the run."""
     max_epochs: Positive | None = None
     """Ends the run sooner, when every sample was seen so often; the learning rate still follows ``max_steps``."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """Peak of a linear warm-up and linear decay (Devlin et al. 2018)."""
+    """The schedule's peak (the default is that of Devlin et al. 2018)."""
+    schedule: Schedule = "linear"
+    """After the warm-up. ``linear`` and ``cosine`` fall to the final rate by ``max_steps``; ``wsd`` stays at the peak
+    and falls over the last part only; ``constant`` stays."""
     warmup_steps: NonNegative = 100
+    """Steps in which the learning rate rises linearly."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """With ``wsd``: the part of ``max_steps`` that the fall takes."""
+    final_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What is left of the peak at the end."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """On matrices only: biases and normalisation weights are left alone."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     masking_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of ordinary tokens to predict; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
+    attention: Attention = "auto"
+    """``varlen`` computes each sample on its own (GPUs from Ampere on, bf16, no attention dropout), ``sdpa`` whole rows
+    under a mask. ``auto`` takes varlen where it can, and the run says which, and why."""
+    attention_dropout: Annotated[float | None, Field(ge=0, lt=1)] = None
+    """Instead of the model's. Another value is a change of recipe, and is named in the run record."""
+    head: Head = "masked"
+    """Which positions the prediction head computes: those to predict, or with ``dense`` all. The loss is the same."""
+    checkpointing: Checkpointing = "none"
+    """Which activations are computed again in backward instead of kept. ``selective`` keeps the results of matrix
+    products and attention, ``full`` keeps only what enters a layer."""
+    compile_layers: bool = False
+    """Compile each layer with ``torch.compile``: minutes at the start, faster steps after."""
     precision: Precision = "fp32"
+    """Of the matrix products; weights and the optimizer stay in fp32. ``bf16`` is autocast."""
+    tf32: bool = True
+    """With ``fp32`` on GPUs from Ampere on, multiply in TF32, which rounds factors to 10 bits."""
     device: Literal["cpu", "cuda"] = "cpu"
     seed: NonNegative = 0
     log_interval_steps: Positive = 1
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _fp16_is_refused(cls, value: object) -> object:
+        if value == "fp16":
+            raise ValueError(
+                "fp16 is not offered: its gradients overflow and need loss scaling, which skips steps and makes runs "
+                "irreproducible; use bf16 on GPUs from Ampere on, fp32 elsewhere"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_global_batch(self) -> "TrainConfig":
+        if self.global_batch_tokens is not None and self.global_batch_samples is not None:
+            raise ValueError("global_batch_tokens and global_batch_samples cannot both decide; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _sharing_fits_the_strategy(self) -> "TrainConfig":
+        if self.parallel.shard_ranks is not None and self.parallel.strategy != "fsdp2":
+            raise ValueError("parallel.shard_ranks needs parallel.strategy = 'fsdp2'")
+        return self
 
     @model_validator(mode="after")
     def _path_is_relative(self) -> "TrainConfig":
@@ -240,4 +320,6 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
     return json.loads(json.dumps(value, default=str))
 
 
-_FLOAT_KEYS = frozenset(name for name, field in TrainConfig.model_fields.items() if field.annotation is float)
+_FLOAT_KEYS = frozenset(
+    name for name, field in TrainConfig.model_fields.items() if field.annotation in {float, float | None}
+)

@@ -7,6 +7,7 @@ replacement is always an ordinary token.
 Shapes: N samples, T tokens of all of them, P tokens to predict.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,11 @@ _NEVER = np.uint16(2**16 - 1)
 """Above the edge of every probability that can be told from 1."""
 _EIGHT_TENTHS, _NINE_TENTHS = (np.uint64(2**64 * tenths // 10) for tenths in (8, 9))
 
+SLOTS_MULTIPLE = 64
+"""Head slots come in whole tiles of matrix units."""
+_SLOTS_SIGMAS = 6.0
+"""So many standard deviations above the mean: more tokens to predict come once in a billion micro-batches."""
+
 Int64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -36,6 +42,18 @@ class MaskingRule:
     special_ids: tuple[int, ...]
     """Never masked, never drawn."""
     probability: float
+
+
+def head_slots(places: int, probability: float) -> int:
+    """How many tokens to predict a micro-batch has room for, so that the head's shapes never change.
+
+    Args:
+        places: Tokens of the micro-batch, padding included; each is drawn independently, or not at all.
+        probability: Of being drawn.
+    """
+    mean = places * probability
+    slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))
+    return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
 
 
 class Masker:

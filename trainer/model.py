@@ -1,10 +1,13 @@
 """Build an encoder from its settings; transformers' own modules, from scratch."""
 
+from dataclasses import dataclass
+
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from trainer.attention import dropout_key, register_varlen
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds
 from trainer.errors import BadConfig
@@ -29,18 +32,66 @@ _POSITIONS_START_AFTER_PAD = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Where the parts of an architecture are, so that its head can be computed at chosen places only.
+
+    Its encoder must hand keyword arguments down to attention functions, take a 4-D mask as it is, and know a token's
+    place by ``position_ids`` alone; a test perturbs one document and sees its neighbours unmoved.
+    """
+
+    encoder: str
+    """Attribute of the masked-LM model."""
+    layers: str
+    """Path from there to the list of layers."""
+    head: tuple[str, ...]
+    """Attributes that turn hidden states into logits, one after the other."""
+    positions_after_pad: bool = False
+    """Whether positions count from the padding id plus one."""
+
+
+_ROBERTA = Family(encoder="roberta", layers="encoder.layer", head=("lm_head",), positions_after_pad=True)
+
+_FAMILIES: dict[str, Family] = {
+    "bert": Family(encoder="bert", layers="encoder.layer", head=("cls",)),
+    "camembert": _ROBERTA,
+    "modernbert": Family(encoder="model", layers="layers", head=("head", "decoder")),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+
+
+def family_of(config: PretrainedConfig) -> Family | None:
+    """The parts of an architecture, or None where this project does not know them."""
+    return _FAMILIES.get(config.model_type)
+
+
+def window_tokens(config: PretrainedConfig) -> int | None:
+    """How far layers with a sliding window look to either side; None where there are no such layers."""
+    if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
+        return None
+    window: int = config.sliding_window
+    return window
+
+
 def padded_vocab_size(vocab_size: int) -> int:
     """The vocabulary rounded up to whole tiles."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def build_config(
-    settings: ModelSettings, *, vocab_size: int, special_ids: SpecialIds, seq_length_tokens: int
+    settings: ModelSettings,
+    *,
+    vocab_size: int,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
+    attention_dropout: float | None = None,
 ) -> PretrainedConfig:
-    """The transformers config of a shape for a dataset.
+    """The transformers config of a shape for a dataset; ``attention_dropout`` replaces the shape's own.
 
     Raises:
-        BadConfig: If transformers has no such masked-LM encoder, or rows are longer than its positions.
+        BadConfig: If transformers has no such masked-LM encoder, if rows are longer than its positions, or if it has no
+            dropout of attention weights to replace.
     """
     shape = dict(settings.config) | dict.fromkeys(settings.null_keys)
     model_type = shape.pop("model_type")
@@ -69,19 +120,33 @@ def build_config(
     if getattr(config, "is_encoder_decoder", False):
         raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
     _check_positions(config, model_type, special_ids, seq_length_tokens)
+    if attention_dropout is not None:
+        key = dropout_key(config)
+        if key is None:
+            raise BadConfig(
+                f"{model_type!r} has no dropout of attention weights that train.attention_dropout could replace",
+                next_step="Leave train.attention_dropout out, and set the model's own key in its config.",
+            )
+        setattr(config, key, attention_dropout)
     return config
 
 
-def build_model(config: PretrainedConfig, device: torch.device) -> tuple[PreTrainedModel, str]:
+def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
     """A model with fresh weights in fp32, in training mode.
 
-    Returns:
-        The model, and the attention implementation it uses: ``sdpa``, or ``eager`` where transformers has no other.
+    Args:
+        config: Its shape.
+        device: Where its weights are made.
+        implementation: The name of an attention function that transformers knows; where an architecture has no such
+            choice, its own ``eager`` one is taken, and ``model.config`` says so.
     """
+    register_varlen()
     with torch.device(device):
         try:
             try:
-                model = AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+                model: PreTrainedModel = AutoModelForMaskedLM.from_config(
+                    config, attn_implementation=implementation, dtype=torch.float32
+                )
             except ValueError as error:
                 # How transformers says that an architecture has no SDPA path.
                 if "scaled_dot_product_attention" not in str(error):
@@ -92,9 +157,9 @@ def build_model(config: PretrainedConfig, device: torch.device) -> tuple[PreTrai
                 f"transformers cannot build the model: {error}", next_step="Correct the sizes in the config."
             ) from error
     model.train()
-    if device.type != "meta":
+    if device.type != "meta" and family_of(config) is None:
         _freeze_unused(model)
-    return model, str(model.config._attn_implementation)
+    return model
 
 
 def _freeze_unused(model: PreTrainedModel) -> None:

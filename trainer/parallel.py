@@ -1,17 +1,22 @@
 """Ranks: who this process is, its device, and what all ranks agree on."""
 
+import contextlib
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config import TrainConfig
-from trainer.errors import DeviceMissing
+from trainer.errors import BadConfig, DeviceMissing
+from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A rank that has not answered for so long is dead or hung, and the job ends."""
@@ -33,12 +38,30 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Add numbers up over all ranks, in double precision."""
+        """Add numbers up over all ranks, in double precision; the host waits for all hosts, and for no device."""
         if self.world_size == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
+
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Begin to add a tensor on the device up over all ranks, in place.
+
+        Returns:
+            What makes the device wait for the result; on a CPU that is this process.
+        """
+        return self._begin(tensor, dist.ReduceOp.SUM)
+
+    def begin_max(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """The same for the largest."""
+        return self._begin(tensor, dist.ReduceOp.MAX)
+
+    def _begin(self, tensor: torch.Tensor, operation: Any) -> Callable[[], object]:  # noqa: ANN401 - torch's own enum
+        if self.world_size == 1:
+            return lambda: None
+        wait: Callable[[], object] = dist.all_reduce(tensor, operation, async_op=True).wait
+        return wait
 
 
 def join_ranks(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -55,7 +78,9 @@ def join_ranks(config: TrainConfig, environment: Mapping[str, str] = os.environ)
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=GROUP_TIMEOUT)
+        # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
     return Ranks(
         rank=int(environment.get("RANK", "0")),
         local_rank=local_rank,
@@ -90,13 +115,65 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     return device
 
 
-def share_gradients(model: nn.Module, config: TrainConfig, ranks: Ranks) -> nn.Module:
-    """Wrap a model so that gradients are averaged over ranks; alone, it is returned as it is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedModule:
+    """A module that trains together with those of all ranks."""
+
+    module: nn.Module
+    """To be called; the module itself where this process is alone."""
+    traffic: GradientTraffic | None
+    """Where DDP carries the gradients."""
+
+    def synchronise(self, now: bool) -> contextlib.AbstractContextManager[None]:
+        """Whether the next forward and backward send gradients, or keep them for a later one to send."""
+        if isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(now)
+        elif isinstance(self.module, DistributedDataParallel) and not now:
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+
+def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> SharedModule:
+    """Wrap a module for its strategy; alone, it is left as it is.
+
+    Args:
+        module: On this rank's device, the same weights on every rank.
+        layers: Its parts that fsdp2 gathers one at a time.
+        config: Names the strategy.
+        ranks: All of them.
+
+    Raises:
+        BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks.
+    """
+    parallel = config.parallel
     if ranks.world_size == 1:
-        return model
-    return DistributedDataParallel(
-        model,
+        return SharedModule(module=module, traffic=None)
+    if parallel.strategy == "fsdp2":
+        _shard(module, layers, config, ranks)
+        return SharedModule(module=module, traffic=None)
+    wrapped = DistributedDataParallel(
+        module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=config.parallel.bucket_cap_mib,
-        gradient_as_bucket_view=True,  # without it every gradient exists twice
+        bucket_cap_mb=parallel.bucket_cap_mib,
+        gradient_as_bucket_view=parallel.gradient_as_bucket_view,
+        static_graph=parallel.static_graph,
     )
+    return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
+
+
+def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> None:
+    together = config.parallel.shard_ranks or ranks.world_size
+    if ranks.world_size % together:
+        raise BadConfig(
+            f"parallel.shard_ranks = {together} does not divide {ranks.world_size} ranks",
+            next_step="Use a divisor, such as the ranks of one node.",
+        )
+    copies = ranks.world_size // together
+    # All of them in one dimension is plain FSDP; copies of it in another are HSDP.
+    shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
+    policy = MixedPrecisionPolicy(reduce_dtype=TRAVEL_DTYPES[config.parallel.gradient_dtype])
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(module, "evaluate")

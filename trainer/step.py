@@ -1,103 +1,128 @@
-"""One optimizer step: micro-batches, accumulation, clipping, update. Probing trials run this same code.
+"""One optimizer step: micro-batches, accumulation, clipping, update. Probing trials run this same code."""
 
-Shapes: B rows of a micro-batch, S tokens of a row, V words.
-"""
-
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.tensor import DTensor
 
 from trainer.config import TrainConfig
-from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
-from trainer.masking import IGNORED_LABEL
-from trainer.parallel import Ranks
+from trainer.optimizer import set_learning_rate
+from trainer.parallel import Ranks, SharedModule
+from trainer.stopwatch import Mark, mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialGradient:
+    """The gradient of a part of the step's tokens, for telling signal from noise."""
+
+    square: torch.Tensor
+    """Shape (): squared L2 norm of the part's mean gradient."""
+    share: float
+    """The part of the step's tokens that it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one optimizer step was on this rank. Tensors stay on the device: reading them waits for it."""
+    """What one optimizer step was on this rank. Tensors and marks stay on the device: reading them waits for it."""
 
     loss_share: torch.Tensor
     """Shape (): this rank's part of the mean loss per predicted token; the ranks' parts add up to it."""
     grad_norm: torch.Tensor
     """Shape (): the whole gradient's L2 norm before clipping."""
-
-
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on matrices only."""
-    matrices = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
-
-
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then linear decay to zero, for a step counted from 0."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    left = (config.max_steps - step) / max(1, config.max_steps - config.warmup_steps)
-    return config.learning_rate * max(0.0, min(1.0, left))
+    partial: PartialGradient | None
+    """None where the step has one part only, or fsdp2 hides it."""
+    began: Mark
+    departed: Mark | None
+    """When the last gradients left for other ranks; None where nobody can tell, or there are none."""
+    reduced: Mark
+    """When this rank had the whole gradient."""
+    updated: Mark
 
 
 class TrainStep:
-    """A model with its optimizer, ready to take steps.
+    """A module with its optimizer, ready to take steps.
 
-    Raises:
-        BadConfig: If rows are packed: attention would cross from one sample to the next.
+    Args:
+        shared: A ``MaskedLM``, wrapped.
+        optimizer: Of its parameters.
+        config: How to clip.
+        ranks: All of them.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks) -> None:
-        if config.layout == "packed":
-            raise BadConfig(
-                "train.layout is packed, and this version's models would attend across the samples of a row",
-                next_step="Use --set train.layout=bucketed or padded.",
-            )
-        self._model = model
+    def __init__(
+        self, shared: SharedModule, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks
+    ) -> None:
+        self._shared = shared
         self._optimizer = optimizer
         self._config = config
         self._ranks = ranks
+        self._parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
+        # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
+        self._learning = config.parallel.static_graph
 
-    def run(self, micro_batches: Sequence[MicroBatch], lr: float) -> StepResult:
+    def run(self, micro_batches: Sequence[MicroBatch], lr: float, *, part_of_it: bool = False) -> StepResult:
         """Take one optimizer step.
 
         The loss of every token weighs the same, whichever rank and micro-batch it fell to: each rank divides by the
-        number of predicted tokens of all ranks and micro-batches.
+        number of predicted tokens of all ranks and micro-batches. That number stays on the device.
+
+        Args:
+            micro_batches: Of this rank, on the host or on the device.
+            lr: The learning rate.
+            part_of_it: Whether a single rank measures the gradient of its first micro-batch; several ranks always
+                measure each their own.
         """
-        (predicted,) = self._ranks.sum(sum(batch.predicted_tokens for batch in micro_batches))
-        weight = 1.0 / max(1.0, predicted)
-        loss_share = torch.zeros((), device=self._ranks.device)
-        for number, batch in enumerate(micro_batches):
-            with self._synchronised_if(number == len(micro_batches) - 1):
-                loss = self._loss_sum(batch) * weight
-                # DDP averages over ranks; the loss is already divided by what all of them predict.
-                (loss * self._ranks.world_size).backward()
-            loss_share += loss.detach()
-        grad_norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.max_grad_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        device = self._ranks.device
+        began = mark(device)
+        batches = [batch.to(device) for batch in micro_batches]
+        own_tokens = sum(batch.predicted_tokens for batch in batches)
+        tokens = torch.full((), float(own_tokens), dtype=torch.float64, device=device)
+        summed = self._ranks.begin_sum(tokens)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        partial: PartialGradient | None = None
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            with self._shared.synchronise(last or self._learning):
+                loss = self._shared.module(batch)
+                if number == 0:
+                    summed()
+                    weight = 1 / tokens.clamp(min=1)
+                # Ranks are averaged, and the loss is already divided by what all of them predict.
+                (loss * (weight * self._ranks.world_size)).backward()
+            loss_sum += loss.detach()
+            if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
+                partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
+        self._learning = False
+        reduced = mark(device)
+        departed = None
+        if self._shared.traffic is not None:
+            square, departed = self._shared.traffic.take()
+            partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
+        grad_norm = self._update(lr)
+        return StepResult(
+            loss_share=loss_sum * weight,
+            grad_norm=grad_norm,
+            partial=partial,
+            began=began,
+            departed=departed,
+            reduced=reduced,
+            updated=mark(device),
+        )
+
+    def _update(self, lr: float) -> torch.Tensor:
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        set_learning_rate(self._optimizer, lr)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss_share=loss_share, grad_norm=grad_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def _loss_sum(self, batch: MicroBatch) -> torch.Tensor:
-        """Summed cross-entropy of the predicted tokens, in fp32; shape ()."""
-        batch = batch.to(self._ranks.device)
-        bf16 = self._config.precision == "bf16"
-        with torch.autocast(self._ranks.device.type, dtype=torch.bfloat16, enabled=bf16):
-            logits_BSV = self._model(input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS()).logits
-        loss: torch.Tensor = functional.cross_entropy(
-            logits_BSV.flatten(0, 1).float(), batch.labels_BS().flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-        )
-        return loss
-
-    def _synchronised_if(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients travel once per optimizer step, with its last micro-batch."""
-        if last or not isinstance(self._model, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._model.no_sync()
+    def _first_part(self, share: float) -> PartialGradient | None:
+        if not share:
+            return None
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        # So far it is the part's contribution to the mean over the whole step.
+        norm = nn.utils.get_total_norm(gradients) / share
+        return PartialGradient(square=norm.square(), share=share)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.batch import make_plan
 from trainer.config import ModelSettings, TrainConfig, accumulation_steps, resolve
 from trainer.errors import BadConfig
-from trainer.loop import make_plan
 
 PROFILE = """
 schema_version = 1

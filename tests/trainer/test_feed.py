@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_dataset
+from trainer.batch import make_plan
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
-from trainer.loop import make_plan
 from trainer.masking import IGNORED_LABEL
 
 LAYOUTS = ("padded", "bucketed", "packed")

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.batch import make_plan
+from trainer.build import build_training
 from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
-from trainer.loop import make_model, make_plan
 from trainer.parallel import join_ranks
+from trainer.schedule import learning_rate
 from trainer.schema import parse_table
-from trainer.step import TrainStep, learning_rate, make_optimizer
+from trainer.step import TrainStep
 
 CACHED_BATCHES = 4
 """Enough of them that lengths vary, few enough that they cost no memory."""
@@ -31,11 +33,17 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     """
     config = parse_table(TrainConfig, measured["config"], where="trial")
     # One micro-batch a step: accumulation repeats what is measured here. And no end: the window decides.
-    config = config.model_copy(update={"global_batch_rows": config.micro_batch_rows, "max_epochs": None})
+    config = config.model_copy(
+        update={
+            "global_batch_rows": config.micro_batch_rows,
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+            "max_epochs": None,
+        }
+    )
     ranks = join_ranks(config, environment={})
     dataset = TokenDataset.open(Path(place["data_dir"]))
-    model, _ = make_model(config, dataset, ranks)
-    step = TrainStep(model, make_optimizer(model, config), config, ranks)
+    step = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks).step
     batches = _batches(dataset, config, cached=measured["cached"])
     discard = 2 + 2 * config.data.loader_workers * config.data.prefetch_batches
     for number in range(discard):

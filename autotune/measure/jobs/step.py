@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from autotune.measure.jobs.budget import enforce
+from trainer.build import build_training
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.model import build_config, build_model
+from trainer.masking import head_slots
 from trainer.parallel import join_ranks
+from trainer.schedule import learning_rate
 from trainer.schema import parse_table
-from trainer.step import TrainStep, learning_rate, make_optimizer
 
 
 def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
@@ -36,15 +37,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     device = ranks.device
     budget = enforce(measured["memory_budget_bytes"], device, place.get("device_used_before_bytes"))
 
-    torch.manual_seed(config.seed)
-    model_config = build_config(
-        config.model,
-        vocab_size=measured["vocab_size"],
-        special_ids=special_ids,
-        seq_length_tokens=config.seq_length_tokens,
-    )
-    model, _ = build_model(model_config, device)
-    step = TrainStep(model, make_optimizer(model, config), config, ranks)
+    step = build_training(config, measured["vocab_size"], special_ids, ranks).step
     # As the feed delivers them.
     stored = torch.uint16 if measured["vocab_size"] <= 2**16 else torch.uint32
     step_s: list[float] = []
@@ -75,7 +68,9 @@ def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds,
     rows, width = config.micro_batch_rows, config.seq_length_tokens
     ordinary = torch.tensor(sorted(set(range(vocab_size)) - set(special_ids.all())))
     ids = ordinary[torch.randint(len(ordinary), (rows * width,))]
-    predicted = torch.nonzero(torch.rand(rows * width) < config.masking_probability).flatten()
+    # As many to predict as a micro-batch has room for.
+    drawn = torch.randperm(rows * width)[: head_slots(rows * width, config.masking_probability)]
+    predicted = drawn.sort().values
     targets = ids[predicted]
     ids[predicted] = special_ids.mask
     # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.

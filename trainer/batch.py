@@ -1,0 +1,60 @@
+"""How large the global batch is in rows, from what the configuration says of it. No torch here."""
+
+import numpy as np
+
+from trainer.config import TrainConfig, accumulation_steps
+from trainer.dataset import TokenDataset
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Segments, lay_out
+
+_LOOKED_AT_SAMPLES = 16_384
+"""Whole blocks of them, of every lane, are laid out to learn what a row holds in the mean."""
+
+
+def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
+    """The configuration with its global batch in rows, whatever it was given in.
+
+    Rows are what is kept exactly at any number of ranks. A batch given in real tokens or samples becomes as many rows
+    as hold it in the mean of this dataset, of which a part is looked at, the same by every rank.
+    """
+    if config.global_batch_tokens is None and config.global_batch_samples is None:
+        return config
+    tokens, samples = mean_row(config, dataset)
+    rows = (
+        config.global_batch_tokens / tokens
+        if config.global_batch_tokens is not None
+        else (config.global_batch_samples or 0) / samples
+    )
+    return config.model_copy(update={"global_batch_rows": max(1, round(rows))})
+
+
+def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
+    """Real tokens and samples in a row of this dataset, in the mean."""
+    plan = make_plan(config, len(dataset), world_size=1)
+    parts: list[Segments] = []
+    rows = looked_at = 0
+    blocks = ((lane, block) for block in range(plan.blocks_per_epoch) for lane in range(plan.lanes))
+    for lane, block in blocks:
+        part = lay_out(plan, lane, block, dataset)
+        if len(part):
+            parts.append(part)
+            rows += int(part.rows[-1]) + 1
+            looked_at += len(part)
+        if looked_at >= _LOOKED_AT_SAMPLES:
+            break
+    segments = Segments.join(parts)
+    tokens = int(np.sum(segments.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(segments)
+    return tokens / max(1, rows), len(segments) / max(1, rows)
+
+
+def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:
+    """Deal the global batch to ranks and micro-batches."""
+    return BatchPlan(
+        seed=config.seed,
+        dataset_samples=samples,
+        row_tokens=config.seq_length_tokens,
+        layout=config.layout,
+        global_batch_rows=config.global_batch_rows,
+        accumulation_steps=accumulation_steps(config, world_size),
+        world_size=world_size,
+        max_epochs=config.max_epochs,
+    )

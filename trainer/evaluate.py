@@ -1,0 +1,74 @@
+"""Hold the model against the validation split."""
+
+import math
+import time
+
+import torch
+
+from trainer.config import TrainConfig, accumulation_steps
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.objective import MaskedLM
+from trainer.parallel import Ranks
+from trainer.plan import BatchPlan
+from trainer.record import EvaluationRow
+
+
+def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, step: int) -> EvaluationRow:
+    """Loss and hits on the same rows with the same masks every time, whatever the number of ranks.
+
+    All ranks take part; the module is in evaluation mode meanwhile.
+
+    Args:
+        module: Not wrapped by DDP, as no gradients travel.
+        validation: Holds at least one sample.
+        config: Says how many rows.
+        ranks: All of them.
+        step: Steps finished, for the row.
+    """
+    started_s = time.perf_counter()
+    # All rows in one go, as if they were one optimizer step.
+    config = config.model_copy(update={"global_batch_rows": min(config.evaluation.max_rows, len(validation))})
+    plan = BatchPlan(
+        seed=config.seed,
+        dataset_samples=len(validation),
+        row_tokens=config.seq_length_tokens,
+        layout=config.layout,
+        global_batch_rows=config.global_batch_rows,
+        accumulation_steps=accumulation_steps(config, ranks.world_size),
+        world_size=ranks.world_size,
+        max_epochs=1,
+    )
+    plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
+    # Few batches, which do not pay for starting loader processes.
+    config = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
+    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    module.eval()
+    with torch.no_grad():
+        for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
+            # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop.
+            if not any(ranks.sum(batch.real_tokens)):
+                break
+            found = module.evaluate(batch.to(ranks.device))
+            rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
+            sums += torch.stack(
+                [
+                    found.loss_sum.double(),
+                    found.correct.double(),
+                    torch.full((), float(batch.predicted_tokens), dtype=torch.float64, device=ranks.device),
+                    torch.full((), float(rows), dtype=torch.float64, device=ranks.device),
+                ]
+            )
+    module.train()
+    ranks.begin_sum(sums)()
+    loss_sum, correct, predicted, rows_in_all = sums.tolist()
+    loss = loss_sum / max(1.0, predicted)
+    return EvaluationRow(
+        step=step,
+        loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        masked_accuracy=correct / max(1.0, predicted),
+        predicted_tokens=round(predicted),
+        rows=round(rows_in_all),
+        seconds=time.perf_counter() - started_s,
+    )

@@ -1,0 +1,34 @@
+"""AdamW with its groups; its state whole on every rank, or shared out (ZeRO-1)."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from trainer.config import TrainConfig
+from trainer.parallel import Ranks
+
+
+def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torch.optim.Optimizer:
+    """Fused AdamW. Matrices decay, embeddings among them; biases and normalisation weights do not."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    options: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+        "fused": True,
+    }
+    if config.parallel.strategy == "zero1" and ranks.world_size > 1:
+        return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, **options)
+    return torch.optim.AdamW(groups, **options)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """For the next step, in every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

@@ -1,0 +1,47 @@
+"""What GPUs can multiply at most: dense matrix products, by their makers' data sheets. No torch here.
+
+Data sheets print figures with structured sparsity for most of these; dense is half of that. Read in 2026.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["bf16", "tf32", "fp32"]
+
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """One kind of GPU."""
+
+    name: str
+    """Words of its driver's name; the first row whose words all occur counts."""
+    bf16: float
+    """FLOP/s, dense."""
+    tf32: float
+    fp32: float
+    """Without matrix units."""
+    source: str
+
+
+PEAKS = (
+    Peak(name="H100 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H100 data sheet, NVL"),
+    Peak(name="H100 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H100 data sheet, PCIe"),
+    Peak(name="H100", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H100 data sheet, SXM"),
+    Peak(name="H200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H200 data sheet, SXM"),
+    Peak(name="GH200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA GH200 data sheet"),
+    Peak(name="A100", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A100 data sheet"),
+    Peak(name="A40", bf16=150 * TERA, tf32=75 * TERA, fp32=37 * TERA, source="NVIDIA A40 data sheet"),
+    Peak(name="A30", bf16=165 * TERA, tf32=82 * TERA, fp32=10.3 * TERA, source="NVIDIA A30 data sheet"),
+    Peak(name="A10", bf16=125 * TERA, tf32=62.5 * TERA, fp32=31 * TERA, source="NVIDIA A10 data sheet"),
+    Peak(name="L40S", bf16=362 * TERA, tf32=183 * TERA, fp32=91.6 * TERA, source="NVIDIA L40S data sheet"),
+    Peak(name="L4", bf16=121 * TERA, tf32=60 * TERA, fp32=30 * TERA, source="NVIDIA L4 data sheet"),
+)
+
+
+def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
+    """The dense peak of a device, or None where the table does not know it."""
+    words = set(device_name.replace("-", " ").split())
+    found = next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)
+    return None if found is None else float(getattr(found, number_format))
