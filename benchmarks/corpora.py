@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from trainer.dataset import (
     MANIFEST_NAME,
@@ -41,24 +43,64 @@ def real_lengths(samples: int, seed: int) -> Int64:
 def write_corpus(directory: Path, lengths: Int64, *, seed: int = 0) -> Path:
     """A dataset with random ordinary ids."""
     ids = np.random.default_rng(seed).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, int(lengths.sum()), dtype=np.uint16)
-    _write(directory, lengths, ids)
+    _write(directory, VOCAB_SIZE, train=(lengths, ids))
     return directory
 
 
 def write_sparse_corpus(directory: Path, lengths: Int64) -> Path:
     """A dataset whose offsets are real and whose token files are holes: every id is 0, and takes no place on disk."""
-    _write(directory, lengths, None)
+    _write(directory, VOCAB_SIZE, train=(lengths, None))
     return directory
 
 
-def _write(directory: Path, lengths: Int64, ids: npt.NDArray[np.uint16] | None) -> None:
+def write_learnable_corpus(
+    directory: Path, train_lengths: Int64, validation_lengths: Int64, *, vocab_size: int, seed: int = 0
+) -> Path:
+    """A dataset that a model can learn something of: few ids are frequent, and half of them follow from the one before.
+
+    Frequencies fall with the rank's inverse (Zipf 1949).
+    """
+    random = np.random.default_rng(seed)
+    ordinary = np.arange(len(SPECIAL_TOKENS), vocab_size)
+    share = 1 / np.arange(1, len(ordinary) + 1)
+    edges = np.cumsum(share) / share.sum()
+    follower = np.concatenate([np.arange(len(SPECIAL_TOKENS)), random.permutation(ordinary)])
+
+    def draw(lengths: Int64) -> npt.NDArray[np.uint16]:
+        free = ordinary[np.searchsorted(edges, random.random(int(lengths.sum())))]
+        follows = random.random(len(free) - 1) < 0.5
+        ids = free.copy()
+        ids[1:][follows] = follower[free[:-1]][follows]
+        return ids.astype(np.uint16)
+
+    _write(
+        directory,
+        vocab_size,
+        train=(train_lengths, draw(train_lengths)),
+        validation=(validation_lengths, draw(validation_lengths)),
+    )
+    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in ordinary)]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(directory / TOKENIZER_NAME))
+    return directory
+
+
+def _write(directory: Path, vocab_size: int, **splits: tuple[Int64, npt.NDArray[np.uint16] | None]) -> None:
     directory.mkdir(parents=True)
+    written = {name: _write_split(directory, name, *content) for name, content in splits.items()}
+    (directory / TOKENIZER_NAME).write_text("{}")
+    manifest = synthetic_manifest(vocab_size, **written)
+    (directory / MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+
+
+def _write_split(directory: Path, split: str, lengths: Int64, ids: npt.NDArray[np.uint16] | None) -> Split:
     ends = np.cumsum(lengths)
     shards = []
     for number, (first, end) in enumerate(_shard_edges(ends)):
         offsets = np.concatenate(([0], ends[first:end] - (ends[first] - lengths[first]))).astype(np.uint64)
         begin, tokens = int(ends[first] - lengths[first]), int(offsets[-1])
-        names = (f"train-tokens-{number:05d}.npy", f"train-offsets-{number:05d}.npy")
+        names = (f"{split}-tokens-{number:05d}.npy", f"{split}-offsets-{number:05d}.npy")
         np.save(directory / names[1], offsets)
         if ids is not None:
             np.save(directory / names[0], ids[begin : begin + tokens])
@@ -76,10 +118,7 @@ def _write(directory: Path, lengths: Int64, ids: npt.NDArray[np.uint16] | None) 
                 offsets_sha256=unknown,
             )
         )
-    (directory / TOKENIZER_NAME).write_text("{}")
-    histogram = LengthHistogram(edges=[0], counts=[len(lengths)])
-    manifest = synthetic_manifest(VOCAB_SIZE, Split(shards=shards, length_histogram=histogram))
-    (directory / MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
+    return Split(shards=shards, length_histogram=LengthHistogram(edges=[0], counts=[len(lengths)]))
 
 
 def _shard_edges(ends: Int64) -> list[tuple[int, int]]:
@@ -94,7 +133,7 @@ def _save_hole(path: Path, tokens: int) -> None:
         file.truncate(file.tell() + 2 * tokens)
 
 
-def synthetic_manifest(vocab_size: int, train: Split = _NOTHING) -> Manifest:
+def synthetic_manifest(vocab_size: int, train: Split = _NOTHING, validation: Split = _NOTHING) -> Manifest:
     """The manifest of ids that mean nothing; without samples for those who need its vocabulary only."""
     return Manifest(
         schema_version=2,
@@ -104,7 +143,7 @@ def synthetic_manifest(vocab_size: int, train: Split = _NOTHING) -> Manifest:
         special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4),
         tokenizer_sha256="0" * 64,
         train=train,
-        validation=_NOTHING,
+        validation=validation,
         source=SourceStatistics(
             kinds=["synthetic"],
             files=0,

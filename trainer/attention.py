@@ -4,9 +4,11 @@ Two ways lead there. ``varlen`` computes every document on its own, in one kerne
 computes whole rows under a mask, anywhere. A third, ``row``, is for encoders that this project knows nothing of:
 transformers' own mask of padding, which packed rows cannot use.
 
-Shapes: B rows of a micro-batch, S places of a row, T = B * S, N documents, H heads, D of a head.
+Shapes: B rows of a micro-batch, S places of a row, T = B * S, N documents, H heads, E of a head, K slots of the
+prediction head, R slots of a row.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
+from trainer.narrow import AskedInDocuments, AskedInRows
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
 
@@ -105,9 +108,9 @@ def register_varlen() -> None:
 
 def attend_within_documents(
     module: nn.Module,
-    query_BHSD: torch.Tensor,
-    key_BHSD: torch.Tensor,
-    value_BHSD: torch.Tensor,
+    query_BHSE: torch.Tensor,
+    key_BHSE: torch.Tensor,
+    value_BHSE: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
     cu_seq_lens_q: torch.Tensor,
@@ -120,29 +123,32 @@ def attend_within_documents(
     """Attention of one long row, every document on its own; transformers' signature.
 
     Returns:
-        Shape (1, T, H, D), and no weights.
+        Shape (1, T, H, E), and no weights.
 
     Raises:
         ValueError: If it is asked for what the kernel does not do.
     """
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention has neither dropout nor masks")
-    # transformers says how many places a window reaches to one side, plus one.
-    reach = -1 if sliding_window is None else sliding_window - 1
-    query_THD, key_THD, value_THD = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSD, key_BHSD, value_BHSD))
-    attended_THD = varlen_attn(
-        query_THD,
-        key_THD,
-        value_THD,
+    # Only what is not the default: the first torch that has varlen knows neither.
+    more: dict[str, Any] = {}
+    if sliding_window is not None:  # how many places it reaches to one side, plus one
+        more["window_size"] = (sliding_window - 1, sliding_window - 1)
+    if scaling is not None and not math.isclose(scaling, query_BHSE.shape[-1] ** -0.5):
+        more["scale"] = scaling
+    query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
+    attended_THE = varlen_attn(
+        query_THE,
+        key_THE,
+        value_THE,
         cu_seq_lens_q,
         cu_seq_lens_q,
         max_length_q,
         max_length_q,
-        scale=scaling,
-        window_size=(reach, reach),
+        **more,
     )
-    assert isinstance(attended_THD, torch.Tensor)
-    return attended_THD.unsqueeze(0), None
+    assert isinstance(attended_THE, torch.Tensor)
+    return attended_THE.unsqueeze(0), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +181,17 @@ class DocumentPlaces:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInputs:
+    """What an encoder's forward takes, and what it was made from."""
+
+    arguments: dict[str, Any]
+    places: DocumentPlaces | None
+    """None where rows are told to the encoder by their padding mask."""
+    edges: torch.Tensor | None
+    """Shape (2 N + 2,), int32, the edges of documents and of what lies between them; only for varlen."""
+
+
 def encoder_inputs(
     batch: MicroBatch,
     kind: AttentionKind,
@@ -182,8 +199,8 @@ def encoder_inputs(
     dtype: torch.dtype,
     first_position: int,
     window_tokens: int | None,
-) -> dict[str, Any]:
-    """What an encoder's forward takes, beside nothing that would make it build a mask of its own.
+) -> EncoderInputs:
+    """Tell an encoder where documents lie, in such a way that it builds no mask of its own.
 
     Args:
         batch: On the device.
@@ -193,23 +210,75 @@ def encoder_inputs(
         window_tokens: How far layers with a sliding window reach to either side; None without such layers.
     """
     if kind == "row":
-        return {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
+        arguments = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
+        return EncoderInputs(arguments=arguments, places=None, edges=None)
     places = DocumentPlaces.of(batch)
     positions_BS = places.position_BS + first_position
     if kind == "varlen":
-        return {
+        edges = _document_edges(batch)
+        arguments: dict[str, Any] = {
             "input_ids": batch.wide_ids_BS().reshape(1, -1),
             "position_ids": positions_BS.reshape(1, -1),
-            "cu_seq_lens_q": _document_edges(batch),
+            "cu_seq_lens_q": edges,
             "max_length_q": batch.ids_BS.shape[1],
         }
+        return EncoderInputs(arguments=arguments, places=places, edges=edges)
     mask_BSS = places.document_BS[:, :, None] == places.document_BS[:, None, :]
     mask: Any = _additive(mask_BSS, dtype)
     if window_tokens is not None:
         place_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
         near_SS = (place_S[:, None] - place_S[None, :]).abs() <= window_tokens
         mask = {"full_attention": mask, "sliding_attention": _additive(mask_BSS & near_SS, dtype)}
-    return {"input_ids": batch.wide_ids_BS(), "position_ids": positions_BS, "attention_mask": mask}
+    arguments = {"input_ids": batch.wide_ids_BS(), "position_ids": positions_BS, "attention_mask": mask}
+    return EncoderInputs(arguments=arguments, places=places, edges=None)
+
+
+def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> AskedInDocuments:
+    """Which places ask, for varlen.
+
+    Args:
+        inputs: Of the same micro-batch.
+        batch: On the device.
+        place_K: Ascending.
+    """
+    assert inputs.edges is not None
+    row_tokens = batch.ids_BS.shape[1]
+    return AskedInDocuments(
+        place_K=place_K,
+        query_edges=torch.searchsorted(place_K, inputs.edges, out_int32=True),
+        key_edges=inputs.edges,
+        # Slots that count for nothing are spread evenly, so no document gets more of them than it has places.
+        most_queries=min(len(place_K), 2 * row_tokens),
+        most_keys=row_tokens,
+    )
+
+
+def asked_in_rows(
+    inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor, *, row_slots: int, dtype: torch.dtype
+) -> AskedInRows:
+    """Which places ask, for whole rows under a mask.
+
+    Args:
+        inputs: Of the same micro-batch.
+        batch: On the device.
+        place_K: Those to predict, ascending, then such as count for nothing.
+        row_slots: As many as any row has to predict, or more.
+        dtype: Of queries and keys.
+    """
+    assert inputs.places is not None
+    rows, width = batch.ids_BS.shape
+    number_K = torch.arange(len(place_K), device=place_K.device)
+    counts_K = number_K < batch.predicted_tokens
+    row_K = place_K // width
+    first_of_row_K = torch.searchsorted(torch.where(counts_K, place_K, rows * width), row_K * width)
+    slot_K = torch.where(counts_K, row_K * row_slots + number_K - first_of_row_K, rows * row_slots)
+    # A slot without a question asks what the row's first place may ask, as a softmax over nothing is not a number.
+    document_BS = inputs.places.document_BS
+    none = document_BS.new_zeros(1)
+    asking = torch.cat([document_BS[:, :1].expand(rows, row_slots).flatten(), none])
+    asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[place_K])[:-1].unflatten(0, (rows, row_slots))
+    mask_BRS = _additive(asking_BR[:, :, None] == document_BS[:, None, :], dtype)
+    return AskedInRows(place_K=place_K, slot_K=slot_K, mask_BRS=mask_BRS)
 
 
 def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -222,10 +291,7 @@ def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _document_edges(batch: MicroBatch) -> torch.Tensor:
-    """Shape (2 N + 2,), int32, ascending from 0 to T: the edges of documents and of what lies between them.
-
-    What lies between them, mostly nothing, is padding that attends to itself.
-    """
+    """Ascending from 0 to T; what lies between documents, mostly nothing, is padding that attends to itself."""
     edges_N2 = torch.stack([batch.starts_N, batch.starts_N + batch.tokens_N], dim=1)
     ends = torch.tensor([0, batch.ids_BS.numel()], dtype=torch.int32)
     first, last = ends.to(batch.ids_BS.device, non_blocking=True).split(1)

@@ -1,6 +1,5 @@
 """Everything that takes a step, put together from a configuration: the same for training, trials and benchmarks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from trainer.attention import VARLEN_NAME, choose_attention, dropout_key
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.flops import ModelWork
-from trainer.model import build_config, build_model, family_of, window_tokens
+from trainer.model import build_config, build_model, family_of, model_layers, window_tokens
 from trainer.objective import MaskedLM
 from trainer.optimizer import make_optimizer
 from trainer.parallel import Ranks, SharedModule, share_module
@@ -67,7 +66,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     layers = model_layers(model)
     if config.compile_layers:
         compile_layers(layers)
-    work = _work(model)  # before its weights are shared out
+    work = model_work(model, narrow=module.narrow)  # before its weights are shared out
     shared = share_module(module, layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
     return Training(
@@ -80,16 +79,13 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     )
 
 
-def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The layers of a known architecture; of another one, none."""
-    family = family_of(model.config)
-    if family is None:
-        return ()
-    return list(model.get_submodule(f"{family.encoder}.{family.layers}").children())
+def model_work(model: PreTrainedModel, *, narrow: bool) -> ModelWork:
+    """Counted from the model's own matrices; of an unknown architecture all but the head's count as layers.
 
-
-def _work(model: PreTrainedModel) -> ModelWork:
-    """Counted from the model's own matrices; of an unknown architecture all but the head's count as layers."""
+    Args:
+        model: Before its weights are shared out.
+        narrow: Whether the last layer is computed for tokens to predict only, but for its keys and values.
+    """
     family, config = family_of(model.config), model.config
     head: list[nn.Module] = (
         [model.get_submodule(name) for name in family.head] if family else [model.get_output_embeddings()]
@@ -98,12 +94,20 @@ def _work(model: PreTrainedModel) -> ModelWork:
     matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
     window = window_tokens(config)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    of_layers = sum(module.weight.numel() for module in matrices if id(module) not in of_head)
+    predicted_only = 0
+    if narrow:
+        last = model_layers(model)[-1]
+        of_last = sum(module.weight.numel() for module in last.modules() if isinstance(module, nn.Linear))
+        predicted_only = of_last - 2 * config.hidden_size**2  # keys and values
     return ModelWork(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        weights_per_token=sum(module.weight.numel() for module in matrices if id(module) not in of_head),
-        weights_per_predicted_token=sum(module.weight.numel() for module in matrices if id(module) in of_head),
+        weights_per_token=of_layers - predicted_only,
+        weights_per_predicted_token=sum(module.weight.numel() for module in matrices if id(module) in of_head)
+        + predicted_only,
         attention_width=config.hidden_size,
         reaches=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        last_layer_narrow=narrow,
     )
 
 

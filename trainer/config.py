@@ -29,6 +29,7 @@ Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
 Attention = Literal["auto", "varlen", "sdpa"]
 Head = Literal["masked", "dense"]
+LastLayer = Literal["predicted", "all"]
 Checkpointing = Literal["none", "selective", "full"]
 
 
@@ -147,6 +148,9 @@ class TrainConfig(Table):
     """Instead of the model's. Another value is a change of recipe, and is named in the run record."""
     head: Head = "masked"
     """Which positions the prediction head computes: those to predict, or with ``dense`` all. The loss is the same."""
+    last_layer: LastLayer = "predicted"
+    """Which positions the last layer computes, beside keys and values: with a ``masked`` head, those to predict are
+    enough, and the loss is the same."""
     checkpointing: Checkpointing = "none"
     """Which activations are computed again in backward instead of kept. ``selective`` keeps the results of matrix
     products and attention, ``full`` keeps only what enters a layer."""

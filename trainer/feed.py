@@ -42,6 +42,7 @@ class MicroBatch:
     """As ``ids_BS``: what stood there."""
     real_tokens: int
     predicted_tokens: int
+    most_predicted_in_row: int
     after: Position | None = None
     """Where the job is behind this micro-batch's optimizer step; only with the last micro-batch of a step."""
 
@@ -125,6 +126,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
             targets_P=torch.from_numpy(targets),
             real_tokens=int(tokens.sum()) + SPECIAL_TOKENS_PER_SAMPLE * len(tokens),
             predicted_tokens=len(predicted),
+            most_predicted_in_row=int(np.bincount(predicted // width, minlength=1).max()),
             after=plan.after,
         )
 

@@ -26,11 +26,14 @@ class ModelWork:
     weights_per_token: int
     """Elements of the matrices that every real token is multiplied with, over all layers."""
     weights_per_predicted_token: int
-    """Of those that only tokens to predict need: the head's."""
+    """Of those that only tokens to predict need: the head's, and where the last layer is narrow, most of its."""
     attention_width: int
     """Heads times their size."""
     reaches: tuple[int | None, ...]
     """How far each layer's attention looks to either side; None for all of the document."""
+
+    last_layer_narrow: bool = False
+    """Whether only tokens to predict ask in the last layer's attention."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Operations of one step.
@@ -41,8 +44,12 @@ class ModelWork:
         """
         tokens = float(lengths.sum())
         products = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
+        pairs = [attended_pairs(lengths, reach) for reach in self.reaches]
+        if self.last_layer_narrow and tokens:
+            # In expectation, as every token is equally likely to be predicted.
+            pairs[-1] *= predicted / tokens
         # Queries with keys, and weights with values.
-        attention = 2 * self.attention_width * sum(attended_pairs(lengths, reach) for reach in self.reaches)
+        attention = 2 * self.attention_width * sum(pairs)
         return _FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * (products + attention)
 
     def six_n_flops(self, tokens: float) -> float:

@@ -1,9 +1,10 @@
 """Build an encoder from its settings; transformers' own modules, from scratch."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import nn
 from transformers import AutoConfig, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -11,6 +12,7 @@ from trainer.attention import dropout_key, register_varlen
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds
 from trainer.errors import BadConfig
+from trainer.families import FAMILIES, Family
 from trainer.schema import nearest
 
 VOCAB_MULTIPLE = 64
@@ -32,38 +34,9 @@ _POSITIONS_START_AFTER_PAD = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Where the parts of an architecture are, so that its head can be computed at chosen places only.
-
-    Its encoder must hand keyword arguments down to attention functions, take a 4-D mask as it is, and know a token's
-    place by ``position_ids`` alone; a test perturbs one document and sees its neighbours unmoved.
-    """
-
-    encoder: str
-    """Attribute of the masked-LM model."""
-    layers: str
-    """Path from there to the list of layers."""
-    head: tuple[str, ...]
-    """Attributes that turn hidden states into logits, one after the other."""
-    positions_after_pad: bool = False
-    """Whether positions count from the padding id plus one."""
-
-
-_ROBERTA = Family(encoder="roberta", layers="encoder.layer", head=("lm_head",), positions_after_pad=True)
-
-_FAMILIES: dict[str, Family] = {
-    "bert": Family(encoder="bert", layers="encoder.layer", head=("cls",)),
-    "camembert": _ROBERTA,
-    "modernbert": Family(encoder="model", layers="layers", head=("head", "decoder")),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-}
-
-
 def family_of(config: PretrainedConfig) -> Family | None:
     """The parts of an architecture, or None where this project does not know them."""
-    return _FAMILIES.get(config.model_type)
+    return FAMILIES.get(config.model_type)
 
 
 def window_tokens(config: PretrainedConfig) -> int | None:
@@ -72,6 +45,14 @@ def window_tokens(config: PretrainedConfig) -> int | None:
         return None
     window: int = config.sliding_window
     return window
+
+
+def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The layers of a known architecture; of another one, none."""
+    family = family_of(model.config)
+    if family is None:
+        return ()
+    return list(model.get_submodule(f"{family.encoder}.{family.layers}").children())
 
 
 def padded_vocab_size(vocab_size: int) -> int:

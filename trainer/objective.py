@@ -11,11 +11,18 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from trainer.attention import ChosenAttention, encoder_inputs
+from trainer.attention import (
+    ChosenAttention,
+    EncoderInputs,
+    asked_in_documents,
+    asked_in_rows,
+    encoder_inputs,
+)
 from trainer.config import TrainConfig
 from trainer.feed import MicroBatch
 from trainer.masking import IGNORED_LABEL, head_slots
-from trainer.model import family_of, window_tokens
+from trainer.model import family_of, model_layers, window_tokens
+from trainer.narrow import Asked, narrow_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,11 @@ class MaskedLM(nn.Module):
         static = config.compile_layers or config.device == "cuda"
         places = config.micro_batch_rows * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
+        self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
+        self.narrow = _can_be_narrow(model, config, attention)
+        """Whether the last layer is computed for the places to predict only."""
+        if self.narrow and family is not None:
+            narrow_layer(model_layers(model)[-1], family)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Summed cross-entropy of the predicted tokens in nats, fp32, shape (); for a batch on the device."""
@@ -70,54 +82,72 @@ class MaskedLM(nn.Module):
         # torch.autocast knows no meta device, where nothing is computed anyway.
         autocast = self._bf16 and device_type != "meta"
         with torch.autocast(device_type if autocast else "cpu", dtype=torch.bfloat16, enabled=autocast):
+            inputs = encoder_inputs(
+                batch,
+                self.attention.kind,
+                dtype=self._dtype,
+                first_position=self._first_position,
+                window_tokens=self._window_tokens,
+            )
             if not self._masked_head:
-                return self._all_logits(batch), batch.labels_BS().flatten()
-            place_K, labels_K = _slots(batch, self._slots_for(batch.predicted_tokens))
-            return self._logits_at(place_K, batch), labels_K
+                return self._all_logits(inputs), batch.labels_BS().flatten()
+            slots = _enough(self._slots, batch.predicted_tokens)
+            self.overflows += self._slots is not None and slots > self._slots
+            place_K, labels_K = _slots(batch, slots, ascending=self.attention.kind == "varlen")
+            return self._logits_at(place_K, inputs, batch), labels_K
 
-    def _slots_for(self, predicted_tokens: int) -> int:
-        if self._slots is None:
-            return max(1, predicted_tokens)
-        times = max(1, math.ceil(predicted_tokens / self._slots))
-        self.overflows += times > 1
-        return times * self._slots
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._bf16 else self.model.dtype
 
-    def _logits_at(self, place_K: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    def _logits_at(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> torch.Tensor:
         if self._family is None:
-            return self._all_logits(batch).index_select(0, place_K)
-        hidden_TD = self._hidden(batch).flatten(0, 1)
-        output: torch.Tensor = hidden_TD.index_select(0, place_K)
+            return self._all_logits(inputs).index_select(0, place_K)
+        encoder = getattr(self.model, self._family.encoder)
+        if self.narrow:
+            asked = self._asked(place_K, inputs, batch)
+            output: torch.Tensor = encoder(**inputs.arguments, asked=asked).last_hidden_state.squeeze(0)
+        else:
+            output = encoder(**inputs.arguments).last_hidden_state.flatten(0, 1).index_select(0, place_K)
         for name in self._family.head:
             output = getattr(self.model, name)(output)
         return output
 
-    def _all_logits(self, batch: MicroBatch) -> torch.Tensor:
-        logits: torch.Tensor = self.model(**self._inputs(batch)).logits
+    def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> Asked:
+        if self.attention.kind == "varlen":
+            return asked_in_documents(inputs, batch, place_K)
+        row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
+        return asked_in_rows(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
+
+    def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
+        logits: torch.Tensor = self.model(**inputs.arguments).logits
         return logits.flatten(0, 1)
 
-    def _hidden(self, batch: MicroBatch) -> torch.Tensor:
-        assert self._family is not None
-        hidden: torch.Tensor = getattr(self.model, self._family.encoder)(**self._inputs(batch)).last_hidden_state
-        return hidden
 
-    def _inputs(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        return encoder_inputs(
-            batch,
-            self.attention.kind,
-            dtype=torch.bfloat16 if self._bf16 else self.model.dtype,
-            first_position=self._first_position,
-            window_tokens=self._window_tokens,
-        )
+def _can_be_narrow(model: PreTrainedModel, config: TrainConfig, attention: ChosenAttention) -> bool:
+    if attention.kind == "row" or config.head != "masked" or config.last_layer != "predicted":
+        return False
+    kinds = getattr(model.config, "layer_types", None)
+    return kinds is None or kinds[-1] == "full_attention"
 
 
-def _slots(batch: MicroBatch, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places and labels, shapes (K,): those to predict, then such as count for nothing."""
+def _enough(slots: int | None, needed: int) -> int:
+    """A multiple of the fixed number of slots; where nothing is fixed, as many as are needed."""
+    return max(1, needed) if slots is None else slots * max(1, math.ceil(needed / slots))
+
+
+def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places and labels, shapes (K,): those to predict, then such as count for nothing, or both among each other."""
     device = batch.ids_BS.device
-    place_K = torch.zeros(slots, dtype=torch.int64, device=device)
-    labels_K = torch.full((slots,), IGNORED_LABEL, dtype=torch.int64, device=device)
-    place_K[: batch.predicted_tokens] = batch.predicted_P
-    labels_K[: batch.predicted_tokens] = batch.targets_P.to(torch.int64)
-    return place_K, labels_K
+    unused = slots - batch.predicted_tokens
+    # Spread evenly over the rows.
+    spread = (torch.arange(unused, device=device) * batch.ids_BS.numel()) // max(1, unused)
+    place_K = torch.cat([batch.predicted_P.to(torch.int64), spread])
+    labels_K = functional.pad(batch.targets_P.to(torch.int64), (0, unused), value=IGNORED_LABEL)
+    if not ascending:
+        return place_K, labels_K
+    order_K = place_K.argsort(stable=True)
+    return place_K[order_K], labels_K[order_K]
 
 
 def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from trainer.config import TrainConfig
 from trainer.parallel import Ranks
@@ -24,6 +23,9 @@ def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torc
         "fused": True,
     }
     if config.parallel.strategy == "zero1" and ranks.world_size > 1:
+        # Importing it compiles optimizers for a second.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
         return ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.AdamW, **options)
     return torch.optim.AdamW(groups, **options)
 

@@ -77,20 +77,29 @@ def _graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-# What costs much to compute and little to keep.
-_KEPT = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_efficient_attention.default,
-        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-        torch.ops.torch_attn._varlen_attn.default,
+@functools.cache
+def _kept() -> frozenset[Any]:
+    """What costs much to compute and little to keep: matrix products and attention, whichever this torch has."""
+    names = {
+        "aten": (
+            "mm",
+            "addmm",
+            "bmm",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        ),
+        "torch_attn": ("_varlen_attn",),
     }
-)
+    spaces = {space: getattr(torch.ops, space) for space in names}
+    return frozenset(
+        getattr(spaces[space], name).default
+        for space, wanted in names.items()
+        for name in wanted
+        if hasattr(spaces[space], name)
+    )
 
 
 def _policy(_: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:  # noqa: ANN401 - torch's own
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in _kept() else CheckpointPolicy.PREFER_RECOMPUTE

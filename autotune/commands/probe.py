@@ -27,13 +27,21 @@ def probe(
         typer.Option(help="Budget of one rank, such as 94GB or 2GiB. Default: the free GPU memory; half the RAM."),
     ] = None,
     seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    layout: Annotated[
+        Literal["packed", "bucketed", "padded"] | None,
+        typer.Option(help="What a row holds. Default: packed, where this project knows the model's attention."),
+    ] = None,
+    attention_dropout: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
+    ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None,
         typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
     ] = None,
     global_batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 rows."),
+        typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 samples."),
     ] = None,
     headroom: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")] = 0.03,
     max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
@@ -48,6 +56,7 @@ def probe(
     from autotune.search.site import memory_budget
     from autotune.show.probe import probe_json, probe_text
     from trainer.dataset import read_manifest
+    from trainer.families import FAMILIES
     from trainer.presets import model_settings
 
     asked_bytes = None if memory is None else _size(memory)
@@ -63,6 +72,8 @@ def probe(
                 settings=settings,
                 manifest=manifest,
                 seq_length_tokens=seq_length,
+                layout=layout or ("packed" if settings.config["model_type"] in FAMILIES else "padded"),
+                attention_dropout=attention_dropout,
                 precision=precision or ("bf16" if site.device == "cuda" else "fp32"),
                 device=site.device,
                 memory_budget_bytes=budget_bytes,
@@ -87,8 +98,7 @@ def _probe_one(
     places: _Places,
     global_batch_tokens: int | None,
 ) -> "ProbedModel":
-    from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
-    from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_ROWS, choose_micro_batch
+    from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch
     from autotune.search.probe import probe_model
     from autotune.search.profiles import (
         profile_of_probe,
@@ -99,6 +109,9 @@ def _probe_one(
     )
     from autotune.show.probe import ProbedModel
     from autotune.store import check_writable
+    from trainer.batch import mean_row
+    from trainer.config import TrainConfig
+    from trainer.dataset import TokenDataset
     from trainer.progress import progress
 
     check_writable(places.profile.parent)
@@ -109,18 +122,16 @@ def _probe_one(
         )
         result = probe_model(request, runner)
     choice = choose_micro_batch(result.curve, result.feasible_max, request.headroom_share)
-    histogram = request.manifest.train.length_histogram
-    body = LengthDistribution(edges=histogram.edges, counts=histogram.counts).mean_tokens(
-        truncated_at=request.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
-    )
-    mean_tokens = (body or 0) + SPECIAL_TOKENS_PER_SAMPLE
+    # As the trainer will lay rows out.
+    laid_out = TrainConfig(model=request.settings, seq_length_tokens=request.seq_length_tokens, layout=request.layout)
+    mean_tokens, mean_samples = mean_row(laid_out, TokenDataset(places.data, request.manifest))
     profile = profile_of_probe(
         request,
         result,
         choice,
         runner,
         here=here,
-        global_batch_tokens=global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_ROWS * mean_tokens),
+        global_batch_tokens=global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * mean_tokens / mean_samples),
         mean_real_tokens_per_row=mean_tokens,
         data_path=relative_data_path(places.data, places.profile),
         slurm_job_id=bench.site.slurm.job_id,

@@ -23,7 +23,7 @@ _HEADER = (
 
 # Always written, so that a reader sees what was decided; everything else only where it differs from its default.
 _ALWAYS_WRITTEN = (
-    "seq_length_tokens", "micro_batch_rows", "global_batch_rows", "precision", "device", "seed",
+    "seq_length_tokens", "layout", "micro_batch_rows", "global_batch_rows", "precision", "device", "seed",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from autotune.decide.statistics import Interval, paired_ratio
 
 KNEE_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""
-DEFAULT_GLOBAL_BATCH_ROWS = 256
+DEFAULT_GLOBAL_BATCH_SAMPLES = 256
 """BERT's (Devlin et al. 2018), the baseline recipe where the user names no global batch."""
 
 

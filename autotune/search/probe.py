@@ -12,7 +12,7 @@ from autotune.decide.choose import curve_rows, rows_with_headroom
 from autotune.decide.search import Tried, bracket, next_rows, predict_bytes
 from autotune.errors import DoesNotFit, Undecided
 from autotune.search.trials import TrialRunner
-from trainer.config import ModelSettings, Precision, TrainConfig
+from trainer.config import Layout, ModelSettings, Precision, TrainConfig
 from trainer.dataset import Manifest
 
 BRACKET_STEPS = (1, 1)
@@ -28,6 +28,9 @@ class ProbeRequest:
     settings: ModelSettings
     manifest: Manifest
     seq_length_tokens: int
+    layout: Layout
+    attention_dropout: float | None
+    """Instead of the model's own."""
     precision: Precision
     device: str
     memory_budget_bytes: int
@@ -90,6 +93,8 @@ def step_trial(request: ProbeRequest, rows: int, steps: tuple[int, int], budget_
         {
             "model": request.settings,
             "seq_length_tokens": request.seq_length_tokens,
+            "layout": request.layout,
+            "attention_dropout": request.attention_dropout,
             "micro_batch_rows": rows,
             "global_batch_rows": rows,
             "precision": request.precision,

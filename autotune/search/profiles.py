@@ -68,6 +68,8 @@ def profile_of_probe(
         model=request.settings,
         data=DataSettings(path=data_path, dataset_hash=request.manifest.dataset_hash),
         seq_length_tokens=request.seq_length_tokens,
+        layout=request.layout,
+        attention_dropout=request.attention_dropout,
         micro_batch_rows=choice.rows,
         global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
         precision=request.precision,

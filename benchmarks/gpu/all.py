@@ -44,7 +44,7 @@ from autotune.measure.nvml import NvmlMonitor
 from autotune.search.site import Site, open_site
 from autotune.store import check_writable, write_atomically
 from benchmarks.corpora import synthetic_manifest
-from benchmarks.gpu import load, machine, probe, train
+from benchmarks.gpu import load, machine, probe, steps
 from benchmarks.gpu.results import NOT_REACHED, CheckReport, StageResult, report_table
 from benchmarks.gpu.rig import Rig, open_rig, say
 from benchmarks.gpu.sizes import sizes_for
@@ -62,7 +62,7 @@ STAGES = (
     Stage(name="ceilings", measure=load.measure_ceilings, weight=2, least_s=5.0),
     Stage(name="nvml", measure=load.measure_nvml, weight=2.5, least_s=8.0),
     Stage(name="probe", measure=probe.measure, weight=8, least_s=8.0),
-    Stage(name="train", measure=train.measure, weight=1.5, least_s=5.0),
+    Stage(name="train", measure=steps.measure, weight=1.5, least_s=5.0),
 )
 
 

@@ -55,6 +55,8 @@ def _request(rig: Rig, budget_bytes: int) -> ProbeRequest:
         settings=rig.settings,
         manifest=rig.manifest,
         seq_length_tokens=rig.sizes.seq_length_tokens,
+        layout="packed",
+        attention_dropout=0.0,  # as varlen kernels want it
         precision=rig.sizes.precision,
         device=rig.site.device,
         memory_budget_bytes=budget_bytes,

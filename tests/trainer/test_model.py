@@ -18,22 +18,22 @@ def _config(settings: ModelSettings, seq_length: int = 64, vocab_size: int = 100
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_builds_with_a_vocabulary_of_whole_tiles(name):
-    model, attention = build_model(_config(model_settings(name)), torch.device("meta"))
+    model = build_model(_config(model_settings(name)), torch.device("meta"))
     assert model.get_output_embeddings().weight.shape[0] == 1024
-    assert attention == "sdpa"
+    assert model.config._attn_implementation == "sdpa"
     assert model.training
 
 
 @pytest.mark.parametrize(("name", "millions"), [("bert-120m", (100, 125)), ("bert-350m", (320, 355))])
 def test_presets_have_about_the_size_in_their_name(name, millions):
-    model, _ = build_model(_config(model_settings(name), vocab_size=22_016), torch.device("meta"))
+    model = build_model(_config(model_settings(name), vocab_size=22_016), torch.device("meta"))
     assert millions[0] < sum(parameter.numel() for parameter in model.parameters()) / 1e6 < millions[1]
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "distilbert", "electra", "esm", "mpnet"])
 def test_other_encoders_build_from_their_type_alone(model_type):
     shape = {"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
-    model, _ = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("meta"))
+    model = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("meta"))
     assert model.config.pad_token_id == 0
 
 
@@ -114,7 +114,7 @@ def test_parameters_that_the_loss_does_not_depend_on_are_frozen_and_no_others():
         "num_hidden_layers": 1,
         "intermediate_size": 64,
     }
-    model, _ = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
+    model = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen
     assert all("contact_head" in name for name in frozen)
@@ -129,5 +129,5 @@ def test_nothing_is_frozen_in_bert():
         "num_hidden_layers": 1,
         "intermediate_size": 64,
     }
-    model, _ = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
+    model = build_model(_config(ModelSettings(name="x", config=shape)), torch.device("cpu"))
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -84,4 +84,5 @@ def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds,
         targets_P=targets.to(dtype),
         real_tokens=int(tokens_N.sum()),
         predicted_tokens=len(predicted),
+        most_predicted_in_row=int(torch.bincount(predicted // width).max()),
     )

@@ -48,6 +48,7 @@ def probe(tmp_path):
     def run(machine, memory_budget_bytes=1_000_000_000, max_rows=1000, site="here", ledger: Path | None = None):
         request = ProbeRequest(
             settings=model_settings("bert-mini"), manifest=manifest, seq_length_tokens=64, precision="fp32",
+            layout="packed", attention_dropout=None,
             device="cpu", memory_budget_bytes=memory_budget_bytes, headroom_share=0.03, max_rows=max_rows,
             trial_timeout_s=10, device_used_before_bytes=None,
         )  # fmt: skip

@@ -21,6 +21,8 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         settings=rig.settings,
         manifest=rig.manifest,
         seq_length_tokens=sizes.seq_length_tokens,
+        layout="packed",
+        attention_dropout=0.0,  # as varlen kernels want it
         precision=sizes.precision,
         device=rig.site.device,
         memory_budget_bytes=1,  # not used: the trial below has no limit

@@ -1,0 +1,305 @@
+"""Trainers side by side: each takes one optimizer step when it is its turn, with its own loop, loader and optimizer.
+
+All get the same samples, the same shape and dropout, the same learning rates, and the same number of samples a step;
+the trainer under test packs them into rows.
+"""
+
+import queue
+import threading
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import BertConfig, PreTrainedTokenizerFast
+
+from benchmarks.paper import PaperModel
+from trainer.config import ResolvedConfig, TrainConfig
+from trainer.dataset import TOKENIZER_NAME, TokenDataset
+from trainer.loop import train
+from trainer.model import build_config
+from trainer.parallel import Ranks
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
+from trainer.record import RunWriter, StepRow
+from trainer.schedule import learning_rate
+
+_START_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What all contenders have in common."""
+
+    config: TrainConfig
+    """Of the trainer under test; its shape, precision, rates and number of samples a step hold for all."""
+    data_dir: Path
+    samples_per_step: int
+    ranks: Ranks
+    place: Path
+    """For files."""
+
+    @property
+    def dataset(self) -> TokenDataset:
+        """The training split."""
+        return TokenDataset.open(self.data_dir)
+
+    def bert_config(self) -> BertConfig:
+        """The shape, for the dataset's vocabulary."""
+        manifest = self.dataset.manifest
+        config = build_config(
+            self.config.model,
+            vocab_size=manifest.vocab_size,
+            special_ids=manifest.special_ids,
+            seq_length_tokens=self.config.seq_length_tokens,
+        )
+        assert isinstance(config, BertConfig)
+        return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One optimizer step of a contender."""
+
+    seconds: float
+    real_tokens: int
+
+
+class Contender(ABC):
+    """A trainer in a thread of its own that stops after every optimizer step until it is its turn again."""
+
+    def __init__(self, match: Match) -> None:
+        self.match = match
+        self._go: queue.Queue[bool] = queue.Queue()
+        self._done: queue.Queue[Turn | BaseException] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._began_s = 0.0
+        self.turns = 0
+
+    @abstractmethod
+    def run(self) -> None:
+        """Train, and call ``stepped`` after every optimizer step."""
+
+    def step(self) -> Turn:
+        """Take one optimizer step, loading and logging included."""
+        self._go.put(True)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, daemon=True)
+            self._thread.start()
+        found = self._done.get(timeout=_START_TIMEOUT_S)
+        if isinstance(found, BaseException):
+            raise found
+        self.turns += 1
+        return found
+
+    def stepped(self, real_tokens: int) -> None:
+        """End this turn, and wait for the next."""
+        if self.match.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._done.put(Turn(seconds=time.perf_counter() - self._began_s, real_tokens=real_tokens))
+        self._wait()
+
+    def finish(self, *, abandon: bool = True) -> None:
+        """End it now, or, having taken its last step, let it come to its own end.
+
+        Raises:
+            BaseException: What its end raised.
+        """
+        self._go.put(not abandon)
+        if self._thread is not None:
+            self._thread.join(timeout=_START_TIMEOUT_S)
+        if not self._done.empty():
+            found = self._done.get()
+            if isinstance(found, BaseException):
+                raise found
+
+    def _wait(self) -> None:
+        if not self._go.get():
+            raise _Over
+        self._began_s = time.perf_counter()
+
+    def _main(self) -> None:
+        try:
+            self._wait()
+            self.run()
+        except _Over:
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that asked for the step
+            self._done.put(error)
+
+
+class _Over(Exception):
+    """The match has ended."""
+
+
+class Ours(Contender):
+    """The trainer under test, its whole loop."""
+
+    def __init__(self, match: Match) -> None:
+        super().__init__(match)
+        self.rows: list[StepRow] = []
+        self.directory = match.place / f"run-{id(self)}"
+
+    def run(self) -> None:
+        """Train from a configuration as ``python -m trainer`` would."""
+        resolved = ResolvedConfig(
+            config=self.match.config, sources={}, data_dir=self.match.data_dir, profile_sha256="0" * 64
+        )
+        writer = RunWriter(self.directory, active=True)
+        train(resolved, self.match.ranks, writer, self._announce)
+
+    def _announce(self, row: StepRow, _: int) -> None:
+        self.rows.append(row)
+        self.stepped(row.real_tokens)
+
+
+class Paper(Contender):
+    """The paper-style step."""
+
+    def __init__(self, match: Match, *, position_loop: bool = True) -> None:
+        super().__init__(match)
+        self._position_loop = position_loop
+
+    def run(self) -> None:
+        """Steps until nobody asks for more."""
+        config, device = self.match.config, self.match.ranks.device
+        torch.manual_seed(config.seed)
+        model = PaperModel(self.match.bert_config(), position_loop=self._position_loop).to(device)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=False
+        )
+        micro_batches = self.match.samples_per_step // config.micro_batch_rows
+        batches = collated(self.match, padded_to=config.seq_length_tokens)
+        logged: list[float] = []
+        step = 0
+        while True:
+            real_tokens = 0
+            for _ in range(micro_batches):
+                batch = next(batches)
+                real_tokens += int(batch["attention_mask"].sum())
+                labels_BS = batch["labels"].to(device)
+                logits_BSV = model(batch["input_ids"].to(device), batch["attention_mask"].to(device).bool())
+                loss = functional.cross_entropy(logits_BSV.flatten(0, 1), labels_BS.flatten()) / micro_batches
+                loss.backward()
+                logged.append(loss.item())
+            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append(loss.item())
+            step += 1
+            self.stepped(real_tokens)
+
+
+class HuggingFace(Contender):
+    """transformers' own Trainer with its collator, as its masked-LM recipe sets it up: padded to the longest sample."""
+
+    def __init__(self, match: Match) -> None:
+        super().__init__(match)
+        self.model: Any = None
+
+    def run(self) -> None:
+        """Train with its own loop."""
+        from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+
+        config, contender = self.match.config, self
+        device = self.match.ranks.device
+        torch.manual_seed(config.seed)
+        self.model = BertForMaskedLM(self.match.bert_config())
+        tokens = {"real": 0}
+        collator = _collator(self.match.data_dir)
+
+        def collate(rows: list[Any]) -> Any:  # noqa: ANN401 - tensors by name
+            batch = collator(rows)
+            tokens["real"] += int(batch["attention_mask"].sum())
+            return batch
+
+        class Baton(TrainerCallback):
+            def on_step_begin(self, _: Any, state: Any, __: Any, **more: Any) -> None:  # noqa: ANN401 - transformers'
+                for group in more["optimizer"].param_groups:  # its own warm-up would begin with a step at rate 0
+                    group["lr"] = learning_rate(config, state.global_step)
+
+            def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - transformers' signature
+                real, tokens["real"] = tokens["real"], 0
+                contender.stepped(real)
+
+        arguments = TrainingArguments(
+            output_dir=str(self.match.place / "hf"),
+            per_device_train_batch_size=config.micro_batch_rows,
+            gradient_accumulation_steps=self.match.samples_per_step // config.micro_batch_rows,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            warmup_steps=config.warmup_steps,
+            lr_scheduler_type="linear",
+            max_grad_norm=config.max_grad_norm,
+            max_steps=config.max_steps,
+            bf16=config.precision == "bf16",
+            use_cpu=device.type == "cpu",
+            optim="adamw_torch_fused",
+            seed=config.seed,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=500,
+            disable_tqdm=True,
+            dataloader_num_workers=config.data.loader_workers,
+            remove_unused_columns=False,
+        )
+        rows: Any = Samples(self.match)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Trainer(
+                model=self.model,
+                args=arguments,
+                train_dataset=rows,
+                data_collator=collate,
+                callbacks=[Baton()],
+            ).train()
+
+
+class Samples(torch.utils.data.Dataset[dict[str, Any]]):
+    """The dataset as other trainers take it: one framed sample at a time."""
+
+    def __init__(self, match: Match) -> None:
+        self._dataset = match.dataset
+        self._special = self._dataset.manifest.special_ids
+        self._most = match.config.seq_length_tokens - SPECIAL_TOKENS_PER_SAMPLE
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        body = self._dataset.read(number, self._most).astype(np.int64)
+        ids = np.concatenate(([self._special.cls], body, [self._special.sep]))
+        return {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
+
+
+def collated(match: Match, padded_to: int) -> Iterator[Any]:
+    """Micro-batches for ever, from transformers' collator behind torch's loader."""
+    collator = _collator(match.data_dir, padded_to)
+    loader: Any = torch.utils.data.DataLoader(
+        Samples(match),
+        batch_size=match.config.micro_batch_rows,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=collator,
+        num_workers=match.config.data.loader_workers,
+    )
+    while True:
+        yield from loader
+
+
+def _collator(data_dir: Path, padded_to: int | None = None) -> Any:  # noqa: ANN401 - a collator of transformers
+    from transformers import DataCollatorForLanguageModeling
+
+    names = ("pad", "unk", "cls", "sep", "mask")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(data_dir / TOKENIZER_NAME), **{f"{name}_token": f"[{name.upper()}]" for name in names}
+    )
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, pad_to_multiple_of=padded_to)

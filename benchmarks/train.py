@@ -1,0 +1,235 @@
+"""``python -m benchmarks.train``: our training step against the paper's and against transformers' Trainer, on a CPU.
+
+Fixed: BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of real functions without duplicates, the
+same samples per optimizer step, the same dropout and schedule on all sides, fp32. Contenders take their optimizer steps
+in turns, each with its own loop, loader and logging; a figure is a ratio of medians of real tokens per second.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.show.tables import text_table
+from autotune.store import write_atomically
+from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.corpora import real_lengths, write_learnable_corpus
+
+LAYERS, HIDDEN, HEADS, INTERMEDIATE = 4, 256, 4, 1024
+ROW_TOKENS, MICRO_BATCH_ROWS, SAMPLES_PER_STEP = 512, 8, 64
+TRAIN_SAMPLES, VALIDATION_SAMPLES = 6000, 256
+LEARNING_RATE, WARM_UP_STEPS = 1e-3, 5
+PAPER_BAR, HF_BAR, OVERHEAD_BAR, LOSS_BAR = 5.0, 4.5, 0.03, 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is varied."""
+
+    dropout: float
+    vocab_size: int
+    turns: int
+    """Optimizer steps of each contender."""
+    learned: bool = False
+    """Whether ours and transformers' go on to the end of their schedule, to compare what they learned."""
+
+    @property
+    def name(self) -> str:
+        """As printed."""
+        return f"V {self.vocab_size:,}, dropout {self.dropout:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one setting came to."""
+
+    tokens_per_s: Mapping[str, Sequence[float]]
+    """Of each contender, per turn, the first left out."""
+    ceiling: float
+    """The ratio of operations per real token, paper-style over ours."""
+    overhead: float
+    """Part of our step outside forward, backward and optimizer."""
+    losses: Mapping[str, float]
+    """On the same validation rows, after the same number of steps."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description="The step against its references.")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of the runs that learn")
+    parser.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
+    options = parser.parse_args(arguments)
+    try:
+        import accelerate  # type: ignore[import-untyped]  # noqa: F401 - transformers' Trainer asks for it
+    except ImportError as error:
+        sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
+        return EXIT_UNMEASURED
+    settings = (
+        Setting(dropout=0.0, vocab_size=22_016, turns=options.turns, learned=True),
+        Setting(dropout=0.1, vocab_size=22_016, turns=max(2, options.turns // 2)),
+        Setting(dropout=0.1, vocab_size=8_192, turns=max(2, options.turns // 2)),
+    )
+    found: dict[str, Found] = {}
+    for setting in settings:
+        with tempfile.TemporaryDirectory(prefix="train-") as place:
+            found[setting.name] = measure(Path(place), setting, options.steps)
+    bars = make_bars(found[settings[0].name])
+    if options.json:
+        content = {
+            "bars": [bar.to_json() for bar in bars],
+            "settings": {name: _json(one) for name, one in found.items()},
+        }
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    for name, one in found.items():
+        print(f"{name}\n{_table(one)}")
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def make_bars(found: Found) -> list[Bar]:
+    """The bars, of the setting without dropout."""
+    ours, paper, theirs = (
+        statistics.median(found.tokens_per_s[name]) for name in ("ours", "paper-style", "HF Trainer")
+    )
+    difference = abs(found.losses["ours"] / found.losses["HF Trainer"] - 1)
+    return [
+        Bar(name="train_against_paper_ratio", figure=ours / paper, unit="ratio", bar=PAPER_BAR, direction=">="),
+        Bar(name="train_against_hf_trainer_ratio", figure=ours / theirs, unit="ratio", bar=HF_BAR, direction=">="),
+        Bar(name="train_loss_difference_share", figure=difference, unit="share", bar=LOSS_BAR, direction="<="),
+        Bar(name="train_step_overhead_share", figure=found.overhead, unit="share", bar=OVERHEAD_BAR, direction="<="),
+    ]
+
+
+def measure(place: Path, setting: Setting, steps: int) -> Found:
+    """Let all contenders take turns, then let two of them finish."""
+    from benchmarks.rivals import Contender, HuggingFace, Ours, Paper
+
+    match = make_match(place, setting, steps)
+    ours, theirs = Ours(match), HuggingFace(match)
+    contenders: dict[str, Contender] = {"ours": ours, "paper-style": Paper(match), "HF Trainer": theirs}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(setting.turns + 1):
+        for name, contender in contenders.items():
+            done = contender.step()
+            if turn:  # the first warms caches
+                rates[name].append(done.real_tokens / done.seconds)
+        sys.stderr.write(f"{setting.name}: turn {turn} of {setting.turns}\n")
+    contenders["paper-style"].finish()
+    losses: dict[str, float] = {}
+    if setting.learned:
+        for name in ("HF Trainer", "ours"):
+            while contenders[name].turns < steps:
+                contenders[name].step()
+                sys.stderr.write(f"{name}: step {contenders[name].turns} of {steps}\n")
+        losses = _validation_losses(match, ours, theirs)
+    else:
+        ours.finish()
+    theirs.finish()
+    rows = ours.rows[setting.turns + 1 :] or ours.rows[1:]
+    overhead = statistics.median(1 - (row.compute_s + row.optimizer_s) / row.step_s for row in rows)
+    return Found(tokens_per_s=rates, ceiling=flop_ratio(match), overhead=overhead, losses=losses)
+
+
+def make_match(place: Path, setting: Setting, steps: int) -> Any:  # noqa: ANN401 - a Match, which needs torch
+    """A dataset and what the contenders have in common."""
+    from benchmarks.rivals import Match
+    from trainer.config import EvaluationSettings, ModelSettings, TrainConfig
+    from trainer.parallel import join_ranks
+
+    data_dir = write_learnable_corpus(
+        place / "data",
+        real_lengths(TRAIN_SAMPLES, seed=0),
+        real_lengths(VALIDATION_SAMPLES, seed=1),
+        vocab_size=setting.vocab_size,
+    )
+    shape = {
+        "model_type": "bert",
+        "num_hidden_layers": LAYERS,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "intermediate_size": INTERMEDIATE,
+        "hidden_dropout_prob": setting.dropout,
+        "attention_probs_dropout_prob": setting.dropout,
+    }
+    config = TrainConfig(
+        model=ModelSettings(name="bench", config=shape),
+        evaluation=EvaluationSettings(max_rows=VALIDATION_SAMPLES),
+        layout="packed",
+        seq_length_tokens=ROW_TOKENS,
+        micro_batch_rows=MICRO_BATCH_ROWS,
+        global_batch_samples=SAMPLES_PER_STEP,
+        max_steps=steps,
+        warmup_steps=WARM_UP_STEPS,
+        learning_rate=LEARNING_RATE,
+    )
+    return Match(
+        config=config,
+        data_dir=data_dir,
+        samples_per_step=SAMPLES_PER_STEP,
+        ranks=join_ranks(config, environment={}),
+        place=place,
+    )
+
+
+def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
+    """Operations per real token that padding and a head on every position cost, over those that are needed."""
+    import torch
+
+    from trainer.build import model_work
+    from trainer.model import build_model
+
+    model = build_model(match.bert_config(), torch.device("meta"))
+    lengths = np.minimum(real_lengths(TRAIN_SAMPLES, seed=0) + 2, ROW_TOKENS)
+    needed = model_work(model, narrow=True).step_flops(lengths, round(0.15 * int(lengths.sum())))
+    padded = np.full(len(lengths), ROW_TOKENS)
+    return model_work(model, narrow=False).step_flops(padded, int(padded.sum())) / needed
+
+
+def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:  # noqa: ANN401 - contenders
+    """Both models on the same rows with the same masks."""
+    from trainer.build import build_training
+    from trainer.dataset import TokenDataset
+    from trainer.evaluate import evaluate
+    from trainer.record import read_run
+
+    ours.finish(abandon=False)
+    validation = TokenDataset.open(match.data_dir, "validation")
+    manifest = validation.manifest
+    training = build_training(match.config, manifest.vocab_size, manifest.special_ids, match.ranks)
+    training.model.load_state_dict(theirs.model.state_dict())
+    found = evaluate(training.module, validation, match.config, match.ranks, 0)
+    return {"ours": read_run(ours.directory).evaluations[-1].loss, "HF Trainer": found.loss}
+
+
+def _json(found: Found) -> dict[str, Any]:
+    return {
+        "real_tokens_per_s": {name: list(rates) for name, rates in found.tokens_per_s.items()},
+        "flop_ratio_ceiling": found.ceiling,
+        "step_overhead_share": found.overhead,
+        "validation_loss": dict(found.losses),
+    }
+
+
+def _table(found: Found) -> str:
+    ours = statistics.median(found.tokens_per_s["ours"])
+    rows = []
+    for name, rates in found.tokens_per_s.items():
+        median = statistics.median(rates)
+        loss = f"{found.losses[name]:.3f}" if name in found.losses else ""
+        rows.append([name, f"{median:,.0f}", f"{ours / median:.2f}", f"{(max(rates) - min(rates)) / median:.0%}", loss])
+    table = text_table(["", "real tokens/s", "ours is faster by", "spread", "validation loss"], rows)
+    return f"{table}\nratio of operations, padded and dense over needed: {found.ceiling:.2f}\n"
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", category=UserWarning)
+    sys.exit(main())

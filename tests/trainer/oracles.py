@@ -1,0 +1,114 @@
+"""What tests hold the trainer's fast ways against: plain loops, and models small enough for a CPU."""
+
+import torch
+from torch.nn import functional
+
+from trainer.batch import make_plan
+from trainer.build import Training, build_training
+from trainer.config import ModelSettings, TrainConfig
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.parallel import join_ranks
+
+SHAPES = {
+    "bert": {
+        "model_type": "bert",
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "modernbert": {
+        "model_type": "modernbert",
+        "num_hidden_layers": 4,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "local_attention": 8,
+        "global_attn_every_n_layers": 3,
+    },
+}
+SHAPES["roberta"] = SHAPES["bert"] | {"model_type": "roberta", "max_position_embeddings": 514}
+
+
+def attend_document_by_document(
+    query_THE,
+    key_THE,
+    value_THE,
+    query_edges,
+    key_edges,
+    most_queries,
+    most_keys,
+    *,
+    scale=None,
+    window_size=(-1, -1),
+):
+    """Varlen attention as its definition says it, one document after the other."""
+    parts = []
+    for number in range(len(query_edges) - 1):
+        asked = slice(int(query_edges[number]), int(query_edges[number + 1]))
+        known = slice(int(key_edges[number]), int(key_edges[number + 1]))
+        query, key, value = (
+            tensor[part].transpose(0, 1) for tensor, part in ((query_THE, asked), (key_THE, known), (value_THE, known))
+        )
+        assert query.shape[1] <= most_queries
+        assert key.shape[1] <= most_keys
+        if not query.shape[1]:
+            continue
+        mask = None
+        if window_size != (-1, -1):
+            place = torch.arange(key.shape[1])
+            mask = (place[:, None] - place[None, :]).abs() <= window_size[0]
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        parts.append(attended.transpose(0, 1))
+    return torch.cat(parts)
+
+
+def config_of(family: str = "bert", **changes) -> TrainConfig:
+    """A tiny model of an architecture, without dropout."""
+    settings = {
+        "model": ModelSettings(name="m", config=SHAPES[family]),
+        "seq_length_tokens": 64,
+        "micro_batch_rows": 8,
+        "global_batch_rows": 8,
+        "layout": "packed",
+        "max_grad_norm": 1e9,
+    }
+    return TrainConfig(**settings | changes)
+
+
+def training_of(config: TrainConfig, dataset: TokenDataset) -> Training:
+    """Ready to train, alone."""
+    ranks = join_ranks(config, environment={})
+    return build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+
+
+def micro_batches(dataset: TokenDataset, config: TrainConfig, steps: int = 1) -> list[MicroBatch]:
+    """Those of the first optimizer steps."""
+    plan = make_plan(config, len(dataset), world_size=1)
+    source = MicroBatchSource(dataset, config, plan)
+    return [source.__getitems__(one) for one in micro_batch_plans(dataset, config, plan, 0, steps=steps)]
+
+
+def gradients_of(training: Training, batches: list[MicroBatch]) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of one step, as the optimizer gets them."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def look(*_):
+        named = training.module.named_parameters()
+        seen.update({name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None})
+
+    handle = training.optimizer.register_step_pre_hook(look)
+    result = training.step.run(batches, 0.0)
+    handle.remove()
+    return float(result.loss_share), seen
+
+
+def relative_distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """L2 distance of two whole gradients over the norm of the first."""
+    assert first.keys() == second.keys()
+    square = sum(((first[name] - second[name]).double() ** 2).sum() for name in first)
+    norm = sum((gradient.double() ** 2).sum() for gradient in first.values())
+    return float((square / norm).sqrt())

@@ -1,0 +1,186 @@
+import pytest
+import torch
+
+from tests.conftest import write_dataset
+from tests.trainer.oracles import (
+    attend_document_by_document,
+    config_of,
+    gradients_of,
+    micro_batches,
+    relative_distance,
+    training_of,
+)
+from trainer import attention, narrow
+from trainer.attention import DocumentPlaces, attend_within_documents, choose_attention
+from trainer.config import ModelSettings
+from trainer.dataset import SpecialIds, TokenDataset
+from trainer.errors import BadConfig
+from trainer.feed import MicroBatch
+from trainer.model import build_config
+
+FAMILIES = ("bert", "roberta", "modernbert")
+IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+META = torch.device("meta")
+
+
+def _model_config(family: str = "bert", dropout: float = 0.0, **changes):
+    config = config_of(family, **changes)
+    return config, build_config(
+        config.model, vocab_size=100, special_ids=IDS, seq_length_tokens=64, attention_dropout=dropout
+    )
+
+
+@pytest.fixture
+def batch(patterned_dataset) -> MicroBatch:
+    return micro_batches(TokenDataset.open(patterned_dataset), config_of())[0]
+
+
+def test_places_tell_document_and_position_of_every_token(batch):
+    places = DocumentPlaces.of(batch)
+    rows, width = batch.ids_BS.shape
+    document, position = torch.zeros(rows * width), torch.zeros(rows * width)
+    for number, (start, tokens) in enumerate(zip(batch.starts_N.tolist(), batch.tokens_N.tolist(), strict=True)):
+        document[start : start + tokens] = number + 1
+        position[start : start + tokens] = torch.arange(tokens)
+    assert torch.equal(places.document_BS.flatten().float(), document)
+    assert torch.equal(places.position_BS.flatten().float(), position)
+
+
+def test_places_of_a_batch_without_documents_are_all_padding():
+    none = torch.zeros(0, dtype=torch.int32)
+    batch = MicroBatch(
+        ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
+        targets_P=none.to(torch.uint16), real_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
+    )  # fmt: skip
+    assert not DocumentPlaces.of(batch).document_BS.any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["sdpa", "varlen"])
+def test_a_document_never_influences_another(family, way, patterned_dataset, monkeypatch):
+    """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
+    for room in (attention, narrow):
+        monkeypatch.setattr(room, "varlen_attn", attend_document_by_document)
+    dataset = TokenDataset.open(patterned_dataset)
+    # Without masks, as the perturbed document is to differ in all its tokens.
+    config = config_of(family, head="dense", micro_batch_rows=2, global_batch_rows=2)
+    training = training_of(config, dataset)
+    if way == "varlen":
+        training.model.config._attn_implementation = attention.VARLEN_NAME
+    training.module.attention = attention.ChosenAttention(kind=way, reason="test")
+    training.module.eval()
+    (batch,) = micro_batches(dataset, config)
+    chosen = len(batch.starts_N) // 2
+    start, tokens = int(batch.starts_N[chosen]), int(batch.tokens_N[chosen])
+    inside = torch.zeros(batch.ids_BS.numel(), dtype=torch.bool)
+    inside[start : start + tokens] = True
+    wide = batch.wide_ids_BS()
+    changed = torch.where(inside.view_as(wide), (wide + 1) % 120, wide).to(torch.uint16)
+    with torch.no_grad():
+        before, _ = training.module._predict(batch)
+        after, _ = training.module._predict(MicroBatch(**_fields(batch) | {"ids_BS": changed}))
+    assert torch.equal(before[~inside], after[~inside])
+    # And every token of it does influence it.
+    assert ((before[inside] - after[inside]).abs().amax(dim=1) > 0).all()
+
+
+def _fields(batch: MicroBatch) -> dict[str, object]:
+    return {name: getattr(batch, name) for name in MicroBatch.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", ["packed", "padded", "bucketed"])
+@pytest.mark.parametrize("last_layer", ["predicted", "all"])
+def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
+    family, layout, last_layer, patterned_dataset, monkeypatch
+):
+    for room in (attention, narrow):
+        monkeypatch.setattr(room, "varlen_attn", attend_document_by_document)
+    dataset = TokenDataset.open(patterned_dataset)
+    found = {}
+    for way in ("sdpa", "varlen"):
+        config = config_of(family, layout=layout, last_layer=last_layer)
+        monkeypatch.setattr(
+            "trainer.build.choose_attention",
+            lambda *_, way=way, **__: attention.ChosenAttention(kind=way, reason="test"),
+        )
+        training = training_of(config, dataset)
+        found[way] = gradients_of(training, micro_batches(dataset, config))
+    assert found["varlen"][0] == pytest.approx(found["sdpa"][0], rel=1e-6)
+    assert relative_distance(found["sdpa"][1], found["varlen"][1]) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_varlen_kernel_takes_our_arguments_forward_and_backward_on_the_meta_device(window):
+    heads = [torch.empty(1, 2, 96, 32, device=META, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    edges = torch.empty(7, dtype=torch.int32, device=META)
+    attended, weights = attend_within_documents(
+        torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=48, scaling=32**-0.5, sliding_window=window
+    )
+    assert attended.shape == (1, 96, 2, 32)
+    assert weights is None
+    attended.sum().backward()
+    assert all(head.grad.shape == head.shape for head in heads)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
+    config, model_config = _model_config(family, precision="bf16")
+    chosen = choose_attention(config, model_config, META, known=True)
+    assert chosen.kind == "varlen"
+    from trainer.model import build_model
+    from trainer.objective import MaskedLM
+
+    model = build_model(model_config, META, attention.VARLEN_NAME).to(torch.bfloat16)
+    loss = MaskedLM(model, config, chosen)(batch.to(META))
+    loss.backward()
+    assert loss.shape == ()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_varlen_refuses_what_its_kernel_does_not_do():
+    heads = [torch.empty(1, 2, 8, 16, device=META) for _ in range(3)]
+    edges = torch.empty(2, dtype=torch.int32, device=META)
+    with pytest.raises(ValueError, match="neither dropout nor masks"):
+        attend_within_documents(torch.nn.Module(), *heads, None, cu_seq_lens_q=edges, max_length_q=8, dropout=0.1)
+
+
+def test_auto_does_not_take_varlen_from_a_model_with_attention_dropout_and_says_so():
+    config, model_config = _model_config(dropout=0.1, precision="bf16")
+    chosen = choose_attention(config, model_config, META, known=True)
+    assert chosen.kind == "sdpa"
+    assert "dropout of attention weights" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "dropout", "reason"),
+    [
+        ("cpu", {"precision": "bf16"}, 0.0, "CPU"),
+        ("meta", {"precision": "fp32"}, 0.0, "bf16"),
+        ("meta", {"precision": "bf16"}, 0.1, "dropout"),
+    ],
+)
+def test_varlen_by_name_is_refused_where_it_cannot_be_had(device, changes, dropout, reason):
+    config, model_config = _model_config(dropout=dropout, attention="varlen", **changes)
+    with pytest.raises(BadConfig, match=reason):
+        choose_attention(config, model_config, torch.device(device), known=True)
+
+
+def test_an_unknown_encoder_takes_padded_rows_only():
+    shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = config_of(model=ModelSettings(name="m", config=shape))
+    model_config = build_config(config.model, vocab_size=100, special_ids=IDS, seq_length_tokens=64)
+    with pytest.raises(BadConfig, match="attend across"):
+        choose_attention(config, model_config, torch.device("cpu"), known=False)
+    padded = config.model_copy(update={"layout": "padded"})
+    assert choose_attention(padded, model_config, torch.device("cpu"), known=False).kind == "row"
+
+
+def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(tmp_path):
+    dataset = TokenDataset.open(write_dataset(tmp_path / "d", [[5, 6, 7]] * 8))
+    shape = config_of().model.config | {"attention_probs_dropout_prob": 0.1}
+    config = config_of(model=ModelSettings(name="m", config=shape), attention_dropout=0.0)
+    training = training_of(config, dataset)
+    assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
+    assert training.model.config.attention_probs_dropout_prob == 0
+    assert training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()

@@ -1,0 +1,125 @@
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.trainer.oracles import config_of, gradients_of, micro_batches, relative_distance, training_of
+from trainer.batch import make_plan
+from trainer.config import ModelSettings
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatchSource, micro_batch_plans
+from trainer.masking import IGNORED_LABEL, head_slots
+
+FAMILIES = ("bert", "roberta", "modernbert")
+
+
+def _losses_by_token(dataset: TokenDataset, family: str, layout: str) -> dict[tuple[int, int], float]:
+    """The loss of every predicted token of the first epoch, by its sample and its place there."""
+    config = config_of(family, layout=layout, micro_batch_rows=50, global_batch_rows=50, max_epochs=1)
+    training = training_of(config, dataset)
+    plan = make_plan(config, len(dataset), world_size=1)
+    source = MicroBatchSource(dataset, config, plan)
+    found: dict[tuple[int, int], float] = {}
+    for one in itertools.islice(micro_batch_plans(dataset, config, plan, 0), 10):
+        batch = source.__getitems__(one)
+        with torch.no_grad():
+            logits_KV, labels_K = training.module._predict(batch)
+        losses = functional.cross_entropy(logits_KV, labels_K, reduction="none")[: batch.predicted_tokens]
+        number = torch.searchsorted(batch.starts_N, batch.predicted_P, right=True) - 1
+        places = (batch.predicted_P - batch.starts_N[number]).tolist()
+        samples = one.segments.samples[number.numpy()].tolist()
+        found |= dict(zip(zip(samples, places, strict=True), losses.tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_and_bucketed_rows_give_each_token_the_loss_of_padded_rows(family, patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    padded = _losses_by_token(dataset, family, "padded")
+    assert len({sample for sample, _ in padded}) > 350
+    for layout in ("packed", "bucketed"):
+        found = _losses_by_token(dataset, family, layout)
+        assert found.keys() == padded.keys()
+        assert max(abs(found[token] - padded[token]) for token in padded) <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_head_on_the_places_to_predict_has_the_loss_and_gradient_of_one_on_all(family, layout, patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    found = {}
+    for head, last_layer in (("dense", "all"), ("masked", "all"), ("masked", "predicted")):
+        config = config_of(family, layout=layout, head=head, last_layer=last_layer)
+        training = training_of(config, dataset)
+        assert training.module.narrow == (last_layer == "predicted")
+        found[head, last_layer] = gradients_of(training, micro_batches(dataset, config))
+    loss, gradients = found.pop(("dense", "all"))
+    for other_loss, other in found.values():
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert relative_distance(gradients, other) < 1e-6
+
+
+def test_a_head_of_fixed_slots_has_the_same_loss_and_gradient(patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of()
+    free, fixed = training_of(config, dataset), training_of(config, dataset)
+    fixed.module._slots, fixed.module._row_slots = 192, 64
+    loss, gradients = gradients_of(free, micro_batches(dataset, config))
+    fixed_loss, fixed_gradients = gradients_of(fixed, micro_batches(dataset, config))
+    assert fixed.module.overflows == 0
+    assert fixed_loss == pytest.approx(loss, rel=1e-6)
+    assert relative_distance(gradients, fixed_gradients) < 1e-6
+
+
+def test_more_tokens_to_predict_than_slots_are_counted_and_none_is_dropped(patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of()
+    batches = micro_batches(dataset, config)
+    free, tight = training_of(config, dataset), training_of(config, dataset)
+    tight.module._slots, tight.module._row_slots = 16, 4
+    assert batches[0].predicted_tokens > 16
+    loss, gradients = gradients_of(free, batches)
+    tight_loss, tight_gradients = gradients_of(tight, batches)
+    assert tight.module.overflows == 1
+    assert tight_loss == pytest.approx(loss, rel=1e-6)
+    assert relative_distance(gradients, tight_gradients) < 1e-6
+
+
+@pytest.mark.parametrize(("places", "probability"), [(64, 0.15), (4096, 0.15), (94_208, 0.3), (64, 0.99)])
+def test_head_slots_are_whole_tiles_six_sigmas_above_the_mean_and_never_more_than_places(places, probability):
+    slots = head_slots(places, probability)
+    assert slots % 64 == 0
+    mean, sigma = places * probability, (places * probability * (1 - probability)) ** 0.5
+    assert min(places, mean + 6 * sigma) <= slots <= max(64, min(places, mean + 6 * sigma + 64))
+
+
+def test_a_micro_batch_with_nothing_to_predict_weighs_nothing(patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(masking_probability=1e-6)
+    training = training_of(config, dataset)
+    (batch,) = micro_batches(dataset, config)
+    assert batch.predicted_tokens == 0
+    loss, gradients = gradients_of(training, [batch])
+    assert loss == 0
+    assert all(not gradient.any() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_hits_and_loss_are_those_of_the_library(family, patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(layout="padded")
+    if family == "electra":
+        shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
+                 "intermediate_size": 64, "embedding_size": 32, "hidden_dropout_prob": 0.0,
+                 "attention_probs_dropout_prob": 0.0}  # fmt: skip
+        config = config.model_copy(update={"model": ModelSettings(name="m", config=shape)})
+    training = training_of(config, dataset)
+    (batch,) = micro_batches(dataset, config)
+    labels = batch.labels_BS()
+    with torch.no_grad():
+        expected = training.model(input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS(), labels=labels)
+        found = training.module.evaluate(batch)
+    asked = labels != IGNORED_LABEL
+    assert float(found.loss_sum) / batch.predicted_tokens == pytest.approx(float(expected.loss), rel=1e-5)
+    assert int(found.correct) == int((expected.logits.argmax(-1) == labels)[asked].sum())

@@ -1,0 +1,161 @@
+"""The last layer, computed where its output is used: queries and what follows, for the tokens to predict only.
+
+The head looks at 15 % of the places. Their values in the last layer need the keys and values of all places, and nothing
+else of them; so loss and gradients are those of the whole layer, for about a third of its operations.
+
+Shapes: B rows, S places of a row, T = B * S, D hidden, H heads, E of a head, K slots of the head, R slots of a row, N
+documents.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+from trainer.families import Family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedInRows:
+    """Which places ask, for attention over whole rows under a mask."""
+
+    place_K: torch.Tensor
+    """int64, in the flattened rows; whatever in slots that count for nothing."""
+    slot_K: torch.Tensor
+    """int64, where each goes in B * R slots, whose last, one more, is for those that count for nothing."""
+    mask_BRS: torch.Tensor
+    """Additive, shape (B, 1, R, S)."""
+
+    def attend(
+        self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
+    ) -> torch.Tensor:
+        """Attention of the asking places over their documents; shape (K, H, E)."""
+        rows, _, slots, _ = self.mask_BRS.shape
+        spread = query_KHE.new_zeros((rows * slots + 1, *query_KHE.shape[1:]))
+        query_BRHE = spread.index_copy(0, self.slot_K, query_KHE)[:-1].unflatten(0, (rows, slots))
+        attended_BHRE = functional.scaled_dot_product_attention(
+            query_BRHE.transpose(1, 2),
+            key_BSHE.transpose(1, 2),
+            value_BSHE.transpose(1, 2),
+            attn_mask=self.mask_BRS,
+            dropout_p=dropout,
+        )
+        attended = functional.pad(attended_BHRE.transpose(1, 2).flatten(0, 1), (0, 0, 0, 0, 0, 1))
+        return attended.index_select(0, self.slot_K)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedInDocuments:
+    """Which places ask, for attention document by document."""
+
+    place_K: torch.Tensor
+    """int64, in the flattened rows, ascending."""
+    query_edges: torch.Tensor
+    """int32, as many as ``key_edges``: how many places ask before each."""
+    key_edges: torch.Tensor
+    """int32, the edges of documents in the flattened rows."""
+    most_queries: int
+    most_keys: int
+
+    def attend(
+        self, query_KHE: torch.Tensor, key_BSHE: torch.Tensor, value_BSHE: torch.Tensor, *, dropout: float
+    ) -> torch.Tensor:
+        """Attention of the asking places over their documents; shape (K, H, E)."""
+        assert not dropout, "varlen attention has no dropout"
+        attended_KHE = varlen_attn(
+            query_KHE,
+            key_BSHE.flatten(0, 1),
+            value_BSHE.flatten(0, 1),
+            self.query_edges,
+            self.key_edges,
+            self.most_queries,
+            self.most_keys,
+        )
+        assert isinstance(attended_KHE, torch.Tensor)
+        return attended_KHE
+
+
+Asked = AskedInRows | AskedInDocuments
+
+
+def narrow_layer(layer: nn.Module, family: Family) -> None:
+    """Let a layer that attends to whole documents answer for asked places only, when it is told which."""
+    forward = _bert_forward if family.layer == "bert" else _modernbert_forward
+    # On the instance: names of parameters and what transformers saves stay as they are.
+    layer.forward = functools.partial(forward, layer)
+
+
+def _bert_forward(
+    layer: Any,  # noqa: ANN401 - a layer of transformers
+    hidden_BSD: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *others: Any,  # noqa: ANN401 - what transformers passes
+    asked: Asked | None = None,
+    **more: Any,  # noqa: ANN401 - the same
+) -> torch.Tensor:
+    if asked is None:
+        whole: torch.Tensor = type(layer).forward(layer, hidden_BSD, attention_mask, *others, **more)
+        return whole
+    attention = layer.attention.self
+    heads = (-1, attention.attention_head_size)
+    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
+    attended_KHE = asked.attend(
+        attention.query(asked_KD).unflatten(-1, heads),
+        attention.key(hidden_BSD).unflatten(-1, heads),
+        attention.value(hidden_BSD).unflatten(-1, heads),
+        dropout=attention.dropout.p if layer.training else 0.0,
+    )
+    answered_KD = layer.attention.output(attended_KHE.flatten(1, 2), asked_KD)
+    fed_KD: torch.Tensor = layer.feed_forward_chunk(answered_KD)
+    return fed_KD.unsqueeze(0)
+
+
+def _modernbert_forward(
+    layer: Any,  # noqa: ANN401 - a layer of transformers
+    hidden_BSD: torch.Tensor,
+    *others: Any,  # noqa: ANN401 - what transformers passes
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    asked: Asked | None = None,
+    **more: Any,  # noqa: ANN401 - the same
+) -> torch.Tensor:
+    if asked is None:
+        whole: torch.Tensor = type(layer).forward(
+            layer, hidden_BSD, *others, position_embeddings=position_embeddings, **more
+        )
+        return whole
+    attention = layer.attn
+    heads = (-1, attention.head_dim)
+    hidden = hidden_BSD.shape[-1]
+    normed_BSD = layer.attn_norm(hidden_BSD)
+    weight, bias = attention.Wqkv.weight, attention.Wqkv.bias
+    query_KD = functional.linear(
+        normed_BSD.flatten(0, 1).index_select(0, asked.place_K),
+        weight[:hidden],
+        None if bias is None else bias[:hidden],
+    )
+    key_BSD, value_BSD = functional.linear(normed_BSD, weight[hidden:], None if bias is None else bias[hidden:]).chunk(
+        2, dim=-1
+    )
+    cos_BSE, sin_BSE = (table.expand(*hidden_BSD.shape[:2], -1) for table in position_embeddings)
+    cos_KE, sin_KE = (table.flatten(0, 1).index_select(0, asked.place_K) for table in (cos_BSE, sin_BSE))
+    attended_KHE = asked.attend(
+        _rotated(query_KD.unflatten(-1, heads), cos_KE, sin_KE),
+        _rotated(key_BSD.unflatten(-1, heads), cos_BSE, sin_BSE),
+        value_BSD.unflatten(-1, heads),
+        dropout=attention.attention_dropout if layer.training else 0.0,
+    )
+    asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
+    answered_KD = asked_KD + attention.out_drop(attention.Wo(attended_KHE.flatten(1, 2)))
+    fed_KD: torch.Tensor = answered_KD + layer.mlp(layer.mlp_norm(answered_KD))
+    return fed_KD.unsqueeze(0)
+
+
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions (Su et al. 2021), halves of a head as the two coordinates; shapes (…, H, E) and (…, E)."""
+    first, second = heads.float().chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (heads.float() * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(heads.dtype)
