@@ -222,8 +222,8 @@ class HuggingFace(Contender):
             return batch
 
         class Baton(TrainerCallback):
-            def on_step_begin(self, _: Any, state: Any, __: Any, **more: Any) -> None:  # noqa: ANN401 - transformers'
-                for group in more["optimizer"].param_groups:  # its own warm-up would begin with a step at rate 0
+            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401 - theirs
+                for group in kwargs["optimizer"].param_groups:  # its own warm-up would begin with a step at rate 0
                     group["lr"] = learning_rate(config, state.global_step)
 
             def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - transformers' signature

@@ -210,13 +210,13 @@ def encoder_inputs(
         window_tokens: How far layers with a sliding window reach to either side; None without such layers.
     """
     if kind == "row":
-        arguments = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
+        arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
         return EncoderInputs(arguments=arguments, places=None, edges=None)
     places = DocumentPlaces.of(batch)
     positions_BS = places.position_BS + first_position
     if kind == "varlen":
         edges = _document_edges(batch)
-        arguments: dict[str, Any] = {
+        arguments = {
             "input_ids": batch.wide_ids_BS().reshape(1, -1),
             "position_ids": positions_BS.reshape(1, -1),
             "cu_seq_lens_q": edges,

@@ -8,6 +8,7 @@ documents.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,22 +85,37 @@ Asked = AskedInRows | AskedInDocuments
 
 def narrow_layer(layer: nn.Module, family: Family) -> None:
     """Let a layer that attends to whole documents answer for asked places only, when it is told which."""
-    forward = _bert_forward if family.layer == "bert" else _modernbert_forward
+    answer = _bert_answer if family.layer == "bert" else _modernbert_answer
     # On the instance: names of parameters and what transformers saves stay as they are.
-    layer.forward = functools.partial(forward, layer)
+    layer.forward = functools.partial(_forward, layer, answer)
 
 
-def _bert_forward(
+def _forward(
     layer: Any,  # noqa: ANN401 - a layer of transformers
+    answer: Callable[..., torch.Tensor],
     hidden_BSD: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
     *others: Any,  # noqa: ANN401 - what transformers passes
     asked: Asked | None = None,
     **more: Any,  # noqa: ANN401 - the same
 ) -> torch.Tensor:
     if asked is None:
-        whole: torch.Tensor = type(layer).forward(layer, hidden_BSD, attention_mask, *others, **more)
+        whole: torch.Tensor = type(layer).forward(layer, hidden_BSD, *others, **more)
         return whole
+    narrow = functools.partial(answer, layer, asked, position_embeddings=more.get("position_embeddings"))
+    # transformers checkpoints activations in the forward that is replaced here; earlier ones did in ``__call__``.
+    if layer.gradient_checkpointing and layer.training and type(layer).__call__ is nn.Module.__call__:
+        answered: torch.Tensor = layer._gradient_checkpointing_func(narrow, hidden_BSD)
+        return answered
+    return narrow(hidden_BSD)
+
+
+def _bert_answer(
+    layer: Any,  # noqa: ANN401 - a layer of transformers
+    asked: Asked,
+    hidden_BSD: torch.Tensor,
+    *,
+    position_embeddings: None,  # BERT adds its positions to the embeddings
+) -> torch.Tensor:
     attention = layer.attention.self
     heads = (-1, attention.attention_head_size)
     asked_KD = hidden_BSD.flatten(0, 1).index_select(0, asked.place_K)
@@ -114,19 +130,13 @@ def _bert_forward(
     return fed_KD.unsqueeze(0)
 
 
-def _modernbert_forward(
+def _modernbert_answer(
     layer: Any,  # noqa: ANN401 - a layer of transformers
+    asked: Asked,
     hidden_BSD: torch.Tensor,
-    *others: Any,  # noqa: ANN401 - what transformers passes
+    *,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
-    asked: Asked | None = None,
-    **more: Any,  # noqa: ANN401 - the same
 ) -> torch.Tensor:
-    if asked is None:
-        whole: torch.Tensor = type(layer).forward(
-            layer, hidden_BSD, *others, position_embeddings=position_embeddings, **more
-        )
-        return whole
     attention = layer.attn
     heads = (-1, attention.head_dim)
     hidden = hidden_BSD.shape[-1]

@@ -55,6 +55,7 @@ class MaskedLM(nn.Module):
         self._bf16 = config.precision == "bf16"
         self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
         self._window_tokens = window_tokens(model.config)
+        self._compiled = config.compile_layers
         static = config.compile_layers or config.device == "cuda"
         places = config.micro_batch_rows * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
@@ -89,6 +90,8 @@ class MaskedLM(nn.Module):
                 first_position=self._first_position,
                 window_tokens=self._window_tokens,
             )
+            if inputs.edges is not None:
+                self._let_vary(inputs.edges)
             if not self._masked_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             slots = _enough(self._slots, batch.predicted_tokens)
@@ -115,9 +118,16 @@ class MaskedLM(nn.Module):
 
     def _asked(self, place_K: torch.Tensor, inputs: EncoderInputs, batch: MicroBatch) -> Asked:
         if self.attention.kind == "varlen":
-            return asked_in_documents(inputs, batch, place_K)
+            asked = asked_in_documents(inputs, batch, place_K)
+            self._let_vary(asked.query_edges)
+            return asked
         row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
         return asked_in_rows(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
+
+    def _let_vary(self, tensor: torch.Tensor) -> None:
+        """The number of documents differs from micro-batch to micro-batch, and is no reason to compile again."""
+        if self._compiled:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
     def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs.arguments).logits

@@ -172,7 +172,8 @@ def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, 
     # All of them in one dimension is plain FSDP; copies of it in another are HSDP.
     shape, names = ((together,), ("shard",)) if copies == 1 else ((copies, together), ("copy", "shard"))
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
-    policy = MixedPrecisionPolicy(reduce_dtype=TRAVEL_DTYPES[config.parallel.gradient_dtype])
+    travels_as = config.parallel.gradient_dtype
+    policy = MixedPrecisionPolicy(reduce_dtype=None if travels_as == "fp32" else TRAVEL_DTYPES[travels_as])
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)

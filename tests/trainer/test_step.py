@@ -34,7 +34,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_predicted_tokens(patterned_da
 
 
 def test_the_gradient_is_cut_to_its_largest_norm_and_the_norm_before_is_reported(patterned_dataset):
-    loose_loss, loose = _gradients(patterned_dataset, 1)
+    _, loose = _gradients(patterned_dataset, 1)
     norm = sum(float((gradient.double() ** 2).sum()) for gradient in loose.values()) ** 0.5
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(max_grad_norm=norm / 4)

@@ -1,0 +1,105 @@
+"""What ``test_ranks`` runs under torchrun: optimizer steps of several configurations, one after the other.
+
+``rank_job.py REQUEST.json``: ``cases`` by name (changes of the configuration, ``wide`` for fp64, ``steps``), ``data``
+and ``out``, where rank 0 saves of each case what ``run`` returns.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+import trainer.build
+from tests.trainer.oracles import config_of
+from trainer.batch import make_plan
+from trainer.build import Training, build_training
+from trainer.checkpoint import export_model
+from trainer.config import TrainConfig
+from trainer.dataset import TokenDataset
+from trainer.evaluate import evaluate
+from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.model import build_model
+from trainer.parallel import Ranks, join_ranks, leave_ranks
+
+
+def main() -> None:
+    request = json.loads(Path(sys.argv[1]).read_text())
+    dataset = TokenDataset.open(Path(request["data"]))
+    ranks = join_ranks(config_of())
+    for name, case in request["cases"].items():
+        found = run(case, dataset, ranks, Path(request["out"]))
+        if ranks.leads:
+            torch.save(found, Path(request["out"]) / f"{name}.pt")
+    leave_ranks()
+
+
+def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str, object]:
+    config = config_of(**case["config"])
+    trainer.build.build_model = _wide if case.get("wide") else build_model
+    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+    gradients: dict[str, torch.Tensor] = {}
+    # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are clipped.
+    update = training.step._update
+    training.step._update = lambda lr: gradients or gradients.update(_gradients(training)) or update(lr)
+    losses, norms = [], []
+    plan = make_plan(config, len(dataset), ranks.world_size)
+    plans = micro_batch_plans(dataset, config, plan, ranks.rank)
+    loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
+    for _ in range(case.get("steps", 1)):
+        batches = [next(loader) for _ in range(plan.accumulation_steps)]
+        result = training.step.run(batches, case.get("lr", 1e-3))
+        losses.append(ranks.sum(float(result.loss_share))[0])
+        norms.append(float(result.grad_norm))
+        training.step._update = update
+    validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
+    row = evaluate(training.module, validation, config, ranks, step=1)
+    if directory := case.get("export"):
+        _export(training, config, dataset, out / directory, ranks)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "gradients": gradients,
+        "parameters": {name: _whole(parameter.detach()) for name, parameter in training.module.named_parameters()},
+        "evaluation": (row.loss, row.masked_accuracy, row.predicted_tokens, row.rows),
+        "partial": None if result.partial is None else (float(result.partial.square), result.partial.share),
+        "share_of_state": _state_numbers(training),
+    }
+
+
+def _wide(*arguments: object) -> torch.nn.Module:
+    return build_model(*arguments).double()
+
+
+def _gradients(training: Training) -> dict[str, torch.Tensor]:
+    named = training.module.named_parameters()
+    return {name: _whole(parameter.grad).clone() for name, parameter in named if parameter.grad is not None}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _state_numbers(training: Training) -> int:
+    """How many numbers this rank's optimizer keeps."""
+    optimizer = getattr(training.optimizer, "optim", training.optimizer)
+    tensors = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    return sum((tensor.to_local() if isinstance(tensor, DTensor) else tensor).numel() for tensor in tensors)
+
+
+def _export(training: Training, config: TrainConfig, dataset: TokenDataset, directory: Path, ranks: Ranks) -> None:
+    export_model(
+        training.module,
+        dataset_dir=dataset.directory,
+        special_ids=dataset.manifest.special_ids,
+        seq_length_tokens=config.seq_length_tokens,
+        directory=directory,
+        leads=ranks.leads,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The same mathematics however it is shared out: real torchrun, real gloo, 1, 2 and 4 ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from tests.conftest import write_dataset
+from tests.trainer.oracles import relative_distance
+
+pytestmark = pytest.mark.system
+
+JOB = Path(__file__).with_name("rank_job.py")
+ROOT = Path(__file__).parents[2]
+# Of a global batch of 16 rows each rank computes 4 at once, so 1, 2 and 4 ranks take 4, 2 and 1 turns.
+ROWS = {"micro_batch_rows": 4, "global_batch_rows": 16}
+FIVE = {"steps": 5}
+
+
+def _case(**more) -> dict:
+    parallel = more.pop("parallel", {})
+    options = {key: more.pop(key) for key in ("wide", "steps", "lr", "export") if key in more}
+    return {"config": ROWS | {"parallel": parallel} | more} | options
+
+
+CASES = {
+    1: {"fp32": _case(**FIVE), "fp64": _case(wide=True), "roberta": _case(family="roberta", wide=True)},
+    2: {
+        "fp32": _case(**FIVE, export="ddp"),
+        "fp64": _case(wide=True),
+        "zero1": _case(**FIVE, parallel={"strategy": "zero1"}),
+        "fsdp2": _case(**FIVE, parallel={"strategy": "fsdp2"}, export="fsdp2"),
+        "fsdp2-fp64": _case(wide=True, parallel={"strategy": "fsdp2"}),
+        "checkpointed": _case(**FIVE, parallel={"strategy": "fsdp2"}, checkpointing="full"),
+        "static": _case(**FIVE, parallel={"static_graph": True}),
+        "no-view": _case(**FIVE, parallel={"gradient_as_bucket_view": False, "bucket_cap_mib": 1}),
+        "bf16": _case(**FIVE, parallel={"gradient_dtype": "bf16"}),
+        "fp16": _case(**FIVE, parallel={"gradient_dtype": "fp16"}),
+        "fsdp2-bf16": _case(**FIVE, parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"}),
+    },
+    4: {
+        "fp32": _case(**FIVE),
+        "fp64": _case(wide=True),
+        "hsdp": _case(**FIVE, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
+        "modernbert": _case(family="modernbert", wide=True),
+        "modernbert-hsdp": _case(family="modernbert", wide=True, parallel={"strategy": "fsdp2", "shard_ranks": 2}),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[tuple[int, str], dict]:
+    """Every case by its number of ranks and its name."""
+    place = tmp_path_factory.mktemp("ranks")
+    samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
+    data = write_dataset(place / "data", samples, vocab_size=128, validation=samples[:60])
+    results = {}
+    for world, cases in CASES.items():
+        out = place / str(world)
+        out.mkdir()
+        request = out / "request.json"
+        request.write_text(json.dumps({"cases": cases, "data": str(data), "out": str(out)}))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(JOB)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(
+            [*command, str(request)], capture_output=True, text=True, timeout=400, check=False, env=environment
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        for name in cases:
+            results[world, name] = torch.load(out / f"{name}.pt", weights_only=True) | {"out": out}
+    return results
+
+
+def _furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_and_accumulation_give_one_gradient(found, world):
+    one, many = found[1, "fp32"], found[world, "fp32"]
+    assert many["losses"][0] == pytest.approx(one["losses"][0], rel=1e-6)
+    assert many["norms"][0] == pytest.approx(one["norms"][0], rel=1e-6)
+    assert relative_distance(one["gradients"], many["gradients"]) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, "fp64"), (2, "fp64")),
+        ((1, "fp64"), (4, "fp64")),
+        ((1, "fp64"), (2, "fsdp2-fp64")),
+        ((4, "modernbert"), (4, "modernbert-hsdp")),
+    ],
+)
+def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, other):
+    first, second = found[one]["gradients"], found[other]["gradients"]
+    assert first.keys() == second.keys()
+    largest = max(float(gradient.norm()) for gradient in first.values())
+    # The true gradient of a key's bias is zero: adding the same to all scores changes no softmax.
+    told = {name: gradient for name, gradient in first.items() if float(gradient.norm()) > 1e-12 * largest}
+    assert len(told) >= len(first) - 4
+    for name, gradient in told.items():
+        assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
+
+
+@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "static", "no-view"])
+def test_strategies_and_knobs_lead_to_the_same_weights(found, name):
+    plain, other = found[2, "fp32"], found[2, name]
+    assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert other["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+    assert _furthest(plain["parameters"], other["parameters"]) <= 1e-5
+
+
+def test_hybrid_sharding_leads_to_the_weights_of_ddp(found):
+    plain, hybrid = found[4, "fp32"], found[4, "hsdp"]
+    assert hybrid["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert _furthest(plain["parameters"], hybrid["parameters"]) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "error"), [("bf16", 2**-8), ("fp16", 2**-11), ("fsdp2-bf16", 2**-8)])
+def test_gradients_may_travel_in_16_bits_and_are_off_by_their_rounding(found, name, error):
+    distance = relative_distance(found[2, "fp32"]["gradients"], found[2, name]["gradients"])
+    assert error / 100 < distance < error
+    assert found[2, name]["losses"] == pytest.approx(found[2, "fp32"]["losses"], rel=1e-2)
+
+
+def test_shared_strategies_keep_a_share_of_the_optimizers_state_on_each_rank(found):
+    whole = found[2, "fp32"]["share_of_state"]
+    for name in ("zero1", "fsdp2"):
+        assert 0.4 * whole < found[2, name]["share_of_state"] < 0.6 * whole
+
+
+def test_evaluation_does_not_depend_on_how_many_ranks_share_it(found):
+    first = found[1, "fp64"]["evaluation"]
+    for case in ((2, "fp64"), (4, "fp64"), (2, "fsdp2-fp64")):
+        # After one step of the same gradient.
+        assert found[case]["evaluation"] == pytest.approx(first, rel=1e-6)
+
+
+def test_each_rank_measures_the_gradient_of_its_own_part(found):
+    square, share = found[4, "fp64"]["partial"]
+    assert share == 0.25
+    # A quarter of the tokens has the same signal, and more noise.
+    assert square > found[4, "fp64"]["norms"][0] ** 2
+    assert found[2, "fsdp2"]["partial"] is None
+
+
+def test_an_exported_model_has_the_same_weights_however_they_were_shared(found):
+    for name, case in (("ddp", "fp32"), ("fsdp2", "fsdp2")):
+        directory = found[2, case]["out"] / name
+        loaded = AutoModelForMaskedLM.from_pretrained(directory)
+        weights = {f"model.{name}": parameter.detach() for name, parameter in loaded.named_parameters()}
+        assert _furthest(found[2, case]["parameters"], weights) == 0

@@ -1,0 +1,56 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.conftest import write_dataset
+from tests.trainer.oracles import config_of, training_of
+from trainer.config import EvaluationSettings
+from trainer.dataset import TokenDataset
+from trainer.evaluate import evaluate
+from trainer.parallel import join_ranks
+
+
+@pytest.fixture
+def dataset(tmp_path) -> TokenDataset:
+    samples = [[5 + (start + step) % 60 for step in range(10 + start % 30)] for start in range(90)]
+    return TokenDataset.open(write_dataset(tmp_path / "d", samples, vocab_size=128, validation=samples[:50]))
+
+
+def _evaluated(dataset: TokenDataset, **changes):
+    config = config_of(**changes)
+    training = training_of(config, dataset)
+    validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
+    return training, evaluate(training.module, validation, config, join_ranks(config, environment={}), step=7)
+
+
+def test_every_layout_and_micro_batch_finds_the_same_loss_and_accuracy(dataset):
+    _, padded = _evaluated(dataset, layout="padded")
+    assert padded.rows == 50
+    assert padded.step == 7
+    for changes in ({"layout": "packed"}, {"layout": "bucketed"}, {"layout": "padded", "micro_batch_rows": 3}):
+        _, found = _evaluated(dataset, **changes)
+        assert found.loss == pytest.approx(padded.loss, rel=1e-6)
+        assert found.masked_accuracy == pytest.approx(padded.masked_accuracy)
+        assert found.predicted_tokens == padded.predicted_tokens
+
+
+def test_it_is_the_same_again_and_leaves_the_model_in_training_without_gradients(dataset):
+    training, first = _evaluated(dataset)
+    _, second = _evaluated(dataset)
+    assert (first.loss, first.masked_accuracy) == (second.loss, second.masked_accuracy)
+    assert training.module.training
+    assert all(parameter.grad is None for parameter in training.module.parameters())
+
+
+def test_perplexity_is_the_exponential_of_the_loss_which_begins_near_the_vocabularys(dataset):
+    _, found = _evaluated(dataset)
+    assert found.perplexity == pytest.approx(math.exp(found.loss))
+    uniform = float(functional.cross_entropy(torch.zeros(1, 128), torch.zeros(1, dtype=torch.int64)))
+    assert found.loss == pytest.approx(uniform, rel=0.1)
+
+
+def test_no_more_rows_than_asked_for_are_looked_at(dataset):
+    _, found = _evaluated(dataset, layout="padded", evaluation=EvaluationSettings(max_rows=20))
+    assert found.rows == 20
