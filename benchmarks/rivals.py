@@ -27,7 +27,7 @@ from trainer.loop import train
 from trainer.model import build_config
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.record import RunWriter, StepRow
+from trainer.record import EvaluationRow, RunHeader, RunWriter, StepRow
 from trainer.schedule import learning_rate
 
 _START_TIMEOUT_S = 900.0
@@ -152,11 +152,25 @@ class Ours(Contender):
             config=self.match.config, sources={}, data_dir=self.match.data_dir, profile_sha256="0" * 64
         )
         writer = RunWriter(self.directory, active=True)
-        train(resolved, self.match.ranks, writer, self._announce)
+        train(resolved, self.match.ranks, writer, _Watch(self))
 
-    def _announce(self, row: StepRow, _: int) -> None:
-        self.rows.append(row)
-        self.stepped(row.real_tokens)
+
+class _Watch:
+    """Ends a turn with every logged step."""
+
+    def __init__(self, ours: Ours) -> None:
+        self._ours = ours
+
+    def begin(self, header: RunHeader) -> None:
+        """Nothing to do."""
+
+    def step(self, row: StepRow) -> None:
+        """A step is a turn."""
+        self._ours.rows.append(row)
+        self._ours.stepped(row.real_tokens)
+
+    def evaluation(self, row: EvaluationRow) -> None:
+        """Read from the record later."""
 
 
 class Paper(Contender):

@@ -9,7 +9,16 @@ from pathlib import Path
 from trainer.config import ResolvedConfig, resolve
 from trainer.errors import BadConfig, DoesNotFit, TrainerError
 from trainer.progress import Update, progress
-from trainer.record import MODEL_DIRECTORY, RunExit, RunWriter, StepRow, default_run_directory, utc_now
+from trainer.record import (
+    MODEL_DIRECTORY,
+    EvaluationRow,
+    RunExit,
+    RunHeader,
+    RunWriter,
+    StepRow,
+    default_run_directory,
+    utc_now,
+)
 from trainer.stage import stage_data
 
 
@@ -43,7 +52,7 @@ def _train(resolved: ResolvedConfig, writer: RunWriter, *, leads: bool) -> int:
                 resolved = stage_data(resolved, update=copied)
         ranks = join_ranks(resolved.config)
         with progress("train") as update:
-            train(resolved, ranks, writer, lambda row, total: _announce(update, row, total))
+            train(resolved, ranks, writer, _Screen(update, resolved.config.max_steps))
     except KeyboardInterrupt:
         code, reason = 130, "interrupted"
     except TrainerError as error:
@@ -54,7 +63,7 @@ def _train(resolved: ResolvedConfig, writer: RunWriter, *, leads: bool) -> int:
         sys.stderr.write(
             f"error: {reason}\n  next: lower train.micro_batch_rows, or find the largest: autotune probe\n"
         )
-    leave_ranks()
+    leave_ranks(together=code == 0)
     seconds = time.perf_counter() - started_s
     writer.finish(
         RunExit(exit_code=code, reason=reason, steps=writer.last_step, seconds=seconds, finished_utc=utc_now())
@@ -94,9 +103,31 @@ def _print_settings(resolved: ResolvedConfig) -> None:
         sys.stderr.write(f"{key} = {shown}  ({source})\n")
 
 
-def _announce(update: Update, row: StepRow, total: int) -> None:
-    note = f"step {row.step}/{total} loss {row.loss:.3f} {row.real_tokens_per_s:,.0f} real tokens/s"
-    update(row.step, total, note)
+class _Screen:
+    """What rank 0 shows: how the run computes, then every logged step."""
+
+    def __init__(self, update: Update, steps: int) -> None:
+        self._update, self._steps = update, steps
+
+    def begin(self, header: RunHeader) -> None:
+        """Say what was decided, and what is different from the model's recipe."""
+        rows = f"{header.layout} rows, {header.global_batch_rows} a step"
+        lines = [f"{rows}; attention: {header.attention} ({header.attention_reason})"]
+        lines += [f"change of recipe: {change}" for change in header.recipe_changes]
+        sys.stderr.write("".join(f"train: {line}\n" for line in lines))
+
+    def step(self, row: StepRow) -> None:
+        """Move the bar on."""
+        mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
+        note = f"step {row.step}/{self._steps} loss {row.loss:.3f} {row.real_tokens_per_s:,.0f} real tokens/s{mfu}"
+        self._update(row.step, self._steps, note)
+
+    def evaluation(self, row: EvaluationRow) -> None:
+        """Show how the validation split fares."""
+        sys.stderr.write(
+            f"validation: step {row.step} loss {row.loss:.3f} perplexity {row.perplexity:,.1f} "
+            f"masked accuracy {row.masked_accuracy:.1%}\n"
+        )
 
 
 def _complain(error: TrainerError, *, leads: bool) -> None:

@@ -75,7 +75,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         optimizer=optimizer,
         step=TrainStep(shared, optimizer, config, ranks),
         work=work,
-        recipe_changes=_recipe_changes(config, own),
+        recipe_changes=_recipe_changes(config, own, ranks),
     )
 
 
@@ -111,11 +111,11 @@ def model_work(model: PreTrainedModel, *, narrow: bool) -> ModelWork:
     )
 
 
-def _recipe_changes(config: TrainConfig, own: PretrainedConfig) -> tuple[str, ...]:
+def _recipe_changes(config: TrainConfig, own: PretrainedConfig, ranks: Ranks) -> tuple[str, ...]:
     changes = []
     key = dropout_key(own)
     if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
         changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
-    if config.parallel.gradient_dtype != "fp32":
+    if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
         changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
     return tuple(changes)

@@ -1,27 +1,40 @@
 """Where the rows of a run go: its record, TensorBoard where that is installed, and the progress bar."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
-from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, RunWriter, StepRow
+from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, RunWriter, StepRow
 from trainer.schema import Table
 
-Announce = Callable[[StepRow, int], None]
-"""Called on rank 0 with a logged step and the number of steps of the run."""
+
+class Screen(Protocol):
+    """Who watches on rank 0."""
+
+    def begin(self, header: RunHeader) -> None:
+        """The run begins."""
+
+    def step(self, row: StepRow) -> None:
+        """A step was logged."""
+
+    def evaluation(self, row: EvaluationRow) -> None:
+        """The model was held against the validation split."""
 
 
 class Journal:
     """Writes rows everywhere; on other ranks than the first, only the step's number is kept."""
 
-    def __init__(self, writer: RunWriter, announce: Announce, *, steps: int, active: bool) -> None:
-        self._writer, self._announce, self._steps, self._active = writer, announce, steps, active
+    def __init__(self, writer: RunWriter, screen: Screen, header: RunHeader, *, active: bool) -> None:
+        self._writer, self._screen, self._active = writer, screen, active
         self._board: Any = None
-        if active:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:  # an extra: the record holds the same numbers
-                return
-            self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY))
+        writer.start(header)
+        if not active:
+            return
+        screen.begin(header)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:  # an extra: the record holds the same numbers
+            return
+        self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY))
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Write logged steps."""
@@ -29,12 +42,14 @@ class Journal:
             self._writer.step(row)
             self._draw("train", row, row.step)
             if self._active:
-                self._announce(row, self._steps)
+                self._screen.step(row)
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Write an evaluation."""
         self._writer.evaluation(row)
         self._draw("validation", row, row.step)
+        if self._active:
+            self._screen.evaluation(row)
 
     def close(self) -> None:
         """Flush the files."""

@@ -14,7 +14,7 @@ from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.evaluate import evaluate
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.journal import Announce, Journal
+from trainer.journal import Journal, Screen
 from trainer.meter import DeviceFacts, Meter
 from trainer.parallel import Ranks
 from trainer.peaks import Format, peak_flops_per_s
@@ -24,7 +24,7 @@ from trainer.record import MODEL_DIRECTORY, RUN_SCHEMA_VERSION, RunHeader, RunWr
 from trainer.schedule import learning_rate
 
 
-def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, announce: Announce) -> None:
+def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, screen: Screen) -> None:
     """Train to the end, evaluate, and save the model.
 
     Raises:
@@ -38,8 +38,8 @@ def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, announce: A
     plan = make_plan(config, len(dataset), ranks.world_size)
     training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
     facts = DeviceFacts(work=training.work, peak_flops_per_s=_peak_flops_per_s(config, ranks))
-    writer.start(_header(resolved, dataset, plan, training, facts=facts, ranks=ranks))
-    journal = Journal(writer, announce, steps=config.max_steps, active=ranks.leads)
+    header = _header(resolved, dataset, plan, training, facts=facts, ranks=ranks)
+    journal = Journal(writer, screen, header, active=ranks.leads)
 
     plans = micro_batch_plans(dataset, config, plan, ranks.rank, steps=config.max_steps)
     loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)

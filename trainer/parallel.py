@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,10 +91,19 @@ def join_ranks(config: TrainConfig, environment: Mapping[str, str] = os.environ)
     )
 
 
-def leave_ranks() -> None:
-    """Close the process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def leave_ranks(*, together: bool) -> None:
+    """Close the process group, if there is one.
+
+    Args:
+        together: Whether all ranks come here. They then wait for each other: a group that is closed while a peer's last
+            message is under way can take its process down, and a job that had ended well is reported as failed.
+    """
+    if not dist.is_initialized():
+        return
+    if together:
+        dist.barrier()
+    gc.collect()  # modules refer to each other in circles, and hold on to the group
+    dist.destroy_process_group()
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:

@@ -137,7 +137,7 @@ def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
         return f"the key {key!r} is missing", f"Add {key!r}."
     shown = repr(problem["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{key} = {shown}: {problem['msg']}", f"Correct {key!r}."
+    return f"{key} = {shown}: {problem['msg'].removeprefix('Value error, ')}", f"Correct {key!r}."
 
 
 def _keys_at(kind: type[Table], path: list[str]) -> list[str]:

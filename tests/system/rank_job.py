@@ -32,7 +32,7 @@ def main() -> None:
         found = run(case, dataset, ranks, Path(request["out"]))
         if ranks.leads:
             torch.save(found, Path(request["out"]) / f"{name}.pt")
-    leave_ranks()
+    leave_ranks(together=True)
 
 
 def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str, object]:

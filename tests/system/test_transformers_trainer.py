@@ -1,0 +1,76 @@
+"""Our loss curve beside that of transformers' own Trainer: the same weights, the same batches, the same rates."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.dataset import TokenDataset
+from trainer.schedule import learning_rate
+
+pytestmark = pytest.mark.system
+
+STEPS = 12
+
+
+class _Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Whole batches, one after the other."""
+
+    def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return self._batches[number]
+
+
+def _theirs(training: Any, batches: list[dict[str, torch.Tensor]], config: Any, place: str) -> list[float]:
+    losses: list[float] = []
+
+    class Rates(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            for group in kwargs["optimizer"].param_groups:  # its own warm-up begins with a step at rate 0
+                group["lr"] = learning_rate(config, state.global_step)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+            losses.extend([logs["loss"]] if "loss" in logs else [])
+
+    class InOrder(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, shuffle=False)
+
+    model = BertForMaskedLM(training.model.config)
+    model.load_state_dict(training.model.state_dict())
+    arguments = TrainingArguments(
+        output_dir=place, max_steps=STEPS, learning_rate=config.learning_rate, weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm, optim="adamw_torch_fused", use_cpu=True, report_to=[], save_strategy="no",
+        logging_steps=1, logging_nan_inf_filter=False, disable_tqdm=True, per_device_train_batch_size=1,
+    )  # fmt: skip
+    InOrder(model=model, args=arguments, train_dataset=_Rows(batches), callbacks=[Rates()]).train()
+    return losses
+
+
+def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(
+        layout="padded", micro_batch_rows=16, global_batch_rows=16, max_steps=STEPS, warmup_steps=4,
+        learning_rate=5e-3, max_grad_norm=1.0,
+    )  # fmt: skip
+    training = training_of(config, dataset)
+    ours = micro_batches(dataset, config, steps=STEPS)
+    names = ("input_ids", "attention_mask", "labels")
+    batches = [
+        dict(zip(names, (batch.wide_ids_BS(), batch.attention_BS(), batch.labels_BS()), strict=True)) for batch in ours
+    ]
+    theirs = _theirs(training, batches, config, str(tmp_path))
+    found = [
+        float(training.step.run([batch], learning_rate(config, step)).loss_share) for step, batch in enumerate(ours)
+    ]
+    assert len(theirs) == STEPS
+    # They print four digits.
+    assert found == pytest.approx(theirs, rel=1e-4, abs=6e-5)
+    assert found[-1] < 0.95 * found[0]
