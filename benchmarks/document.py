@@ -13,6 +13,7 @@ from typing import Any
 from autotune.core.units import format_bytes
 from autotune.store import write_atomically
 
+GPU_TRAIN = Path(__file__).parent.parent / "reports" / "gpu" / "train.json"
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
 FAULTS = ROOT / "reports" / "faults.json"
@@ -46,6 +47,29 @@ every start.
 | samples | open | first batch | memory after {batches:,} batches |
 |---:|---:|---:|---:|
 """
+_TRAIN = """
+## The training step
+
+BERT of 4 layers, hidden 256, rows of 512, micro-batches of 8, lengths of real functions without duplicates, fp32, 64
+samples per optimizer step on all sides, steps taken in turns. *Paper-style* is the step of the paper's public trainer,
+written from its description; *HF Trainer* is transformers' own with its collator, padded to the longest sample.
+
+| | real tokens/s | ours is faster by | validation loss |
+|---|---:|---:|---:|
+"""
+_GPU_TRAIN = """
+## The training step on a GPU
+
+Measured on one {device} with torch {torch}: bf16, rows of 512, real tokens/s.
+
+| | real tokens/s | MFU |
+|---|---:|---:|
+"""
+_NO_GPU = """
+## The training step on a GPU
+
+Not measured: no figure of this project comes from a GPU yet. `make gpu-train` measures it.
+"""
 _RELIABILITY = """\
 # Reliability
 
@@ -62,7 +86,7 @@ fills a small real disk as well.
 
 def main() -> int:
     """Write both documents."""
-    write_atomically(ROOT / "docs" / "performance.md", performance(read_figures()))
+    write_atomically(ROOT / "docs" / "performance.md", performance(read_figures(), read_gpu_figures()))
     write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
     return 0
 
@@ -72,9 +96,15 @@ def read_figures() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(FIGURES.glob("*.json"))}
 
 
-def performance(figures: Mapping[str, Any]) -> str:
+def read_gpu_figures() -> dict[str, Any] | None:
+    """What the benchmark on a GPU wrote; None where there is nothing."""
+    found: dict[str, Any] | None = json.loads(GPU_TRAIN.read_text()) if GPU_TRAIN.is_file() else None
+    return found
+
+
+def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> str:
     """All bars, and the tables of those that have more to say."""
-    bars = [bar for one in figures.values() for bar in one["bars"]]
+    bars = [bar for one in (*figures.values(), gpu or {"bars": []}) for bar in one["bars"]]
     text = _PERFORMANCE + "".join(_bar(bar) for bar in bars)
     if "feed" in figures:
         text += _FEED
@@ -92,6 +122,36 @@ def performance(figures: Mapping[str, Any]) -> str:
             runs = found["runs"][name]
             opened, first = (_median([run[key] for run in runs]) for key in ("open_s", "first_batch_s"))
             text += f"| {samples:,} | {opened:.3f} s | {first:.3f} s | {format_bytes(runs[-1]['rss_growth_bytes'])} |\n"
+    if "train" in figures:
+        text += _TRAIN + _training(figures["train"]["settings"])
+    return text + (_NO_GPU if gpu is None else _gpu_training(gpu))
+
+
+def _training(settings: Mapping[str, Any]) -> str:
+    text = ""
+    for name, found in settings.items():
+        ours = _median(found["real_tokens_per_s"]["ours"])
+        for contender, rates in found["real_tokens_per_s"].items():
+            loss = found["validation_loss"].get(contender)
+            shown = "" if loss is None else f"{loss:.3f}"
+            median = _median(rates)
+            text += f"| {contender}; {name} | {median:,.0f} | {ours / median:.2f} | {shown} |\n"
+    ceilings = ", ".join(f"{found['flop_ratio_ceiling']:.2f} at {name}" for name, found in settings.items())
+    return text + (
+        "\nRatio of operations per real token, with padding and a head on all positions over what is needed: "
+        f"{ceilings}.\nMore than that comes from fewer passes over memory.\n"
+    )
+
+
+def _gpu_training(gpu: Mapping[str, Any]) -> str:
+    text = _GPU_TRAIN.format(device=gpu["device"], torch=gpu["versions"]["torch"])
+    for part in ("mfu", "ablation"):
+        for name, found in gpu.get(part, {}).items():
+            if isinstance(found, dict) and "real_tokens_per_s" in found:
+                mfu = "n/a" if found["mfu"] is None else f"{found['mfu']:.1%}"
+                text += f"| {part}: {name} | {found['real_tokens_per_s']:,.0f} | {mfu} |\n"
+    for name, rates in gpu.get("rivals", {}).get("real_tokens_per_s", {}).items():
+        text += f"| rivals: {name} | {_median(rates):,.0f} | |\n"
     return text
 
 

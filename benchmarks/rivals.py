@@ -165,9 +165,9 @@ class _Watch:
         """Nothing to do."""
 
     def step(self, row: StepRow) -> None:
-        """A step is a turn."""
+        """A logged step is a turn; it stands for all since the last."""
         self._ours.rows.append(row)
-        self._ours.stepped(row.real_tokens)
+        self._ours.stepped(row.real_tokens * self._ours.match.config.log_interval_steps)
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Read from the record later."""
@@ -277,6 +277,39 @@ class HuggingFace(Contender):
             ).train()
 
 
+class PlainHuggingFace(Contender):
+    """The recipe of transformers' Trainer as a plain loop: autocast, SDPA, fused optimizer, padded to the longest."""
+
+    def run(self) -> None:
+        """Steps until nobody asks for more."""
+        from transformers import BertForMaskedLM
+
+        config, device = self.match.config, self.match.ranks.device
+        torch.manual_seed(config.seed)
+        model: Any = BertForMaskedLM(self.match.bert_config()).to(device)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+        )
+        micro_batches = self.match.samples_per_step // config.micro_batch_rows
+        batches = collated(self.match)
+        step = 0
+        while True:
+            real_tokens = 0
+            for _ in range(micro_batches):
+                batch = next(batches)
+                real_tokens += int(batch["attention_mask"].sum())
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+                    loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss / micro_batches
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            self.stepped(real_tokens)
+
+
 class Samples(torch.utils.data.Dataset[dict[str, Any]]):
     """The dataset as other trainers take it: one framed sample at a time."""
 
@@ -294,8 +327,8 @@ class Samples(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
 
 
-def collated(match: Match, padded_to: int) -> Iterator[Any]:
-    """Micro-batches for ever, from transformers' collator behind torch's loader."""
+def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
+    """Micro-batches for ever, from transformers' collator behind torch's loader; padded to the longest by default."""
     collator = _collator(match.data_dir, padded_to)
     loader: Any = torch.utils.data.DataLoader(
         Samples(match),

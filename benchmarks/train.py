@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description="The step against its references.")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of the runs that learn")
+    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
     parser.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
     options = parser.parse_args(arguments)
     try:

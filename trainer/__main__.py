@@ -113,6 +113,8 @@ class _Screen:
         """Say what was decided, and what is different from the model's recipe."""
         rows = f"{header.layout} rows, {header.global_batch_rows} a step"
         lines = [f"{rows}; attention: {header.attention} ({header.attention_reason})"]
+        if header.config["compile_layers"]:
+            lines.append("layers are compiled in the first steps, which takes minutes")
         lines += [f"change of recipe: {change}" for change in header.recipe_changes]
         sys.stderr.write("".join(f"train: {line}\n" for line in lines))
 

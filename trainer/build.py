@@ -88,7 +88,7 @@ def model_work(model: PreTrainedModel, *, narrow: bool) -> ModelWork:
     """
     family, config = family_of(model.config), model.config
     head: list[nn.Module] = (
-        [model.get_submodule(name) for name in family.head] if family else [model.get_output_embeddings()]
+        [model.get_submodule(name) for name in family.head] if family else _present(model.get_output_embeddings())
     )
     of_head = {id(module) for part in head for module in part.modules()}
     matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -109,6 +109,10 @@ def model_work(model: PreTrainedModel, *, narrow: bool) -> ModelWork:
         reaches=tuple(window if kind == "sliding_attention" else None for kind in kinds),
         last_layer_narrow=narrow,
     )
+
+
+def _present(module: nn.Module | None) -> list[nn.Module]:
+    return [] if module is None else [module]
 
 
 def _recipe_changes(config: TrainConfig, own: PretrainedConfig, ranks: Ranks) -> tuple[str, ...]:

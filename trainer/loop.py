@@ -63,6 +63,8 @@ def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, screen: Scr
             with graphs.elsewhere():
                 journal.evaluation(evaluate(training.module, validation, config, ranks, done))
             meter.restart()
+    if meter.open_steps:  # the data ended between two logged steps
+        meter.close(done, lr, head_overflows=training.module.overflows, recompilations=graphs.recompilations)
     journal.steps(meter.rows(all_of_them=True))
     if len(validation):
         journal.evaluation(evaluate(training.module, validation, config, ranks, done))

@@ -84,6 +84,11 @@ class Meter:
         self._interval = _Interval(began=mark(self._ranks.device))
         self._results: list[StepResult] = []
 
+    @property
+    def open_steps(self) -> int:
+        """Steps since the last logged one."""
+        return self._interval.steps
+
     def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
         """The micro-batches of one optimizer step, the wait for them counted."""
         asked_s = time.perf_counter()

@@ -18,6 +18,7 @@ first; choose another one with ``CUDA_VISIBLE_DEVICES``. The stages, the most va
     nvml      what NVML and GPM read on the idle GPU, under full load and under half a load, beside the load itself
     probe     the largest micro-batch of bert-120m that fits, predicted bytes beside measured ones; on a card of more
               than 94 GB a second time with the memory of an H100 NVL
+    same      whether varlen attention computes what rows under a mask compute, and steps never wait for the GPU
     train     optimizer steps of bert-120m at a moderate micro-batch: tokens/s, step time, memory, counters
 
 ``DIR/gpu-check.json`` is whole after every stage, so a check that is cut off keeps what it had; ``DIR/ledger.jsonl``
@@ -44,7 +45,7 @@ from autotune.measure.nvml import NvmlMonitor
 from autotune.search.site import Site, open_site
 from autotune.store import check_writable, write_atomically
 from benchmarks.corpora import synthetic_manifest
-from benchmarks.gpu import load, machine, probe, steps
+from benchmarks.gpu import load, machine, probe, same, steps
 from benchmarks.gpu.results import NOT_REACHED, CheckReport, StageResult, report_table
 from benchmarks.gpu.rig import Rig, open_rig, say
 from benchmarks.gpu.sizes import sizes_for
@@ -62,6 +63,7 @@ STAGES = (
     Stage(name="ceilings", measure=load.measure_ceilings, weight=2, least_s=5.0),
     Stage(name="nvml", measure=load.measure_nvml, weight=2.5, least_s=8.0),
     Stage(name="probe", measure=probe.measure, weight=8, least_s=8.0),
+    Stage(name="same", measure=same.measure, weight=1.5, least_s=20.0),
     Stage(name="train", measure=steps.measure, weight=1.5, least_s=5.0),
 )
 

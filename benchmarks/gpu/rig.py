@@ -123,7 +123,7 @@ class Rig:
         self._make_machine = make_machine
         self.machine = make_machine()
         self._ledger = Ledger(scratch, "check")
-        self._scratch = scratch
+        self.scratch = scratch
         self._out = out
 
     @property
@@ -181,7 +181,7 @@ class Rig:
         self.monitor.close()
 
     def _publish_ledger(self) -> None:
-        lines = [path.read_text(encoding="utf-8") for path in sorted(self._scratch.glob("*.jsonl"))]
+        lines = [path.read_text(encoding="utf-8") for path in sorted(self.scratch.glob("*.jsonl"))]
         write_atomically(self._out / LEDGER_NAME, "".join(lines))
 
 

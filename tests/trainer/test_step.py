@@ -71,3 +71,15 @@ def test_part_of_the_gradient_is_measured_where_there_are_parts_and_somebody_ask
     square = sum(float((gradient.double() ** 2).sum()) for gradient in alone.values())
     assert float(partial.square) == pytest.approx(square, rel=1e-5)
     assert training.step.run(batches[:1], 0.0, part_of_it=True).partial is None
+
+
+def test_bf16_computes_about_the_same_loss_and_gradient(patterned_dataset):
+    for family in ("bert", "modernbert"):
+        dataset = TokenDataset.open(patterned_dataset)
+        config = config_of(family)
+        loss, gradients = gradients_of(training_of(config, dataset), micro_batches(dataset, config))
+        half = training_of(config.model_copy(update={"precision": "bf16"}), dataset)
+        half_loss, half_gradients = gradients_of(half, micro_batches(dataset, config))
+        assert half_loss == pytest.approx(loss, rel=1e-2)
+        assert 1e-5 < relative_distance(gradients, half_gradients) < 0.05
+        assert all(parameter.dtype == torch.float32 for parameter in half.module.parameters())

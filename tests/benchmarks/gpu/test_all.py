@@ -13,7 +13,7 @@ from benchmarks.gpu.results import NO_TIME, NOT_REACHED
 from benchmarks.gpu.stages import Stage
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
-NAMES = ["machine", "ceilings", "nvml", "probe", "train"]
+NAMES = ["machine", "ceilings", "nvml", "probe", "same", "train"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,60 @@
+import pytest
+
+from benchmarks.rivals import HuggingFace, Ours, Paper, PlainHuggingFace
+from benchmarks.train import Found, Setting, flop_ratio, make_bars, make_match
+from trainer.config import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def match(tmp_path_factory):
+    """The benchmark's own, with a model and a step that take no time."""
+    setting = Setting(dropout=0.0, vocab_size=1000, turns=1)
+    found = make_match(tmp_path_factory.mktemp("train"), setting, steps=4)
+    shape = found.config.model.config | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    config = found.config.model_dump() | {"seq_length_tokens": 64, "global_batch_samples": 16}
+    config["model"]["config"] = shape
+    return type(found)(
+        config=TrainConfig(**config), data_dir=found.data_dir, samples_per_step=16, ranks=found.ranks, place=found.place
+    )
+
+
+@pytest.mark.parametrize("kind", [Ours, Paper, PlainHuggingFace, HuggingFace])
+def test_every_contender_takes_one_step_of_so_many_samples_a_turn(kind, match):
+    contender = kind(match)
+    turns = [contender.step() for _ in range(3)]
+    contender.finish()
+    mean = sum(turn.real_tokens for turn in turns) / 3
+    assert all(turn.seconds > 0 for turn in turns)
+    # 16 samples, most of them cut at 64 tokens.
+    assert 16 * 40 < mean < 16 * 64
+
+
+def test_a_contenders_error_reaches_whoever_asked_for_its_step(match):
+    class Broken(Paper):
+        def run(self) -> None:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        Broken(match).step()
+
+
+def test_the_ratio_of_operations_grows_with_the_vocabulary(tmp_path):
+    ratios = [
+        flop_ratio(make_match(tmp_path / str(size), Setting(dropout=0.0, vocab_size=size, turns=1), steps=1))
+        for size in (1000, 22_016)
+    ]
+    assert 2 < ratios[0] < ratios[1] < 8
+
+
+def test_bars_are_ratios_of_medians():
+    found = Found(
+        tokens_per_s={"ours": [9.0, 10.0, 30.0], "paper-style": [2.0, 2.0, 2.0], "HF Trainer": [4.0, 4.0, 4.0]},
+        ceiling=4.0,
+        overhead=0.01,
+        losses={"ours": 5.0, "HF Trainer": 5.2},
+    )
+    bars = {bar.name: bar for bar in make_bars(found)}
+    assert bars["train_against_paper_ratio"].figure == 5.0
+    assert bars["train_against_hf_trainer_ratio"].holds is False
+    assert bars["train_loss_difference_share"].holds is False
+    assert bars["train_step_overhead_share"].holds
