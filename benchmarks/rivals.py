@@ -5,6 +5,7 @@ the trainer under test packs them into rows.
 """
 
 import queue
+import tempfile
 import threading
 import time
 import warnings
@@ -144,7 +145,7 @@ class Ours(Contender):
     def __init__(self, match: Match) -> None:
         super().__init__(match)
         self.rows: list[StepRow] = []
-        self.directory = match.place / f"run-{id(self)}"
+        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=match.place))
 
     def run(self) -> None:
         """Train from a configuration as ``python -m trainer`` would."""
@@ -286,7 +287,8 @@ class PlainHuggingFace(Contender):
 
         config, device = self.match.config, self.match.ranks.device
         torch.manual_seed(config.seed)
-        model: Any = BertForMaskedLM(self.match.bert_config()).to(device)
+        model: Any = BertForMaskedLM(self.match.bert_config())
+        model.to(device)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )

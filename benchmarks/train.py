@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
     options = parser.parse_args(arguments)
     try:
-        import accelerate  # type: ignore[import-untyped]  # noqa: F401 - transformers' Trainer asks for it
+        import accelerate  # noqa: F401 - transformers' Trainer asks for it
     except ImportError as error:
         sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
         return EXIT_UNMEASURED

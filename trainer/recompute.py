@@ -36,7 +36,11 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if config.checkpointing == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    model.config.use_cache = False  # decoders have one, and transformers would warn of it
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:  # its earlier name
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:

@@ -1,7 +1,7 @@
 """``python -m benchmarks.gpu.train --json FILE``: the training step on a Hopper GPU, against what others take.
 
-Needs one GPU, no network and no dataset: lengths are those of real functions, ids mean nothing. The parts, each of which
-can be left out with ``--only``:
+Needs one GPU, no network and no dataset: lengths are those of real functions, ids mean nothing. The parts, some of
+which can be chosen with ``--only``:
 
     same      varlen attention against rows under a mask, numerically; steps without a host wait; no recompilation
     mfu       bf16, rows of 512, bert-120m and bert-350m, each at its micro-batch: real tokens/s and MFU
@@ -9,8 +9,8 @@ can be left out with ``--only``:
               transformers' Trainer (bf16, SDPA, padded to the longest sample); steps in turns, ratios of medians
     ablation  bert-120m with one thing left out at a time
 
-Where ``accelerate`` is missing, transformers' Trainer cannot run, and the same recipe stands in as a plain loop, under a
-name that says so. A figure that could not be had is printed as "not measured", with the reason in the file.
+Where ``accelerate`` is missing, transformers' Trainer cannot run; the same recipe as a plain loop is measured in any
+case, under a name of its own. A figure that could not be had is printed as "not measured", its reason in the file.
 """
 
 import argparse
@@ -165,9 +165,11 @@ def same(bench: Bench) -> dict[str, Any]:
         batch = source.__getitems__(next(micro_batch_plans(match.dataset, match.config, plan, 0)))
         loss = training.module(batch.to(match.ranks.device)) / batch.predicted_tokens
         loss.backward()
-        found[f"loss, {name}"] = float(loss)
+        found[f"loss, {name}"] = float(loss.detach())
         found[f"attention, {name}"] = training.module.attention.kind
-        gradients[name] = [parameter.grad.float() for parameter in training.model.parameters()]
+        gradients[name] = [
+            parameter.grad.float() for parameter in training.model.parameters() if parameter.grad is not None
+        ]
     for name in ("varlen", "varlen, whole last layer"):
         square = sum(
             float((one - other).square().sum()) for one, other in zip(gradients["sdpa"], gradients[name], strict=True)
@@ -223,7 +225,7 @@ def rivals(bench: Bench) -> dict[str, Any]:
         "HF recipe, plain loop": PlainHuggingFace(match),
     }
     try:
-        import accelerate  # type: ignore[import-untyped]  # noqa: F401 - transformers' Trainer asks for it
+        import accelerate  # noqa: F401 - transformers' Trainer asks for it
 
         contenders["HF Trainer"] = HuggingFace(match)
     except ImportError:

@@ -21,7 +21,8 @@ def match(tmp_path_factory):
 @pytest.mark.parametrize("kind", [Ours, Paper, PlainHuggingFace, HuggingFace])
 def test_every_contender_takes_one_step_of_so_many_samples_a_turn(kind, match):
     contender = kind(match)
-    turns = [contender.step() for _ in range(3)]
+    # transformers' loader is a batch ahead, which it makes in the first turn.
+    turns = [contender.step() for _ in range(4)][1:]
     contender.finish()
     mean = sum(turn.real_tokens for turn in turns) / 3
     assert all(turn.seconds > 0 for turn in turns)

@@ -37,6 +37,7 @@ CASES = {
         "fsdp2": _case(**FIVE, parallel={"strategy": "fsdp2"}, export="fsdp2"),
         "fsdp2-fp64": _case(wide=True, parallel={"strategy": "fsdp2"}),
         "checkpointed": _case(**FIVE, parallel={"strategy": "fsdp2"}, checkpointing="full"),
+        "compiled": _case(**FIVE, parallel={"strategy": "fsdp2"}, compile_layers=True),
         "static": _case(**FIVE, parallel={"static_graph": True}),
         "no-view": _case(**FIVE, parallel={"gradient_as_bucket_view": False, "bucket_cap_mib": 1}),
         "bf16": _case(**FIVE, parallel={"gradient_dtype": "bf16"}),
@@ -109,7 +110,7 @@ def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, oth
         assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
 
 
-@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "static", "no-view"])
+@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "compiled", "static", "no-view"])
 def test_strategies_and_knobs_lead_to_the_same_weights(found, name):
     plain, other = found[2, "fp32"], found[2, name]
     assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)
