@@ -3,13 +3,15 @@
 from autotune.core.profile import Profile
 from autotune.core.units import format_bytes, format_count
 from autotune.show.tables import text_table
+from trainer.config import TrainConfig
 
 
 def profile_text(profile: Profile, *, intact: bool) -> str:
     """Each decision with its value and its reason, then where it was measured."""
     train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
     decisions: list[list[str | None]] = [
-        ["model", train.model.name, f"{train.precision}, rows of {train.seq_length_tokens} tokens"],
+        ["model", train.model.name, f"{train.precision}, {train.layout} rows of {train.seq_length_tokens} tokens"],
+        *_changes(train),
         ["micro-batch rows", str(train.micro_batch_rows), probe.choice if probe else "not measured: autotune probe"],
         [
             "global batch rows",
@@ -33,3 +35,10 @@ def profile_text(profile: Profile, *, intact: bool) -> str:
             f"content: {'as written' if intact else 'edited by hand since it was written'}",
         ]
     )
+
+
+def _changes(train: TrainConfig) -> list[list[str | None]]:
+    """What is not as the model's config has it."""
+    if train.attention_dropout is None:
+        return []
+    return [["attention dropout", f"{train.attention_dropout:g}", "a change of recipe, as asked for"]]

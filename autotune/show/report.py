@@ -11,6 +11,7 @@ from autotune.core.units import format_bytes, format_count, format_seconds, form
 from autotune.show import workers as workers_table
 from autotune.show.probe import trial_rows
 from autotune.show.tables import markdown_inert, markdown_table
+from trainer.config import TrainConfig
 from trainer.record import Run
 
 NOT_MEASURED = "not measured"
@@ -78,6 +79,8 @@ def _probe(one: ReportedProfile) -> str:
         ["its peak, measured", format_bytes(probe.feasible_peak_bytes)],
         ["its peak, predicted from smaller ones", format_bytes(probe.predicted_peak_bytes)],
         ["smallest that was refused", f"{probe.infeasible_min} rows" if probe.infeasible_min else "none tried"],
+        ["layout of rows", train.layout],
+        ["attention dropout", _dropout(train)],
         ["real tokens in a row, mean", f"{probe.mean_real_tokens_per_row:.1f}"],
         ["trials until both were proven", str(probe.search_trials)],
         ["time of all trials", format_seconds(probe.seconds)],
@@ -129,20 +132,38 @@ def _workers(one: ReportedProfile) -> str:
 def _runs(runs: Sequence[ReportedRun]) -> str:
     if not runs:
         return f"{NOT_MEASURED.capitalize()}: no run was given (`--run runs/…`)."
-    headers = ("run", "ranks", "steps", "loss, first → last", "real tokens/s (median)", "data wait", "end")
-    return markdown_table(headers, [_run_cells(one.run) for one in runs], align="lrrrrrl")
+    headers = (
+        "run", "ranks", "steps", "loss, first → last", "validation loss", "real tokens/s (median)", "MFU", "data wait",
+        "end",
+    )  # fmt: skip
+    table = markdown_table(headers, [_run_cells(one.run) for one in runs], align="lrrrrrrrl")
+    changes = [
+        f"Change of recipe in {markdown_inert(one.run.directory.name)}: {markdown_inert(change)}."
+        for one in runs
+        for change in one.run.header.recipe_changes
+    ]
+    return "\n\n".join([table, *changes])
+
+
+def _dropout(train: TrainConfig) -> str:
+    if train.attention_dropout is None:
+        return "the model's"
+    return f"{train.attention_dropout:g}, a change of recipe"
 
 
 def _run_cells(run: Run) -> list[str | None]:
     steps = run.steps
     later = steps[1:] or steps  # the first step pays for what is made once
+    mfus = [step.mfu for step in later if step.mfu is not None]
     wait = sum(step.data_wait_s for step in later) / sum(step.step_s for step in later) if later else None
     return [
         run.directory.name,
         str(run.header.world_size),
         str(steps[-1].step) if steps else "0",
         f"{steps[0].loss:.3f} → {steps[-1].loss:.3f}" if steps else None,
+        f"{run.evaluations[-1].loss:.3f}" if run.evaluations else None,
         format_count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
+        format_share(statistics.median(mfus)) if mfus else None,
         format_share(wait),
         run.end.reason if run.end else "not finished",
     ]
