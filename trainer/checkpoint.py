@@ -32,8 +32,6 @@ def export_model(
         return
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(mode=0o700, parents=True)
-    # How attention was computed here is nobody else's business.
-    module.model.config._attn_implementation = None
     module.model.save_pretrained(partial, state_dict=weights)
     _tokenizer(dataset_dir, special_ids, seq_length_tokens).save_pretrained(str(partial))
     for path in partial.iterdir():

@@ -1,5 +1,6 @@
 """Hold the model against the validation split."""
 
+import contextlib
 import math
 import time
 
@@ -44,7 +45,9 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
     config = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     module.eval()
-    with torch.no_grad():
+    # A few batches do not pay for compiling the layers once more, for evaluation.
+    eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
+    with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop.
             if not any(ranks.sum(batch.real_tokens)):

@@ -98,7 +98,7 @@ def build_config(
         raise BadConfig(
             f"transformers refuses the config of {settings.name!r}: {error}", next_step="Correct the config."
         ) from error
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
         raise BadConfig(f"{model_type!r} is not an encoder", next_step="Choose an encoder such as bert or modernbert.")
     _check_positions(config, model_type, special_ids, seq_length_tokens)
     if attention_dropout is not None:

@@ -4,6 +4,7 @@ Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K s
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,10 @@ class MaskedLM(nn.Module):
         self._first_position = model.config.pad_token_id + 1 if family and family.positions_after_pad else 0
         self._window_tokens = window_tokens(model.config)
         self._compiled = config.compile_layers
+        # Its passes over the logits become one each way.
+        self._loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+            torch.compile(_cross_entropy, dynamic=False) if config.compile_layers else _cross_entropy
+        )
         static = config.compile_layers or config.device == "cuda"
         places = config.micro_batch_rows * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
@@ -68,7 +73,7 @@ class MaskedLM(nn.Module):
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Summed cross-entropy of the predicted tokens in nats, fp32, shape (); for a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
-        return _cross_entropy(logits_KV, labels_K)
+        return self._loss(logits_KV, labels_K)
 
     def evaluate(self, batch: MicroBatch) -> Predictions:
         """Loss and hits, for a batch on the device."""

@@ -167,6 +167,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
         bucket_cap_mb=parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
+        broadcast_buffers=False,  # they are tables that no step changes
     )
     return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
 

@@ -51,6 +51,18 @@ def test_perplexity_is_the_exponential_of_the_loss_which_begins_near_the_vocabul
     assert found.loss == pytest.approx(uniform, rel=0.1)
 
 
+def test_a_compiled_model_is_evaluated_without_compiling_more(dataset):
+    from trainer.recompute import GraphCounter
+
+    torch._dynamo.reset()
+    counter = GraphCounter()
+    counter.stepped()
+    _, plain = _evaluated(dataset)
+    _, found = _evaluated(dataset, compile_layers=True)
+    assert counter.recompilations == 0
+    assert found.loss == pytest.approx(plain.loss, rel=1e-6)
+
+
 def test_no_more_rows_than_asked_for_are_looked_at(dataset):
     _, found = _evaluated(dataset, layout="padded", evaluation=EvaluationSettings(max_rows=20))
     assert found.rows == 20

@@ -37,6 +37,12 @@ def test_other_encoders_build_from_their_type_alone(model_type):
     assert model.config.pad_token_id == 0
 
 
+def test_a_decoder_is_refused():
+    settings = ModelSettings(name="x", config={"model_type": "bert", "is_decoder": True})
+    with pytest.raises(BadConfig, match="not an encoder"):
+        _config(settings)
+
+
 @pytest.mark.parametrize("model_type", ["bart", "gpt2", "bertt"])
 def test_what_is_no_masked_lm_encoder_is_refused(model_type):
     with pytest.raises(BadConfig):

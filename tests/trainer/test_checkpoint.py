@@ -1,0 +1,45 @@
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.attention import VARLEN_NAME
+from trainer.checkpoint import export_model
+from trainer.dataset import TokenDataset
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_an_exported_model_gives_the_same_logits_in_transformers(family, patterned_dataset, tmp_path):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(family)
+    training = training_of(config, dataset)
+    for batch in micro_batches(dataset, config, steps=3):
+        training.step.run([batch], 1e-2)
+    # As a model trained on a GPU is.
+    training.model.config._attn_implementation = VARLEN_NAME
+    export_model(
+        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
+        seq_length_tokens=config.seq_length_tokens, directory=tmp_path / "model", leads=True,
+    )  # fmt: skip
+    assert VARLEN_NAME not in (tmp_path / "model" / "config.json").read_text()
+    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    texts = tokenizer(["w5 w6 w7 [MASK] w9", "w20 w21 [MASK]"], padding=True, return_tensors="pt")
+    training.model.config._attn_implementation = "sdpa"
+    training.module.eval()
+    with torch.no_grad():
+        inputs = {name: texts[name] for name in ("input_ids", "attention_mask")}
+        assert torch.equal(loaded(**inputs).logits, training.model(**inputs).logits)
+    # It learned that each word follows the one before it.
+    predicted = loaded(**inputs).logits[0, 4].argmax()
+    assert 5 <= int(predicted) < 65
+
+
+def test_only_the_rank_that_leads_writes(patterned_dataset, tmp_path):
+    dataset = TokenDataset.open(patterned_dataset)
+    training = training_of(config_of(), dataset)
+    export_model(
+        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
+        seq_length_tokens=64, directory=tmp_path / "model", leads=False,
+    )  # fmt: skip
+    assert not list(tmp_path.iterdir())
