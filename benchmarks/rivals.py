@@ -75,6 +75,9 @@ class Turn:
 class Contender(ABC):
     """A trainer in a thread of its own that stops after every optimizer step until it is its turn again."""
 
+    matmul_precision = "high"
+    """Of fp32 products on a GPU, which is one setting for all threads."""
+
     def __init__(self, match: Match) -> None:
         self.match = match
         self._go: queue.Queue[bool] = queue.Queue()
@@ -89,6 +92,8 @@ class Contender(ABC):
 
     def step(self) -> Turn:
         """Take one optimizer step, loading and logging included."""
+        if self.match.ranks.device.type == "cuda":
+            torch.set_float32_matmul_precision(self.matmul_precision)
         self._go.put(True)
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, daemon=True)
@@ -177,6 +182,8 @@ class _Watch:
 class Paper(Contender):
     """The paper-style step."""
 
+    matmul_precision = "highest"
+
     def __init__(self, match: Match, *, position_loop: bool = True) -> None:
         super().__init__(match)
         self._position_loop = position_loop
@@ -228,13 +235,12 @@ class HuggingFace(Contender):
         device = self.match.ranks.device
         torch.manual_seed(config.seed)
         self.model = BertForMaskedLM(self.match.bert_config())
-        tokens = {"real": 0}
-        collator = _collator(self.match.data_dir)
+        real_tokens: list[torch.Tensor] = []
 
-        def collate(rows: list[Any]) -> Any:  # noqa: ANN401 - tensors by name
-            batch = collator(rows)
-            tokens["real"] += int(batch["attention_mask"].sum())
-            return batch
+        class Counting(Trainer):
+            def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - theirs
+                real_tokens.append(inputs["attention_mask"].sum())
+                return super().training_step(model, inputs, *args, **kwargs)
 
         class Baton(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401 - theirs
@@ -242,7 +248,8 @@ class HuggingFace(Contender):
                     group["lr"] = learning_rate(config, state.global_step)
 
             def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - transformers' signature
-                real, tokens["real"] = tokens["real"], 0
+                real = sum(int(tokens) for tokens in real_tokens)
+                real_tokens.clear()
                 contender.stepped(real)
 
         arguments = TrainingArguments(
@@ -269,11 +276,11 @@ class HuggingFace(Contender):
         rows: Any = Samples(self.match)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            Trainer(
+            Counting(
                 model=self.model,
                 args=arguments,
                 train_dataset=rows,
-                data_collator=collate,
+                data_collator=_collator(self.match.data_dir),
                 callbacks=[Baton()],
             ).train()
 
@@ -301,8 +308,8 @@ class PlainHuggingFace(Contender):
                 batch = next(batches)
                 real_tokens += int(batch["attention_mask"].sum())
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
-                    loss = model(**{name: tensor.to(device) for name, tensor in batch.items()}).loss / micro_batches
-                loss.backward()
+                    loss = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}).loss
+                (loss / micro_batches).backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, step)
@@ -339,6 +346,7 @@ def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:
         drop_last=True,
         collate_fn=collator,
         num_workers=match.config.data.loader_workers,
+        pin_memory=match.ranks.device.type == "cuda",
     )
     while True:
         yield from loader

@@ -55,8 +55,8 @@ class Found:
     """Of each contender, per turn, the first left out."""
     ceiling: float
     """The ratio of operations per real token, paper-style over ours."""
-    overhead: float
-    """Part of our step outside forward, backward and optimizer."""
+    overhead: float | None
+    """Part of our step outside forward, backward and optimizer; None where steps were taken in turns only."""
     losses: Mapping[str, float]
     """On the same validation rows, after the same number of steps."""
 
@@ -134,8 +134,10 @@ def measure(place: Path, setting: Setting, steps: int) -> Found:
     else:
         ours.finish()
     theirs.finish()
-    rows = ours.rows[setting.turns + 1 :] or ours.rows[1:]
-    overhead = statistics.median(1 - (row.compute_s + row.optimizer_s) / row.step_s for row in rows)
+    # Of steps that were taken one after the other; in turns, a row's time holds those of others.
+    rows = ours.rows[setting.turns + 2 :] if setting.learned else []
+    shares = [1 - (row.compute_s + row.optimizer_s) / row.step_s for row in rows]
+    overhead = statistics.median(shares) if shares else None
     return Found(tokens_per_s=rates, ceiling=flop_ratio(match), overhead=overhead, losses=losses)
 
 
@@ -189,9 +191,10 @@ def flop_ratio(match: Any) -> float:  # noqa: ANN401 - a Match
 
     model = build_model(match.bert_config(), torch.device("meta"))
     lengths = np.minimum(real_lengths(TRAIN_SAMPLES, seed=0) + 2, ROW_TOKENS)
-    needed = model_work(model, narrow=True).step_flops(lengths, round(0.15 * int(lengths.sum())))
+    work = model_work(model)
+    needed = work.step_flops(lengths, round(0.15 * int(lengths.sum())))
     padded = np.full(len(lengths), ROW_TOKENS)
-    return model_work(model, narrow=False).step_flops(padded, int(padded.sum())) / needed
+    return work.step_flops(padded, int(padded.sum())) / needed
 
 
 def _validation_losses(match: Any, ours: Any, theirs: Any) -> dict[str, float]:  # noqa: ANN401 - contenders

@@ -189,7 +189,7 @@ class EncoderInputs:
     places: DocumentPlaces | None
     """None where rows are told to the encoder by their padding mask."""
     edges: torch.Tensor | None
-    """Shape (2 N + 2,), int32, the edges of documents and of what lies between them; only for varlen."""
+    """Shape (2 N + B + 1,), int32, the edges of documents and rows; only for varlen."""
 
 
 def encoder_inputs(
@@ -291,8 +291,12 @@ def _additive(allowed_BSS: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _document_edges(batch: MicroBatch) -> torch.Tensor:
-    """Ascending from 0 to T; what lies between documents, mostly nothing, is padding that attends to itself."""
-    edges_N2 = torch.stack([batch.starts_N, batch.starts_N + batch.tokens_N], dim=1)
-    ends = torch.tensor([0, batch.ids_BS.numel()], dtype=torch.int32)
-    first, last = ends.to(batch.ids_BS.device, non_blocking=True).split(1)
-    return torch.cat([first, edges_N2.flatten().to(torch.int32), last])
+    """Ascending from 0 to T: where documents begin and end, and where rows do.
+
+    What lies between documents, mostly nothing, is padding that attends to itself. Edges of rows cut it, as kernels are
+    told that nothing is longer than a row, and leave undefined what they are not told of.
+    """
+    rows, width = batch.ids_BS.shape
+    rows_B = torch.arange(rows + 1, dtype=torch.int32, device=batch.ids_BS.device) * width
+    starts_N, ends_N = batch.starts_N, batch.starts_N + batch.tokens_N
+    return torch.cat([rows_B, starts_N.to(torch.int32), ends_N.to(torch.int32)]).sort().values

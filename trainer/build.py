@@ -66,7 +66,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     layers = model_layers(model)
     if config.compile_layers:
         compile_layers(layers)
-    work = model_work(model, narrow=module.narrow)  # before its weights are shared out
+    work = model_work(model)  # before its weights are shared out
     shared = share_module(module, layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
     return Training(
@@ -79,12 +79,10 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     )
 
 
-def model_work(model: PreTrainedModel, *, narrow: bool) -> ModelWork:
-    """Counted from the model's own matrices; of an unknown architecture all but the head's count as layers.
+def model_work(model: PreTrainedModel) -> ModelWork:
+    """What a model's loss needs, whatever of it a configuration computes; counted from the model's own matrices.
 
-    Args:
-        model: Before its weights are shared out.
-        narrow: Whether the last layer is computed for tokens to predict only, but for its keys and values.
+    Of an unknown architecture all but the head's count as layers. The model's weights must not be shared out yet.
     """
     family, config = family_of(model.config), model.config
     head: list[nn.Module] = (
@@ -96,6 +94,7 @@ def model_work(model: PreTrainedModel, *, narrow: bool) -> ModelWork:
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     of_layers = sum(module.weight.numel() for module in matrices if id(module) not in of_head)
     predicted_only = 0
+    narrow = family is not None and kinds[-1] == "full_attention"
     if narrow:
         last = model_layers(model)[-1]
         of_last = sum(module.weight.numel() for module in last.modules() if isinstance(module, nn.Linear))

@@ -79,7 +79,7 @@ class ParallelSettings(Table):
     """With ``fsdp2``: how many neighbouring ranks share one copy of the model (HSDP), such as those of a node; all of
     them when absent."""
     bucket_cap_mib: Positive = 25
-    """DDP's gradient bucket size: larger ones for slow networks and many nodes."""
+    """DDP's (and zero1's) gradient bucket size: larger ones for slow networks and many nodes."""
     gradient_as_bucket_view: bool = True
     """Gradients live in DDP's buckets; otherwise every gradient exists twice."""
     static_graph: bool = False
@@ -184,6 +184,8 @@ class TrainConfig(Table):
     def _sharing_fits_the_strategy(self) -> "TrainConfig":
         if self.parallel.shard_ranks is not None and self.parallel.strategy != "fsdp2":
             raise ValueError("parallel.shard_ranks needs parallel.strategy = 'fsdp2'")
+        if self.parallel.static_graph and self.parallel.strategy == "fsdp2":
+            raise ValueError("parallel.static_graph is DDP's, which parallel.strategy = 'fsdp2' does not use")
         return self
 
     @model_validator(mode="after")

@@ -44,14 +44,18 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
     # Few batches, which do not pay for starting loader processes.
     config = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
     module.eval()
     # A few batches do not pay for compiling the layers once more, for evaluation.
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
         for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
             # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop.
-            if not any(ranks.sum(batch.real_tokens)):
+            empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once
+            if empty_rows >= plan.lanes:
                 break
+            if empty_rows:
+                continue
             found = module.evaluate(batch.to(ranks.device))
             rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
             sums += torch.stack(

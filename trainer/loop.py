@@ -41,14 +41,19 @@ def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, screen: Scr
     header = _header(resolved, dataset, plan, training, facts=facts, ranks=ranks)
     journal = Journal(writer, screen, header, active=ranks.leads)
 
-    plans = micro_batch_plans(dataset, config, plan, ranks.rank, steps=config.max_steps)
+    plans = micro_batch_plans(dataset, config, plan, ranks.rank)
     loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
     meter, graphs = Meter(facts, ranks), GraphCounter()
-    done = 0
+    done = empty_rows = 0
     while done < config.max_steps:
         batches = meter.take(loader, plan.accumulation_steps)
         if config.max_epochs is not None and not any(ranks.sum(sum(batch.real_tokens for batch in batches))):
-            break  # the last epoch is over on every rank
+            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            empty_rows += config.global_batch_rows
+            if empty_rows >= plan.lanes:
+                break
+            continue
+        empty_rows = 0
         lr = learning_rate(config, done)
         done += 1
         evaluation_due = bool(len(validation)) and _due(done, config.evaluation.interval_steps)

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
 
@@ -153,7 +153,8 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
         ranks: All of them.
 
     Raises:
-        BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks.
+        BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks, or fsdp2 would accumulate gradients
+            in 16 bits.
     """
     parallel = config.parallel
     if ranks.world_size == 1:
@@ -173,6 +174,11 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
 
 
 def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> None:
+    if config.parallel.gradient_dtype != "fp32" and accumulation_steps(config, ranks.world_size) > 1:
+        raise BadConfig(
+            f"fsdp2 would add micro-batches up in {config.parallel.gradient_dtype} as well, not only send them",
+            next_step="Use --set train.parallel.gradient_dtype=fp32, or micro-batches that need no accumulation.",
+        )
     together = config.parallel.shard_ranks or ranks.world_size
     if ranks.world_size % together:
         raise BadConfig(

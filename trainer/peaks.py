@@ -29,6 +29,7 @@ PEAKS = (
     Peak(name="H100 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H100 data sheet, NVL"),
     Peak(name="H100 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H100 data sheet, PCIe"),
     Peak(name="H100", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H100 data sheet, SXM"),
+    Peak(name="H200 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H200 data sheet, NVL"),
     Peak(name="H200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H200 data sheet, SXM"),
     Peak(name="GH200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA GH200 data sheet"),
     Peak(name="A100", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A100 data sheet"),
@@ -41,7 +42,9 @@ PEAKS = (
 
 
 def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
-    """The dense peak of a device, or None where the table does not know it."""
+    """The dense peak of a device, or None where the table does not know it, as of a part of one (MIG)."""
     words = set(device_name.replace("-", " ").split())
+    if "MIG" in words:
+        return None
     found = next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)
     return None if found is None else float(getattr(found, number_format))

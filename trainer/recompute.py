@@ -45,6 +45,8 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
     """Compile each layer in place; they are alike, so one graph serves all."""
+    # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
+    torch._dynamo.config.optimize_ddp = False
     for layer in layers:
         layer.compile(fullgraph=True)
 

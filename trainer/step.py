@@ -61,7 +61,7 @@ class TrainStep:
         self._ranks = ranks
         self._parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
         # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
-        self._learning = config.parallel.static_graph
+        self._learning = config.parallel.static_graph and shared.traffic is not None
 
     def run(self, micro_batches: Sequence[MicroBatch], lr: float, *, part_of_it: bool = False) -> StepResult:
         """Take one optimizer step.
@@ -95,12 +95,15 @@ class TrainStep:
             loss_sum += loss.detach()
             if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
                 partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
-        self._learning = False
         reduced = mark(device)
         departed = None
         if self._shared.traffic is not None:
             square, departed = self._shared.traffic.take()
-            partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
+            if self._learning and len(batches) > 1:
+                departed = None  # several reductions, of which neither norm nor waiting can be told apart
+            else:
+                partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
+        self._learning = False
         grad_norm = self._update(lr)
         return StepResult(
             loss_share=loss_sum * weight,

@@ -42,7 +42,8 @@ CASES = {
         "no-view": _case(**FIVE, parallel={"gradient_as_bucket_view": False, "bucket_cap_mib": 1}),
         "bf16": _case(**FIVE, parallel={"gradient_dtype": "bf16"}),
         "fp16": _case(**FIVE, parallel={"gradient_dtype": "fp16"}),
-        "fsdp2-bf16": _case(**FIVE, parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"}),
+        "fsdp2-bf16": _case(**FIVE, parallel={"strategy": "fsdp2", "gradient_dtype": "bf16"}, micro_batch_rows=8),
+        "compiled-ddp": _case(**FIVE, compile_layers=True),
     },
     4: {
         "fp32": _case(**FIVE),
@@ -110,7 +111,7 @@ def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, oth
         assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
 
 
-@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "compiled", "static", "no-view"])
+@pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "compiled", "compiled-ddp", "static", "no-view"])
 def test_strategies_and_knobs_lead_to_the_same_weights(found, name):
     plain, other = found[2, "fp32"], found[2, name]
     assert other["losses"] == pytest.approx(plain["losses"], rel=1e-5)

@@ -47,11 +47,7 @@ def test_places_tell_document_and_position_of_every_token(batch):
 
 
 def test_places_of_a_batch_without_documents_are_all_padding():
-    none = torch.zeros(0, dtype=torch.int32)
-    batch = MicroBatch(
-        ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
-        targets_P=none.to(torch.uint16), real_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
-    )  # fmt: skip
+    batch = _nothing()
     assert not DocumentPlaces.of(batch).document_BS.any()
 
 
@@ -184,3 +180,27 @@ def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(tmp_path):
     assert training.recipe_changes == ("attention dropout 0 instead of the model's 0.1",)
     assert training.model.config.attention_probs_dropout_prob == 0
     assert training_of(config.model_copy(update={"attention_dropout": None}), dataset).recipe_changes == ()
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_no_interval_between_edges_is_longer_than_a_row_however_many_rows_are_empty(rows, patterned_dataset):
+    """What kernels are not told of they leave undefined."""
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(micro_batch_rows=8, global_batch_rows=8 - rows)
+    (batch,) = micro_batches(dataset, config)
+    ids = torch.zeros(8, 64, dtype=torch.uint16)
+    ids[: len(batch.ids_BS)] = batch.ids_BS
+    for one in (MicroBatch(**_fields(batch) | {"ids_BS": ids}), _nothing()):
+        edges = attention._document_edges(one)
+        assert (int(edges[0]), int(edges[-1])) == (0, one.ids_BS.numel())
+        assert 0 <= int(edges.diff().min()) <= int(edges.diff().max()) <= one.ids_BS.shape[1]
+        inside = {*one.starts_N.tolist(), *(one.starts_N + one.tokens_N).tolist()}
+        assert inside <= set(edges.tolist())
+
+
+def _nothing() -> MicroBatch:
+    none = torch.zeros(0, dtype=torch.int32)
+    return MicroBatch(
+        ids_BS=torch.zeros(2, 8, dtype=torch.uint16), starts_N=none, tokens_N=none, predicted_P=none,
+        targets_P=none.to(torch.uint16), real_tokens=0, predicted_tokens=0, most_predicted_in_row=0,
+    )  # fmt: skip

@@ -63,6 +63,16 @@ def test_a_compiled_model_is_evaluated_without_compiling_more(dataset):
     assert found.loss == pytest.approx(plain.loss, rel=1e-6)
 
 
+@pytest.mark.parametrize("micro_batch_rows", [1, 2, 4])
+def test_no_sample_is_missed_where_lanes_end_one_by_one(micro_batch_rows, tmp_path):
+    samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(4200)]
+    dataset = TokenDataset.open(write_dataset(tmp_path / "d", samples[:8], vocab_size=128, validation=samples))
+    few = EvaluationSettings(max_rows=100_000)
+    _, whole = _evaluated(dataset, evaluation=few, micro_batch_rows=64)
+    _, found = _evaluated(dataset, evaluation=few, micro_batch_rows=micro_batch_rows)
+    assert (found.rows, found.predicted_tokens) == (whole.rows, whole.predicted_tokens)
+
+
 def test_no_more_rows_than_asked_for_are_looked_at(dataset):
     _, found = _evaluated(dataset, layout="padded", evaluation=EvaluationSettings(max_rows=20))
     assert found.rows == 20

@@ -20,12 +20,11 @@ def test_pairs_are_those_within_reach(length, reach):
     assert attended_pairs(np.array([length]), reach) == counted
 
 
-@pytest.mark.parametrize("last_layer", ["predicted", "all"])
-def test_operations_agree_with_torchs_own_count(patterned_dataset, last_layer):
+def test_operations_agree_with_torchs_own_count(patterned_dataset):
     """Of rows that one document fills, torch counts the products we count; its backward of attention multiplies 5 times
     instead of 4, as it computes the scores anew, so attention is told apart."""
     dataset = TokenDataset.open(patterned_dataset)
-    config = config_of(last_layer=last_layer, layout="padded", seq_length_tokens=16)
+    config = config_of(layout="padded", seq_length_tokens=16)
     training = training_of(config, dataset)
     batches = [batch for batch in micro_batches(dataset, config, steps=30) if batch.real_tokens == 8 * 16]
     (batch, *_) = batches
@@ -39,7 +38,7 @@ def test_operations_agree_with_torchs_own_count(patterned_dataset, last_layer):
     assert ours == products
     lengths = batch.tokens_N.numpy().astype(np.int64)
     pairs = 8 * 16**2
-    asked = (1 + batch.predicted_tokens / tokens if last_layer == "predicted" else 2) * pairs
+    asked = (1 + batch.predicted_tokens / tokens) * pairs
     assert work.step_flops(lengths, batch.predicted_tokens) - ours == pytest.approx(6 * 2 * 32 * asked)
 
 

@@ -10,6 +10,8 @@ from trainer.peaks import PEAKS, peak_flops_per_s
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA L4", 121),
         ("NVIDIA L40S", 362),
