@@ -6,12 +6,12 @@ import time
 
 import torch
 
-from trainer.config import TrainConfig, accumulation_steps
+from trainer.batch import make_plan
+from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
 from trainer.objective import MaskedLM
 from trainer.parallel import Ranks
-from trainer.plan import BatchPlan
 from trainer.record import EvaluationRow
 
 
@@ -28,47 +28,22 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
         step: Steps finished, for the row.
     """
     started_s = time.perf_counter()
-    # All rows in one go, as if they were one optimizer step.
-    config = config.model_copy(update={"global_batch_rows": min(config.evaluation.max_rows, len(validation))})
-    plan = BatchPlan(
-        seed=config.seed,
-        dataset_samples=len(validation),
-        row_tokens=config.seq_length_tokens,
-        layout=config.layout,
-        global_batch_rows=config.global_batch_rows,
-        accumulation_steps=accumulation_steps(config, ranks.world_size),
-        world_size=ranks.world_size,
-        max_epochs=1,
+    # All rows in one go, as if they were one optimizer step; too few batches to pay for starting loader processes.
+    config = config.model_copy(
+        update={
+            "global_batch_rows": min(config.evaluation.max_rows, len(validation)),
+            "max_epochs": 1,
+            "data": config.data.model_copy(update={"loader_workers": 0}),
+        }
     )
-    plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
-    # Few batches, which do not pay for starting loader processes.
-    config = config.model_copy(update={"data": config.data.model_copy(update={"loader_workers": 0})})
-    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
-    rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
     module.eval()
-    # A few batches do not pay for compiling the layers once more, for evaluation.
+    # Nor do they pay for compiling the layers once more, for evaluation.
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
-        for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
-            # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop.
-            empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once
-            if empty_rows >= plan.lanes:
-                break
-            if empty_rows:
-                continue
-            found = module.evaluate(batch.to(ranks.device))
-            rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
-            sums += torch.stack(
-                [
-                    found.loss_sum.double(),
-                    found.correct.double(),
-                    torch.full((), float(batch.predicted_tokens), dtype=torch.float64, device=ranks.device),
-                    torch.full((), float(rows), dtype=torch.float64, device=ranks.device),
-                ]
-            )
+        sums = _sums(module, validation, config, ranks)
     module.train()
     ranks.begin_sum(sums)()
-    loss_sum, correct, predicted, rows_in_all = sums.tolist()
+    loss_sum, correct, predicted, rows = sums.tolist()
     loss = loss_sum / max(1.0, predicted)
     return EvaluationRow(
         step=step,
@@ -76,6 +51,27 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
         perplexity=math.exp(min(loss, 700.0)),
         masked_accuracy=correct / max(1.0, predicted),
         predicted_tokens=round(predicted),
-        rows=round(rows_in_all),
+        rows=round(rows),
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _sums(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks) -> torch.Tensor:
+    """Of this rank's share: loss, hits, tokens to predict, and rows; shape (4,), fp64, on the device."""
+    plan = make_plan(config, len(validation), ranks.world_size)
+    plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
+    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
+    for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
+        # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes take
+        # turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+        empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once
+        if empty_rows >= plan.lanes:
+            break
+        if empty_rows:
+            continue
+        found = module.evaluate(batch.to(ranks.device))
+        rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
+        counts = torch.tensor([batch.predicted_tokens, rows], dtype=torch.float64).to(ranks.device)
+        sums += torch.cat([torch.stack([found.loss_sum.double(), found.correct.double()]), counts])
+    return sums
