@@ -139,8 +139,8 @@ def _training(settings: Mapping[str, Any]) -> str:
     ceilings = ", ".join(f"{found['flop_ratio_ceiling']:.2f} at {name}" for name, found in settings.items())
     return text + (
         "\nRatio of operations per real token, with padding and a head on all positions over what is needed: "
-        f"{ceilings}.\nWhere a measured ratio is higher, the rest comes from fewer passes over memory; dropout adds work on all "
-        "sides.\n"
+        f"{ceilings}.\nWhere a measured ratio is higher, the rest comes from fewer passes over memory; dropout adds "
+        "work on all sides.\n"
     )
 
 
