@@ -26,6 +26,7 @@ from trainer.config import ResolvedConfig, TrainConfig
 from trainer.dataset import TOKENIZER_NAME, TokenDataset
 from trainer.loop import train
 from trainer.model import build_config
+from trainer.optimizer import set_learning_rate
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.record import EvaluationRow, RunHeader, RunWriter, StepRow
@@ -210,11 +211,7 @@ class Paper(Contender):
                 loss = functional.cross_entropy(logits_BSV.flatten(0, 1), labels_BS.flatten()) / micro_batches
                 loss.backward()
                 logged.append(loss.item())
-            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config, step)
-            optimizer.step()
-            optimizer.zero_grad()
+            _update(model, optimizer, config, step)
             logged.append(loss.item())
             step += 1
             self.stepped(real_tokens)
@@ -310,11 +307,7 @@ class PlainHuggingFace(Contender):
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
                     loss = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}).loss
                 (loss / micro_batches).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config, step)
-            optimizer.step()
-            optimizer.zero_grad()
+            _update(model, optimizer, config, step)
             step += 1
             self.stepped(real_tokens)
 
@@ -334,6 +327,13 @@ class Samples(torch.utils.data.Dataset[dict[str, Any]]):
         body = self._dataset.read(number, self._most).astype(np.int64)
         ids = np.concatenate(([self._special.cls], body, [self._special.sep]))
         return {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
+
+
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, step: int) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    set_learning_rate(optimizer, learning_rate(config, step))
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def collated(match: Match, padded_to: int | None = None) -> Iterator[Any]:

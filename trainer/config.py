@@ -61,7 +61,7 @@ class DataSettings(Table):
     loader_workers: NonNegative = 0
     """Loader processes per rank; 0 loads in the training process."""
     prefetch_batches: Positive = 2
-    """Micro-batches each loader process holds ready."""
+    """Micro-batches each loader process holds ready; without such processes nothing is."""
     pin_memory: bool = True
     """Page-locked host memory, where there is a GPU."""
     stage_to: str | None = None
@@ -79,7 +79,7 @@ class ParallelSettings(Table):
     """With ``fsdp2``: how many neighbouring ranks share one copy of the model (HSDP), such as those of a node; all of
     them when absent."""
     bucket_cap_mib: Positive = 25
-    """DDP's (and zero1's) gradient bucket size: larger ones for slow networks and many nodes."""
+    """DDP's (and zero1's; fsdp2 has none) gradient bucket size: larger ones for slow networks and many nodes."""
     gradient_as_bucket_view: bool = True
     """Gradients live in DDP's buckets; otherwise every gradient exists twice."""
     static_graph: bool = False

@@ -135,9 +135,12 @@ def _explain(kind: type[Table], error: ValidationError) -> tuple[str, str]:
         return f"unknown key {key!r}", hint
     if problem["type"] == "missing":
         return f"the key {key!r} is missing", f"Add {key!r}."
+    message = problem["msg"].removeprefix("Value error, ")
+    if not key:  # settings that do not go together; the message names them
+        return message, "Change one of these settings."
     shown = repr(problem["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{key} = {shown}: {problem['msg'].removeprefix('Value error, ')}", f"Correct {key!r}."
+    return f"{key} = {shown}: {message}", f"Correct {key!r}."
 
 
 def _keys_at(kind: type[Table], path: list[str]) -> list[str]:

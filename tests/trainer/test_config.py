@@ -103,3 +103,19 @@ def test_the_global_batch_is_kept_and_no_micro_batch_exceeds_what_fits(rows, mic
     plan = make_plan(config, 1000, world)
     assert plan.rows_per_microbatch_per_rank <= micro
     assert plan.rows_per_microbatch_per_rank * steps * world >= rows
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["train.parallel.shard_ranks=2"], "parallel.shard_ranks needs parallel.strategy = 'fsdp2'"),
+        (["train.parallel.strategy=fsdp2", "train.parallel.static_graph=true"], "parallel.static_graph is DDP's"),
+        (["train.global_batch_tokens=9", "train.global_batch_samples=9"], "cannot both decide"),
+        (["train.precision=fp16"], "fp16 is not offered"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_in_words(profile, assignments, message):
+    with pytest.raises(BadConfig, match=message) as caught:
+        resolve(profile, assignments=assignments, data=Path("d"), environment={})
+    assert "Value error" not in caught.value.message
+    assert "''" not in caught.value.next_step

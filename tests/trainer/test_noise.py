@@ -24,5 +24,7 @@ def test_nothing_is_said_before_anything_is_known_or_when_noise_hides_the_signal
     assert scale.tokens is None
     scale.update(1.0, 10.0, 0.5, 100)
     assert scale.tokens is None
-    scale.update(9.0, 10.0, 0.5, 100)
-    assert scale.tokens is None or scale.tokens > 0
+    for _ in range(3):
+        scale.update(9.0, 10.0, 0.5, 100)
+    assert scale.tokens is not None
+    assert scale.tokens > 0

@@ -70,7 +70,6 @@ def test_an_architecture_without_checkpointing_is_refused(patterned_dataset):
     shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
              "intermediate_size": 64, "embedding_size": 32}  # fmt: skip
     config = config_of(model=ModelSettings(name="m", config=shape), layout="padded", checkpointing="full")
-    training_of(config, dataset).model.supports_gradient_checkpointing = True
     from trainer.recompute import keep_less
 
     model = training_of(config.model_copy(update={"checkpointing": "none"}), dataset).model
