@@ -1,0 +1,88 @@
+"""Simulated machines on which a search for the largest micro-batch is held to its number of trials.
+
+What they are was settled before the search that they judge: memory affine in the rows and rounded up to the steps of an
+allocator; a prediction that is off by a few per cent in slope and more in its constant; peaks read with a little noise;
+now and then a trial that fails in a way that says nothing about memory. Whether a batch fits is never a matter of luck.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+MIB = 2**20
+MACHINES = 300
+MAX_ROWS = 16_384
+
+FIXED_BYTES = (60 * MIB, 6_000 * MIB)
+ROW_BYTES = (1 * MIB, 400 * MIB)
+LARGEST_ROWS = (1, 1_500)
+"""Log-uniform between these, as the two above."""
+STEPS_BYTES = (4096, 512, 2 * MIB, 20 * MIB)
+SLOPE_SIGMA = 0.02
+CONSTANT_SIGMA = 0.10
+PEAK_SIGMA = 0.0005
+"""Relative standard deviations: of the prediction's slope and constant, and of the peak that a trial reads."""
+FAILURE_PROBABILITY = 0.03
+"""Of a trial that crashes; tried again, it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What a simulated trial came to."""
+
+    fits: bool | None
+    """None: it failed, and says nothing."""
+    peak_bytes: int | None
+
+
+class SimulatedMachine:
+    """One machine with one model.
+
+    Args:
+        seed: Of everything that is drawn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._fixed = self._log_uniform(FIXED_BYTES)
+        self._per_row = self._log_uniform(ROW_BYTES)
+        self._step = self._random.choice(STEPS_BYTES)
+        largest = round(self._log_uniform(LARGEST_ROWS))
+        # Anywhere between what the largest needs and what one more would.
+        self.budget_bytes = self._needed(largest) + int(
+            self._random.random() * max(1, self._needed(largest + 1) - self._needed(largest))
+        )
+        self._predicted_row = self._per_row * (1 + self._random.gauss(0, SLOPE_SIGMA))
+        self._predicted_fixed = self._fixed * (1 + self._random.gauss(0, CONSTANT_SIGMA))
+        self.attempts: list[tuple[int, Attempt]] = []
+
+    @property
+    def truth(self) -> int:
+        """The largest number of rows that fits; 0 when none does."""
+        low, high = 0, MAX_ROWS + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._needed(middle) <= self.budget_bytes else (low, middle)
+        return low
+
+    def predicted_bytes(self, rows: int) -> float:
+        """What was predicted before any trial."""
+        return self._predicted_fixed + self._predicted_row * rows
+
+    def attempt(self, rows: int) -> Attempt:
+        """Run a trial."""
+        needed = self._needed(rows)
+        if self._random.random() < FAILURE_PROBABILITY:
+            done = Attempt(fits=None, peak_bytes=None)
+        elif needed > self.budget_bytes:
+            done = Attempt(fits=False, peak_bytes=None)
+        else:
+            done = Attempt(fits=True, peak_bytes=int(needed * (1 + self._random.gauss(0, PEAK_SIGMA))))
+        self.attempts.append((rows, done))
+        return done
+
+    def _needed(self, rows: int) -> int:
+        return math.ceil((self._fixed + self._per_row * rows) / self._step) * self._step
+
+    def _log_uniform(self, bounds: tuple[float, float]) -> float:
+        return math.exp(self._random.uniform(math.log(bounds[0]), math.log(bounds[1])))
