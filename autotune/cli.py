@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from autotune.commands import data, doctor, probe, profile, report, workers
+from autotune.commands import data, doctor, estimate, probe, profile, report, workers
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.errors import TrainerError
 
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
+app.command("estimate")(estimate.estimate)
 app.command("probe")(probe.probe)
 app.command("workers")(workers.workers)
 app.add_typer(profile.app, name="profile")

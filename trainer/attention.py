@@ -82,7 +82,7 @@ def _against_varlen(
     config: TrainConfig, model_config: PretrainedConfig, device: torch.device
 ) -> tuple[str, str] | None:
     """Why varlen cannot be had, and what would help; None where it can."""
-    if device.type not in {"cuda", "meta"}:
+    if config.device != "cuda":  # what is traced without a GPU is on no device at all
         return "a CPU has no varlen kernel", "Use --set train.attention=sdpa."
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _AMPERE:
         name = torch.cuda.get_device_name(device)

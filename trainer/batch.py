@@ -1,13 +1,16 @@
 """How large the global batch is in rows, from what the configuration says of it. No torch here."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Segments, lay_out
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, lay_out
 
 _LOOKED_AT_SAMPLES = 16_384
 """Whole blocks of them, of every lane, are laid out to learn what a row holds in the mean."""
+_ROWS_TOGETHER, _SIGMAS = 32, 6.0
 
 
 def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
@@ -29,21 +32,42 @@ def in_rows(config: TrainConfig, dataset: TokenDataset) -> TrainConfig:
 
 def mean_row(config: TrainConfig, dataset: TokenDataset) -> tuple[float, float]:
     """Real tokens and samples in a row of this dataset, in the mean."""
+    rows = row_statistics(config, dataset)
+    return rows.mean_real_tokens, rows.mean_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStatistics:
+    """What rows of a dataset hold."""
+
+    mean_real_tokens: float
+    mean_samples: float
+    most_documents: float
+    """Samples to a row in the fullest micro-batches of some dozen rows: six standard deviations above the mean."""
+
+
+def row_statistics(config: TrainConfig, dataset: TokenDataset) -> RowStatistics:
+    """Lay a part of a dataset out, and count."""
     plan = make_plan(config, len(dataset), world_size=1)
-    parts: list[Segments] = []
-    rows = looked_at = 0
+    tokens = 0
+    samples_by_row: list[np.ndarray] = []
+    looked_at = 0
     blocks = ((lane, block) for block in range(plan.blocks_per_epoch) for lane in range(plan.lanes))
     for lane, block in blocks:
         part = lay_out(plan, lane, block, dataset)
         if len(part):
-            parts.append(part)
-            rows += int(part.rows[-1]) + 1
+            samples_by_row.append(np.bincount(part.rows))
+            tokens += int(np.sum(part.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(part)
             looked_at += len(part)
         if looked_at >= _LOOKED_AT_SAMPLES:
             break
-    segments = Segments.join(parts)
-    tokens = int(np.sum(segments.tokens)) + SPECIAL_TOKENS_PER_SAMPLE * len(segments)
-    return tokens / max(1, rows), len(segments) / max(1, rows)
+    counts = np.concatenate(samples_by_row) if samples_by_row else np.zeros(1)
+    mean = float(counts.mean())
+    return RowStatistics(
+        mean_real_tokens=tokens / len(counts),
+        mean_samples=mean,
+        most_documents=max(1.0, mean + _SIGMAS * float(counts.std()) / _ROWS_TOGETHER**0.5),
+    )
 
 
 def make_plan(config: TrainConfig, samples: int, world_size: int) -> BatchPlan:

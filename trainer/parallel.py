@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,10 +41,21 @@ class Ranks:
 
     def sum(self, *values: float) -> list[float]:
         """Add numbers up over all ranks, in double precision; the host waits for all hosts, and for no device."""
+        return self._agree(values, dist.ReduceOp.SUM)
+
+    def max(self, *values: float) -> list[float]:
+        """The largest of all ranks, number by number; otherwise as ``sum``."""
+        return self._agree(values, dist.ReduceOp.MAX)
+
+    def each(self, value: float) -> list[float]:
+        """What every rank has, by rank; otherwise as ``sum``."""
+        return self.sum(*(value if rank == self.rank else 0.0 for rank in range(self.world_size)))
+
+    def _agree(self, values: Sequence[float], operation: Any) -> list[float]:  # noqa: ANN401 - torch's own enum
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, operation)
         return [float(value) for value in tensor.tolist()]
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
@@ -65,15 +77,23 @@ class Ranks:
         return wait
 
 
-def join_ranks(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> Ranks:
+def join_ranks(
+    config: TrainConfig, environment: Mapping[str, str] = os.environ, rendezvous: Path | None = None
+) -> Ranks:
     """Take the place that torchrun gave this process, or stand alone.
+
+    Args:
+        config: Names the device.
+        environment: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``, as torchrun sets them.
+        rendezvous: A file through which the ranks of one host find each other, in a directory of their own and not
+            there yet; None for the address and port that torchrun put into this process's environment.
 
     Raises:
         DeviceMissing: If the configuration asks for CUDA and there is none, or fewer GPUs than local ranks.
     """
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
-    world_size = int(environment.get("WORLD_SIZE", "1"))
+    rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     device = pick_device(config.device, local_rank)
     if device.type == "cpu":
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
@@ -81,9 +101,13 @@ def join_ranks(config: TrainConfig, environment: Mapping[str, str] = os.environ)
     if world_size > 1:
         # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+        if rendezvous is None:
+            dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+        else:
+            store = dist.FileStore(str(rendezvous), world_size)  # type: ignore[attr-defined]  # there, though unlisted
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
     return Ranks(
-        rank=int(environment.get("RANK", "0")),
+        rank=rank,
         local_rank=local_rank,
         local_world_size=local_world_size,
         world_size=world_size,

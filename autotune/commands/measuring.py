@@ -13,8 +13,9 @@ from autotune.core.profile import Fingerprint
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
 from autotune.measure.host import SystemHost
-from autotune.measure.machine import ForkServerMachine
+from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
+from autotune.measure.watched import WatchedMachine, other_users
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, check_writable
@@ -28,12 +29,14 @@ class Bench:
     """A machine that is ready to run trials at a known site."""
 
     site: Site
-    machine: ForkServerMachine
+    server: ForkServerMachine
+    machine: Machine
+    """The server; on GPUs with their other users and faults watched."""
     monitor: NvmlMonitor
 
     def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
         """This site with a model and a dataset."""
-        return fingerprint(self.site, settings, manifest, self.machine.versions.get("cuda"))
+        return fingerprint(self.site, settings, manifest, self.server.versions.get("cuda"))
 
     def runner(self, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Trials that are written to a ledger and shown as they come.
@@ -72,22 +75,30 @@ def open_bench(choice: DeviceChoice, data_dir: Path) -> Iterator[Bench]:
         MachineLacks: If the asked-for device, torch, or torch's support for the device is missing.
     """
     monitor = NvmlMonitor()
-    machine = ForkServerMachine()
+    server = ForkServerMachine()
     try:
         site = open_site(choice, data_dir, SystemHost(), monitor)
         for library in ("torch", "transformers"):
             if library not in site.versions:
                 raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
+        machine: Machine = server
+        if site.device == "cuda":
+            uuids = [gpu.uuid for gpu in site.gpus]
+            if users := other_users(monitor, uuids):
+                raise MachineLacks(
+                    "; ".join(users), next_step="Wait for it to end, or choose another GPU: CUDA_VISIBLE_DEVICES=1"
+                )
+            machine = WatchedMachine(server, monitor, uuids, SystemClock())
         sys.stderr.write("starting the trial server (it loads torch once)\n")
-        machine.start()
-        if site.device == "cuda" and machine.versions.get("cuda") is None:
+        server.start()
+        if site.device == "cuda" and server.versions.get("cuda") is None:
             raise MachineLacks(
-                f"there is a GPU, and torch {machine.versions.get('torch')} is built without CUDA",
+                f"there is a GPU, and torch {server.versions.get('torch')} is built without CUDA",
                 next_step="Install a CUDA build of torch, or use --device cpu.",
             )
-        yield Bench(site=site, machine=machine, monitor=monitor)
+        yield Bench(site=site, server=server, machine=machine, monitor=monitor)
     finally:
-        machine.close()
+        server.close()
         monitor.close()
 
 

@@ -1,6 +1,7 @@
 """``autotune probe``: the largest micro-batch per model under a memory budget, and the throughput curve."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -43,6 +44,19 @@ def probe(
         int | None,
         typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 samples."),
     ] = None,
+    checkpointing: Annotated[
+        Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
+    ] = "none",
+    as_gpu: Annotated[
+        str | None, typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")
+    ] = None,
+    accumulate: Annotated[
+        bool, typer.Option(help="Let steps have several micro-batches, which needs more memory than one.")
+    ] = True,
+    granularity: Annotated[int, typer.Option(min=1, help="Try multiples of this many rows only.")] = 1,
     headroom: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")] = 0.03,
     max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
     trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
@@ -52,19 +66,24 @@ def probe(
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.commands.measuring import open_bench
+    from autotune.core.cards import find_card
+    from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
     from autotune.search.probe import ProbeRequest
-    from autotune.search.site import memory_budget
+    from autotune.search.site import local_ranks, memory_budget
     from autotune.show.probe import probe_json, probe_text
     from trainer.dataset import read_manifest
     from trainer.families import FAMILIES
     from trainer.presets import model_settings
 
     asked_bytes = None if memory is None else _size(memory)
+    as_card = None if as_gpu is None else find_card(as_gpu)
     every_settings = [model_settings(name) for name in model]
     manifest = read_manifest(data)
     with open_bench(device, data) as bench:
         site = bench.site
-        budget_bytes = memory_budget(site, asked_bytes)
+        budget_bytes = memory_budget(site, asked_bytes, as_card)
+        together = local_ranks(site, ranks)
+        expected = expected_on_cpu() if site.gpu is None else expected_on_gpu(site.gpu.compute_capability, together)
         paths = _profile_paths(out, [settings.name for settings in every_settings], site.name)
         probed = []
         for settings, path in zip(every_settings, paths, strict=True):
@@ -80,7 +99,12 @@ def probe(
                 headroom_share=headroom,
                 max_rows=max_rows,
                 trial_timeout_s=trial_timeout,
-                device_used_before_bytes=site.device_used_bytes,
+                device_used_before_bytes=_used_before(site.used_bytes_by_gpu[:together]),
+                checkpointing=checkpointing,
+                local_ranks=together,
+                micro_batches=2 if accumulate else 1,
+                granularity_rows=granularity,
+                expected=expected,
             )
             probed.append(_probe_one(bench, request, _Places(data, path, reports), global_batch_tokens))
     print(json.dumps(probe_json(probed), indent=2) if as_json else probe_text(probed, data))
@@ -98,7 +122,7 @@ def _probe_one(
     places: _Places,
     global_batch_tokens: int | None,
 ) -> "ProbedModel":
-    from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch
+    from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
     from autotune.search.probe import probe_model
     from autotune.search.profiles import (
         profile_of_probe,
@@ -109,36 +133,45 @@ def _probe_one(
     )
     from autotune.show.probe import ProbedModel
     from autotune.store import check_writable
-    from trainer.batch import mean_row
+    from trainer.batch import row_statistics
     from trainer.config import TrainConfig
     from trainer.dataset import TokenDataset
     from trainer.progress import progress
 
     check_writable(places.profile.parent)
     here = bench.fingerprint(request.settings, request.manifest)
+    # As the trainer will lay rows out.
+    laid_out = TrainConfig(model=request.settings, seq_length_tokens=request.seq_length_tokens, layout=request.layout)
+    rows = row_statistics(laid_out, TokenDataset(places.data, request.manifest))
+    tokens = global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * rows.mean_real_tokens / rows.mean_samples)
+    deal(global_batch_rows(tokens, rows.mean_real_tokens), 1, request.local_ranks)  # before hours are spent
+    request = replace(request, documents_per_row=rows.most_documents if request.layout == "packed" else 1.0)
     with progress(f"probe {request.settings.name}") as update:
         runner = bench.runner(
             report_directory(places.profile, places.reports) / "ledger", here, update, expected_trials=12
         )
         result = probe_model(request, runner)
     choice = choose_micro_batch(result.curve, result.feasible_max, request.headroom_share)
-    # As the trainer will lay rows out.
-    laid_out = TrainConfig(model=request.settings, seq_length_tokens=request.seq_length_tokens, layout=request.layout)
-    mean_tokens, mean_samples = mean_row(laid_out, TokenDataset(places.data, request.manifest))
     profile = profile_of_probe(
         request,
         result,
         choice,
         runner,
         here=here,
-        global_batch_tokens=global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * mean_tokens / mean_samples),
-        mean_real_tokens_per_row=mean_tokens,
+        global_batch_tokens=tokens,
+        mean_real_tokens_per_row=rows.mean_real_tokens,
         data_path=relative_data_path(places.data, places.profile),
         slurm_job_id=bench.site.slurm.job_id,
     )
     profile = with_workers_of(profile, places.profile)
     kept = write_profile(places.profile, profile)
     return ProbedModel(path=places.profile, profile=profile, trials=tuple(runner.finished), previous=kept)
+
+
+def _used_before(used: tuple[int | None, ...]) -> int | list[int] | None:
+    """What each GPU held before, where all of them say."""
+    known = [one for one in used if one is not None]
+    return known if known and len(known) == len(used) else None
 
 
 def _size(text: str) -> int:

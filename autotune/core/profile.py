@@ -81,6 +81,9 @@ class CurvePoint(Table):
     step_s: Annotated[float, Field(gt=0)]
     """Median of the timed optimizer steps, one micro-batch each."""
     timed_steps: Positive
+    slot_tokens_per_s_low: Annotated[float, Field(gt=0)] | None = None
+    """95 % confidence bounds; None when a single step shows no spread."""
+    slot_tokens_per_s_high: Annotated[float, Field(gt=0)] | None = None
 
 
 class ProbeEvidence(Table):
@@ -92,13 +95,27 @@ class ProbeEvidence(Table):
     """The smallest that was refused; None when the search met its own upper limit first."""
     feasible_peak_bytes: Positive
     predicted_peak_bytes: Positive | None = None
-    """For ``feasible_max``, by the straight line through two smaller trials."""
+    """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
+    traced_peak_bytes: Positive | None = None
+    """The same before any trial; None where the model was not traced."""
+    traced_rows: NonNegative | None = None
+    """The largest micro-batch that the trace alone predicted."""
+    traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
+    """Where the trace says that the memory of ``feasible_max`` goes."""
+    not_traced: str | None = None
+    """Why there is no trace."""
+    local_ranks: Positive = 1
+    """Ranks that took the steps together, each under the budget."""
+    micro_batches_per_step: Positive = 1
+    """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
     search_trials: Positive
     """Trials until both sides were proven; the throughput curve took further ones."""
     seconds: Annotated[float, Field(ge=0)]
     """Time of all trials, the curve's included."""
     mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
     curve: list[CurvePoint]
+    knee_rows: list[Positive] = Field(default_factory=list)
+    """Between which two sizes the knee of the curve lies, for all that the noise tells."""
     choice: str
     """Why ``micro_batch_rows`` is what it is."""
 

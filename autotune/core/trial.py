@@ -9,7 +9,7 @@ from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
-JobName = Literal["step", "feed", "matmul", "fault"]
+JobName = Literal["step", "feed", "matmul", "fault", "trace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,18 @@ class StepFigures:
     outside_allocator_bytes: int | None
     """Device memory that the allocator does not count (context, workspaces); None on a CPU."""
     loss: float
+    local_ranks: int = 1
+    """Ranks that took the steps together; the figures are the job's: all ranks' tokens, the slowest rank's seconds, and
+    the most that any rank used."""
+    peak_bytes_by_rank: tuple[int, ...] = ()
+    """Empty in ledgers from before ranks were told apart."""
 
     @classmethod
     def of(cls, outcome: Measured) -> "StepFigures":
         """Read the figures of a measured step trial."""
-        return cls(**outcome.figures | {"step_s": tuple(outcome.figures["step_s"])})
+        figures = outcome.figures
+        by_rank = tuple(figures.get("peak_bytes_by_rank", ()))
+        return cls(**figures | {"step_s": tuple(figures["step_s"]), "peak_bytes_by_rank": by_rank})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autotune.core.profile import CurvePoint
 from autotune.decide.statistics import Interval, paired_ratio
+from autotune.errors import BadInput
 
 KNEE_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""
@@ -48,6 +49,52 @@ def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int, headroom_
     else:
         reason = f"the fastest of those measured up to {limit}; smaller ones are under {KNEE_SHARE:.0%} of it"
     return MicroBatchChoice(rows=chosen.rows, reason=reason)
+
+
+def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
+    """Between which sizes the smallest within two per cent of the best lies; None where steps show no spread.
+
+    At its earliest a size is taken at the upper end of its interval and the best at its lower, and the other way round.
+    """
+    ends = [(point.rows, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high) for point in curve]
+    known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
+    if len(known) < len(ends):
+        return None
+    best_rows, best_low, best_high = max(known, key=lambda end: end[1] * end[2])
+    earliest = min(rows for rows, _, high in known if high >= KNEE_SHARE * best_low)
+    latest = min(rows for rows, low, _ in known if low >= KNEE_SHARE * best_high or rows == best_rows)
+    return earliest, latest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """How a global batch is dealt to ranks and micro-batches; it is kept exactly."""
+
+    micro_batches: int
+    rows_per_micro_batch: int
+    empty_rows: int
+    """Slots of the last micro-batches that hold nothing."""
+    without_empty: tuple[int, ...]
+    """The nearest global batches, below and above, that leave none empty."""
+
+
+def deal(global_rows: int, micro_batch_rows: int, ranks: int) -> Dealing:
+    """Deal a global batch, as the trainer does.
+
+    Raises:
+        BadInput: If there are fewer rows than ranks, with the nearest global batch that there could be.
+    """
+    if global_rows < ranks:
+        raise BadInput(
+            f"a global batch of {global_rows} rows leaves some of {ranks} ranks without a row",
+            next_step=f"Ask for at least {ranks} rows, or use at most {global_rows} ranks.",
+        )
+    micro_batches = math.ceil(global_rows / (micro_batch_rows * ranks))
+    unit = micro_batches * ranks
+    rows = math.ceil(global_rows / unit)
+    empty = rows * unit - global_rows
+    nearest = tuple(sorted({max(unit, global_rows // unit * unit), rows * unit})) if empty else ()
+    return Dealing(micro_batches=micro_batches, rows_per_micro_batch=rows, empty_rows=empty, without_empty=nearest)
 
 
 def global_batch_rows(global_batch_tokens: int, mean_real_tokens_per_row: float) -> int:

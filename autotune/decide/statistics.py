@@ -28,9 +28,20 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     Raises:
         ValueError: If there are no pairs, or their numbers differ.
     """
-    logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
+    return mean_interval([above / below for above, below in zip(numerators, denominators, strict=True)])
+
+
+def mean_interval(figures: Sequence[float]) -> Interval:
+    """The geometric mean of positive figures; one alone shows no spread, so it has no bounds.
+
+    Assumes that their logarithms are normal and independent.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    logs = [math.log(figure) for figure in figures]
     if not logs:
-        raise ValueError("no pairs")
+        raise ValueError("no figures")
     mean = statistics.fmean(logs)
     if len(logs) == 1:
         return Interval(value=math.exp(mean), low=None, high=None)

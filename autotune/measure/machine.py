@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -157,29 +158,50 @@ class ForkServerMachine:
 
 
 def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
-    """Turn the server's account of a child into an outcome.
+    """Turn the server's account of a trial into an outcome.
+
+    Ranks fail after one another: the first failure counts, as it takes the others with it.
 
     Args:
-        reply: ``result`` (what the child wrote, or None), ``exit_code`` (negative for a signal), ``timed_out``,
-            ``killed_by_kernel`` and ``log_tail``.
+        reply: ``timed_out``, ``killed_by_kernel`` and ``ranks``, of each of which ``result`` (what it wrote, or None),
+            ``exit_code`` (negative for a signal), ``killed`` (by the server), ``ended_s`` and ``log_tail``.
         timeout_s: The limit the trial ran under.
 
     Raises:
         BadInput: If the job found its input unusable: that is no measurement.
     """
-    result, log_tail = reply["result"], reply["log_tail"]
     if reply["timed_out"]:
         return TimedOut(detail=f"killed after {timeout_s:g} s")
-    if result is not None and result["status"] == "measured":
-        return Measured(figures=result["figures"])
+    ranks: list[dict[str, Any]] = reply["ranks"]
+    outcomes = [_of_rank(account, killed_by_kernel=reply["killed_by_kernel"]) for account in ranks]
+    failures = {rank: outcome for rank, outcome in enumerate(outcomes) if not isinstance(outcome, Measured)}
+    if not failures:
+        return outcomes[0]
+    first = min(failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"]))
+    result = ranks[first]["result"]
     if result is not None and result["status"] == "refused":
         raise BadInput(result["message"], next_step=result["next_step"])
+    if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
+        return failures[first]
+    return replace(failures[first], detail=f"rank {first} of {len(ranks)}: {failures[first].detail}")
+
+
+def _follows(account: dict[str, Any]) -> bool:
+    """Whether a rank failed because another had."""
+    result = account["result"]
+    return bool(account["killed"]) if result is None else result["status"] == "lost_peer"
+
+
+def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
+    result, log_tail = account["result"], account["log_tail"]
+    if result is not None and result["status"] == "measured":
+        return Measured(figures=result["figures"])
     if result is not None and result["status"] == "out_of_memory":
         return OutOfMemory(detail=result["detail"])
     if result is not None:
-        return Crashed(detail=result["detail"])
+        return Crashed(detail=result["message"] if result["status"] == "refused" else result["detail"])
     if any(refusal in log_tail for refusal in _REFUSALS_IN_LOG):
         return OutOfMemory(detail=log_tail[-500:])
-    if reply["exit_code"] == -9 and reply["killed_by_kernel"]:
+    if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
         return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")
-    return Crashed(detail=f"exit code {reply['exit_code']}: {log_tail[-1000:]}")
+    return Crashed(detail=f"exit code {account['exit_code']}: {log_tail[-1000:]}")

@@ -1,24 +1,38 @@
 """Probe one model: the largest micro-batch under the budget, proven on both sides, then the throughput curve."""
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.core.outcome import Measured, Outcome, OutOfMemory, describe
+from autotune.core.outcome import Crashed, Measured, Outcome, OutOfMemory, describe
 from autotune.core.profile import CurvePoint
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import curve_rows, rows_with_headroom
-from autotune.decide.search import Tried, bracket, next_rows, predict_bytes
-from autotune.errors import DoesNotFit, Undecided
+from autotune.decide.memory import ledger
+from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
+from autotune.decide.statistics import mean_interval
+from autotune.decide.surroundings import UNTRACED_SHARE, Expected
+from autotune.errors import AutotuneError, DoesNotFit, Undecided
+from autotune.search.estimate import (
+    CannotTrace,
+    Estimate,
+    EstimateRequest,
+    estimate_model,
+    predicted_bytes,
+    predicted_rows,
+)
 from autotune.search.trials import TrialRunner
-from trainer.config import Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Checkpointing, Layout, ModelSettings, Precision, TrainConfig
 from trainer.dataset import Manifest
 
-BRACKET_STEPS = (1, 1)
-"""Warm-up and timed steps of a trial that asks whether a size fits: the optimizer's state exists from the second on."""
-VERIFY_STEPS = (1, 4)
+FIT_STEPS = (1, 2)
+"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the first and
+the last. The optimizer's state exists from the second on, and the third finds the allocator as all later ones do."""
 CURVE_STEPS = (1, 4)
+CLOSE_BYTES = 2**20
+"""A largest size that leaves less than this free is tried a second time: processes differ by a little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +51,17 @@ class ProbeRequest:
     headroom_share: float
     max_rows: int
     trial_timeout_s: float
-    device_used_before_bytes: int | None
-    """What the GPU held before this program, by NVML; None on a CPU."""
+    device_used_before_bytes: int | list[int] | None
+    """What each GPU held before this program, by NVML; None on a CPU."""
+    checkpointing: Checkpointing = "none"
+    local_ranks: int = 1
+    micro_batches: int = 1
+    """Of an optimizer step, on each rank; two stand for any number above."""
+    documents_per_row: float = 1.0
+    granularity_rows: int = 1
+    """Only multiples of it are tried."""
+    expected: Expected | None = None
+    """What lies around a traced step on this device; None: nothing is traced, and trials alone show the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,82 +72,168 @@ class ProbeResult:
     infeasible_min: int | None
     feasible_peak_bytes: int
     predicted_peak_bytes: int | None
+    """Of ``feasible_max``, from the trace and from trials of smaller sizes."""
+    traced_peak_bytes: int | None
+    """The same before any trial; None where the model was not traced."""
+    traced_terms_bytes: dict[str, int]
+    traced_rows: int | None
+    """The largest micro-batch that was predicted before any trial."""
+    not_traced: str | None
+    """Why the model was not traced."""
     search_trials: int
     curve: tuple[CurvePoint, ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """A probe under way. Sizes are counted in granules."""
+
+    request: ProbeRequest
+    runner: TrialRunner
+    tried: list[Tried] = field(default_factory=list)
+    estimate: Estimate | None = None
+    not_traced: str | None = None
+    prediction: Prediction | None = None
+    _by_rows: Callable[[int], float] | None = None
+
+    def predict(self) -> None:
+        """Trace the model; where that cannot be done, trials alone show the way."""
+        request, expected = self.request, self.request.expected
+        if expected is None:
+            return
+        asked = EstimateRequest(
+            config=step_config(request, 1),
+            vocab_size=request.manifest.vocab_size,
+            special_ids=request.manifest.special_ids,
+            documents_per_row=request.documents_per_row,
+            micro_batches=request.micro_batches,
+            ranks=request.local_ranks,
+        )
+        name = request.settings.name
+        self.runner.on_trial(f"{name}: tracing, to predict its memory", None)
+        try:
+            self.estimate = estimate_model(asked, self.runner.machine)
+        except CannotTrace as error:
+            self.not_traced = error.message
+            return
+        by_rows = self._by_rows = predicted_bytes(self.estimate, expected.usual)
+        self.prediction = Prediction(
+            peak_bytes=lambda granules: by_rows(granules * request.granularity_rows),
+            slope_sigma=UNTRACED_SHARE[expected.usual.kind],
+            constant_sigma_bytes=max(1.0, (expected.most.outside_bytes - expected.least.outside_bytes) / 4),
+        )
+
+    def find(self) -> None:
+        """Try sizes until the largest is proven on both sides."""
+        request, budget = self.request, self.request.memory_budget_bytes
+        most = max(1, request.max_rows // request.granularity_rows)
+        while True:
+            size = next_rows(self.tried, budget, most, self.prediction)
+            if size is None:
+                found = bracket(self.tried).feasible_max
+                if not found or not self._is_close(found):
+                    return
+                size = found
+            self._try(size)
+
+    def _is_close(self, size: int) -> bool:
+        """Whether the largest size is so near the budget that one trial does not prove it."""
+        peaks = [one.peak_bytes for one in self.tried if one.rows == size and one.fits and one.peak_bytes is not None]
+        return len(peaks) == 1 and self.request.memory_budget_bytes - peaks[0] < CLOSE_BYTES
+
+    def _try(self, size: int) -> None:
+        request = self.request
+        rows = size * request.granularity_rows
+        again = sum(one.rows == size for one in self.tried)
+        label = f"{rows} rows" + (f", try {again + 1}" if again else "")
+        trial = step_trial(request, rows, FIT_STEPS, request.memory_budget_bytes, attempt=again)
+        outcome = self.runner.run(trial, f"{request.settings.name}: {label}")
+        failed = sum(one.rows == size and one.fits is None for one in self.tried)
+        if isinstance(outcome, Measured):
+            self.tried.append(Tried(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
+        elif isinstance(outcome, OutOfMemory):
+            self.tried.append(Tried(rows=size, fits=False))
+        elif isinstance(outcome, Crashed) and failed < MAX_FAILURES - 1:
+            self.tried.append(Tried(rows=size, fits=None))
+        else:
+            raise _undecided(outcome, label, self.runner)
+
+
 def probe_model(request: ProbeRequest, runner: TrialRunner) -> ProbeResult:
-    """Find the largest micro-batch, verify it in a fresh process with more steps, and measure the throughput curve.
+    """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
 
     Raises:
-        DoesNotFit: If not even one row fits; says what one row needs where that can be measured.
-        Undecided: If a trial failed in a way that says nothing about memory.
+        DoesNotFit: If not even the smallest size fits; says what it needs, the largest term, and what would help.
+        Undecided: If trials failed in a way that says nothing about memory.
     """
-    tried: list[Tried] = []
-    while (rows := next_rows(tried, request.memory_budget_bytes, request.max_rows)) is not None:
-        tried.append(_try(request, runner, rows, BRACKET_STEPS, f"{rows} rows"))
-        # A size that fitted once must fit for longer, in another process, before it is believed.
-        if next_rows(tried, request.memory_budget_bytes, request.max_rows) is None and bracket(tried).feasible_max:
-            best = bracket(tried).feasible_max
-            tried.append(
-                _try(request, runner, best, VERIFY_STEPS, f"{best} rows, verified over {sum(VERIFY_STEPS)} steps")
-            )
-    found = bracket(tried)
+    search = _Search(request=request, runner=runner)
+    search.predict()
+    search.find()
+    found = bracket(search.tried)
     if not found.feasible_max:
-        raise _does_not_fit(request, runner)
-    peak_bytes = max(trial.peak_bytes or 0 for trial in tried if trial.rows == found.feasible_max)
-    curve = [
-        _point(request, runner, rows)
-        for rows in curve_rows(rows_with_headroom(found.feasible_max, request.headroom_share))
-    ]
+        raise _does_not_fit(search)
+    granule = request.granularity_rows
+    feasible_max = found.feasible_max * granule
+    # The second reading of a size that was tried twice says no less than the first.
+    peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
+    limit = rows_with_headroom(feasible_max, request.headroom_share)
+    curve = [_point(request, runner, rows) for rows in curve_rows(max(granule, limit // granule * granule))]
+    estimate, expected = search.estimate, request.expected
     return ProbeResult(
-        feasible_max=found.feasible_max,
-        infeasible_min=found.infeasible_min,
+        feasible_max=feasible_max,
+        infeasible_min=None if found.infeasible_min is None else found.infeasible_min * granule,
         feasible_peak_bytes=peak_bytes,
-        predicted_peak_bytes=predict_bytes(tried, found.feasible_max),
-        search_trials=len(tried),
+        predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
+        traced_peak_bytes=None if search._by_rows is None else round(search._by_rows(feasible_max)),
+        traced_terms_bytes={}
+        if estimate is None or expected is None
+        else dict(ledger(estimate.law, feasible_max, expected.usual).terms_bytes),
+        traced_rows=_traced_rows(search),
+        not_traced=search.not_traced,
+        search_trials=len(search.tried),
         curve=tuple(curve),
     )
 
 
-def step_trial(request: ProbeRequest, rows: int, steps: tuple[int, int], budget_bytes: int | None) -> Trial:
-    """A trial of the trainer's own step; without a budget nothing is limited."""
-    config = TrainConfig.model_validate(
+def step_config(request: ProbeRequest, rows: int) -> TrainConfig:
+    """The trainer's settings of a trial of so many rows."""
+    return TrainConfig.model_validate(
         {
             "model": request.settings,
             "seq_length_tokens": request.seq_length_tokens,
             "layout": request.layout,
             "attention_dropout": request.attention_dropout,
+            "checkpointing": request.checkpointing,
             "micro_batch_rows": rows,
-            "global_batch_rows": rows,
+            "global_batch_rows": rows * request.local_ranks * request.micro_batches,
             "precision": request.precision,
             "device": request.device,
         }
     )
+
+
+def step_trial(
+    request: ProbeRequest, rows: int, steps: tuple[int, int], budget_bytes: int | None, *, attempt: int = 0
+) -> Trial:
+    """A trial of the trainer's own step; without a budget nothing is limited. Each attempt is a trial of its own."""
     measured: dict[str, Any] = {
-        "config": config.model_dump(mode="json"),
+        "config": step_config(request, rows).model_dump(mode="json"),
         "vocab_size": request.manifest.vocab_size,
         "special_ids": request.manifest.special_ids.model_dump(),
         "memory_budget_bytes": budget_bytes,
         "warmup_steps": steps[0],
         "timed_steps": steps[1],
+        "local_ranks": request.local_ranks,
+        "documents_per_row": request.documents_per_row,
     }
+    if attempt:
+        measured["attempt"] = attempt
     place = {"device_used_before_bytes": request.device_used_before_bytes}
     return Trial(job="step", measured=measured, place=place, timeout_s=request.trial_timeout_s)
 
 
-def _try(request: ProbeRequest, runner: TrialRunner, rows: int, steps: tuple[int, int], label: str) -> Tried:
-    outcome = runner.run(
-        step_trial(request, rows, steps, request.memory_budget_bytes), f"{request.settings.name}: {label}"
-    )
-    if isinstance(outcome, Measured):
-        return Tried(rows=rows, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes)
-    if isinstance(outcome, OutOfMemory):
-        return Tried(rows=rows, fits=False)
-    raise _undecided(outcome, label, runner)
-
-
 def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
+    request = replace(request, micro_batches=1)  # accumulation repeats what is measured here
     # The allocator settings that make a CPU's limit exact also slow it down, so speed is measured without; the size is
     # known to fit.
     budget_bytes = request.memory_budget_bytes if request.device == "cuda" else None
@@ -134,12 +243,29 @@ def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
         raise _undecided(outcome, label, runner)
     figures = StepFigures.of(outcome)
     step_s = statistics.median(figures.step_s)
+    rates = [figures.slot_tokens_per_step / seconds for seconds in figures.step_s]
+    spread = mean_interval(rates)
     return CurvePoint(
         rows=rows,
         slot_tokens_per_s=figures.slot_tokens_per_step / step_s,
         step_s=step_s,
         timed_steps=len(figures.step_s),
+        slot_tokens_per_s_low=spread.low,
+        slot_tokens_per_s_high=spread.high,
     )
+
+
+def _traced_rows(search: _Search) -> int | None:
+    if search.estimate is None or search.request.expected is None:
+        return None
+    granule = search.request.granularity_rows
+    rows = predicted_rows(
+        search.estimate,
+        search.request.memory_budget_bytes,
+        search.request.expected.usual,
+        max_rows=search.request.max_rows,
+    )
+    return rows // granule * granule
 
 
 def _undecided(outcome: Outcome, label: str, runner: TrialRunner) -> Undecided:
@@ -150,13 +276,23 @@ def _undecided(outcome: Outcome, label: str, runner: TrialRunner) -> Undecided:
     )
 
 
-def _does_not_fit(request: ProbeRequest, runner: TrialRunner) -> DoesNotFit:
+def _does_not_fit(search: _Search) -> AutotuneError:
+    request = search.request
+    rows = request.granularity_rows
     budget = format_bytes(request.memory_budget_bytes)
-    trial = step_trial(request, 1, BRACKET_STEPS, None)
-    outcome = runner.run(trial, f"{request.settings.name}: 1 row without a limit")
+    trial = step_trial(request, rows, FIT_STEPS, None)
+    outcome = search.runner.run(trial, f"{request.settings.name}: {rows} rows without a limit")
     name, tokens = request.settings.name, request.seq_length_tokens
     need = f"; it needs {format_bytes(StepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
+    helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
+    if search.estimate is not None and request.expected is not None:
+        terms = ledger(search.estimate.law, rows, request.expected.usual).terms_bytes
+        term, size = max(terms.items(), key=lambda item: item[1])
+        need += f", of which {term} {format_bytes(size)} (predicted)"
+        if term.startswith("activations") and request.checkpointing != "full":
+            helps.insert(0, "keep fewer activations with --checkpointing full")
+    what = "not even one row" if rows == 1 else f"not even {rows} rows"
     return DoesNotFit(
-        f"not even one row of {tokens} tokens of {name} fits {budget}{need}",
-        next_step="Raise --memory, shorten --seq-length, or choose a smaller --model.",
+        f"{what} of {tokens} tokens of {name} fits {budget}{need}",
+        next_step=f"{', '.join(helps[:-1]).capitalize()}, or {helps[-1]}.",
     )

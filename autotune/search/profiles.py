@@ -16,7 +16,7 @@ from autotune.core.profile import (
     profile_from_tables,
     profile_to_toml,
 )
-from autotune.decide.choose import MicroBatchChoice, global_batch_rows
+from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
@@ -70,6 +70,7 @@ def profile_of_probe(
         seq_length_tokens=request.seq_length_tokens,
         layout=request.layout,
         attention_dropout=request.attention_dropout,
+        checkpointing=request.checkpointing,
         micro_batch_rows=choice.rows,
         global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
         precision=request.precision,
@@ -80,10 +81,17 @@ def profile_of_probe(
         infeasible_min=result.infeasible_min,
         feasible_peak_bytes=result.feasible_peak_bytes,
         predicted_peak_bytes=result.predicted_peak_bytes,
+        traced_peak_bytes=result.traced_peak_bytes,
+        traced_rows=result.traced_rows,
+        traced_terms_bytes=result.traced_terms_bytes,
+        not_traced=result.not_traced,
+        local_ranks=request.local_ranks,
+        micro_batches_per_step=request.micro_batches,
         search_trials=result.search_trials,
         seconds=round(runner.seconds, 3),
         mean_real_tokens_per_row=mean_real_tokens_per_row,
         curve=list(result.curve),
+        knee_rows=list(knee_interval(result.curve) or ()),
         choice=choice.reason,
     )
     return Profile(

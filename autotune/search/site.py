@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.cluster.slurm import read_slurm
+from autotune.core.cards import Card
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.core.profile import Fingerprint
 from autotune.core.units import format_bytes
@@ -32,6 +33,8 @@ class Site:
     gpu_absent: str | None
     device_used_bytes: int | None
     """What the GPU holds already, before this program uses it; None on a CPU or where unknown."""
+    used_bytes_by_gpu: tuple[int | None, ...] = ()
+    """The same of every GPU, in the order of ``gpus``."""
 
     @property
     def gpu(self) -> GpuFacts | None:
@@ -67,7 +70,8 @@ def open_site(choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMoni
             next_step="Start the same command inside a job, such as srun --gres=gpu:1 --pty …; or use --device cpu.",
         )
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
-    used = monitor.used_bytes(gpus[0].uuid) if device == "cuda" else None
+    readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []
+    used = tuple(None if isinstance(one, Unavailable) else one for one in readings)
     return Site(
         device=device,
         gpus=gpus,
@@ -75,16 +79,35 @@ def open_site(choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMoni
         slurm=slurm,
         versions=host.library_versions(),
         gpu_absent=absent,
-        device_used_bytes=None if isinstance(used, Unavailable) else used,
+        device_used_bytes=used[0] if used else None,
+        used_bytes_by_gpu=used,
     )
 
 
-def memory_budget(site: Site, asked_bytes: int | None) -> int:
-    """The budget of one rank: what was asked for, or the GPU's free memory, or half of the host's.
+def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None) -> int:
+    """The budget of one rank: what was asked for, or a named card's, or the GPU's free memory, or half of the host's.
+
+    Args:
+        site: Where it is measured.
+        asked_bytes: All of a process's device memory, whatever it is for.
+        as_card: A smaller card than the one that is here, whose memory is imitated.
 
     Raises:
-        BadInput: If more is asked for than there is.
+        BadInput: If more is asked for than there is, or a card is to be imitated without a GPU.
     """
+    if as_card is not None:
+        if site.gpu is None:
+            raise BadInput(
+                f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
+                next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
+            )
+        usable_bytes = as_card.cuda_total_bytes or as_card.total_bytes
+        if asked_bytes is not None and asked_bytes > as_card.marketed_bytes:
+            raise BadInput(
+                f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has",
+                next_step=f"Ask for at most {as_card.marketed_bytes // 10**9}GB.",
+            )
+        asked_bytes = min(usable_bytes, asked_bytes or usable_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
         default_bytes = there_bytes - (site.device_used_bytes or 0)
@@ -97,6 +120,21 @@ def memory_budget(site: Site, asked_bytes: int | None) -> int:
             next_step=f"Ask for at most {format_bytes(there_bytes)}.",
         )
     return asked_bytes or default_bytes
+
+
+def local_ranks(site: Site, asked: int | None) -> int:
+    """How many ranks step together here: all visible GPUs, or as many as were asked for.
+
+    Raises:
+        BadInput: If there are fewer GPUs.
+    """
+    if site.device == "cpu":
+        return asked or 1
+    if asked is not None and asked > len(site.gpus):
+        raise BadInput(
+            f"--ranks {asked}, and there are {len(site.gpus)} GPUs", next_step="Ask for as many as there are."
+        )
+    return asked or len(site.gpus)
 
 
 def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest, cuda: str | None) -> Fingerprint:

@@ -73,7 +73,7 @@ def _write(sheet: Sheet, name: str, budget_bytes: int, runner: TrialRunner, resu
     found = bracket(tried)
     feasible = found.feasible_max or None
     peak_bytes = max((one.peak_bytes or 0 for one in tried if one.rows == feasible), default=None)
-    predicted_bytes = predict_bytes(tried, feasible) if feasible else None
+    predicted_bytes = predict_bytes(tried, feasible, None) if feasible else None
     nothing = "no trial fitted in the time there was"
     sheet.measured(f"{name}_feasible_max_rows", feasible, lacking=nothing)
     sheet.measured(f"{name}_infeasible_min_rows", found.infeasible_min, lacking="no size was refused in the time")
@@ -113,7 +113,7 @@ def _trial_details(done: FinishedTrial, tried: Sequence[Tried]) -> dict[str, Any
     row = trial_json(done)
     figures = StepFigures.of(done.outcome) if isinstance(done.outcome, Measured) else None
     return row | {
-        "predicted_peak_bytes": predict_bytes(tried, row["rows"]),
+        "predicted_peak_bytes": predict_bytes(tried, row["rows"], None),
         "outside_allocator_bytes": figures.outside_allocator_bytes if figures else None,
         "step_s": list(figures.step_s) if figures else [],
     }

@@ -117,7 +117,7 @@ def write():
     time.sleep(1)
     open({str(pid_file)!r}, "w").write(" ".join(str(p.pid) for p in psutil.Process().children(recursive=True)))
 threading.Thread(target=write).start()
-machine.run(Trial(job="fault", measured={{"fault": "hang"}}, timeout_s=600))
+machine.run(Trial(job="fault", measured={{"fault": "hang", "local_ranks": 2}}, timeout_s=600))
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline_s = time.monotonic() + 60
@@ -125,7 +125,7 @@ machine.run(Trial(job="fault", measured={{"fault": "hang"}}, timeout_s=600))
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     pids = [int(pid) for pid in pid_file.read_text().split()]
-    assert len(pids) == 2
+    assert len(pids) == 3  # the server and two ranks
     process.kill()
     process.wait()
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):

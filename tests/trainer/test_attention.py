@@ -121,7 +121,7 @@ def test_the_varlen_kernel_takes_our_arguments_forward_and_backward_on_the_meta_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
-    config, model_config = _model_config(family, precision="bf16")
+    config, model_config = _model_config(family, precision="bf16", device="cuda")
     chosen = choose_attention(config, model_config, META, known=True)
     assert chosen.kind == "varlen"
     from trainer.model import build_model
@@ -142,7 +142,7 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
 
 
 def test_auto_does_not_take_varlen_from_a_model_with_attention_dropout_and_says_so():
-    config, model_config = _model_config(dropout=0.1, precision="bf16")
+    config, model_config = _model_config(dropout=0.1, precision="bf16", device="cuda")
     chosen = choose_attention(config, model_config, META, known=True)
     assert chosen.kind == "sdpa"
     assert "dropout of attention weights" in chosen.reason
@@ -152,8 +152,9 @@ def test_auto_does_not_take_varlen_from_a_model_with_attention_dropout_and_says_
     ("device", "changes", "dropout", "reason"),
     [
         ("cpu", {"precision": "bf16"}, 0.0, "CPU"),
-        ("meta", {"precision": "fp32"}, 0.0, "bf16"),
-        ("meta", {"precision": "bf16"}, 0.1, "dropout"),
+        ("meta", {"precision": "bf16", "device": "cpu"}, 0.0, "CPU"),
+        ("meta", {"precision": "fp32", "device": "cuda"}, 0.0, "bf16"),
+        ("meta", {"precision": "bf16", "device": "cuda"}, 0.1, "dropout"),
     ],
 )
 def test_varlen_by_name_is_refused_where_it_cannot_be_had(device, changes, dropout, reason):

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from trainer.parallel import Ranks
+
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BLOCK_BYTES = 128 * 1024
 
@@ -24,25 +26,40 @@ class Budget(Protocol):
         ...
 
 
-def enforce(budget_bytes: int | None, device: torch.device, device_used_before_bytes: int | None) -> Budget:
+def keep_one_arena() -> None:
+    """Have malloc serve all threads from one heap, before there is a second thread: later it is too late.
+
+    Each further one would be 64 MiB of address space, whether it is used or not, made when a thread first asks.
+    """
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: int | None) -> Budget:
     """Start to enforce a budget; None only measures.
 
     Args:
         budget_bytes: What one rank may use.
-        device: The rank's device.
-        device_used_before_bytes: What the GPU held before this process, from NVML; None on a CPU or where unknown.
+        ranks: All of them, joined: what carries their messages is there already, and is not the model's.
+        device_used_before_bytes: What this rank's GPU held before this process, from NVML; None on a CPU or where
+            unknown.
     """
-    warm_up(device)
-    if device.type == "cuda":
-        return CudaBudget(budget_bytes, device, device_used_before_bytes)
+    warm_up(ranks)
+    if ranks.device.type == "cuda":
+        return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
     return CpuBudget(budget_bytes)
 
 
-def warm_up(device: torch.device) -> None:
-    """Let thread pools, handles and workspaces come into being, so that they are not counted as the model's."""
+def warm_up(ranks: Ranks) -> None:
+    """Let pools of threads, handles, workspaces and connections come into being: they are not counted as the model's.
+
+    All ranks take part.
+    """
+    device = ranks.device
     weight = torch.randn(256, 256, device=device, requires_grad=True)
     (weight @ weight).sum().backward()
+    ranks.begin_sum(torch.zeros(1, device=device))()
     if device.type == "cuda":
+        ranks.sum(0.0)  # hosts agree over connections of their own
         torch.cuda.synchronize(device)
 
 
@@ -53,11 +70,9 @@ class CpuBudget:
 
     def __init__(self, budget_bytes: int | None) -> None:
         if budget_bytes is not None:
-            # Large blocks go back to the kernel when freed, and there is one arena: without this the same step needs a
-            # different amount in different runs, and the largest micro-batch would be a matter of luck.
-            libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
-            libc.mallopt(_M_ARENA_MAX, 1)
+            # Large blocks go back to the kernel when freed: without this the same step needs a different amount in
+            # different runs, and the largest micro-batch would be a matter of luck.
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             # The soft limit alone, so that it can be lifted to write the account of a refusal.
             resource.setrlimit(resource.RLIMIT_DATA, (_status_bytes("VmData") + budget_bytes, hard))

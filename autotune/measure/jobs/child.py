@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import re
 import resource
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -11,28 +13,50 @@ import torch
 
 from trainer.errors import TrainerError
 
-# RuntimeErrors with these texts are allocators' refusals.
-_REFUSALS = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
+JOBS = frozenset({"step", "feed", "matmul", "fault", "trace"})
+
+# RuntimeErrors with these texts are allocators' refusals. oneDNN that is refused a place for its code says only that it
+# could not; of a shape that it does not know it says more.
+_REFUSALS = re.compile(
+    r"can't allocate memory|bad_alloc|out of memory|could not create a memory object"
+    r"|could not (create|execute) a primitive$",
+    re.MULTILINE,
+)
+# And these are gloo's and NCCL's for another rank that is gone.
+_LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")
 
 
-def run_job(job: str, measured: dict[str, Any], place: dict[str, Any], directory: Path) -> None:
-    """Run a job and write ``result.json`` into the trial's directory."""
+def run_job(job: str, measured: dict[str, Any], place: dict[str, Any], result_file: Path) -> bool:
+    """Run a job and write how it ended: ``status``, what belongs to it, and ``ended_s`` on the monotonic clock.
+
+    Returns:
+        Whether it measured what it was to measure.
+    """
+    result: dict[str, Any]
     try:
+        if job not in JOBS:
+            raise ValueError(f"unknown job {job!r}")
         figures = importlib.import_module(f"autotune.measure.jobs.{job}").run(measured, place)
         result = {"status": "measured", "figures": figures}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        result = {"status": "out_of_memory", "detail": _first_line(error)}
-    except TrainerError as error:
-        result = {"status": "refused", "message": error.message, "next_step": error.next_step}
-    except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
-        refused = isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
         _lift_limit()
-        detail = _first_line(error) if refused else traceback.format_exc()[-2000:]
-        result = {"status": "out_of_memory" if refused else "crashed", "detail": detail}
-    _lift_limit()
-    partial = directory / "result.partial"
-    partial.write_text(json.dumps(result))
-    partial.replace(directory / "result.json")
+    except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
+        _lift_limit()
+        result = _failure(error)
+    partial = result_file.with_suffix(".partial")
+    partial.write_text(json.dumps(result | {"ended_s": time.monotonic()}))
+    partial.replace(result_file)
+    return bool(result["status"] == "measured")
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, TrainerError):
+        return {"status": "refused", "message": error.message, "next_step": error.next_step}
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _REFUSALS.search(said):
+        return {"status": "out_of_memory", "detail": _first_line(error)}
+    # Not this rank's failure: that of the rank which it has lost.
+    status = "lost_peer" if _LOST_PEER.search(said) else "crashed"
+    return {"status": status, "detail": traceback.format_exc()[-2000:]}
 
 
 def _lift_limit() -> None:

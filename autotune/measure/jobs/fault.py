@@ -22,15 +22,26 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         case "allocate":
             CpuBudget(measured["budget_bytes"])
             torch.ones(measured["allocate_bytes"], dtype=torch.uint8)
+        case "leave_child":
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
+            child.start()
+            with open(place["pid_file"], "w") as file:  # noqa: PTH123 - a plain file in a test's own directory
+                file.write(str(child.pid))
+        case kind:
+            fail(kind)
+    return {"fault": measured["fault"]}
+
+
+def fail(kind: str) -> None:
+    """Fail here and now.
+
+    Args:
+        kind: none, hang, crash or signal.
+    """
+    match kind:
         case "hang":
             time.sleep(3600)
         case "crash":
             raise ValueError("a crash on purpose; this text mentions an error and is no out of memory")
         case "signal":
             os.kill(os.getpid(), signal.SIGSEGV)
-        case "leave_child":
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
-            child.start()
-            with open(place["pid_file"], "w") as file:  # noqa: PTH123 - a plain file in a test's own directory
-                file.write(str(child.pid))
-    return {"fault": measured["fault"]}

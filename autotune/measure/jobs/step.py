@@ -1,88 +1,157 @@
 """The ``step`` job: real optimizer steps of the trainer's own step, on random full rows, under a memory budget.
 
-Shapes: B rows of a micro-batch, S tokens of a row.
+``torchrun -m autotune.measure.jobs.step TRIAL.json OUT`` runs the same ranks as torchrun starts them.
 """
 
+import contextlib
+import json
 import math
+import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from autotune.measure.jobs.budget import enforce
-from trainer.build import build_training
-from trainer.config import TrainConfig
+from autotune.measure.jobs.budget import Budget, enforce, keep_one_arena
+from autotune.measure.jobs.child import run_job
+from autotune.measure.jobs.fault import fail
+from autotune.measure.jobs.worst_case import fullest_batch
+from trainer.build import Training, build_training
+from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import head_slots
-from trainer.parallel import join_ranks
+from trainer.parallel import Ranks, join_ranks, leave_ranks
 from trainer.schedule import learning_rate
 from trainer.schema import parse_table
 
 
 def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """Build the model and take steps.
+    """Build the model and take steps, together with the other ranks.
 
     Args:
-        measured: ``config`` (a trainer configuration), ``vocab_size``, ``special_ids``, ``memory_budget_bytes`` (or
-            None), ``warmup_steps`` and ``timed_steps``.
-        place: ``device_used_before_bytes``, NVML's figure from before the trial, or None.
+        measured: ``config`` (a trainer configuration; its micro-batch is each rank's), ``vocab_size``,
+            ``special_ids``, ``documents_per_row``, ``memory_budget_bytes`` of each rank (or None), ``warmup_steps`` and
+            ``timed_steps``. Its global batch says how many micro-batches a step has.
+        place: ``device_used_before_bytes``, NVML's figure from before the trial, or None, or a list of them by local
+            rank. Where there are several ranks ``environment``, as torchrun sets it, and ``rendezvous``, a file, which
+            torchrun does without. For tests ``budget_bytes_by_rank``, a list, and ``fault_by_rank``, what befalls a
+            rank after the first step, by its number as text.
 
     Returns:
-        The fields of ``StepFigures``.
+        The fields of ``StepFigures``, the same from every rank.
     """
     config = parse_table(TrainConfig, measured["config"], where="trial")
-    special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
-    ranks = join_ranks(config, environment={})
-    device = ranks.device
-    budget = enforce(measured["memory_budget_bytes"], device, place.get("device_used_before_bytes"))
+    if config.device == "cpu":
+        keep_one_arena()
+    rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
+    ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
+    # What joining made is there by now, and the model is not.
+    budget = enforce(_budget_bytes(measured, place, ranks), ranks, _used_before_bytes(place, ranks))
+    step_s, loss_share = _take_steps(measured, place, config, ranks)
+    _check_retries(ranks.device)
+    figures = _of_all(ranks, budget, step_s, loss_share)
+    leave_ranks(together=True)
+    return figures | {
+        "step_s": figures["step_s"][measured["warmup_steps"] :],
+        "slot_tokens_per_step": ranks.world_size
+        * accumulation_steps(config, ranks.world_size)
+        * config.micro_batch_rows
+        * config.seq_length_tokens,
+    }
 
-    step = build_training(config, measured["vocab_size"], special_ids, ranks).step
-    # As the feed delivers them.
-    stored = torch.uint16 if measured["vocab_size"] <= 2**16 else torch.uint32
-    step_s: list[float] = []
+
+def _budget_bytes(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> int | None:
+    by_rank: list[int] | None = place.get("budget_bytes_by_rank")
+    budget_bytes: int | None = measured["memory_budget_bytes"] if by_rank is None else by_rank[ranks.rank]
+    return budget_bytes
+
+
+def _used_before_bytes(place: dict[str, Any], ranks: Ranks) -> int | None:
+    used: int | list[int] | None = place.get("device_used_before_bytes")
+    return used[ranks.local_rank] if isinstance(used, list) else used
+
+
+def _take_steps(
+    measured: dict[str, Any], place: dict[str, Any], config: TrainConfig, ranks: Ranks
+) -> tuple[list[float], float]:
+    """Seconds of each step, and this rank's part of the last one's loss."""
+    special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
+    training = build_training(config, measured["vocab_size"], special_ids, ranks)
     steps = measured["warmup_steps"] + measured["timed_steps"]
+    step_s: list[float] = []
     for number in range(steps):
-        # Every row full: the worst case that training can meet.
-        batch = _random_batch(config, measured["vocab_size"], special_ids, stored)
+        batches = [
+            fullest_batch(
+                config,
+                measured["vocab_size"],
+                special_ids,
+                documents_per_row=measured.get("documents_per_row", 1.0),
+            )
+            for _ in range(accumulation_steps(config, ranks.world_size))
+        ]
+        ranks.sum(0.0)  # they begin together: nobody's seconds count how long another took to make a batch
         started_s = time.perf_counter()
-        result = step.run([batch], learning_rate(config, number))
-        loss = float(result.loss_share)  # waits for the device
+        result = training.step.run(batches, learning_rate(config, number))
+        loss_share = float(result.loss_share)  # waits for the device
         step_s.append(time.perf_counter() - started_s)
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss}")
+        if number in (0, steps - 1):
+            _evaluate(training, batches[0], config, ranks.device)
+        if number == 0:
+            fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))
+    return step_s, loss_share
+
+
+def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:
+    """As the trainer evaluates, so that a size that fits holds a batch of evaluation too."""
+    training.module.eval()
+    eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
+    with torch.no_grad(), eager:
+        float(training.module.evaluate(batch.to(device)).loss_sum)
+    training.module.train()
+
+
+def _check_retries(device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.memory_stats(device).get("num_alloc_retries", 0):
         # It went through only because the allocator gave cached blocks back and tried again; a long run would not.
         raise torch.OutOfMemoryError("the allocator had to retry")
+
+
+def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss_share: float) -> dict[str, Any]:
+    """The job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
+    peaks = [round(peak) for peak in ranks.each(budget.peak_bytes())]
+    taken = {round(steps) for steps in ranks.each(len(step_s))}
+    loss, outside_bytes = ranks.sum(loss_share)[0], budget.outside_allocator_bytes
+    if len(taken) > 1:
+        raise ValueError(f"ranks took different numbers of steps: {sorted(taken)}")
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss}")
     return {
-        "optimizer_steps": steps,
-        "step_s": step_s[measured["warmup_steps"] :],
-        "slot_tokens_per_step": config.micro_batch_rows * config.seq_length_tokens,
-        "peak_bytes": budget.peak_bytes(),
-        "outside_allocator_bytes": budget.outside_allocator_bytes,
+        "optimizer_steps": len(step_s),
+        "step_s": ranks.max(*step_s),
+        "peak_bytes": max(peaks),
+        "peak_bytes_by_rank": peaks,
+        "outside_allocator_bytes": None if outside_bytes is None else round(ranks.max(outside_bytes)[0]),
+        "local_ranks": ranks.local_world_size,
         "loss": loss,
     }
 
 
-def _random_batch(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, dtype: torch.dtype) -> MicroBatch:
-    rows, width = config.micro_batch_rows, config.seq_length_tokens
-    ordinary = torch.tensor(sorted(set(range(vocab_size)) - set(special_ids.all())))
-    ids = ordinary[torch.randint(len(ordinary), (rows * width,))]
-    # As many to predict as a micro-batch has room for.
-    drawn = torch.randperm(rows * width)[: head_slots(rows * width, config.masking_probability)]
-    predicted = drawn.sort().values
-    targets = ids[predicted]
-    ids[predicted] = special_ids.mask
-    # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.
-    tokens_N = torch.full((rows,), width, dtype=torch.int32)
-    tokens_N[-1] -= 1
-    return MicroBatch(
-        ids_BS=ids.to(dtype).reshape(rows, width),
-        starts_N=torch.arange(0, rows * width, width, dtype=torch.int32),
-        tokens_N=tokens_N,
-        predicted_P=predicted.to(torch.int32),
-        targets_P=targets.to(dtype),
-        real_tokens=int(tokens_N.sum()),
-        predicted_tokens=len(predicted),
-        most_predicted_in_row=int(torch.bincount(predicted // width).max()),
-    )
+def main() -> None:
+    """Run one rank of a trial under torchrun: ``measured`` and ``place`` from a file, the result to ``rank-N.json``."""
+    from autotune.measure.jobs.preload import model_type_of, preload_model, preload_trainer
+
+    request = json.loads(Path(sys.argv[1]).read_text())
+    environment = dict(os.environ)
+    result_file = Path(sys.argv[2]) / f"rank-{environment['RANK']}.json"
+    # Imports are nobody's budget, as in a trial that is forked.
+    preload_trainer()
+    preload_model(model_type_of(request["measured"]))
+    measured = run_job("step", request["measured"], request["place"] | {"environment": environment}, result_file)
+    # At once: the others' connections end with this process, and torchrun ends the others when one has failed.
+    os._exit(0 if measured else 1)
+
+
+if __name__ == "__main__":
+    main()

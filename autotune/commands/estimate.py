@@ -1,0 +1,82 @@
+"""``autotune estimate``: the memory ledger and the predicted largest micro-batch for a card that is not here."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def estimate(
+    *,
+    model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="The card, such as h100-nvl-94gb. Default: the first GPU of this machine.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Budget of one rank, such as 94GB; alone, or less than the card has.")
+    ] = None,
+    device: Annotated[
+        Literal["cuda", "cpu"], typer.Option(help="What it is to run on; a CPU needs --memory.")
+    ] = "cuda",
+    data: Annotated[
+        Path | None, typer.Option(help="Dataset, for its vocabulary and what its rows hold.", envvar="AUTOTUNE_DATA")
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = 30_522,
+    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    layout: Annotated[Literal["packed", "bucketed", "padded"] | None, typer.Option(help="What a row holds.")] = None,
+    precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
+    attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
+    attention_dropout: Annotated[
+        float | None, typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use varlen.")
+    ] = None,
+    checkpointing: Annotated[
+        Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
+    ] = "none",
+    head: Annotated[
+        Literal["masked", "dense"], typer.Option(help="Places that the prediction head computes.")
+    ] = "masked",
+    ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks: their buckets and communication.")] = 1,
+    accumulate: Annotated[
+        bool, typer.Option(help="Several micro-batches a step: gradients exist while the next one is computed.")
+    ] = True,
+    tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
+    pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
+    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = 16_384,
+    what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
+    from autotune.search.prediction import Asked, Choices, predict
+    from autotune.show.estimate import estimate_json, estimate_text
+    from trainer.presets import model_settings
+    from trainer.progress import progress
+
+    asked = Asked(
+        models=tuple(model_settings(name) for name in model),
+        gpu=gpu,
+        memory=memory,
+        device=device,
+        data=data,
+        vocab_size=vocab_size,
+        seq_length_tokens=seq_length,
+        ranks=ranks,
+        accumulate=accumulate,
+        tensor_ranks=tensor_ranks,
+        pipeline_stages=pipeline_stages,
+        max_rows=max_rows,
+    )
+    choices = Choices(
+        layout=layout,
+        precision=precision or ("bf16" if device == "cuda" else "fp32"),
+        attention=attention,
+        attention_dropout=attention_dropout,
+        checkpointing=checkpointing,
+        head=head,
+    )
+    with progress("estimate") as update:
+        target, predicted, what_ifs = predict(asked, choices, what_if=what_if, update=update)
+    if as_json:
+        print(json.dumps(estimate_json(target, predicted, what_ifs), indent=2))
+    else:
+        print(estimate_text(target, predicted, what_ifs))

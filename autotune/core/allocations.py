@@ -1,0 +1,62 @@
+"""What training steps allocate and release, in order, as a trace without a device records it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One block of memory, before any allocator rounds it."""
+
+    size_bytes: int
+    term: str
+    """Which line of the ledger it belongs to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Allocations in the order in which they were made, and when each was released."""
+
+    rows: int
+    """Of the micro-batch."""
+    predicted_tokens: int
+    """Places that the head computes."""
+    allocations: tuple[Allocation, ...]
+    events: tuple[int, ...]
+    """``i``: allocation i is made; ``-1 - i``: it is released."""
+    repeats_from: int
+    """Index in ``events`` from which on a run of many steps repeats what follows."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON, terms by number."""
+        terms = sorted({one.term for one in self.allocations})
+        number = {term: index for index, term in enumerate(terms)}
+        return {
+            "rows": self.rows,
+            "predicted_tokens": self.predicted_tokens,
+            "terms": terms,
+            "sizes_bytes": [one.size_bytes for one in self.allocations],
+            "term_of": [number[one.term] for one in self.allocations],
+            "events": list(self.events),
+            "repeats_from": self.repeats_from,
+        }
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> "Trace":
+        """Read what ``to_json`` gave.
+
+        Raises:
+            KeyError, IndexError, TypeError: If it is no such thing.
+        """
+        terms: Sequence[str] = value["terms"]
+        return cls(
+            rows=value["rows"],
+            predicted_tokens=value["predicted_tokens"],
+            allocations=tuple(
+                Allocation(size_bytes=size, term=terms[term])
+                for size, term in zip(value["sizes_bytes"], value["term_of"], strict=True)
+            ),
+            events=tuple(value["events"]),
+            repeats_from=value["repeats_from"],
+        )

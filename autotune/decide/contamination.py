@@ -1,0 +1,94 @@
+"""When a trial's outcome is void: somebody else was on its GPU, or the GPU was slowed down.
+
+Whose memory it is cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
+from before this program used a GPU, and the processes that the driver lists only serve to say who it may be. A figure
+that cannot be read is no evidence of anything.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.core.hardware import GpuProcess, GpuSample, Unavailable, throttle_faults
+from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory
+from autotune.core.units import format_bytes, format_seconds
+from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
+
+MEMORY_TOLERANCE_BYTES = 64 * 2**20
+"""What an idle GPU's reading may differ by: the driver keeps house in MiB, a CUDA context takes hundreds of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What is taken of one GPU at one moment, and by whom as far as the driver lists it."""
+
+    gpu: str
+    """What messages call it, such as ``GPU 0``."""
+    used_bytes: int | Unavailable
+    processes: tuple[GpuProcess, ...] | Unavailable
+
+
+def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unavailable) -> bool:
+    """Whether more is taken than before this program used the GPU; not where either figure is missing."""
+    if isinstance(baseline_bytes, Unavailable) or isinstance(used_bytes, Unavailable):
+        return False
+    return used_bytes - baseline_bytes > MEMORY_TOLERANCE_BYTES
+
+
+def describe_growth(use: GpuUse, baseline_bytes: int | Unavailable, waited_s: float) -> str:
+    """Say that a GPU's memory did not come back, how much is taken, and by whom."""
+    return (
+        f"{use.gpu} still holds {format_bytes(_or_none(use.used_bytes))} after {format_seconds(waited_s)} of waiting, "
+        f"and held {format_bytes(_or_none(baseline_bytes))} before the first trial ({_holders(use.processes)})"
+    )
+
+
+def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
+    """Name the faults (heat, hardware slowdown) that lowered a GPU's clocks; None without any. A power cap is none."""
+    readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
+    faults = Counter(fault for reasons in readings for fault in throttle_faults(reasons))
+    if not faults:
+        return None
+    shares = ", ".join(f"{name} in {count} of {len(readings)} samples" for name, count in faults.items())
+    temperatures_c = [sample.temperature_c for sample in samples if sample.temperature_c is not None]
+    heat = f", at up to {max(temperatures_c)} °C" if temperatures_c else ""
+    return f"{gpu} was slowed down: {shares}{heat}"
+
+
+def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
+    """The outcome, or ``Contaminated`` where there are reasons not to believe what it says.
+
+    A trial that crashed or was late says nothing about the GPU that a neighbour could have changed, so it stays.
+    """
+    if reasons and isinstance(outcome, Measured | OutOfMemory):
+        return Contaminated(detail="; ".join(reasons))
+    return outcome
+
+
+def describe_other_users(use: GpuUse, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
+    """Say who uses a GPU that this program has not touched yet; None where it looks free.
+
+    Args:
+        use: The GPU.
+        limit_bytes: What may be taken without a process to show for it: the driver's own reserve counts as taken.
+    """
+    listed = not isinstance(use.processes, Unavailable) and bool(use.processes)
+    taken = not isinstance(use.used_bytes, Unavailable) and use.used_bytes > limit_bytes
+    if not (listed or taken):
+        return None
+    return (
+        f"{use.gpu} is in use already: {format_bytes(_or_none(use.used_bytes))} are taken ({_holders(use.processes)})"
+    )
+
+
+def _holders(processes: tuple[GpuProcess, ...] | Unavailable) -> str:
+    if isinstance(processes, Unavailable):
+        return f"by whom cannot be read: {processes.reason}"
+    if not processes:
+        # The driver may hide the processes of other containers and other users.
+        return "no process on it can be seen from here"
+    return ", ".join(f"pid {process.pid}: {format_bytes(process.used_bytes)}" for process in processes)
+
+
+def _or_none(figure: int | Unavailable) -> int | None:
+    return None if isinstance(figure, Unavailable) else figure

@@ -1,0 +1,156 @@
+"""What a device would do where the meta device does something else, or nothing: autocast, attention kernels, dropout.
+
+Autocast does nothing to meta tensors and says nothing, attention without a device falls back to explicit weights, and a
+CPU's dropout keeps its mask in full precision where CUDA keeps a byte. The lists of operators are those of
+``ATen/autocast_mode.h`` (CUDA) and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test holds them against torch's.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch.autograd.graph import _engine_run_backward
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from autotune.measure.jobs.kernels import Attention, attend
+from autotune.measure.jobs.tape import COPIES, Tape
+
+Kind = Literal["cpu", "cuda"]
+
+_LOWER_BOTH = (
+    "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul mm "
+    "linalg_vecdot linear addbmm baddbmm bmm __matmul__"
+)
+_LOWER: dict[Kind, str] = {
+    "cuda": f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul linalg_multi_dot multi_dot",
+    "cpu": _LOWER_BOTH,
+}
+_WIDER: dict[Kind, str] = {
+    "cuda": "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ softplus "
+    "layer_norm native_layer_norm rms_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss "
+    "nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
+    "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits "
+    "dist pdist cdist renorm logsumexp cross_entropy",
+    "cpu": "avg_pool3d binary_cross_entropy grid_sampler polar prod quantile nanquantile stft cdist trace "
+    "cholesky_inverse nll_loss poisson_nll_loss cosine_embedding_loss hinge_embedding_loss l1_loss smooth_l1_loss "
+    "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
+    "multi_margin_loss binary_cross_entropy_with_logits",
+}
+_WIDER_RESULT: dict[Kind, str] = {"cuda": "softmax log_softmax prod cumprod cumsum vector_norm norm sum", "cpu": ""}
+"""These take 16 bits and give 32, without a copy of what they take."""
+
+
+class DeviceRules(TorchFunctionMode):
+    """Functions called inside the ``with`` block do what they would do on a device.
+
+    Args:
+        kind: The device.
+        bf16: Whether autocast to bf16 is on, from the first forward to the last backward: what backward calls otherwise
+            is not on any list, and what it computes again was under autocast before.
+        tape: Told which allocations are 16-bit copies of weights.
+    """
+
+    def __init__(self, kind: Kind, *, bf16: bool, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+        self._cuda = kind == "cuda"
+        self._bf16 = bf16
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.keeps_copies = False
+        """Autocast casts a weight once per forward; what is computed again in backward casts anew."""
+        self._rules: dict[Any, Callable[..., Any]] = {torch.Tensor.backward: self._backward}
+        if bf16:
+            self._add(_LOWER[kind], self._lower)
+            self._add(_WIDER[kind], self._wider)
+            self._add(_WIDER_RESULT[kind], self._wider_result)
+        self._add("scaled_dot_product_attention", self._attend)
+        if self._cuda:
+            self._add("dropout", self._drop)
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401 - any function of torch
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what that function returns
+        rule = self._rules.get(func)
+        if rule is None:
+            return func(*args, **(kwargs or {}))
+        return rule(func, *args, **(kwargs or {}))
+
+    def forgets_copies(self) -> None:
+        """The outermost autocast block ends."""
+        self._copies.clear()
+
+    def _add(self, names: str, rule: Callable[..., Any]) -> None:
+        homes = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
+        for name in names.split():
+            for home in homes:
+                if hasattr(home, name):
+                    self._rules[getattr(home, name)] = rule
+
+    def _backward(self, _: object, tensor: torch.Tensor, **__: object) -> None:
+        # Inside a rule there are no rules, and torch's own functions for this would only come back here; but what was
+        # not kept in forward is computed again in there.
+        with self:
+            _engine_run_backward(
+                (tensor,), (torch.ones_like(tensor),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+    def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        lowered, more = self._cast(args, torch.bfloat16), self._cast(kwargs, torch.bfloat16)
+        return func(*lowered, **more)
+
+    def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return func(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
+
+    def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if args[0].dtype == torch.bfloat16 and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        return func(*args, **kwargs)
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:  # noqa: ANN401 - arguments, nested
+        if isinstance(value, torch.Tensor):
+            if not value.is_floating_point() or value.dtype in {dtype, torch.float64}:
+                return value
+            return self._copy(value) if dtype == torch.bfloat16 else value.to(dtype)
+        if isinstance(value, dict):
+            return {name: self._cast(one, dtype) for name, one in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self._cast(one, dtype) for one in value)
+        return value
+
+    def _copy(self, value: torch.Tensor) -> torch.Tensor:
+        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+            return value.to(torch.bfloat16)
+        found = self._copies.get(id(value))
+        if found is not None:
+            return found[1]
+        copy = value.to(torch.bfloat16)
+        self._tape.relabel([copy], COPIES)
+        if self.keeps_copies and torch.is_grad_enabled():
+            self._copies[id(value)] = (value, copy)
+        return copy
+
+    def _drop(
+        self,
+        func: Any,  # noqa: ANN401
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> torch.Tensor:
+        if not training or not 0 < p < 1:
+            return func(input, p, training, inplace)  # type: ignore[no-any-return]
+        return torch.native_dropout(input, p, True)[0]
+
+    def _attend(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        asked = Attention.of(*args, **kwargs)
+        if self._bf16:
+            tensors = (asked.query, asked.key, asked.value, asked.mask)
+            query, key, value, mask = self._cast(tensors, torch.bfloat16)
+            asked = replace(asked, query=query, key=key, value=value, mask=mask)
+        return attend(asked, func, cuda=self._cuda)

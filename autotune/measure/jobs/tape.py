@@ -1,0 +1,222 @@
+"""Records what a computation on the meta device would allocate: every new storage, its owner, and when it is released.
+
+Nothing is computed. What operators allocate within themselves is invisible from here; where a device's kernels are
+known to, the rules of that device say how much, and it is recorded as made and released at once.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from autotune.core.allocations import Allocation, Trace
+
+Within = Callable[..., int]
+"""Bytes that a kernel takes and gives back, from the arguments of the call."""
+
+PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
+TEMPORARIES, INPUTS, HEAD, COPIES = "temporaries", "inputs and masks", "head and loss", "16-bit copies of weights"
+WORKSPACE = "workspaces of matrix products"
+
+
+class Tape(TorchDispatchMode):
+    """Allocations of what runs inside its ``with`` block.
+
+    Args:
+        within: Operators that allocate within themselves, and how much.
+    """
+
+    def __init__(self, within: Mapping[Any, Within]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.owner = PARAMETERS
+        """What the next allocations are for."""
+        self._within = within
+        self._sizes: list[int] = []
+        self._owners: list[str] = []
+        self._events: list[int] = []
+        self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._repeats_from = 0
+        self._passes: dict[Any, bool] = {}
+        self._shapes: dict[Any, list[Any]] = {}
+        self._single: set[Any] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - an operator
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        passes = self._passes.get(func)
+        if passes is None:
+            returns = func._schema.returns
+            passes = self._passes[func] = all(one.alias_info is not None for one in returns)
+        if passes:  # views and operators in place; and those that return nothing
+            return func(*args, **(kwargs or {}))
+        result = self._result(func, args, kwargs or {})
+        within = self._within.get(func)
+        if within is not None:
+            self.passing(within(*args, **(kwargs or {})))
+        return result
+
+    def passing(self, size_bytes: int, term: str = TEMPORARIES) -> None:
+        """A block that is released at once."""
+        if size_bytes:
+            number = self.lasting(size_bytes, term)
+            self._events.append(-1 - number)
+
+    def lasting(self, size_bytes: int, term: str) -> int:
+        """A block that nothing here releases."""
+        number = len(self._sizes)
+        self._sizes.append(size_bytes)
+        self._owners.append(term)
+        self._events.append(number)
+        return number
+
+    def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
+        """Say what the blocks of some tensors turned out to be."""
+        for tensor in tensors:
+            found = self._live.get(tensor.untyped_storage()._cdata)
+            if found is not None:
+                self._owners[found[1]] = term
+
+    def marks_repetition(self) -> None:
+        """What follows from here on is what every further step does again."""
+        self._repeats_from = len(self._events)
+
+    def forward_ended(self) -> None:
+        """What forward made and released is a temporary; what is left is kept for backward."""
+        alive = {number for _, number in self._live.values()}
+        for number in range(self._forward_from, len(self._owners)):
+            if number not in alive and self._owners[number] != COPIES:
+                self._owners[number] = TEMPORARIES
+
+    def forward_begins(self) -> None:
+        """A micro-batch begins."""
+        self._forward_from = len(self._owners)
+
+    _forward_from = 0
+
+    def trace(self, rows: int, predicted_tokens: int) -> Trace:
+        """What was recorded."""
+        return Trace(
+            rows=rows,
+            predicted_tokens=predicted_tokens,
+            allocations=tuple(
+                Allocation(size_bytes=size, term=owner) for size, owner in zip(self._sizes, self._owners, strict=True)
+            ),
+            events=tuple(self._events),
+            repeats_from=self._repeats_from,
+        )
+
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """What an operator returns: of the same shapes again, where it has been called with such arguments before.
+
+        Many operators work their shapes out in Python, a hundred times slower than a tensor without content is made.
+        """
+        key = _key((func, args, kwargs))
+        shapes = None if key is None else self._shapes.get(key)
+        if shapes is not None:
+            made = [
+                torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in shapes
+            ]
+            for one in made:
+                self._made(one)
+            return made[0] if func in self._single else tuple(made)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            fresh = self._made(result)
+            self._single.add(func)
+            results = (result,)
+        elif isinstance(result, tuple) and all(isinstance(one, torch.Tensor) for one in result):
+            whole = [self._made(one) for one in result]
+            fresh, results = all(whole), result
+        else:
+            for one in result if isinstance(result, tuple | list) else ():
+                if isinstance(one, torch.Tensor):
+                    self._made(one)
+            return result
+        if fresh and key is not None:
+            self._shapes[key] = [(one.size(), one.stride(), one.dtype, one.device) for one in results]
+        return result
+
+    def _made(self, tensor: torch.Tensor) -> bool:
+        """Record a tensor's storage; whether that is a whole one that was not there before."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return False
+        size_bytes = storage.nbytes()
+        if not size_bytes:
+            return False
+        number = self.lasting(size_bytes, self.owner)
+
+        def released(_: object, live: dict[int, Any] = self._live, events: list[int] = self._events) -> None:
+            del live[key]
+            events.append(-1 - number)
+
+        self._live[key] = (weakref.ref(storage, released), number)
+        return size_bytes == tensor.element_size() * tensor.numel()
+
+
+def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested
+    """Arguments by what shapes depend on; None where one of them cannot be compared."""
+    if isinstance(value, torch.Tensor):
+        return (value.size(), value.stride(), value.dtype, value.device.type)
+    if isinstance(value, tuple | list):
+        keys = tuple(_key(one) for one in value)
+        return None if any(key is None for key, one in zip(keys, value, strict=True) if one is not None) else keys
+    if isinstance(value, dict):
+        return _key(tuple(value.items()))
+    # 1 and 1.0 are equal, and give results of different types.
+    return None if value is None else (type(value), value) if value.__hash__ else None
+
+
+@contextmanager
+def owners_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module]) -> Iterator[None]:
+    """Let the innermost module that is being called own what is allocated.
+
+    Args:
+        tape: Told who owns.
+        module: The whole model; what it allocates itself before its encoder is inputs, and after it the loss.
+        head: Parts whose allocations all count as the head's.
+    """
+    names: WeakIdKeyDictionary = WeakIdKeyDictionary()
+    for part in module.modules():
+        names[part] = f"activations: {type(part).__name__}"
+    for part in head:
+        for inner in part.modules():
+            names[inner] = HEAD
+    names[module] = INPUTS
+    stack: list[str] = []
+    inside_encoder = [False]
+
+    def enter(part: nn.Module, _: object) -> None:
+        stack.append(tape.owner)
+        tape.owner = names.get(part, tape.owner)
+        if part is module:
+            tape.forward_begins()
+            inside_encoder[0] = False
+
+    def leave(part: nn.Module, _: object, __: object) -> None:
+        tape.owner = stack.pop()
+        if part is module:
+            tape.forward_ended()
+            tape.owner = TEMPORARIES  # backward
+        elif tape.owner == INPUTS:
+            tape.owner = HEAD  # whatever the model does itself after a part of it was called
+
+    handles = []
+    for part in module.modules():
+        handles.append(part.register_forward_pre_hook(enter))
+        handles.append(part.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

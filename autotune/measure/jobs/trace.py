@@ -1,0 +1,185 @@
+"""The ``trace`` job: one rank's training steps on the meta device, as the sequence of what they would allocate.
+
+The model, its loss and its step are the trainer's own; only tensors hold nothing. What the device would do differently
+is imposed by its rules. Shapes: B rows of a micro-batch, S places of a row, N samples in it, K slots of the head.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from autotune.core.allocations import Trace
+from autotune.measure.jobs.buckets import GradientBuckets
+from autotune.measure.jobs.kernels import within_kernels
+from autotune.measure.jobs.semantics import DeviceRules
+from autotune.measure.jobs.tape import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, Tape, owners_by_module
+from autotune.measure.jobs.worst_case import documents_of
+from trainer.build import Training, build_training
+from trainer.config import TrainConfig, accumulation_steps
+from trainer.dataset import SpecialIds
+from trainer.feed import MicroBatch
+from trainer.masking import head_slots
+from trainer.model import family_of
+from trainer.parallel import Ranks
+from trainer.schema import parse_table
+
+STEPS = 2
+"""The first makes the optimizer's state; the second is like all others."""
+META = torch.device("meta")
+
+
+def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
+    """Trace each of several micro-batches.
+
+    Args:
+        measured: ``config`` (a trainer configuration), ``vocab_size``, ``special_ids``, ``sizes`` (rows of each trace),
+            ``micro_batches`` of an optimizer step, ``documents_per_row``, and ``ranks``, of which this is one.
+
+    Returns:
+        ``traces``, as ``Trace.to_json`` gives them; ``parameters``; ``attention``, and why that kind.
+    """
+    special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
+    found: dict[str, Any] = {"traces": []}
+    for rows in measured["sizes"]:
+        table = measured["config"] | {
+            "micro_batch_rows": rows,
+            "global_batch_rows": rows * measured["micro_batches"] * measured["ranks"],
+        }
+        config = parse_table(TrainConfig, table, where="trial")
+        trace, model = trace_steps(
+            config,
+            measured["vocab_size"],
+            special_ids,
+            documents_per_row=measured["documents_per_row"],
+            ranks=measured["ranks"],
+        )
+        found["traces"].append(trace.to_json())
+        found |= model
+    return found
+
+
+def trace_steps(
+    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_row: float = 1.0, ranks: int = 1
+) -> tuple[Trace, dict[str, Any]]:
+    """Trace the building of a model and optimizer steps of it on one of so many ranks.
+
+    Returns:
+        The trace; and of the model ``parameters``, ``attention`` and ``attention_reason``.
+    """
+    tape = Tape(within_kernels(config.device))
+    rules = DeviceRules(config.device, bf16=config.precision == "bf16", tape=tape)
+    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=META)
+    batches_per_step = accumulation_steps(config, ranks)
+    with contextlib.ExitStack() as inside:
+        for context in (tape, rules, _fused_on_meta()):
+            inside.enter_context(context)
+        training = build_training(config.model_copy(update={"compile_layers": False}), vocab_size, special_ids, alone)
+        parameters = [one for one in training.module.parameters() if one.requires_grad]
+        inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
+        inside.enter_context(_phases(training, parameters, tape, rules))
+        buckets = GradientBuckets(parameters, config, tape)
+        if ranks > 1 and config.parallel.strategy != "fsdp2":
+            inside.enter_context(buckets.kept())
+        for number in range(STEPS):
+            if number == STEPS - 1:
+                tape.marks_repetition()
+            tape.owner = INPUTS
+            # Only the last step has to be whole.
+            count = batches_per_step if number == STEPS - 1 else 1
+            buckets.step_begins(count)
+            batches = [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
+            training.step.run(batches, config.learning_rate)
+            del batches
+    model = {
+        "parameters": training.work.parameters,
+        "attention": training.module.attention.kind,
+        "attention_reason": training.module.attention.reason,
+    }
+    return tape.trace(config.micro_batch_rows, _predicted(config)), model
+
+
+def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) -> MicroBatch:
+    """A full micro-batch without content: as many places to predict as it may have, in as many documents as it may."""
+    rows, width = config.micro_batch_rows, config.seq_length_tokens
+    documents = documents_of(rows, width, documents_per_row)
+    predicted = _predicted(config)
+    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32
+    return MicroBatch(
+        ids_BS=torch.empty((rows, width), dtype=stored, device=META),
+        starts_N=torch.empty(documents, dtype=torch.int32, device=META),
+        tokens_N=torch.empty(documents, dtype=torch.int32, device=META),
+        predicted_P=torch.empty(predicted, dtype=torch.int32, device=META),
+        targets_P=torch.empty(predicted, dtype=stored, device=META),
+        real_tokens=rows * width,
+        predicted_tokens=predicted,
+        most_predicted_in_row=min(predicted, head_slots(width, config.masking_probability)),
+    )
+
+
+def _predicted(config: TrainConfig) -> int:
+    places = config.micro_batch_rows * config.seq_length_tokens
+    return min(places, head_slots(places, config.masking_probability))
+
+
+def _head_of(training: Training) -> list[torch.nn.Module]:
+    family = family_of(training.model.config)
+    if family is None:
+        embeddings = training.model.get_output_embeddings()
+        return [] if embeddings is None else [embeddings]
+    return [training.model.get_submodule(name) for name in family.head]
+
+
+@contextlib.contextmanager
+def _phases(
+    training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape, rules: DeviceRules
+) -> Iterator[None]:
+    """Who owns what outside of modules: gradients, and the optimizer's state."""
+
+    def forward_begins(*_: object) -> None:
+        rules.keeps_copies = True
+
+    def forward_ends(*_: object) -> None:
+        rules.keeps_copies = False
+        rules.forgets_copies()
+
+    def update_begins(*_: object) -> None:
+        tape.relabel([one.grad for one in parameters if one.grad is not None], GRADIENTS)
+        tape.owner = OPTIMIZER
+
+    def update_ends(*_: object) -> None:
+        tape.owner = TEMPORARIES
+
+    def accumulated(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            tape.relabel([parameter.grad], GRADIENTS)
+
+    handles = [
+        training.module.register_forward_pre_hook(forward_begins),
+        training.module.register_forward_hook(forward_ends),
+        training.optimizer.register_step_pre_hook(update_begins),
+        training.optimizer.register_step_post_hook(update_ends),
+    ]
+    # Accumulated gradients exist before the last micro-batch's forward, so each is told as soon as it is there.
+    handles += [
+        one.register_post_accumulate_grad_hook(lambda one: tape.relabel([one.grad], GRADIENTS)) for one in parameters
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _fused_on_meta() -> Iterator[None]:
+    """Let the fused optimizer take tensors without content: it allocates its state, and nothing else."""
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")
+    supported = optimizers._get_fused_kernels_supported_devices
+    optimizers._get_fused_kernels_supported_devices = lambda: [*supported(), META.type]
+    try:
+        yield
+    finally:
+        optimizers._get_fused_kernels_supported_devices = supported

@@ -1,0 +1,76 @@
+"""The micro-batch that needs the most memory of all that training can meet.
+
+Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
+"""
+
+import math
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.dataset import SpecialIds
+from trainer.feed import MicroBatch
+from trainer.masking import head_slots
+
+
+def fullest_batch(
+    config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_row: float = 1.0
+) -> MicroBatch:
+    """A micro-batch of random words in full rows, with as many to predict as there is room for.
+
+    ``documents_per_row`` counts because kernels that compute documents one by one round each of them up.
+    """
+    rows, width = config.micro_batch_rows, config.seq_length_tokens
+    ordinary = torch.ones(vocab_size, dtype=torch.bool)
+    ordinary[list(special_ids.all())] = False
+    words = ordinary.nonzero().squeeze(1)
+    ids = words[torch.randint(len(words), (rows * width,))]
+    counts = predicted_by_row(rows, width, config.masking_probability)
+    predicted = torch.cat(
+        [row * width + torch.randperm(width)[:count].sort().values for row, count in enumerate(counts)]
+    )
+    targets = ids[predicted]
+    ids[predicted] = special_ids.mask
+    starts_N, tokens_N = _documents(rows, width, documents_per_row)
+    # One place is padding, because a batch without any takes a shorter way through attention, without a mask in memory.
+    tokens_N[-1] -= 1
+    stored = torch.uint16 if vocab_size <= 2**16 else torch.uint32  # as the feed delivers them
+    return MicroBatch(
+        ids_BS=ids.to(stored).reshape(rows, width),
+        starts_N=starts_N,
+        tokens_N=tokens_N,
+        predicted_P=predicted.to(torch.int32),
+        targets_P=targets.to(stored),
+        real_tokens=int(tokens_N.sum()),
+        predicted_tokens=len(predicted),
+        most_predicted_in_row=max(counts),
+    )
+
+
+def documents_of(rows: int, width: int, documents_per_row: float) -> int:
+    """How many documents a micro-batch has: whole ones, the same in every row, and none of a single token."""
+    return rows * min(max(1, math.ceil(documents_per_row)), width // 2)
+
+
+def _documents(rows: int, width: int, documents_per_row: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where documents begin and how long they are, int32, shapes (N,); rows are full."""
+    in_row = documents_of(rows, width, documents_per_row) // rows
+    columns = torch.arange(in_row + 1) * width // in_row
+    starts_N = (torch.arange(rows)[:, None] * width + columns[:-1]).flatten()
+    return starts_N.to(torch.int32), columns.diff().repeat(rows).to(torch.int32)
+
+
+def predicted_by_row(rows: int, width: int, probability: float) -> list[int]:
+    """How many places of each row are to be predicted: the worst that the trainer makes room for, not what chance says.
+
+    Two shapes depend on it: the head has a slot for each such place of the micro-batch, and attention in the last layer
+    has as many slots in every row as the fullest row needs. Drawn at random, the fullest row would hold more today than
+    tomorrow, and the largest micro-batch would be a matter of luck. So one row has all that a row has room for, and the
+    others share what is left evenly.
+    """
+    in_all = min(head_slots(rows * width, probability), rows * width)
+    in_first = min(head_slots(width, probability), width)
+    if rows == 1:
+        return [in_first]
+    each, more = divmod(in_all - in_first, rows - 1)
+    return [in_first, *(each + (row < more) for row in range(rows - 1))]

@@ -1,0 +1,115 @@
+"""A machine whose GPUs are watched, so that their other users and their faults never become a figure."""
+
+from collections.abc import Sequence
+
+from autotune.core.hardware import Unavailable
+from autotune.core.outcome import Contaminated, Outcome
+from autotune.core.trial import Trial
+from autotune.decide.contamination import (
+    GpuUse,
+    describe_growth,
+    describe_other_users,
+    describe_slowdown,
+    is_above_baseline,
+    judge,
+)
+from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
+from autotune.measure.clock import Clock
+from autotune.measure.gpm import MIN_INTERVAL_S
+from autotune.measure.gpu_sampler import GpuSampler
+from autotune.measure.machine import Machine
+from autotune.measure.nvml import GpuMonitor
+
+WAIT_BEFORE_S = 30.0
+"""How long a trial waits for its GPUs: the one before may still be giving memory back, a neighbour may be short."""
+WAIT_AFTER_S = 10.0
+"""How long a trial that has ended may take to give its memory back; what stays longer is somebody else's."""
+
+
+class WatchedMachine:
+    """Runs trials on another machine, each only on GPUs that are as free as they were at first.
+
+    A trial is not run while a GPU holds more than its baseline. Its figures, and its refusals, are void if the memory
+    does not come back after it, or if heat or the hardware slowed a GPU down meanwhile. Somebody who comes and goes
+    while one trial runs is not noticed: nothing tells his memory from the trial's own.
+
+    Args:
+        machine: Where trials run; closed with this one.
+        monitor: Reads the GPUs; whoever made it closes it.
+        uuids: The GPUs in use. What they hold now is the baseline, so nothing of this program may be on them yet.
+        clock: The time.
+        wait_before_s: How long to wait for the baseline before a trial is given up.
+        wait_after_s: How long to wait for it after a trial.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        monitor: GpuMonitor,
+        uuids: Sequence[str],
+        clock: Clock,
+        *,
+        wait_before_s: float = WAIT_BEFORE_S,
+        wait_after_s: float = WAIT_AFTER_S,
+    ) -> None:
+        self._machine = machine
+        self._monitor = monitor
+        self._clock = clock
+        self._wait_before_s = wait_before_s
+        self._wait_after_s = wait_after_s
+        self._baseline_bytes = {uuid: monitor.used_bytes(uuid) for uuid in uuids}
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial once its GPUs are free, and believe it only if they are free again afterwards."""
+        occupied = self._wait_for_baseline(self._wait_before_s)
+        if occupied:
+            return Contaminated(detail=f"the trial was not run: {'; '.join(occupied)}")
+        with GpuSampler(self._monitor, tuple(self._baseline_bytes)) as sampler:
+            outcome = self._machine.run(trial)
+        slowdowns = (describe_slowdown(_name(self._monitor, uuid), series) for uuid, series in sampler.stop().items())
+        held = self._wait_for_baseline(self._wait_after_s)
+        return judge(outcome, [*filter(None, slowdowns), *held])
+
+    def close(self) -> None:
+        """Close the machine that runs the trials."""
+        self._machine.close()
+
+    def _wait_for_baseline(self, limit_s: float) -> list[str]:
+        """Wait until all GPUs are at their baselines; what the limit leaves above them, in words."""
+        started_s = self._clock.monotonic_s()
+        while above_bytes := self._above_baseline():
+            waited_s = self._clock.monotonic_s() - started_s
+            if waited_s >= limit_s:
+                break
+            self._clock.sleep(MIN_INTERVAL_S)
+        return [
+            describe_growth(_use(self._monitor, uuid, used_bytes), self._baseline_bytes[uuid], waited_s)
+            for uuid, used_bytes in above_bytes.items()
+        ]
+
+    def _above_baseline(self) -> dict[str, int | Unavailable]:
+        used_bytes = {uuid: self._monitor.used_bytes(uuid) for uuid in self._baseline_bytes}
+        return {uuid: used for uuid, used in used_bytes.items() if is_above_baseline(self._baseline_bytes[uuid], used)}
+
+
+def other_users(
+    monitor: GpuMonitor, uuids: Sequence[str], limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES
+) -> tuple[str, ...]:
+    """One clause for each GPU that somebody uses already; to be asked before this program uses any.
+
+    Args:
+        monitor: Reads the GPUs.
+        uuids: The GPUs that are to be used.
+        limit_bytes: What may be taken of a GPU without a process to show for it.
+    """
+    uses = (_use(monitor, uuid, monitor.used_bytes(uuid)) for uuid in uuids)
+    return tuple(clause for use in uses if (clause := describe_other_users(use, limit_bytes)) is not None)
+
+
+def _use(monitor: GpuMonitor, uuid: str, used_bytes: int | Unavailable) -> GpuUse:
+    return GpuUse(gpu=_name(monitor, uuid), used_bytes=used_bytes, processes=monitor.compute_processes(uuid))
+
+
+def _name(monitor: GpuMonitor, uuid: str) -> str:
+    """What messages call a GPU: its index as nvidia-smi counts, or its UUID if it could not be described."""
+    return next((f"GPU {facts.index}" for facts in monitor.devices() if facts.uuid == uuid), uuid)

@@ -1,0 +1,138 @@
+"""Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.core.allocations import Trace
+from autotune.core.outcome import Measured, Outcome, TimedOut
+from autotune.core.trial import Trial
+from autotune.decide.memory import Law, Surroundings, affine_law, holds_for, largest_rows, peak_bytes
+from autotune.errors import NotCheckable
+from autotune.measure.machine import Machine
+from trainer.config import TrainConfig
+from trainer.dataset import SpecialIds
+from trainer.masking import head_slots
+
+TRACED_ROWS = (3, 8, 24)
+"""Small, and apart in both rows and slots of the head: three tell two slopes and a constant."""
+TRACE_TIMEOUT_S = 120.0
+DOCUMENTS_PER_PACKED_ROW = 4.0
+"""Assumed where no dataset says better: functions of programs come at about 2.3 to a row of 512."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRequest:
+    """What is to be predicted."""
+
+    config: TrainConfig
+    """Its micro-batch does not count."""
+    vocab_size: int
+    special_ids: SpecialIds
+    documents_per_row: float
+    micro_batches: int
+    """Of an optimizer step: with two or more, gradients exist while later ones are computed."""
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The law of one model's memory, and where it comes from."""
+
+    request: EstimateRequest
+    law: Law
+    parameters: int
+    attention: str
+    attention_reason: str
+    traces: int
+
+
+class CannotTrace(NotCheckable):
+    """A model computes in a way that can only be seen by running it."""
+
+
+def estimate_model(request: EstimateRequest, machine: Machine) -> Estimate:
+    """Trace a model's step at a few sizes.
+
+    Raises:
+        CannotTrace: If the model cannot be traced, or changes its ways with the size of the micro-batch.
+        BadInput: If the configuration cannot be built.
+    """
+    found = _traced(request, machine, TRACED_ROWS)
+    law = affine_law([Trace.of(one) for one in found["traces"]], _slots_of(request.config))
+    if law is None:
+        raise _cannot(request, "its allocations do not follow one law over several micro-batches")
+    return Estimate(
+        request=request,
+        law=law,
+        parameters=found["parameters"],
+        attention=found["attention"],
+        attention_reason=found["attention_reason"],
+        traces=len(TRACED_ROWS),
+    )
+
+
+def confirm(estimate: Estimate, machine: Machine, rows: int) -> Estimate:
+    """Trace the size that is to be believed as well, and hold the law against it, to the byte.
+
+    Raises:
+        CannotTrace: If the law does not hold there.
+    """
+    trace = Trace.of(_traced(estimate.request, machine, (rows,))["traces"][0])
+    if not holds_for(estimate.law, trace):
+        raise _cannot(estimate.request, f"{rows} rows do not follow the law of smaller micro-batches")
+    return replace(estimate, traces=estimate.traces + 1)
+
+
+def predicted_rows(estimate: Estimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
+    """The largest micro-batch that is predicted to fit."""
+    return largest_rows(estimate.law, budget_bytes, surroundings, max_rows=max_rows)
+
+
+def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[[int], float]:
+    """The peak by rows; each is computed once."""
+    known: dict[int, float] = {}
+
+    def by_rows(rows: int) -> float:
+        if rows not in known:
+            known[rows] = float(peak_bytes(estimate.law, rows, surroundings))
+        return known[rows]
+
+    return by_rows
+
+
+def _slots_of(config: TrainConfig) -> Callable[[int], int]:
+    width, probability = config.seq_length_tokens, config.masking_probability
+    return lambda rows: min(rows * width, head_slots(rows * width, probability))
+
+
+def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
+    measured = {
+        "config": request.config.model_dump(mode="json"),
+        "vocab_size": request.vocab_size,
+        "special_ids": request.special_ids.model_dump(),
+        "sizes": list(rows),
+        "micro_batches": request.micro_batches,
+        "documents_per_row": request.documents_per_row,
+        "ranks": request.ranks,
+    }
+    outcome = machine.run(Trial(job="trace", measured=measured, timeout_s=TRACE_TIMEOUT_S))
+    if not isinstance(outcome, Measured):
+        raise _cannot(request, _why(outcome))
+    return outcome.figures
+
+
+def _why(outcome: Outcome) -> str:
+    if isinstance(outcome, Measured):
+        return ""
+    if isinstance(outcome, TimedOut):
+        return f"tracing took longer than {TRACE_TIMEOUT_S:g} s"
+    return (outcome.detail.strip().splitlines() or [outcome.kind])[-1]
+
+
+def _cannot(request: EstimateRequest, why: str) -> CannotTrace:
+    name = request.config.model.name
+    return CannotTrace(
+        f"{name} cannot be predicted without running it: {why}",
+        next_step=f"Measure it where it is to run: autotune probe --model {name} --data DIR",
+    )

@@ -1,0 +1,356 @@
+"""Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from autotune.core.cards import CARDS, Card, card_of, find_card
+from autotune.core.hardware import visible_devices
+from autotune.core.units import format_bytes, parse_bytes
+from autotune.decide.memory import OUTSIDE, Ledger, ledger, peak_bytes
+from autotune.decide.sharding import Layout, ShardedBytes, StateBytes, shard
+from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
+from autotune.errors import BadInput, DoesNotFit, UsageError
+from autotune.measure.machine import ForkServerMachine, Machine
+from autotune.measure.nvml import NvmlMonitor
+from autotune.search.estimate import (
+    DOCUMENTS_PER_PACKED_ROW,
+    Estimate,
+    EstimateRequest,
+    confirm,
+    estimate_model,
+    predicted_rows,
+)
+from autotune.show.estimate import Predicted, WhatIf
+from trainer.config import Attention, Checkpointing, Head, ModelSettings, Precision, TrainConfig
+from trainer.config import Layout as RowLayout
+from trainer.dataset import SpecialIds, TokenDataset
+from trainer.families import FAMILIES
+from trainer.progress import Update
+
+DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked for, beside the settings that alternatives vary."""
+
+    models: tuple[ModelSettings, ...]
+    gpu: str | None
+    memory: str | None
+    device: Literal["cuda", "cpu"]
+    data: Path | None
+    vocab_size: int
+    """Without a dataset."""
+    seq_length_tokens: int
+    ranks: int
+    accumulate: bool
+    tensor_ranks: int
+    pipeline_stages: int
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """Settings that alternatives vary."""
+
+    layout: RowLayout | None
+    """None: packed where this project knows the model's attention."""
+    precision: Precision
+    attention: Attention
+    attention_dropout: float | None
+    checkpointing: Checkpointing
+    head: Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The card, or the memory of one."""
+
+    name: str
+    budget_bytes: int
+    expected: Expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """What rows hold, as far as it is known."""
+
+    vocab_size: int
+    special_ids: SpecialIds
+    mean_real_tokens: float | None
+    mean_samples: float | None
+    documents: float
+
+
+def predict(
+    asked: Asked, choices: Choices, *, what_if: bool, update: Update
+) -> tuple[str, list[Predicted], list[WhatIf]]:
+    """Everything that the command shows.
+
+    Raises:
+        BadInput, UsageError: If the card, the memory or the model cannot be used.
+        CannotTrace: If a model can only be run.
+        DoesNotFit: If not even one row is predicted to fit, with the largest term and what would help.
+    """
+    target = find_target(asked)
+    with ForkServerMachine() as machine:
+        update(0, None, "loading torch")
+        machine.start()
+        predicted = []
+        for number, model in enumerate(asked.models):
+            update(number, len(asked.models), f"tracing {model.name}")
+            predicted.append(_predict_one(asked, choices, model, target, machine))
+        what_ifs = list(_what_ifs(asked, choices, target, machine, update)) if what_if else []
+    return target.name, predicted, what_ifs
+
+
+def find_target(asked: Asked) -> Target:
+    """The card that is meant, and how much of it may be used.
+
+    Raises:
+        BadInput: If there is no such card, or more is asked for than it has.
+        UsageError: If nothing says how much memory there is.
+    """
+    budget = None if asked.memory is None else _size(asked.memory)
+    if asked.device == "cpu":
+        if budget is None or asked.gpu is not None:
+            raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
+        return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
+    card = find_card(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
+    if card is None:
+        if budget is None:
+            raise UsageError(
+                "there is no GPU here that is known by name, so the card has to be named",
+                next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 94GB.",
+            )
+        expected = expected_on_gpu(None, asked.ranks)
+        return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
+    usable = usable_bytes(card)
+    if budget is not None and budget > card.marketed_bytes:
+        raise BadInput(
+            f"--memory {asked.memory} is more than {card.name} has: {format_bytes(card.total_bytes)}",
+            next_step=f"Ask for at most {card.marketed_bytes // 10**9}GB, or leave --memory out.",
+        )
+    return Target(
+        name=card.name,
+        budget_bytes=min(usable, budget or usable),
+        expected=expected_on_gpu(card.compute_capability, asked.ranks),
+    )
+
+
+def usable_bytes(card: Card) -> int:
+    """What a CUDA process sees of a card."""
+    return card.cuda_total_bytes or card.total_bytes
+
+
+def _card_here() -> Card | None:
+    monitor = NvmlMonitor()
+    try:
+        gpus = visible_devices(monitor.devices(), os.environ)
+    finally:
+        monitor.close()
+    return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
+
+
+def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> Predicted:
+    config = _config(asked, choices, model)
+    rows_hold = _rows(asked, config)
+    estimate = estimate_model(_request(asked, config, rows_hold), machine)
+    usual = target.expected.usual
+    rows = predicted_rows(estimate, target.budget_bytes, usual, max_rows=asked.max_rows)
+    if not rows:
+        raise _does_not_fit(asked, choices, target, estimate, machine)
+    estimate = confirm(estimate, machine, rows)
+    found = ledger(estimate.law, rows, usual)
+    low, high = _range(asked, estimate, target)
+    return Predicted(
+        config=config,
+        parameters=estimate.parameters,
+        attention=estimate.attention,
+        attention_reason=estimate.attention_reason,
+        budget_bytes=target.budget_bytes,
+        rows=rows,
+        rows_low=min(low, rows),
+        rows_high=max(high, rows),
+        ledger=found,
+        per_row_bytes=_per_row(estimate, rows),
+        mean_real_tokens_per_row=rows_hold.mean_real_tokens,
+        mean_samples_per_row=rows_hold.mean_samples,
+        traces=estimate.traces,
+        sharded=tuple(_shards(asked, estimate, found)),
+    )
+
+
+def _range(asked: Asked, estimate: Estimate, target: Target) -> tuple[int, int]:
+    """Rows with everything that is assumed at its most, and at its least."""
+    share = UNTRACED_SHARE[target.expected.usual.kind]
+    fixed = peak_bytes(estimate.law, 1, target.expected.usual)
+    room = max(0, target.budget_bytes - fixed)
+    low = predicted_rows(estimate, target.budget_bytes - share * room, target.expected.most, max_rows=asked.max_rows)
+    high = predicted_rows(estimate, target.budget_bytes + share * room, target.expected.least, max_rows=asked.max_rows)
+    return low, high
+
+
+def _per_row(estimate: Estimate, rows: int) -> float:
+    law, most = estimate.law, max(rows, 2)
+    least = max(1, most // 2)
+    running = [float(law.running_bytes(count).max()) for count in (least, most)]
+    return (running[1] - running[0]) / (most - least)
+
+
+def _config(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConfig:
+    known = model.config["model_type"] in FAMILIES
+    return TrainConfig(
+        model=model,
+        seq_length_tokens=asked.seq_length_tokens,
+        layout=choices.layout or ("packed" if known else "padded"),
+        precision=choices.precision,
+        attention=choices.attention,
+        attention_dropout=choices.attention_dropout,
+        checkpointing=choices.checkpointing,
+        head=choices.head,
+        device=asked.device,
+    )
+
+
+def _request(asked: Asked, config: TrainConfig, rows: _Rows) -> EstimateRequest:
+    return EstimateRequest(
+        config=config,
+        vocab_size=rows.vocab_size,
+        special_ids=rows.special_ids,
+        documents_per_row=rows.documents,
+        micro_batches=2 if asked.accumulate else 1,
+        ranks=asked.ranks,
+    )
+
+
+def _rows(asked: Asked, config: TrainConfig) -> _Rows:
+    if asked.data is None:
+        documents = DOCUMENTS_PER_PACKED_ROW if config.layout == "packed" else 1.0
+        return _Rows(
+            vocab_size=asked.vocab_size,
+            special_ids=DEFAULT_SPECIAL_IDS,
+            mean_real_tokens=None,
+            mean_samples=None,
+            documents=documents,
+        )
+    from trainer.batch import row_statistics
+
+    dataset = TokenDataset.open(asked.data)
+    rows = row_statistics(config, dataset)
+    return _Rows(
+        vocab_size=dataset.manifest.vocab_size,
+        special_ids=dataset.manifest.special_ids,
+        mean_real_tokens=rows.mean_real_tokens,
+        mean_samples=rows.mean_samples,
+        documents=rows.most_documents,
+    )
+
+
+def _does_not_fit(asked: Asked, choices: Choices, target: Target, estimate: Estimate, machine: Machine) -> DoesNotFit:
+    """Say which term is the largest, and which single change would make a row fit."""
+    found = ledger(estimate.law, 1, target.expected.usual)
+    term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
+    model = estimate.request.config.model
+    helps = []
+    for name, changed in _single_changes(choices):
+        rows = _rows_or_none(asked, changed, model, target, machine)
+        if rows:
+            helps.append(f"{name} ({rows} rows)")
+    advice = f"Predicted to fit with {' or '.join(helps)}." if helps else "No single setting is predicted to be enough."
+    return DoesNotFit(
+        f"not even one row of {asked.seq_length_tokens} tokens of {model.name} is predicted to fit "
+        f"{format_bytes(target.budget_bytes)}: it needs {format_bytes(found.peak_bytes)}, of which {term} "
+        f"{format_bytes(size)}",
+        next_step=f"{advice} Otherwise: more memory, a shorter --seq-length, or a smaller --model.",
+    )
+
+
+def _single_changes(choices: Choices) -> Iterator[tuple[str, Choices]]:
+    if choices.precision == "fp32":
+        yield "--precision bf16", replace(choices, precision="bf16")
+    if choices.checkpointing != "full":
+        yield "--checkpointing full", replace(choices, checkpointing="full")
+    if choices.head == "dense":
+        yield "--head masked", replace(choices, head="masked")
+
+
+def _what_ifs(asked: Asked, choices: Choices, target: Target, machine: Machine, update: Update) -> Iterator[WhatIf]:
+    precisions: tuple[Precision, ...] = ("bf16", "fp32")
+    attentions: tuple[Attention, ...] = ("varlen", "sdpa") if asked.device == "cuda" else ("sdpa",)
+    checkpointings: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    heads: tuple[Head, ...] = ("masked", "dense")
+    combinations = list(itertools.product(asked.models, precisions, attentions, checkpointings, heads))
+    for number, (model, precision, attention, checkpointing, head) in enumerate(combinations):
+        if attention == "varlen" and precision == "fp32":
+            continue  # there is no such kernel
+        update(number, len(combinations), f"what if: {model.name} {precision} {attention} {checkpointing} {head}")
+        known = model.config["model_type"] in FAMILIES
+        changed = replace(
+            choices,
+            precision=precision,
+            attention=attention if known else "auto",
+            attention_dropout=0.0 if attention == "varlen" else choices.attention_dropout,
+            checkpointing=checkpointing,
+            head=head,
+        )
+        rows = _rows_or_none(asked, changed, model, target, machine)
+        # How rows are filled changes what they hold, not what they take.
+        layouts: tuple[RowLayout, ...] = ("packed", "padded") if known and asked.data else (changed.layout or "packed",)
+        for layout in layouts:
+            config = _config(asked, replace(changed, layout=layout if known else None), model)
+            mean = _rows(asked, config).mean_real_tokens
+            yield WhatIf(
+                model=model.name,
+                precision=precision,
+                attention=attention if known else "row",
+                checkpointing=checkpointing,
+                head=head,
+                layout=config.layout,
+                rows=rows,
+                real_tokens=None if mean is None or rows is None else rows * mean,
+            )
+
+
+def _rows_or_none(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> int | None:
+    config = _config(asked, choices, model)
+    try:
+        estimate = estimate_model(_request(asked, config, _rows(asked, config)), machine)
+    except BadInput:
+        return None
+    return predicted_rows(estimate, target.budget_bytes, target.expected.usual, max_rows=asked.max_rows)
+
+
+def _shards(asked: Asked, estimate: Estimate, found: Ledger) -> Iterator[tuple[str, ShardedBytes]]:
+    if asked.ranks * asked.tensor_ranks * asked.pipeline_stages == 1:
+        return
+    terms = dict(found.terms_bytes)
+    state = StateBytes(
+        parameters_bytes=terms.pop("parameters", 0),
+        gradients_bytes=terms.pop("gradients", 0) or 4 * estimate.parameters,
+        optimizer_bytes=terms.pop("optimizer", 0),
+        head_and_loss_bytes=terms.pop("head and loss", 0),
+        outside_bytes=terms.pop(OUTSIDE, 0),
+        activations_bytes=sum(size for term, size in terms.items() if term.startswith("activations")),
+        temporaries_bytes=sum(size for term, size in terms.items() if not term.startswith("activations")),
+    )
+    largest = int(estimate.law.largest_parameter_bytes)
+    for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP)")):
+        layout = Layout(
+            zero_stage=stage,
+            data_ranks=asked.ranks,
+            tensor_ranks=asked.tensor_ranks,
+            pipeline_stages=asked.pipeline_stages,
+        )
+        yield name, shard(state, layout, largest_layer_bytes=largest)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadInput(str(error), next_step="Try --memory 94GB.") from error

@@ -1,0 +1,101 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.cards import CARDS, card_of, find_card
+from autotune.errors import BadInput
+
+cards = st.sampled_from(CARDS)
+
+
+@given(cards, st.sampled_from(["{}", "NVIDIA {}", "nvidia-{}", " {} "]), st.sampled_from("-_ "), st.booleans())
+def test_a_key_is_found_however_it_is_spelled(card, frame, separator, shout):
+    spelled = frame.format(card.key.replace("-", separator))
+    assert find_card(spelled.upper() if shout else spelled) is card
+
+
+@given(cards)
+def test_names_of_the_driver_find_the_card_and_the_card_knows_itself(card):
+    for name in (card.name, *card.other_names):
+        assert find_card(name) is card
+        assert find_card(name.removeprefix("NVIDIA ")) is card
+        assert card_of(name, card.total_bytes) is card
+
+
+@pytest.mark.parametrize(
+    ("short", "key"),
+    [("h200", "h200-141gb"), ("B200", "b200-180gb"), ("RTX 4090", "rtx-4090-24gb"), ("H100 NVL", "h100-nvl-94gb")],
+)
+def test_a_beginning_that_fits_one_card_is_enough(short, key):
+    assert find_card(short).key == key
+
+
+@pytest.mark.parametrize("name", ["h100", "A100"])
+def test_a_beginning_that_fits_several_is_refused_with_those(name):
+    with pytest.raises(BadInput, match=rf"{name!r} fits \d cards") as caught:
+        find_card(name)
+    offered = caught.value.next_step.split("?")[0]
+    assert all((card.key in offered) == card.key.startswith(name.lower() + "-") for card in CARDS)
+
+
+def test_an_unknown_card_is_refused_with_the_nearest_and_all():
+    with pytest.raises(BadInput, match="no card is called 'h200-144gb'") as caught:
+        find_card("h200-144gb")
+    assert caught.value.next_step.startswith("Did you mean h200-141gb")
+    assert all(card.key in caught.value.next_step for card in CARDS)
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA", "rtx", "quantum", "H200 NVL", "GH200", "RTX 4090 D"])
+def test_what_is_no_card_of_the_catalogue_is_refused(name):
+    with pytest.raises(BadInput, match="no card is called") as caught:
+        find_card(name)
+    assert "Known cards: a100-40gb" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("name", "total_mib"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4_864),
+        ("NVIDIA A100-SXM4-80GB", 40_960),
+        ("NVIDIA H100 80GB HBM3", 0),
+        ("NVIDIA H200 NVL", 143_771),
+        ("NVIDIA Graphics Device", 95_830),
+    ],
+)
+def test_a_part_of_a_card_and_an_unlisted_one_are_no_card(name, total_mib):
+    assert card_of(name, total_mib * 2**20) is None
+
+
+def test_ecc_off_and_an_older_driver_leave_the_card_the_same():
+    assert card_of("NVIDIA L40S", 49_140 * 2**20) is find_card("l40s")
+    assert card_of("A100-SXM4-80GB", 81_251 * 2**20) is find_card("a100-80gb")
+
+
+@given(cards, st.integers(0, 2**40))
+def test_a_device_is_never_taken_for_a_card_of_another_name(card, total_bytes):
+    found = card_of(card.name, total_bytes)
+    assert found is None or found is card
+
+
+def test_keys_and_names_are_each_their_cards_own():
+    names = [name for card in CARDS for name in (card.key, card.name, *card.other_names)]
+    assert len(set(names)) == len(names)
+
+
+@given(cards)
+def test_sizes_are_in_order_and_carry_their_sources(card):
+    assert card.marketed_bytes == int(re.search(r"(\d+)gb$", card.key)[1]) * 10**9
+    assert card.marketed_bytes < card.total_bytes
+    assert (card.cuda_total_bytes is None) == (card.cuda_total_source is None)
+    if card.cuda_total_bytes is not None:
+        assert 0.95 * card.total_bytes < card.cuda_total_bytes < card.total_bytes
+    for source in filter(None, (card.total_source, card.cuda_total_source, card.marketed_source)):
+        assert source.text
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", source.date)
+
+
+def test_an_h100_nvl_has_less_than_94_gib():
+    card = find_card("h100-nvl-94gb")
+    assert card.cuda_total_bytes < card.total_bytes < 94 * 2**30

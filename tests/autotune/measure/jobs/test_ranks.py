@@ -1,0 +1,160 @@
+"""A trial of several ranks: real processes, real gloo, real limits; and the same ranks under torchrun."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.core.trial import StepFigures, Trial
+from autotune.errors import BadInput
+from autotune.measure.jobs.processes import GRACE_S
+from autotune.measure.machine import ForkServerMachine
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[4]
+TINY = {
+    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
+}  # fmt: skip
+AMPLE_BYTES, SMALL_BYTES = 2**30, 16 * 2**20
+PROMPTLY_S = GRACE_S + 8
+"""Far below the trial's limit: a rank that nobody ends waits for ten minutes."""
+
+
+def measured(rows: int = 2, local_ranks: int = 2, budget_bytes: int = AMPLE_BYTES, **config) -> dict:
+    settings = {
+        "model": {"name": "tiny", "config": TINY}, "seq_length_tokens": 256, "micro_batch_rows": rows,
+        "global_batch_rows": rows * local_ranks, "layout": "packed", "device": "cpu",
+    }  # fmt: skip
+    return {
+        "config": settings | config, "vocab_size": 2048, "memory_budget_bytes": budget_bytes,
+        "special_ids": {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
+        "warmup_steps": 1, "timed_steps": 2, "local_ranks": local_ranks,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machine():
+    # Threads that wait for others without spinning: ranks share the cores here.
+    with pytest.MonkeyPatch.context() as patch, ForkServerMachine() as started:
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        started.start()
+        yield started
+
+
+@pytest.fixture
+def run(machine):
+    """Runs a step trial, and sees to it that nothing is left of it."""
+
+    def run_trial(what: dict, timeout_s: float = 120, **place):
+        outcome = machine.run(Trial(job="step", measured=what, place=place, timeout_s=timeout_s))
+        assert psutil.Process(machine._server.pid).children(recursive=True) == []
+        return outcome
+
+    return run_trial
+
+
+@pytest.fixture
+def promptly():
+    started_s = time.monotonic()
+    yield
+    assert time.monotonic() - started_s < PROMPTLY_S
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+def test_ranks_that_fit_give_one_set_of_figures(run, strategy):
+    outcome = run(measured(parallel={"strategy": strategy}))
+    assert isinstance(outcome, Measured), outcome
+    figures = StepFigures.of(outcome)
+    assert figures.local_ranks == 2
+    assert figures.optimizer_steps == 3
+    assert len(figures.step_s) == 2
+    assert figures.slot_tokens_per_step == 2 * 2 * 256
+    assert len(figures.peak_bytes_by_rank) == 2
+    assert figures.peak_bytes == max(figures.peak_bytes_by_rank) > 0
+
+
+def test_the_loss_is_that_of_all_ranks(run):
+    alone, both = run(measured(local_ranks=1)), run(measured())
+    assert both.figures["loss"] == pytest.approx(alone.figures["loss"], rel=0.05)
+
+
+def test_what_ranks_need_to_talk_is_not_counted_as_the_models(run):
+    peaks = [run(measured(rows=8, local_ranks=ranks)).figures["peak_bytes"] for ranks in (1, 2)]
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.15)
+
+
+def test_all_ranks_refused_are_out_of_memory(run, promptly):
+    outcome = run(measured(budget_bytes=SMALL_BYTES))
+    assert isinstance(outcome, OutOfMemory)
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_one_rank_refused_is_out_of_memory_and_named(run, promptly, refused):
+    budgets = [AMPLE_BYTES, AMPLE_BYTES]
+    budgets[refused] = SMALL_BYTES
+    outcome = run(measured(), budget_bytes_by_rank=budgets)
+    assert isinstance(outcome, OutOfMemory), outcome
+    assert outcome.detail.startswith(f"rank {refused} of 2: ")
+
+
+def test_a_rank_that_hangs_ends_the_trial_at_its_limit(run):
+    started_s = time.monotonic()
+    outcome = run(measured(), timeout_s=3, fault_by_rank={"1": "hang"})
+    assert outcome == TimedOut(detail="killed after 3 s")
+    assert time.monotonic() - started_s < 8
+
+
+@pytest.mark.parametrize(("fault", "says"), [("crash", "on purpose"), ("signal", "exit code -11")])
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_a_rank_that_crashes_is_named_and_ends_the_trial(run, promptly, fault, says, faulty):
+    outcome = run(measured(), fault_by_rank={str(faulty): fault})
+    assert isinstance(outcome, Crashed)
+    assert outcome.detail.startswith(f"rank {faulty} of 2: ")
+    assert says in outcome.detail
+
+
+def test_ranks_that_never_notice_are_ended_too(run, promptly):
+    outcome = run(measured(), timeout_s=600, fault_by_rank={"0": "hang", "1": "crash"})
+    assert isinstance(outcome, Crashed)
+    assert outcome.detail.startswith("rank 1 of 2: ")
+
+
+def test_ranks_without_their_device_are_bad_input(run, promptly):
+    with pytest.raises(BadInput, match="CUDA"):
+        run(measured(device="cuda", local_ranks=17))
+
+
+def test_the_largest_micro_batch_is_the_same_under_torchrun(run, tmp_path):
+    # Halfway between what two sizes need, so that no byte of chance moves the edge.
+    needs = [run(measured(rows)).figures["peak_bytes"] for rows in (6, 7)]
+    budget_bytes = sum(needs) // 2
+    largest = 1
+    while isinstance(run(measured(largest + 1, budget_bytes=budget_bytes)), Measured):
+        largest += 1
+    assert largest > 1
+    assert isinstance(run(measured(largest + 1, budget_bytes=budget_bytes)), OutOfMemory)
+    assert _under_torchrun(measured(largest, budget_bytes=budget_bytes), tmp_path / "fits") == {"measured"}
+    refused = _under_torchrun(measured(largest + 1, budget_bytes=budget_bytes), tmp_path / "refused")
+    assert "out_of_memory" in refused
+    # torchrun ends a rank that waits for the refused one; it may have noticed by then.
+    assert refused <= {"out_of_memory", "lost_peer"}
+
+
+def _under_torchrun(what: dict, out: Path) -> set[str]:
+    """How the ranks ended that wrote of their end."""
+    out.mkdir()
+    trial = out / "trial.json"
+    trial.write_text(json.dumps({"measured": what, "place": {}}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    job = ["-m", "autotune.measure.jobs.step", str(trial), str(out)]
+    ended = subprocess.run([*command, *job], capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+    found = {json.loads(file.read_text())["status"] for file in out.glob("rank-*.json")}
+    assert found, ended.stderr[-3000:]
+    assert (ended.returncode == 0) == (found == {"measured"})
+    return found

@@ -1,0 +1,52 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.measure.jobs.worst_case import fullest_batch, predicted_by_row
+from trainer.config import ModelSettings, TrainConfig
+from trainer.dataset import SpecialIds
+from trainer.masking import head_slots
+
+SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+
+
+def config_of(rows: int, width: int = 128) -> TrainConfig:
+    model = ModelSettings(name="m", config={"model_type": "bert"})
+    return TrainConfig(model=model, seq_length_tokens=width, micro_batch_rows=rows, global_batch_rows=rows)
+
+
+@given(rows=st.integers(1, 300), width=st.integers(8, 2048), probability=st.floats(0.01, 0.9))
+def test_one_row_is_as_full_as_rows_can_be_and_all_fill_the_head(rows, width, probability):
+    counts = predicted_by_row(rows, width, probability)
+    assert len(counts) == rows
+    assert sum(counts) == min(head_slots(rows * width, probability), rows * width)
+    assert max(counts) == counts[0] == min(head_slots(width, probability), width)
+    assert max(counts[1:], default=0) - min(counts[1:], default=0) <= 1
+    assert min(counts) >= 0
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_the_batch_says_of_itself_what_it_holds(rows):
+    batch = fullest_batch(config_of(rows), 500, SPECIAL_IDS)
+    in_row = torch.bincount(batch.predicted_P.long() // 128, minlength=rows)
+    assert in_row.tolist() == predicted_by_row(rows, 128, 0.15)
+    assert batch.most_predicted_in_row == int(in_row.max())
+    assert batch.predicted_tokens == len(batch.predicted_P) == len(batch.targets_P)
+    assert batch.real_tokens == rows * 128 - 1
+    assert len(set(batch.predicted_P.tolist())) == batch.predicted_tokens
+    assert batch.predicted_P.tolist() == sorted(batch.predicted_P.tolist())
+
+
+def test_targets_are_ordinary_words_and_masks_stand_in_their_place():
+    batch = fullest_batch(config_of(4), 500, SPECIAL_IDS)
+    assert (batch.ids_BS.flatten()[batch.predicted_P.long()] == SPECIAL_IDS.mask).all()
+    assert int((batch.ids_BS == SPECIAL_IDS.mask).sum()) == batch.predicted_tokens
+    assert int(batch.targets_P.long().min()) > max(SPECIAL_IDS.all())
+
+
+def test_chance_changes_words_and_places_but_no_shape():
+    first, second = fullest_batch(config_of(4), 500, SPECIAL_IDS), fullest_batch(config_of(4), 500, SPECIAL_IDS)
+    assert first.predicted_P.tolist() != second.predicted_P.tolist()
+    assert first.predicted_P.shape == second.predicted_P.shape
+    assert first.most_predicted_in_row == second.most_predicted_in_row

@@ -1,0 +1,202 @@
+import threading
+
+import pytest
+
+from autotune.core.hardware import GpuFacts, GpuProcess, GpuSample, Unavailable
+from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
+from autotune.core.trial import Trial
+from autotune.errors import BadInput
+from autotune.measure.clock import FakeClock
+from autotune.measure.machine import FakeMachine
+from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
+from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
+
+GIB = 2**30
+IDLE = GIB // 2
+TAKEN = 4 * GIB
+UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
+NEIGHBOUR = (GpuProcess(pid=42, used_bytes=3 * GIB),)
+TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
+RAN = Measured(figures={"peak_bytes": GIB})
+REFUSED = OutOfMemory(detail="CUDA out of memory")
+
+
+def gpu(*used, index=0, reasons=None, processes=()):
+    facts = GpuFacts(
+        uuid=f"GPU-{index}",
+        index=index,
+        name="Card",
+        total_bytes=80 * GIB,
+        mig_enabled=False,
+        power_cap_w=700.0,
+        compute_mode="default",
+        driver="550.1",
+        compute_capability=(9, 0),
+    )
+    sample = GpuSample(
+        time_s=0.0,
+        utilisation=1.0,
+        used_bytes=None,
+        power_w=None,
+        sm_clock_mhz=None,
+        throttle_reasons=reasons,
+        temperature_c=None,
+    )
+    return FakeGpu(facts=facts, used_bytes=used or (IDLE,), samples=(sample,), processes=(processes,))
+
+
+class Watch:
+    """A watched fake machine, and all that surrounds it. The first reading of each GPU is its baseline."""
+
+    def __init__(self, *gpus, outcome=RAN):
+        self.clock = FakeClock()
+        self.started_s = self.clock.monotonic_s()
+        self.fake = FakeMachine(lambda trial: outcome)
+        monitor = FakeGpuMonitor(gpus, clock=self.clock)
+        self.machine = WatchedMachine(self.fake, monitor, [gpu.facts.uuid for gpu in gpus], self.clock)
+
+    @property
+    def waited_s(self):
+        return self.clock.monotonic_s() - self.started_s
+
+
+@pytest.mark.parametrize("kind", [HostOutOfMemory, TimedOut, Crashed, OutOfMemory])
+def test_outcomes_on_a_quiet_gpu_pass_through(kind):
+    watch = Watch(gpu(), outcome=kind(detail="d"))
+    assert watch.machine.run(TRIAL) == kind(detail="d")
+    assert watch.fake.trials == [TRIAL]
+    assert watch.waited_s == 0
+
+
+def test_figures_on_a_quiet_gpu_pass_through():
+    assert Watch(gpu()).machine.run(TRIAL) is RAN
+
+
+def test_neighbour_that_was_there_before_and_stays_keeps_the_trial_from_running():
+    watch = Watch(gpu(IDLE, TAKEN, processes=NEIGHBOUR))
+    outcome = watch.machine.run(TRIAL)
+    assert watch.fake.trials == []
+    assert watch.waited_s == pytest.approx(WAIT_BEFORE_S, abs=0.2)
+    assert isinstance(outcome, Contaminated)
+    assert outcome.detail.startswith("the trial was not run: GPU 0 still holds 4 GiB after 30")
+    assert outcome.detail.endswith("and held 512 MiB before the first trial (pid 42: 3 GiB)")
+
+
+def test_trial_runs_when_memory_came_back_late():
+    watch = Watch(gpu(IDLE, TAKEN, TAKEN, TAKEN, IDLE))
+    assert watch.machine.run(TRIAL) is RAN
+    assert watch.waited_s == pytest.approx(0.3)
+
+
+def test_memory_of_a_trial_may_come_back_late_after_it():
+    watch = Watch(gpu(IDLE, IDLE, TAKEN, TAKEN, IDLE))
+    assert watch.machine.run(TRIAL) is RAN
+    assert watch.waited_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
+def test_neighbour_that_came_during_the_trial_makes_it_void(outcome):
+    watch = Watch(gpu(IDLE, IDLE, TAKEN, processes=NEIGHBOUR), outcome=outcome)
+    found = watch.machine.run(TRIAL)
+    assert watch.fake.trials == [TRIAL]
+    assert watch.waited_s == pytest.approx(WAIT_AFTER_S, abs=0.2)
+    assert isinstance(found, Contaminated)
+    assert found.detail.startswith("GPU 0 still holds 4 GiB after 10")
+    assert "pid 42: 3 GiB" in found.detail
+
+
+def test_crash_under_a_neighbour_stays_a_crash():
+    watch = Watch(gpu(IDLE, IDLE, TAKEN), outcome=Crashed(detail="d"))
+    assert watch.machine.run(TRIAL) == Crashed(detail="d")
+
+
+def test_neighbour_that_came_after_a_trial_spoils_only_the_next():
+    watch = Watch(gpu(IDLE, IDLE, IDLE, TAKEN))
+    assert watch.machine.run(TRIAL) is RAN
+    assert isinstance(watch.machine.run(TRIAL), Contaminated)
+    assert watch.fake.trials == [TRIAL]
+
+
+def test_trials_go_on_once_the_neighbour_has_left():
+    polls = int(WAIT_BEFORE_S / 0.1) + 2
+    watch = Watch(gpu(IDLE, *[TAKEN] * polls, IDLE))
+    assert isinstance(watch.machine.run(TRIAL), Contaminated)
+    assert watch.machine.run(TRIAL) is RAN
+
+
+def test_every_gpu_in_use_is_watched():
+    watch = Watch(gpu(), gpu(IDLE, IDLE, TAKEN, index=1))
+    outcome = watch.machine.run(TRIAL)
+    assert isinstance(outcome, Contaminated)
+    assert "GPU 1 still" in outcome.detail
+    assert "GPU 0" not in outcome.detail
+
+
+@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
+def test_heat_makes_a_trial_void(outcome):
+    found = Watch(gpu(reasons=("sw_power_cap", "hw_thermal")), outcome=outcome).machine.run(TRIAL)
+    assert isinstance(found, Contaminated)
+    assert found.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
+
+
+def test_heat_and_a_neighbour_are_both_told():
+    found = Watch(gpu(IDLE, IDLE, TAKEN, reasons=("sw_thermal",))).machine.run(TRIAL)
+    assert "slowed down: sw_thermal" in found.detail
+    assert "; GPU 0 still holds 4 GiB" in found.detail
+
+
+def test_power_cap_is_how_a_loaded_card_works():
+    assert Watch(gpu(reasons=("sw_power_cap",))).machine.run(TRIAL) is RAN
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [(UNKNOWN,), (UNKNOWN, TAKEN), (IDLE, UNKNOWN), (IDLE, IDLE, UNKNOWN)],
+    ids=["never read", "no baseline", "not before", "not after"],
+)
+def test_readings_that_are_missing_contaminate_nothing(readings):
+    silent = FakeGpu(facts=gpu().facts, used_bytes=readings, samples=(UNKNOWN,), processes=(UNKNOWN,))
+    watch = Watch(silent)
+    assert watch.machine.run(TRIAL) is RAN
+    assert watch.waited_s == 0
+
+
+def test_holders_that_cannot_be_read_are_not_invented():
+    outcome = Watch(gpu(IDLE, TAKEN, processes=UNKNOWN)).machine.run(TRIAL)
+    assert "(by whom cannot be read: NVML: Insufficient Permissions)" in outcome.detail
+
+
+def test_sampling_ends_when_the_machine_raises():
+    def refuse(trial):
+        raise BadInput("no such file", next_step="Name another.")
+
+    monitor = FakeGpuMonitor([gpu()])
+    threads = threading.active_count()
+    with pytest.raises(BadInput):
+        WatchedMachine(FakeMachine(refuse), monitor, ["GPU-0"], FakeClock()).run(TRIAL)
+    assert threading.active_count() == threads
+
+
+def test_closing_closes_the_machine_and_leaves_the_monitor():
+    closed = []
+
+    class Closing(FakeMachine):
+        def close(self):
+            closed.append(True)
+
+    monitor = FakeGpuMonitor([gpu()])
+    WatchedMachine(Closing(lambda trial: RAN), monitor, ["GPU-0"], FakeClock()).close()
+    assert closed == [True]
+    assert monitor.used_bytes("GPU-0") == IDLE
+
+
+def test_other_users_are_told_for_each_gpu_that_is_to_be_used():
+    monitor = FakeGpuMonitor([gpu(), gpu(TAKEN, index=1), gpu(index=2, processes=NEIGHBOUR), gpu(TAKEN, index=3)])
+    assert other_users(monitor, ["GPU-0", "GPU-1", "GPU-2"]) == (
+        "GPU 1 is in use already: 4 GiB are taken (no process on it can be seen from here)",
+        "GPU 2 is in use already: 512 MiB are taken (pid 42: 3 GiB)",
+    )
+
+
+def test_gpu_that_cannot_be_described_has_no_known_users():
+    assert other_users(FakeGpuMonitor(), ["GPU-9"]) == ()

@@ -1,0 +1,49 @@
+"""Ranks that meet through a file, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.oracles import config_of
+from trainer.parallel import join_ranks
+
+ROOT = Path(__file__).parents[2]
+RANK = """
+import json, os, sys
+from pathlib import Path
+from tests.trainer.oracles import config_of
+from trainer.parallel import join_ranks, leave_ranks
+rank = sys.argv[1]
+environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+ranks = join_ranks(config_of(), environment, Path(sys.argv[2]))
+value = 10.0 ** ranks.rank
+print(json.dumps([ranks.sum(value, 1.0), ranks.max(value, -value), ranks.each(value), ranks.leads]))
+leave_ranks(together=True)
+"""
+
+
+@pytest.mark.system
+def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
+    # Nothing of torchrun's: neither an address nor a port.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", RANK]
+    both = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        )
+        for rank in range(2)
+    ]
+    found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    agreed = [[11.0, 2.0], [10.0, -1.0], [1.0, 10.0]]
+    assert found == [[*agreed, True], [*agreed, False]]
+    assert [process.returncode for process in both] == [0, 0]
+
+
+def test_a_rank_alone_agrees_with_itself():
+    ranks = join_ranks(config_of(), environment={})
+    assert (ranks.sum(1.0, 2.0), ranks.max(1.0, 2.0), ranks.each(3.0)) == ([1.0, 2.0], [1.0, 2.0], [3.0])
