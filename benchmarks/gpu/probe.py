@@ -6,6 +6,7 @@ from typing import Any
 from autotune.core.outcome import Measured, OutOfMemory
 from autotune.core.trial import FinishedTrial, StepFigures
 from autotune.decide.search import Tried, bracket, predict_bytes
+from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.probe import ProbeRequest, ProbeResult, probe_model
 from autotune.search.site import memory_budget
 from autotune.search.trials import TrialRunner
@@ -64,6 +65,7 @@ def _request(rig: Rig, budget_bytes: int) -> ProbeRequest:
         max_rows=rig.sizes.max_rows,
         trial_timeout_s=TRIAL_TIMEOUT_S,
         device_used_before_bytes=rig.site.device_used_bytes,
+        expected=expected_on_gpu(rig.site.gpu.compute_capability, 1) if rig.site.gpu else expected_on_cpu(),
     )
 
 
@@ -73,11 +75,17 @@ def _write(sheet: Sheet, name: str, budget_bytes: int, runner: TrialRunner, resu
     found = bracket(tried)
     feasible = found.feasible_max or None
     peak_bytes = max((one.peak_bytes or 0 for one in tried if one.rows == feasible), default=None)
-    predicted_bytes = predict_bytes(tried, feasible, None) if feasible else None
+    traced_bytes = result.traced_peak_bytes if result else None
+    predicted_bytes = result.predicted_peak_bytes if result else None
+    if predicted_bytes is None and feasible:
+        predicted_bytes = predict_bytes(tried, feasible, None)
     nothing = "no trial fitted in the time there was"
     sheet.measured(f"{name}_feasible_max_rows", feasible, lacking=nothing)
     sheet.measured(f"{name}_infeasible_min_rows", found.infeasible_min, lacking="no size was refused in the time")
     sheet.measured(f"{name}_feasible_peak_bytes", peak_bytes, expected=predicted_bytes, lacking=nothing)
+    sheet.predicted(
+        f"{name}_feasible_peak_traced_bytes", traced_bytes, lacking=(result and result.not_traced) or nothing
+    )
     sheet.predicted(f"{name}_feasible_peak_predicted_bytes", predicted_bytes, lacking="fewer than two smaller trials")
     sheet.measured(f"{name}_trials_s", runner.seconds)
     sheet.measured(f"{name}_trials_count", len(runner.finished))

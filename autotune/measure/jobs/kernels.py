@@ -96,7 +96,7 @@ def attend(asked: Attention, explicit: Callable[..., torch.Tensor], *, cuda: boo
 def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
     """What kernels of a device allocate within themselves and give back, as far as it grows with the micro-batch."""
     if kind == "cpu":
-        return {}
+        return {operator: _promoted for operator in _PROMOTING}
     found: dict[Any, Within] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
@@ -105,6 +105,17 @@ def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
         found[torch.ops.torch_attn._varlen_attn_backward.default] = _varlen_backward
     return found
+
+
+_PROMOTING = tuple(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"))
+
+
+def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> int:
+    # Where dtypes differ a CPU first copies to the wider one; CUDA converts as it reads.
+    if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
+        return 0
+    wider = torch.result_type(one, other)
+    return sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
 
 
 def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:

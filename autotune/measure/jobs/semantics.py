@@ -13,6 +13,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.measure.jobs.kernels import Attention, attend
 from autotune.measure.jobs.tape import COPIES, Tape
@@ -60,12 +61,15 @@ class DeviceRules(TorchFunctionMode):
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.keeps_copies = False
         """Autocast casts a weight once per forward; what is computed again in backward casts anew."""
+        self._all_of_something: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._rules: dict[Any, Callable[..., Any]] = {torch.Tensor.backward: self._backward}
         if bf16:
             self._add(_LOWER[kind], self._lower)
             self._add(_WIDER[kind], self._wider)
             self._add(_WIDER_RESULT[kind], self._wider_result)
         self._add("scaled_dot_product_attention", self._attend)
+        self._add("all", self._all)
+        self._rules[torch.Tensor.__bool__] = self._is_true
         if self._cuda:
             self._add("dropout", self._drop)
 
@@ -99,6 +103,17 @@ class DeviceRules(TorchFunctionMode):
             _engine_run_backward(
                 (tensor,), (torch.ones_like(tensor),), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
+
+    def _all(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        answer: torch.Tensor = func(*args, **kwargs)
+        if answer.dim() == 0:
+            self._all_of_something[answer] = True
+        return answer
+
+    def _is_true(self, func: Any, tensor: torch.Tensor) -> bool:  # noqa: ANN401
+        # transformers asks whether all of a padding mask is set, and builds no mask then: the worst case is that it is
+        # not. Of any other answer nothing is known here, and torch says so.
+        return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         lowered, more = self._cast(args, torch.bfloat16), self._cast(kwargs, torch.bfloat16)

@@ -24,6 +24,16 @@ TEMPORARIES, INPUTS, HEAD, COPIES = "temporaries", "inputs and masks", "head and
 WORKSPACE = "workspaces of matrix products"
 
 
+_IN_PLACE_IN_BACKWARD = frozenset(
+    {
+        torch.ops.aten.index_add.default,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.scatter_add.default,
+    }
+)
+"""Autograd adds into zeros that it has just made; while somebody watches its operators, it does so in a copy."""
+
+
 class Tape(TorchDispatchMode):
     """Allocations of what runs inside its ``with`` block.
 
@@ -57,7 +67,12 @@ class Tape(TorchDispatchMode):
             returns = func._schema.returns
             passes = self._passes[func] = all(one.alias_info is not None for one in returns)
         if passes:  # views and operators in place; and those that return nothing
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if func in self._within:
+                self.passing(self._within[func](*args, **(kwargs or {})))
+            return result
+        if func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled():
+            return args[0]
         result = self._result(func, args, kwargs or {})
         within = self._within.get(func)
         if within is not None:

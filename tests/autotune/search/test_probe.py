@@ -1,9 +1,12 @@
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.core.outcome import Crashed, Measured, OutOfMemory
+from autotune.core.allocations import Allocation, Trace
+from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.decide.surroundings import expected_on_cpu
 from autotune.errors import DoesNotFit, Undecided
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
@@ -23,8 +26,25 @@ HALF = {
 }  # fmt: skip
 
 
+def trace_figures(trial, row_bytes=ROW_BYTES):
+    """What a trace of such a model says, without what libraries take."""
+    traces = [
+        Trace(
+            rows=rows, predicted_tokens=0, events=(0, 1, -2), repeats_from=0,
+            allocations=(
+                Allocation(size_bytes=FIXED_BYTES, term="parameters"),
+                Allocation(size_bytes=row_bytes * rows, term="activations: Linear"),
+            ),
+        ).to_json()
+        for rows in trial.measured["sizes"]
+    ]  # fmt: skip
+    return {"traces": traces, "parameters": 75_000_000, "attention": "sdpa", "attention_reason": "asked for"}
+
+
 def simulate(trial):
     """A machine on which a model takes 300 MB and each row 20 MB; 100 rows/s, a little slower when few."""
+    if trial.job == "trace":
+        return Measured(figures=trace_figures(trial))
     rows = trial.measured["config"]["micro_batch_rows"]
     budget = trial.measured["memory_budget_bytes"]
     peak = FIXED_BYTES + ROW_BYTES * rows
@@ -45,13 +65,16 @@ def probe(tmp_path):
     manifest = read_manifest(write_dataset(tmp_path / "data", [[5, 6]]))
     names = itertools.count()
 
-    def run(machine, memory_budget_bytes=1_000_000_000, max_rows=1000, site="here", ledger: Path | None = None):
+    def run(
+        machine, memory_budget_bytes=1_000_000_000, max_rows=1000, site="here", ledger: Path | None = None, **changes
+    ):
         request = ProbeRequest(
             settings=model_settings("bert-mini"), manifest=manifest, seq_length_tokens=64, precision="fp32",
             layout="packed", attention_dropout=None,
             device="cpu", memory_budget_bytes=memory_budget_bytes, headroom_share=0.03, max_rows=max_rows,
             trial_timeout_s=10, device_used_before_bytes=None,
         )  # fmt: skip
+        request = replace(request, **changes)
         ledger = Ledger(ledger or tmp_path / "ledger", f"w{next(names)}")
         runner = TrialRunner(machine=machine, ledger=ledger, site=site, clock=FakeClock())
         return probe_model(request, runner)
@@ -63,11 +86,74 @@ def test_the_largest_micro_batch_is_found_verified_and_bounded(probe):
     machine = FakeMachine(simulate)
     found = probe(machine)
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
-    verified = [
-        t for t in machine.trials if t.measured["config"]["micro_batch_rows"] == 35 and t.measured["timed_steps"] == 4
-    ]
+    verified = [t for t in machine.trials if t.measured["config"]["micro_batch_rows"] == 35]
     assert verified[0].measured["memory_budget_bytes"] == 1_000_000_000
-    assert found.predicted_peak_bytes == found.feasible_peak_bytes
+    assert verified[0].measured["warmup_steps"] + verified[0].measured["timed_steps"] == 3
+    assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
+
+
+def test_a_trace_leads_to_the_answer_in_three_trials(probe):
+    machine = FakeMachine(simulate)
+    found = probe(machine, memory_budget_bytes=1_010_000_000, expected=expected_on_cpu())
+    tried = [t.measured["config"]["micro_batch_rows"] for t in machine.trials if t.job == "step"]
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert found.search_trials <= 3
+    assert max(tried) == 36
+    assert found.traced_rows in (33, 34, 35)
+    assert found.traced_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.05)
+    assert set(found.traced_terms_bytes) >= {"parameters", "activations: Linear"}
+
+
+def test_a_trace_that_is_wrong_costs_trials_and_no_exactness(probe):
+    def misled(trial):
+        return Measured(figures=trace_figures(trial, row_bytes=26_000_000)) if trial.job == "trace" else simulate(trial)
+
+    found = probe(FakeMachine(misled), expected=expected_on_cpu())
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+
+
+def test_a_model_that_cannot_be_traced_is_probed_all_the_same_and_that_is_said(probe):
+    def untraceable(trial):
+        return Crashed(detail="RuntimeError: Tensor.item() on meta") if trial.job == "trace" else simulate(trial)
+
+    found = probe(FakeMachine(untraceable), expected=expected_on_cpu())
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert "Tensor.item()" in found.not_traced
+    assert found.traced_peak_bytes is None
+
+
+def test_sizes_are_multiples_of_the_granularity(probe):
+    machine = FakeMachine(simulate)
+    found = probe(machine, granularity_rows=8, expected=expected_on_cpu())
+    assert (found.feasible_max, found.infeasible_min) == (32, 40)
+    searched = [
+        t for t in machine.trials if t.job == "step" and t.measured["warmup_steps"] + t.measured["timed_steps"] == 3
+    ]
+    assert all(t.measured["config"]["micro_batch_rows"] % 8 == 0 for t in searched)
+
+
+def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):
+    tries = []
+
+    def unsteady(trial):
+        rows = trial.measured["config"]["micro_batch_rows"]
+        tries.append(rows)
+        if rows == 35 and tries.count(35) == 2:
+            return OutOfMemory(detail="this time not")
+        return simulate(trial)
+
+    found = probe(FakeMachine(unsteady), memory_budget_bytes=FIXED_BYTES + 35 * ROW_BYTES + 1000)
+    assert (found.feasible_max, found.infeasible_min) == (34, 35)
+
+
+def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
+    machine = FakeMachine(simulate)
+    probe(machine, micro_batches=2, local_ranks=3)
+    config = machine.trials[0].measured["config"]
+    assert config["global_batch_rows"] == 6 * config["micro_batch_rows"]
+    assert machine.trials[0].measured["local_ranks"] == 3
+    curve = machine.trials[-1].measured["config"]  # accumulation repeats what one micro-batch costs
+    assert curve["global_batch_rows"] == 3 * curve["micro_batch_rows"]
 
 
 def test_the_curve_ends_at_the_headroom(probe):
@@ -107,27 +193,46 @@ def test_results_of_another_site_are_not_taken(probe):
 
 
 def test_one_row_that_does_not_fit_says_what_it_needs(probe):
-    with pytest.raises(DoesNotFit, match="305 MiB"):
-        probe(FakeMachine(simulate), memory_budget_bytes=200_000_000)
+    with pytest.raises(DoesNotFit, match="305 MiB") as refused:
+        probe(FakeMachine(simulate), memory_budget_bytes=200_000_000, expected=expected_on_cpu())
+    assert "of which parameters 286 MiB" in refused.value.message
+    assert "--memory" in refused.value.next_step
 
 
 def test_a_crash_is_not_taken_for_a_lack_of_memory(probe):
     def crash_at_four(trial):
         return Crashed(detail="boom") if trial.measured["config"]["micro_batch_rows"] == 4 else simulate(trial)
 
+    machine = FakeMachine(crash_at_four)
     with pytest.raises(Undecided, match="boom"):
-        probe(FakeMachine(crash_at_four))
+        probe(machine)
+    assert [t.measured["config"]["micro_batch_rows"] for t in machine.trials].count(4) == 3
     # A crash is tried again when the command is: it may have been mended.
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
 
-def test_a_size_that_fails_its_verification_is_not_the_answer(probe):
-    def leaky(trial):
-        rows, steps = trial.measured["config"]["micro_batch_rows"], trial.measured["timed_steps"]
-        return OutOfMemory(detail="later") if rows >= 34 and steps > 1 else simulate(trial)
+def test_a_trial_that_crashes_once_is_tried_again(probe):
+    left = itertools.count()
 
-    found = probe(FakeMachine(leaky))
-    assert (found.feasible_max, found.infeasible_min) == (33, 34)
+    def crash_once(trial):
+        rows = trial.measured["config"]["micro_batch_rows"]
+        return Crashed(detail="boom") if rows == 4 and next(left) == 0 else simulate(trial)
+
+    assert probe(FakeMachine(crash_once)).feasible_max == 35
+
+
+def test_a_trial_that_hangs_is_not_tried_again(probe):
+    def hang(trial):
+        return (
+            TimedOut(detail="killed after 10 s")
+            if trial.measured["config"]["micro_batch_rows"] == 4
+            else simulate(trial)
+        )
+
+    machine = FakeMachine(hang)
+    with pytest.raises(Undecided, match="timed out"):
+        probe(machine)
+    assert [t.measured["config"]["micro_batch_rows"] for t in machine.trials].count(4) == 1
 
 
 def test_a_search_that_meets_its_limit_says_that_nothing_was_refused(probe):

@@ -82,7 +82,9 @@ def test_probe_finds_a_largest_size_with_a_prediction_beside_it(tiny):
     feasible = probe["tiny_budget_feasible_max_rows"]["value"]
     assert feasible >= 1
     assert probe["tiny_budget_infeasible_min_rows"]["value"] == feasible + 1
-    assert probe["tiny_budget_feasible_peak_predicted_bytes"]["label"] == "predicted"
+    assert probe["tiny_budget_feasible_peak_traced_bytes"]["label"] == "predicted"
+    measured = probe["tiny_budget_feasible_peak_bytes"]["value"]
+    assert probe["tiny_budget_feasible_peak_traced_bytes"]["value"] == pytest.approx(measured, rel=0.15)
     assert probe["tiny_budget_best_slot_tokens_per_s"]["value"] > 0
 
 

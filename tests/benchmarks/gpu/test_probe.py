@@ -18,6 +18,8 @@ def card(clock: FakeClock, trial_s: float = TRIAL_S):
     """A GPU on which a row takes 300 MiB, and a trial some seconds."""
 
     def simulate(trial):
+        if trial.job == "trace":
+            return Crashed(detail="there is no model here")
         if trial.timeout_s < trial_s:
             clock.sleep(trial.timeout_s)
             return TimedOut(detail="late")
@@ -57,7 +59,7 @@ def test_a_larger_card_is_probed_as_itself_and_as_an_h100_nvl(tmp_path):
         assert figures[f"{name}_infeasible_min_rows"].value == rows + 1
         peak = figures[f"{name}_feasible_peak_bytes"]
         assert peak.value == FIXED_BYTES + rows * ROW_BYTES
-        assert peak.expected == pytest.approx(peak.value, rel=1e-6)
+        assert peak.expected == pytest.approx(peak.value, rel=1e-3)
         assert figures[f"{name}_feasible_peak_predicted_bytes"].label == "predicted"
         assert details[name]["complete"]
 
