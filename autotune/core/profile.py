@@ -102,6 +102,8 @@ class ProbeEvidence(Table):
     """The largest micro-batch that the trace alone predicted."""
     traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
     """Where the trace says that the memory of ``feasible_max`` goes."""
+    parameters: Positive | None = None
+    """Of the model; None where it was not traced."""
     not_traced: str | None = None
     """Why there is no trace."""
     local_ranks: Positive = 1

@@ -149,25 +149,44 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:
 
 
 def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
-    """The largest micro-batch whose peak is within a budget; 0 when one row is not."""
+    """The largest micro-batch whose peak is within a budget; 0 when one row is not.
+
+    Args:
+        law: Of the model.
+        budget_bytes: Of the device.
+        surroundings: Of the step.
+        max_rows: Look no further.
+    """
+    peaks: dict[int, int] = {}
+
+    def peak(rows: int) -> int:
+        if rows not in peaks:
+            peaks[rows] = peak_bytes(law, rows, surroundings)
+        return peaks[rows]
+
     low, high = 0, max_rows + 1
-    # A line through two points lands next to the answer; halving then closes what the allocator's steps leave open.
+    guess = min(_FIRST_GUESS_ROWS, max_rows)
     while high - low > 1:
-        guess = (low + high) // 2
-        if low:
-            slope = (peak_bytes(law, low, surroundings) - peak_bytes(law, max(1, low // 2), surroundings)) / max(
-                1, low - low // 2
-            )
-            if slope > 0:
-                guess = low + int((budget_bytes - peak_bytes(law, low, surroundings)) / slope)
-        elif high > 64:
-            guess = 32
-        guess = min(max(guess, low + 1), high - 1)
-        if peak_bytes(law, guess, surroundings) <= budget_bytes:
+        if peak(guess) <= budget_bytes:
             low = guess
         else:
             high = guess
+        # A line lands next to the answer; halving then closes what the allocator's steps leave open.
+        near = sorted(peaks, key=lambda rows: abs(peaks[rows] - budget_bytes))[:2]
+        straight = (low + high) // 2
+        if len(near) == 2 and peaks[near[0]] != peaks[near[1]]:
+            slope = (peaks[near[0]] - peaks[near[1]]) / (near[0] - near[1])
+            straight = near[0] + int((budget_bytes - peaks[near[0]]) // slope)
+        elif low == guess:
+            straight = 2 * low
+        halves = len(peaks) % _STRAIGHT == 0 and high <= max_rows
+        guess = min(max((low + high) // 2 if halves else straight, low + 1), high - 1)
     return low
+
+
+_FIRST_GUESS_ROWS = 32
+_STRAIGHT = 4
+"""Every so many guesses one is the middle, so that a crooked law costs no more than halving does."""
 
 
 def _with_workspaces(law: Law, rows: int, surroundings: Surroundings) -> tuple[list[int], list[int]]:

@@ -200,7 +200,7 @@ def _errors_of_step(
                 low = np.maximum(low, budget_bytes // step_bytes * step_bytes - line)
             elif trial.fits:
                 high = np.minimum(high, budget_bytes // step_bytes * step_bytes - line)
-        agree = np.flatnonzero(high > low)
+        agree = np.flatnonzero(high >= low)
         if len(agree) == 0 or len(agree) >= _ENOUGH_SLOPES:
             break
         gap = slopes[1] - slopes[0]

@@ -1,5 +1,6 @@
 """Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise."""
 
+import functools
 import itertools
 import os
 from collections.abc import Iterator
@@ -196,10 +197,9 @@ def _range(asked: Asked, estimate: Estimate, target: Target) -> tuple[int, int]:
 
 
 def _per_row(estimate: Estimate, rows: int) -> float:
-    law, most = estimate.law, max(rows, 2)
-    least = max(1, most // 2)
-    running = [float(law.running_bytes(count).max()) for count in (least, most)]
-    return (running[1] - running[0]) / (most - least)
+    """On average between so many rows and twice as many: of few rows the peak may lie where rows do not count."""
+    peaks = [float(estimate.law.running_bytes(count).max()) for count in (rows, 2 * rows)]
+    return (peaks[1] - peaks[0]) / rows
 
 
 def _config(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConfig:
@@ -238,16 +238,28 @@ def _rows(asked: Asked, config: TrainConfig) -> _Rows:
             mean_samples=None,
             documents=documents,
         )
+    return _rows_of(asked.data, config.layout, config.seq_length_tokens)
+
+
+@functools.cache
+def _rows_of(data: Path, layout: RowLayout, seq_length_tokens: int) -> _Rows:
+    """Of a dataset; laying a part of it out takes a moment."""
     from trainer.batch import row_statistics
 
-    dataset = TokenDataset.open(asked.data)
-    rows = row_statistics(config, dataset)
+    dataset = TokenDataset.open(data)
+    # Any model will do: rows do not depend on it.
+    laid_out = TrainConfig(
+        model=ModelSettings(name="any", config={"model_type": "bert"}),
+        layout=layout,
+        seq_length_tokens=seq_length_tokens,
+    )
+    rows = row_statistics(laid_out, dataset)
     return _Rows(
         vocab_size=dataset.manifest.vocab_size,
         special_ids=dataset.manifest.special_ids,
         mean_real_tokens=rows.mean_real_tokens,
         mean_samples=rows.mean_samples,
-        documents=rows.most_documents,
+        documents=rows.most_documents if layout == "packed" else 1.0,
     )
 
 
@@ -284,33 +296,39 @@ def _what_ifs(asked: Asked, choices: Choices, target: Target, machine: Machine, 
     attentions: tuple[Attention, ...] = ("varlen", "sdpa") if asked.device == "cuda" else ("sdpa",)
     checkpointings: tuple[Checkpointing, ...] = ("none", "selective", "full")
     heads: tuple[Head, ...] = ("masked", "dense")
-    combinations = list(itertools.product(asked.models, precisions, attentions, checkpointings, heads))
+    layouts: tuple[RowLayout, ...] = ("packed", "padded")
+    combinations = [
+        combination
+        for combination in itertools.product(asked.models, precisions, attentions, checkpointings, heads)
+        if combination[1:3] != ("fp32", "varlen")  # there is no such kernel
+    ]
     for number, (model, precision, attention, checkpointing, head) in enumerate(combinations):
-        if attention == "varlen" and precision == "fp32":
-            continue  # there is no such kernel
         update(number, len(combinations), f"what if: {model.name} {precision} {attention} {checkpointing} {head}")
         known = model.config["model_type"] in FAMILIES
-        changed = replace(
-            choices,
-            precision=precision,
-            attention=attention if known else "auto",
-            attention_dropout=0.0 if attention == "varlen" else choices.attention_dropout,
-            checkpointing=checkpointing,
-            head=head,
-        )
-        rows = _rows_or_none(asked, changed, model, target, machine)
-        # How rows are filled changes what they hold, not what they take.
-        layouts: tuple[RowLayout, ...] = ("packed", "padded") if known and asked.data else (changed.layout or "packed",)
-        for layout in layouts:
-            config = _config(asked, replace(changed, layout=layout if known else None), model)
-            mean = _rows(asked, config).mean_real_tokens
+        found: dict[bool, int | None] = {}
+        for layout in layouts if known else ("padded",):
+            changed = replace(
+                choices,
+                layout=layout,
+                precision=precision,
+                attention=attention if known else "auto",
+                attention_dropout=0.0 if known and attention == "varlen" else choices.attention_dropout,
+                checkpointing=checkpointing,
+                head=head,
+            )
+            # How rows are filled changes what they take only where documents are computed one by one.
+            same = attention == "varlen" and layout == "packed"
+            if same not in found:
+                found[same] = _rows_or_none(asked, changed, model, target, machine)
+            rows = found[same]
+            mean = _rows(asked, _config(asked, changed, model)).mean_real_tokens
             yield WhatIf(
                 model=model.name,
                 precision=precision,
                 attention=attention if known else "row",
                 checkpointing=checkpointing,
                 head=head,
-                layout=config.layout,
+                layout=layout,
                 rows=rows,
                 real_tokens=None if mean is None or rows is None else rows * mean,
             )

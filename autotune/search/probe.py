@@ -78,6 +78,8 @@ class ProbeResult:
     traced_terms_bytes: dict[str, int]
     traced_rows: int | None
     """The largest micro-batch that was predicted before any trial."""
+    parameters: int | None
+    """Of the model; None where it was not traced."""
     not_traced: str | None
     """Why the model was not traced."""
     search_trials: int
@@ -189,6 +191,7 @@ def probe_model(request: ProbeRequest, runner: TrialRunner) -> ProbeResult:
         if estimate is None or expected is None
         else dict(ledger(estimate.law, feasible_max, expected.usual).terms_bytes),
         traced_rows=_traced_rows(search),
+        parameters=None if estimate is None else estimate.parameters,
         not_traced=search.not_traced,
         search_trials=len(search.tried),
         curve=tuple(curve),

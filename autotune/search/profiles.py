@@ -84,6 +84,7 @@ def profile_of_probe(
         traced_peak_bytes=result.traced_peak_bytes,
         traced_rows=result.traced_rows,
         traced_terms_bytes=result.traced_terms_bytes,
+        parameters=result.parameters,
         not_traced=result.not_traced,
         local_ranks=request.local_ranks,
         micro_batches_per_step=request.micro_batches,

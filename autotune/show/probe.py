@@ -8,6 +8,7 @@ from autotune.core.outcome import Measured, describe
 from autotune.core.profile import ProbeEvidence, Profile
 from autotune.core.trial import FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_count, format_seconds
+from autotune.decide.choose import deal
 from autotune.show.tables import text_table
 
 
@@ -32,6 +33,7 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
     """The answer for people: one line per model, why, where it was written, and what to run next."""
     headers = (
         "model",
+        "parameters",
         "fits (rows)",
         "refused (rows)",
         "used (rows)",
@@ -41,11 +43,30 @@ def probe_text(probed: list[ProbedModel], data: Path) -> str:
         "trials",
         "time",
     )
-    table = text_table(headers, [_row(one) for one in probed], align="lrrrrrrrr")
-    reasons = [f"{one.profile.train.model.name}: {one.evidence.choice}" for one in probed]
+    table = text_table(headers, [_row(one) for one in probed], align="lrrrrrrrrr")
+    reasons = [line for one in probed for line in _reasons(one)]
     written = [f"profile: {one.path}" + (f" (the old one: {one.previous})" if one.previous else "") for one in probed]
     following = [f"next: autotune workers --profile {one.path} --data {data}" for one in probed]
     return "\n".join([table, "", *reasons, "", *written, *following])
+
+
+def _reasons(one: ProbedModel) -> list[str]:
+    name, evidence, train = one.profile.train.model.name, one.evidence, one.profile.train
+    lines = [f"{name}: {evidence.choice}"]
+    if len(set(evidence.knee_rows)) > 1:
+        lines.append(f"{name}: the knee lies between {evidence.knee_rows[0]} and {evidence.knee_rows[1]} rows")
+    dealing = deal(train.global_batch_rows, train.micro_batch_rows, evidence.local_ranks)
+    batch = (
+        f"{name}: a global batch of {train.global_batch_rows} rows is {dealing.micro_batches} micro-batches of "
+        f"{dealing.rows_per_micro_batch} rows on each of {evidence.local_ranks} ranks"
+    )
+    if dealing.empty_rows:
+        without = " or ".join(map(str, dealing.without_empty))
+        batch += f", {dealing.empty_rows} slots empty; none would be with {without} rows"
+    lines.append(batch)
+    if evidence.not_traced:
+        lines.append(f"{name}: not predicted beforehand: {evidence.not_traced}")
+    return lines
 
 
 def probe_json(probed: list[ProbedModel]) -> dict[str, Any]:
@@ -62,6 +83,13 @@ def probe_json(probed: list[ProbedModel]) -> dict[str, Any]:
                 "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
                 "feasible_peak_bytes": one.evidence.feasible_peak_bytes,
                 "predicted_peak_bytes": one.evidence.predicted_peak_bytes,
+                "traced_peak_bytes": one.evidence.traced_peak_bytes,
+                "traced_rows": one.evidence.traced_rows,
+                "traced_terms_bytes": one.evidence.traced_terms_bytes,
+                "not_traced": one.evidence.not_traced,
+                "parameters": one.evidence.parameters,
+                "local_ranks": one.evidence.local_ranks,
+                "knee_rows": one.evidence.knee_rows,
                 "curve": [point.model_dump() for point in one.evidence.curve],
                 "choice": one.evidence.choice,
                 "search_trials": one.evidence.search_trials,
@@ -93,12 +121,13 @@ def _row(one: ProbedModel) -> list[str | None]:
     used = next(point for point in evidence.curve if point.rows == one.profile.train.micro_batch_rows)
     return [
         one.profile.train.model.name,
+        None if evidence.parameters is None else f"{evidence.parameters / 1e6:.1f} M",
         str(evidence.feasible_max),
         None if evidence.infeasible_min is None else str(evidence.infeasible_min),
         str(one.profile.train.micro_batch_rows),
         format_count(used.slot_tokens_per_s),
         format_bytes(evidence.feasible_peak_bytes),
-        format_bytes(evidence.predicted_peak_bytes),
+        format_bytes(evidence.traced_peak_bytes or evidence.predicted_peak_bytes),
         str(evidence.search_trials),
         format_seconds(evidence.seconds),
     ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.profile import Profile, WorkersEvidence
+from autotune.core.profile import ProbeEvidence, Profile, WorkersEvidence
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show import workers as workers_table
@@ -15,6 +15,8 @@ from trainer.config import TrainConfig
 from trainer.record import Run
 
 NOT_MEASURED = "not measured"
+SMALL_TERM_SHARE = 0.005
+"""Terms of the ledger below this are left out."""
 FULL_ENOUGH_SHARE = 0.9
 """Below this, padding is worth a word."""
 
@@ -77,7 +79,14 @@ def _probe(one: ReportedProfile) -> str:
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
         ["largest micro-batch that ran", f"{probe.feasible_max} rows of {train.seq_length_tokens} tokens"],
         ["its peak, measured", format_bytes(probe.feasible_peak_bytes)],
-        ["its peak, predicted from smaller ones", format_bytes(probe.predicted_peak_bytes)],
+        ["its peak, predicted before any trial", _traced(probe)],
+        ["its peak, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
+        [
+            "largest micro-batch, predicted",
+            f"{probe.traced_rows} rows" if probe.traced_rows is not None else _traced(probe),
+        ],
+        ["ranks that stepped together", str(probe.local_ranks)],
+        ["micro-batches of a step", "several" if probe.micro_batches_per_step > 1 else "one"],
         ["smallest that was refused", f"{probe.infeasible_min} rows" if probe.infeasible_min else "none tried"],
         ["layout of rows", train.layout],
         ["attention dropout", _dropout(train)],
@@ -91,7 +100,27 @@ def _probe(one: ReportedProfile) -> str:
         ],
     ]
     edited = "" if one.intact else "\n\nThe profile was edited by hand after it was written."
-    return "### Micro-batch\n\n" + markdown_table(("what", "value"), rows) + edited
+    return "### Micro-batch\n\n" + markdown_table(("what", "value"), rows) + edited + _ledger(probe)
+
+
+def _traced(probe: ProbeEvidence) -> str:
+    if probe.traced_peak_bytes is not None:
+        return format_bytes(probe.traced_peak_bytes)
+    return f"not predicted: {probe.not_traced}" if probe.not_traced else "not predicted"
+
+
+def _ledger(probe: ProbeEvidence) -> str:
+    """Where the trace says that the memory goes."""
+    if not probe.traced_terms_bytes:
+        return ""
+    whole = sum(probe.traced_terms_bytes.values())
+    rows = [
+        [term, format_bytes(size), format_share(size / whole)]
+        for term, size in sorted(probe.traced_terms_bytes.items(), key=lambda item: -item[1])
+        if size >= SMALL_TERM_SHARE * whole
+    ]
+    title = f"\n\n### Where the memory of {probe.feasible_max} rows goes (predicted)\n\n"
+    return title + markdown_table(("term", "bytes", "share"), rows, align="lrr")
 
 
 def _curve(one: ReportedProfile) -> str:

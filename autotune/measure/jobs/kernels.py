@@ -96,7 +96,7 @@ def attend(asked: Attention, explicit: Callable[..., torch.Tensor], *, cuda: boo
 def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
     """What kernels of a device allocate within themselves and give back, as far as it grows with the micro-batch."""
     if kind == "cpu":
-        return {operator: _promoted for operator in _PROMOTING}
+        return dict.fromkeys(_PROMOTING, _promoted)
     found: dict[Any, Within] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
