@@ -11,7 +11,7 @@ DEMO_MEMORY := 1GiB
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak check gpu-check gpu-train bench figures clean
+.PHONY: help install demo test soak check gpu-check gpu-memory gpu-train bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -46,13 +46,17 @@ gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
 
 bench: $(STAMP) ## benchmarks with a bar, and keep their figures
-	@short=0; for name in cli feed scale prepare train; do \
+	@short=0; for name in cli feed scale prepare train estimate probe; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; $(BIN)/python -m benchmarks.document; exit $$short
 
 gpu-train: $(STAMP) ## the training step on a GPU: MFU, against other trainers, and each trick alone
 	@mkdir -p reports/gpu
 	$(BIN)/python -m benchmarks.gpu.train --json reports/gpu/train.json
+
+gpu-memory: $(STAMP) ## predicted memory against a GPU's, over 13 configurations
+	@mkdir -p reports/gpu
+	$(BIN)/python -m benchmarks.gpu.memory --json reports/gpu/memory.json
 
 figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
 	$(BIN)/python -m benchmarks.document

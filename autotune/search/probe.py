@@ -87,7 +87,7 @@ class ProbeResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Search:
+class Search:
     """A probe under way. Sizes are counted in granules."""
 
     request: ProbeRequest
@@ -96,7 +96,8 @@ class _Search:
     estimate: Estimate | None = None
     not_traced: str | None = None
     prediction: Prediction | None = None
-    _by_rows: Callable[[int], float] | None = None
+    traced_bytes: Callable[[int], float] | None = None
+    """The predicted peak by rows, before any trial."""
 
     def predict(self) -> None:
         """Trace the model; where that cannot be done, trials alone show the way."""
@@ -118,12 +119,22 @@ class _Search:
         except CannotTrace as error:
             self.not_traced = error.message
             return
-        by_rows = self._by_rows = predicted_bytes(self.estimate, expected.usual)
+        by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * request.granularity_rows),
             slope_sigma=UNTRACED_SHARE[expected.usual.kind],
             constant_sigma_bytes=max(1.0, (expected.most.outside_bytes - expected.least.outside_bytes) / 4),
         )
+
+    def predicted_rows(self) -> int | None:
+        """The largest micro-batch that the trace alone predicts; None without one."""
+        request = self.request
+        if self.estimate is None or request.expected is None:
+            return None
+        rows = predicted_rows(
+            self.estimate, request.memory_budget_bytes, request.expected.usual, max_rows=request.max_rows
+        )
+        return rows // request.granularity_rows * request.granularity_rows
 
     def find(self) -> None:
         """Try sizes until the largest is proven on both sides."""
@@ -168,7 +179,7 @@ def probe_model(request: ProbeRequest, runner: TrialRunner) -> ProbeResult:
         DoesNotFit: If not even the smallest size fits; says what it needs, the largest term, and what would help.
         Undecided: If trials failed in a way that says nothing about memory.
     """
-    search = _Search(request=request, runner=runner)
+    search = Search(request=request, runner=runner)
     search.predict()
     search.find()
     found = bracket(search.tried)
@@ -186,11 +197,11 @@ def probe_model(request: ProbeRequest, runner: TrialRunner) -> ProbeResult:
         infeasible_min=None if found.infeasible_min is None else found.infeasible_min * granule,
         feasible_peak_bytes=peak_bytes,
         predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
-        traced_peak_bytes=None if search._by_rows is None else round(search._by_rows(feasible_max)),
+        traced_peak_bytes=None if search.traced_bytes is None else round(search.traced_bytes(feasible_max)),
         traced_terms_bytes={}
         if estimate is None or expected is None
         else dict(ledger(estimate.law, feasible_max, expected.usual).terms_bytes),
-        traced_rows=_traced_rows(search),
+        traced_rows=search.predicted_rows(),
         parameters=None if estimate is None else estimate.parameters,
         not_traced=search.not_traced,
         search_trials=len(search.tried),
@@ -258,19 +269,6 @@ def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
     )
 
 
-def _traced_rows(search: _Search) -> int | None:
-    if search.estimate is None or search.request.expected is None:
-        return None
-    granule = search.request.granularity_rows
-    rows = predicted_rows(
-        search.estimate,
-        search.request.memory_budget_bytes,
-        search.request.expected.usual,
-        max_rows=search.request.max_rows,
-    )
-    return rows // granule * granule
-
-
 def _undecided(outcome: Outcome, label: str, runner: TrialRunner) -> Undecided:
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(
@@ -279,7 +277,7 @@ def _undecided(outcome: Outcome, label: str, runner: TrialRunner) -> Undecided:
     )
 
 
-def _does_not_fit(search: _Search) -> AutotuneError:
+def _does_not_fit(search: Search) -> AutotuneError:
     request = search.request
     rows = request.granularity_rows
     budget = format_bytes(request.memory_budget_bytes)

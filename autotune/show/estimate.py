@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.core.units import format_bytes, format_count
-from autotune.decide.memory import Ledger
+from autotune.decide.memory import ROUNDING, Ledger
 from autotune.decide.sharding import ShardedBytes
 from autotune.show.tables import text_table
 from trainer.config import TrainConfig
 
 _SMALL_SHARE = 0.001
 """Terms below this are summed up."""
+_MUCH_SHARE = 0.05
+"""Of the peak, lost between blocks: worth a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,12 @@ def _one(one: Predicted) -> str:
         f"{config.head} head, budget {format_bytes(one.budget_bytes)}"
     )
     parts = [said, _ledger_table(one.ledger)]
+    lost = one.ledger.terms_bytes.get(ROUNDING, 0)
+    if lost > _MUCH_SHARE * one.ledger.peak_bytes:
+        parts.append(
+            f"{format_bytes(lost)} go to rounding and fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+            "is worth a trial"
+        )
     if one.sharded:
         parts.append("Shared among GPUs, one micro-batch of the same rows (formulas, not measured)\n" + _shards(one))
     return "\n".join(parts)

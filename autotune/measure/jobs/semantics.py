@@ -22,10 +22,11 @@ Kind = Literal["cpu", "cuda"]
 
 _LOWER_BOTH = (
     "conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu addmm matmul mm "
-    "linalg_vecdot linear addbmm baddbmm bmm __matmul__"
+    "vecdot linear addbmm baddbmm bmm __matmul__"
 )
 _LOWER: dict[Kind, str] = {
-    "cuda": f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul linalg_multi_dot multi_dot",
+    "cuda": f"{_LOWER_BOTH} convolution addmv addr einsum mv chain_matmul multi_dot gru_cell lstm_cell rnn_relu_cell "
+    "rnn_tanh_cell",
     "cpu": _LOWER_BOTH,
 }
 _WIDER: dict[Kind, str] = {
@@ -33,13 +34,18 @@ _WIDER: dict[Kind, str] = {
     "layer_norm native_layer_norm rms_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss "
     "nll_loss hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
     "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits "
-    "dist pdist cdist renorm logsumexp cross_entropy",
+    "dist pdist cdist renorm logsumexp cross_entropy frobenius_norm nuclear_norm nll_loss2d upsample_nearest1d "
+    "upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
+    "upsample_bicubic2d",
     "cpu": "avg_pool3d binary_cross_entropy grid_sampler polar prod quantile nanquantile stft cdist trace "
     "cholesky_inverse nll_loss poisson_nll_loss cosine_embedding_loss hinge_embedding_loss l1_loss smooth_l1_loss "
     "huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss "
     "multi_margin_loss binary_cross_entropy_with_logits",
 }
-_WIDER_RESULT: dict[Kind, str] = {"cuda": "softmax log_softmax prod cumprod cumsum vector_norm norm sum", "cpu": ""}
+_WIDER_RESULT: dict[Kind, str] = {
+    "cuda": "softmax log_softmax prod cumprod cumsum vector_norm matrix_norm norm sum",
+    "cpu": "",
+}
 """These take 16 bits and give 32, without a copy of what they take."""
 
 
@@ -123,7 +129,7 @@ class DeviceRules(TorchFunctionMode):
         return func(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
 
     def _wider_result(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if args[0].dtype == torch.bfloat16 and kwargs.get("dtype") is None:
+        if (args[0] if args else kwargs["input"]).dtype == torch.bfloat16 and kwargs.get("dtype") is None:
             kwargs["dtype"] = torch.float32
         return func(*args, **kwargs)
 

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,9 +7,12 @@ from autotune.decide.choose import (
     choose_micro_batch,
     choose_workers,
     curve_rows,
+    deal,
     global_batch_rows,
+    knee_interval,
     rows_with_headroom,
 )
+from autotune.errors import BadInput
 
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
@@ -70,3 +74,45 @@ def test_the_choice_was_measured(figures):
     choice = choose_workers(figures)
     assert choice.workers in figures
     assert not choice.undecided_between or choice.workers in choice.undecided_between
+
+
+def test_a_global_batch_is_dealt_exactly_and_the_nearest_even_ones_are_named():
+    dealing = deal(97, 16, 4)
+    assert (dealing.micro_batches, dealing.rows_per_micro_batch, dealing.empty_rows) == (2, 13, 7)
+    assert dealing.without_empty == (96, 104)
+    assert deal(128, 16, 4).without_empty == ()
+
+
+@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 64))
+def test_no_row_of_a_global_batch_is_lost_or_repeated_and_none_exceeds_the_micro_batch(rows, micro_batch, ranks):
+    if rows < ranks:
+        with pytest.raises(BadInput, match="without a row"):
+            deal(rows, micro_batch, ranks)
+        return
+    dealing = deal(rows, micro_batch, ranks)
+    assert dealing.rows_per_micro_batch <= micro_batch
+    assert dealing.micro_batches * dealing.rows_per_micro_batch * ranks - dealing.empty_rows == rows
+    for near in dealing.without_empty:
+        assert near % (dealing.micro_batches * ranks) == 0
+
+
+def _noisy(speeds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
+    return [
+        CurvePoint(
+            rows=rows, slot_tokens_per_s=(low * high) ** 0.5, step_s=1.0, timed_steps=4,
+            slot_tokens_per_s_low=low, slot_tokens_per_s_high=high,
+        )
+        for rows, (low, high) in speeds.items()
+    ]  # fmt: skip
+
+
+def test_the_knee_lies_between_two_sizes_when_noise_hides_it():
+    assert knee_interval(_noisy({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)})) == (2, 8)
+
+
+def test_a_clear_knee_is_one_size():
+    assert knee_interval(_noisy({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)})) == (2, 2)
+
+
+def test_without_a_spread_there_is_no_interval():
+    assert knee_interval(_curve({1: 50.0, 2: 100.0})) is None

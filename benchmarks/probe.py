@@ -1,0 +1,186 @@
+"""``python -m benchmarks.probe``: trials and seconds until the largest micro-batch is known, against what people use.
+
+Six cases on a CPU whose memory is limited for real. Ours predicts by tracing, tries, verifies and refutes, every trial
+in a process of its own; seconds include the tracing. The references search in one process, as they do: Lightning's
+``BatchSizeFinder`` and accelerate's ``find_executable_batch_size``, on the same step. Imports count for nobody. An
+answer is exact when two further processes run it and two refuse one row more.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.core.trial import Trial
+from autotune.decide.search import bracket
+from autotune.decide.surroundings import expected_on_cpu
+from autotune.measure.clock import SystemClock
+from autotune.measure.machine import ForkServerMachine
+from autotune.search.probe import FIT_STEPS, ProbeRequest, Search, step_trial
+from autotune.search.trials import TrialRunner
+from autotune.show.tables import text_table
+from autotune.store import Ledger, write_atomically
+from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.corpora import synthetic_manifest
+from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
+from trainer.config import ModelSettings
+
+TRIALS_BAR = 2.5
+TIME_BAR = 1.0
+MAX_ROWS = 8192
+TRIAL_TIMEOUT_S = 300.0
+PROOFS = 2
+"""Further processes that must agree with an answer before it counts as exact."""
+
+RIVALS: dict[str, Callable[[Case], Found]] = {
+    "lightning": partial(find_with_lightning, margin=0.05),
+    "lightning_without_margin": partial(find_with_lightning, margin=0.0),
+    "accelerate": find_with_accelerate,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--cases", type=int, default=None, metavar="N", help="only the first N cases")
+    options = parser.parse_args(arguments)
+    try:
+        import accelerate  # noqa: F401
+        import lightning  # noqa: F401
+    except ImportError as error:
+        sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
+        return EXIT_UNMEASURED
+    found = {case.name: measure(case) for case in cases()[: options.cases]}
+    bars = make_bars(found)
+    if options.json:
+        write_atomically(
+            options.json, json.dumps({"cases": found, "bars": [bar.to_json() for bar in bars]}, indent=2) + "\n"
+        )
+    print(_table(found))
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """All finders on one case, one after the other, and whether ours is exact."""
+    with ForkServerMachine() as machine:
+        machine.start()
+        machine.run(Trial(job="fault", measured={"fault": "none"}, timeout_s=60))  # it has forked once
+        request = _request(case)
+        ours, search = _ours(request, machine)
+        sys.stderr.write(f"{case.name}: ours {ours}\n")
+        exact = ours["rows"] is not None and _is_exact(request, machine, ours["rows"])
+    rivals: dict[str, Any] = {}
+    for name, find in RIVALS.items():
+        rivals[name] = asdict(find(case))
+        sys.stderr.write(f"{case.name}: {name} {rivals[name]}\n")
+    return {
+        "memory_budget_bytes": case.memory_budget_bytes,
+        "ours": ours | {"exact": exact, "tried": search},
+        "rivals": rivals,
+    }
+
+
+def _ours(request: ProbeRequest, machine: ForkServerMachine) -> tuple[dict[str, Any], list[Any]]:
+    with tempfile.TemporaryDirectory(prefix="probe-") as place:
+        runner = TrialRunner(machine=machine, ledger=Ledger(Path(place), "bench"), site="bench", clock=SystemClock())
+        search = Search(request=request, runner=runner)
+        started_s = time.perf_counter()
+        search.predict()
+        traced_s = time.perf_counter() - started_s
+        search.find()
+        seconds = time.perf_counter() - started_s
+    rows = bracket(search.tried).feasible_max or None
+    ours = {
+        "rows": rows,
+        "trials": len(search.tried),
+        "refused": sum(one.fits is False for one in search.tried),
+        "seconds": seconds,
+        "tracing_s": traced_s,
+    }
+    return ours, [[one.rows, one.fits, one.peak_bytes] for one in search.tried]
+
+
+def _is_exact(request: ProbeRequest, machine: ForkServerMachine, rows: int) -> bool:
+    outcomes = {
+        size: [
+            machine.run(step_trial(request, size, FIT_STEPS, request.memory_budget_bytes)).kind for _ in range(PROOFS)
+        ]
+        for size in (rows, rows + 1)
+    }
+    return set(outcomes[rows]) == {"measured"} and set(outcomes[rows + 1]) == {"out_of_memory"}
+
+
+def _request(case: Case) -> ProbeRequest:
+    config = case.config
+    return ProbeRequest(
+        settings=ModelSettings.model_validate(config["model"]),
+        manifest=synthetic_manifest(case.vocab_size),
+        seq_length_tokens=config["seq_length_tokens"],
+        layout="padded",
+        attention_dropout=None,
+        precision=config.get("precision", "fp32"),
+        checkpointing=config.get("checkpointing", "none"),
+        device="cpu",
+        memory_budget_bytes=case.memory_budget_bytes,
+        headroom_share=0.0,
+        max_rows=MAX_ROWS,
+        trial_timeout_s=TRIAL_TIMEOUT_S,
+        device_used_before_bytes=None,
+        expected=expected_on_cpu(),
+    )
+
+
+def make_bars(found: Mapping[str, Any]) -> list[Bar]:
+    """Trials and seconds of each reference over ours, medians over the cases; and answers that were not exact."""
+    bars: list[Bar] = []
+    for name in RIVALS:
+        for figure, bar in (("trials", TRIALS_BAR), ("seconds", TIME_BAR)):
+            ratios = [
+                one["rivals"][name][figure] / one["ours"][figure]
+                for one in found.values()
+                if one["rivals"][name]["trials"]
+            ]
+            bars.append(
+                Bar(
+                    name=f"probe_{figure}_against_{name}_ratio",
+                    figure=statistics.median(ratios) if ratios else None,
+                    unit="ratio",
+                    bar=bar,
+                    direction=">=",
+                )
+            )
+    inexact = sum(not one["ours"]["exact"] for one in found.values())
+    bars.append(Bar(name="probe_inexact_count", figure=inexact, unit="count", bar=0, direction="<="))
+    return bars
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    rows: list[list[str | None]] = []
+    for case, one in found.items():
+        for name, figures in {"ours": one["ours"], **one["rivals"]}.items():
+            right = figures["rows"] == one["ours"]["rows"] and one["ours"]["exact"]
+            rows.append(
+                [
+                    case,
+                    name,
+                    None if figures["rows"] is None else str(figures["rows"]),
+                    "exact" if right else "not exact",
+                    str(figures["trials"]),
+                    str(figures["refused"]),
+                    f"{figures['seconds']:.1f} s",
+                ]
+            )
+    return text_table(("case", "finder", "rows", "", "trials", "refused", "time"), rows, align="llrlrrr")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

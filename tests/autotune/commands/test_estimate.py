@@ -1,0 +1,94 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+LONGFORMER = {
+    "model_type": "longformer", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 128, "attention_window": [32, 32], "max_position_embeddings": 514,
+}  # fmt: skip
+
+
+def estimate(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "estimate", *arguments],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.mark.system
+def test_the_ledger_of_a_card_that_is_not_here_adds_up():
+    found = json.loads(estimate("--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--attention-dropout", "0", "--json"))
+    one = found["models"][0]
+    assert found["measured"] is False
+    assert sum(one["ledger_bytes"].values()) == one["peak_bytes"] <= one["budget_bytes"] == 93 * 2**30
+    assert one["rows_low"] <= one["rows"] <= one["rows_high"]
+    assert 300 < one["rows"] < 600
+    assert one["attention"] == "varlen"
+    assert one["traces"] == 4
+    assert one["parameters"] == pytest.approx(109.5e6, rel=0.01)
+
+
+@pytest.mark.system
+def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most():
+    found = json.loads(
+        estimate("--model", "bert-mini", "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json")
+    )
+    rows = {
+        (one["precision"], one["attention"], one["checkpointing"], one["head"]): one["rows"]
+        for one in found["what_if"]
+        if one["layout"] == "padded"
+    }
+    assert len(rows) == 18
+    for precision, attention, _, head in rows:
+        assert rows[precision, attention, "full", head] >= rows[precision, attention, "none", head]
+        assert rows[precision, attention, "none", "masked"] >= rows[precision, attention, "none", "dense"]
+
+
+@pytest.mark.system
+def test_shares_of_several_gpus_shrink_with_the_stage():
+    text = estimate("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8")
+    assert "ZeRO-3 (FSDP)" in text
+    found = json.loads(
+        estimate("--model", "bert-mini", "--memory", "20GB", "--seq-length", "64", "--ranks", "8", "--json")
+    )
+    shares = found["models"][0]["sharded_bytes"]
+    assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"]
+
+
+@pytest.mark.system
+def test_one_row_that_does_not_fit_names_the_largest_term_and_what_would_help():
+    said = estimate("--model", "bert-350m", "--memory", "5GB", code=4)
+    assert "not even one row" in said
+    assert "of which" in said
+
+
+@pytest.mark.system
+def test_a_model_with_data_dependent_code_is_to_be_probed(tmp_path):
+    (tmp_path / "longformer.json").write_text(json.dumps(LONGFORMER))
+    said = estimate("--model", str(tmp_path / "longformer.json"), "--memory", "8GB", "--seq-length", "128", code=7)
+    assert "cannot be predicted without running it" in said
+    assert "autotune probe" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model", "bert-120m", "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
+        (["--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--memory", "96GB"], 3, "more than NVIDIA H100 NVL"),
+        (["--model", "bert-120m", "--memory", "much"], 3, "not a size"),
+        (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
+        (["--model", "bert-mini", "--device", "cpu"], 2, "a CPU needs a budget"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_loaded(arguments, code, said):
+    assert said in estimate(*arguments, code=code)
+
+
+@pytest.mark.system
+def test_rows_longer_than_the_models_positions_are_refused():
+    assert "512 positions" in estimate("--model", "bert-mini", "--memory", "8GB", "--seq-length", "1024", code=3)
