@@ -8,7 +8,7 @@ was refused.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ FIRST_CHANCE, FURTHER_CHANCE = 0.85, 0.5
 STEPS_BYTES = (4096, 2 * MIB, 20 * MIB)
 """Pages of a CPU; the caching allocator's large requests, and its segments for smaller ones."""
 PEAK_BYTES, PEAK_SHARE = MIB // 4, 0.0015
-"""How far a peak that was read may be off, at most."""
+"""How far a peak that was read may be off, at most: three standard deviations."""
 LINE_SLOPE_SIGMA, LINE_CONSTANT_SIGMA = 0.05, 0.02
 """How far a line through two trials may be off: shares of its slope and of the peak."""
 PATIENCE = 3
@@ -103,9 +103,13 @@ def next_rows(
         if low == 0:
             return 1 if high is None else max(1, high // 2)
         return min(GROWTH * low, top) if high is None else (low + high) // 2
+    refused, fitted = _running(tried, fits=False), _running(tried, fits=True)
+    if not low:  # nothing has fitted yet: the prediction is further off than was thought
+        known = replace(known, constant_sigma_bytes=known.constant_sigma_bytes * (1 + refused))
     errors = _errors(tried, known, budget_bytes)
-    # What was refused several times running is further off than was thought.
-    wanted = 1 - (1 - (FURTHER_CHANCE if low else FIRST_CHANCE)) / (1 + _refused_running(tried)) ** 2
+    # The same outcome several times running calls for a longer step in that direction.
+    wanted = 1 - (1 - (FURTHER_CHANCE if low else FIRST_CHANCE)) / (1 + max(0, refused - 1)) ** 2
+    wanted /= 1 + max(0, fitted - 2)
     # The more trials did not end it, the more of the chance is shared out evenly between what fitted and what did not.
     even = min(0.5, 0.1 * max(0, len(tried) - PATIENCE)) if high is not None else 0.0
     least, last = low + 1, top
@@ -119,9 +123,10 @@ def next_rows(
     return least
 
 
-def _refused_running(tried: Sequence[Tried]) -> int:
+def _running(tried: Sequence[Tried], *, fits: bool) -> int:
+    """How many of the last trials that said anything had this outcome."""
     told = [trial.fits for trial in tried if trial.fits is not None]
-    return next((number for number, fits in enumerate(reversed(told)) if fits), len(told))
+    return next((number for number, one in enumerate(reversed(told)) if one is not fits), len(told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +218,12 @@ def _errors_of_step(
     gap = float(slopes[1] - slopes[0]) if len(slopes) > 1 else 1.0
     prior = np.exp(-0.5 * (constants / sigma_bytes) ** 2 - 0.5 * (slopes[:, None] / sigma_slope) ** 2)
     weight = prior * ((high - low)[:, None] / _CONSTANTS) * gap
+    for trial in tried:
+        if trial.fits and trial.peak_bytes is not None:
+            predicted = known.peak_bytes(trial.rows)
+            line = predicted + constants + slopes[:, None] * (predicted - base)
+            off = trial.peak_bytes - np.ceil(line / step_bytes) * step_bytes
+            weight *= np.exp(-0.5 * (off / (doubt * (PEAK_BYTES + PEAK_SHARE * trial.peak_bytes) / 3)) ** 2)
     return _Errors(
         base_bytes=base,
         constant_bytes=constants.ravel(),

@@ -78,6 +78,7 @@ def confirm(estimate: Estimate, machine: Machine, rows: int) -> Estimate:
     Raises:
         CannotTrace: If the law does not hold there.
     """
+    rows = max(2, rows)  # a single row is a view where several are copied
     trace = Trace.of(_traced(estimate.request, machine, (rows,))["traces"][0])
     if not holds_for(estimate.law, trace):
         raise _cannot(estimate.request, f"{rows} rows do not follow the law of smaller micro-batches")

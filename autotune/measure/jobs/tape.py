@@ -21,8 +21,6 @@ Within = Callable[..., int]
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 TEMPORARIES, INPUTS, HEAD, COPIES = "temporaries", "inputs and masks", "head and loss", "16-bit copies of weights"
-WORKSPACE = "workspaces of matrix products"
-
 
 _IN_PLACE_IN_BACKWARD = frozenset(
     {
@@ -51,6 +49,7 @@ class Tape(TorchDispatchMode):
         self._events: list[int] = []
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._repeats_from = 0
+        self._forward_from = 0
         self._passes: dict[Any, bool] = {}
         self._shapes: dict[Any, list[Any]] = {}
         self._single: set[Any] = set()
@@ -114,8 +113,6 @@ class Tape(TorchDispatchMode):
     def forward_begins(self) -> None:
         """A micro-batch begins."""
         self._forward_from = len(self._owners)
-
-    _forward_from = 0
 
     def trace(self, rows: int, predicted_tokens: int) -> Trace:
         """What was recorded."""
@@ -209,14 +206,12 @@ def owners_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module]) -
             names[inner] = HEAD
     names[module] = INPUTS
     stack: list[str] = []
-    inside_encoder = [False]
 
     def enter(part: nn.Module, _: object) -> None:
         stack.append(tape.owner)
         tape.owner = names.get(part, tape.owner)
         if part is module:
             tape.forward_begins()
-            inside_encoder[0] = False
 
     def leave(part: nn.Module, _: object, __: object) -> None:
         tape.owner = stack.pop()

@@ -115,7 +115,7 @@ def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) 
         targets_P=torch.empty(predicted, dtype=stored, device=META),
         real_tokens=rows * width,
         predicted_tokens=predicted,
-        most_predicted_in_row=min(predicted, head_slots(width, config.masking_probability)),
+        most_predicted_in_row=min(predicted, width, head_slots(width, config.masking_probability)),
     )
 
 

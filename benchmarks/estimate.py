@@ -1,0 +1,299 @@
+"""``python -m benchmarks.estimate``: how soon a prediction of memory is there, how right it is, and what it saves.
+
+* speed: the law of BERT-base's memory (rows of 512, fp32, dropout 0.1 on both sides, AdamW, two steps) from traces of
+  three micro-batches, against torch's own ``MemTracker`` under ``FakeTensorMode`` on transformers' model, run at the
+  same three; one process, imports and first calls excluded, in turns, medians. It runs with the device "cpu", as fake
+  CUDA tensors fail in backward where torch has no CUDA; ours predicts for CUDA.
+* cold: seconds of the whole process ``autotune estimate``, for one model and for two; the larger median counts.
+* accuracy: the peak that the law says against what the CPU's allocator did in real steps, for the worst configuration.
+* simulated: trials until the largest micro-batch is proven, on machines drawn from a seed that is the date unless it is
+  given; three seeds of 300 machines, of which the worst counts.
+* fork: from asking for a trial that does nothing to its outcome, against a new interpreter that imports the same.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from autotune.core.outcome import Measured, Outcome
+from autotune.core.trial import Trial
+from autotune.decide.memory import Law, Surroundings, peak_bytes
+from autotune.decide.search import Prediction, Tried, bracket, next_rows
+from autotune.errors import NotCheckable
+from autotune.measure.machine import FakeMachine, ForkServerMachine
+from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, TRACED_ROWS, EstimateRequest, estimate_model
+from autotune.show.tables import text_table
+from autotune.store import write_atomically
+from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.simulated import MACHINES, MAX_ROWS, SimulatedMachine
+from trainer.config import TrainConfig
+from trainer.dataset import SpecialIds
+from trainer.presets import model_settings
+
+BARS: dict[str, tuple[str, Literal["<=", ">="], float]] = {
+    "estimate_law_against_memtracker_ratio": ("ratio", ">=", 10),
+    "estimate_cold_s": ("s", "<=", 15),
+    "estimate_peak_error_share": ("share", "<=", 0.02),
+    "simulated_trials_median": ("count", "<=", 4),
+    "simulated_trials_max": ("count", "<=", 8),
+    "simulated_wrong_count": ("count", "<=", 0),
+    "trial_start_ratio": ("ratio", ">=", 20),
+}
+
+SPEED_REPEATS, COLD_REPEATS, FORKED_TRIALS, FRESH_INTERPRETERS, SEEDS = 3, 3, 10, 3, 3
+TIMEOUT_S = 600.0
+VOCAB_SIZE, ROW_TOKENS = 30_522, 512
+SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+COLD_MODELS = (("bert-120m",), ("bert-120m", "bert-350m"))
+ENDLESS_TRIALS = 100
+"""So many count as wrong."""
+SLOPE_SIGMA, CONSTANT_SIGMA = 0.03, 0.1
+"""What the search is told of the prediction's errors: a little more than they are."""
+
+_FRESH = """\
+import pathlib, sys
+import autotune.measure.jobs.server
+from autotune.measure.jobs.child import run_job
+from autotune.measure.jobs.preload import preload_trainer
+preload_trainer()
+sys.exit(0 if run_job("fault", {"fault": "none"}, {}, pathlib.Path(sys.argv[1])) else 1)
+"""
+
+Figures = dict[str, Any]
+
+
+class CannotMeasure(Exception):
+    """A program that was to be timed did not run to its end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.estimate", description="Predictions of memory.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
+    parser.add_argument("--seed", type=int, help="of the simulated machines; default: the date as a number")
+    options = parser.parse_args(arguments)
+    wanted = set(options.only.split(","))
+    if unknown := wanted - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    seed = int(datetime.date.today().strftime("%Y%m%d")) if options.seed is None else options.seed
+    found: dict[str, Figures] = {}
+    try:
+        for name, part in PARTS.items():
+            if name in wanted:
+                sys.stderr.write(f"{name}\n")
+                found[name] = part(seed)
+    except (CannotMeasure, NotCheckable) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_UNMEASURED
+    bars = make_bars(found)
+    if options.json:
+        content = {"bars": [bar.to_json() for bar in bars], "parts": found}
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print("\n".join(TABLES[name](figures) for name, figures in found.items()))
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def make_bars(found: dict[str, Figures]) -> list[Bar]:
+    """The bars of the parts that were measured."""
+    figures: dict[str, float] = {}
+    if "speed" in found:
+        ratio = median(found["speed"]["mem_tracker_s"]) / median(found["speed"]["law_s"])
+        figures["estimate_law_against_memtracker_ratio"] = ratio
+    if "cold" in found:
+        figures["estimate_cold_s"] = max(map(median, found["cold"]["runs_s"].values()))
+    if "accuracy" in found:
+        errors = [abs(one["predicted_bytes"] / one["real_bytes"] - 1) for one in found["accuracy"].values()]
+        figures["estimate_peak_error_share"] = max(errors)
+    if "simulated" in found:
+        runs = [one for one in found["simulated"]["runs"] if one["predicted"]]
+        figures["simulated_trials_median"] = max(one["trials_median"] for one in runs)
+        figures["simulated_trials_max"] = max(one["trials_max"] for one in runs)
+        figures["simulated_wrong_count"] = max(one["wrong"] for one in runs)
+    if "fork" in found:
+        figures["trial_start_ratio"] = median(found["fork"]["fresh_s"]) / median(found["fork"]["forked_s"])
+    return [
+        Bar(name=name, figure=figure, unit=BARS[name][0], bar=BARS[name][2], direction=BARS[name][1])
+        for name, figure in figures.items()
+    ]
+
+
+def speed(_: int) -> Figures:
+    """Seconds until the law is there, and of the reference's runs at the same sizes."""
+    from benchmarks.truth import fake_peak_bytes
+
+    shape = model_settings("bert-120m")
+    small = shape.model_copy(update={"config": shape.config | {"num_hidden_layers": 1}})
+    times_s: dict[str, list[float]] = {"law_s": [], "mem_tracker_s": []}
+    for repeat in range(-1, SPEED_REPEATS):
+        # What is imported or made ready with the first call is nobody's.
+        model = small if repeat < 0 else shape
+        config = TrainConfig(model=model, layout="packed", device="cuda", seq_length_tokens=ROW_TOKENS)
+        sizes = TRACED_ROWS[:1] if repeat < 0 else TRACED_ROWS
+        started_s = time.perf_counter()
+        law_of(config, VOCAB_SIZE, DOCUMENTS_PER_PACKED_ROW)
+        traced_s = time.perf_counter()
+        for rows in sizes:
+            fake_peak_bytes(model, VOCAB_SIZE, rows, ROW_TOKENS)
+        ended_s = time.perf_counter()
+        if repeat >= 0:
+            times_s["law_s"].append(traced_s - started_s)
+            times_s["mem_tracker_s"].append(ended_s - traced_s)
+            sys.stderr.write(f"repeat {repeat + 1}: {traced_s - started_s:.2f} s, {ended_s - traced_s:.1f} s\n")
+    return times_s | {"rows": list(TRACED_ROWS)}
+
+
+def law_of(config: TrainConfig, vocab_size: int, documents_per_row: float, micro_batches: int = 1) -> Law:
+    """What ``autotune estimate`` finds, computed in this process."""
+    from autotune.measure.jobs import trace
+
+    def run(trial: Trial) -> Outcome:
+        return Measured(figures=trace.run(dict(trial.measured), {}))
+
+    request = EstimateRequest(
+        config=config,
+        vocab_size=vocab_size,
+        special_ids=SPECIAL_IDS,
+        documents_per_row=documents_per_row,
+        micro_batches=micro_batches,
+        ranks=1,
+    )
+    return estimate_model(request, FakeMachine(run)).law
+
+
+def cold(_: int) -> Figures:
+    """Seconds of the command, from nothing."""
+    runs_s: dict[str, list[float]] = {}
+    for models in COLD_MODELS * COLD_REPEATS:
+        named = [word for model in models for word in ("--model", model)]
+        command = [sys.executable, "-m", "autotune", "estimate", *named, "--gpu", "h100-nvl-94gb"]
+        runs_s.setdefault(" and ".join(models), []).append(_seconds(command))
+    return {"runs_s": runs_s}
+
+
+def accuracy(_: int) -> Figures:
+    """Peaks by the law and by the allocator, of every configuration."""
+    from benchmarks.truth import CASES, allocator_peak_bytes
+
+    found = {}
+    for case in CASES:
+        law = law_of(case.config, case.vocab_size, case.documents_per_row, case.micro_batches)
+        predicted = peak_bytes(law, case.rows, Surroundings(kind="cpu"))
+        found[case.name] = {"predicted_bytes": predicted, "real_bytes": allocator_peak_bytes(case)}
+        sys.stderr.write(f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n")
+    return found
+
+
+def simulated(seed: int) -> Figures:
+    """Trials of searches on simulated machines, with a prediction and, for information, without."""
+    runs = []
+    for number in range(SEEDS):
+        base = seed * 1000 + number * MACHINES
+        for predicted in (True, False):
+            found = [search(SimulatedMachine(base + machine), predicted=predicted) for machine in range(MACHINES)]
+            trials = [count for count, _ in found]
+            runs.append(
+                {
+                    "base_seed": base,
+                    "predicted": predicted,
+                    "trials_median": median(trials),
+                    "trials_max": max(trials),
+                    "wrong": sum(not right for _, right in found),
+                    "machines_by_trials": {str(count): machines for count, machines in sorted(Counter(trials).items())},
+                }
+            )
+    return {"seed": seed, "machines": MACHINES, "runs": runs}
+
+
+def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
+    """Trials of one search, those that failed included, and whether its answer was right."""
+    prediction = Prediction(
+        peak_bytes=machine.predicted_bytes,
+        slope_sigma=SLOPE_SIGMA,
+        constant_sigma_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),
+    )
+    tried: list[Tried] = []
+    while len(tried) < ENDLESS_TRIALS:
+        rows = next_rows(tried, machine.budget_bytes, MAX_ROWS, prediction if predicted else None)
+        if rows is None:
+            return len(tried), bracket(tried).feasible_max == machine.truth
+        attempt = machine.attempt(rows)
+        tried.append(Tried(rows=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
+    return len(tried), False
+
+
+def fork(_: int) -> Figures:
+    """Seconds of a trial that does nothing, after the first; and of a new interpreter that does the same."""
+    forked_s, fresh_s = [], []
+    with ForkServerMachine() as machine, tempfile.TemporaryDirectory(prefix="fork-") as place:
+        for _number in range(1 + FORKED_TRIALS):
+            started_s = time.perf_counter()
+            outcome = machine.run(Trial(job="fault", measured={"fault": "none"}, timeout_s=TIMEOUT_S))
+            forked_s.append(time.perf_counter() - started_s)
+            if not isinstance(outcome, Measured):
+                raise CannotMeasure(f"a trial that does nothing ended so: {outcome}")
+        for _number in range(FRESH_INTERPRETERS):
+            fresh_s.append(_seconds([sys.executable, "-c", _FRESH, str(Path(place) / "result.json")]))
+    return {"forked_s": forked_s[1:], "fresh_s": fresh_s, "server_and_first_trial_s": forked_s[0]}
+
+
+PARTS: dict[str, Callable[[int], Figures]] = {part.__name__: part for part in (speed, cold, accuracy, simulated, fork)}
+
+
+def _seconds(command: Sequence[str]) -> float:
+    started_s = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotMeasure(f"{' '.join(command[1:3])}: {error}") from error
+    if done.returncode:
+        raise CannotMeasure(f"{' '.join(command[1:])} ended with code {done.returncode}:\n{done.stderr[-1000:]}")
+    return time.perf_counter() - started_s
+
+
+def _runs(title: str, runs_s: dict[str, list[float]]) -> str:
+    rows = [[name, f"{median(runs):.3f} s", f"{min(runs):.3f} to {max(runs):.3f} s"] for name, runs in runs_s.items()]
+    return text_table([title, "median", "range"], rows) + "\n"
+
+
+def _accuracy(found: Figures) -> str:
+    rows = [
+        [name, f"{one['real_bytes'] / 2**20:.1f} MiB", f"{one['predicted_bytes'] / one['real_bytes'] - 1:+.3%}"]
+        for name, one in found.items()
+    ]
+    return text_table(["step on a CPU", "real peak", "predicted"], rows) + "\n"
+
+
+def _simulated(found: Figures) -> str:
+    keys = ("base_seed", "predicted", "trials_median", "trials_max", "wrong")
+    titles = [f"{found['machines']} machines from seed", "prediction", "median trials", "most", "wrong"]
+    return text_table(titles, [[str(one[key]) for key in keys] for one in found["runs"]]) + "\n"
+
+
+TABLES: dict[str, Callable[[Figures], str]] = {
+    "speed": lambda found: _runs(
+        "law of BERT-base", {"our traces": found["law_s"], "MemTracker": found["mem_tracker_s"]}
+    ),
+    "cold": lambda found: _runs("autotune estimate", found["runs_s"]),
+    "accuracy": _accuracy,
+    "simulated": _simulated,
+    "fork": lambda found: _runs(
+        "a trial that does nothing", {"forked": found["forked_s"], "new interpreter": found["fresh_s"]}
+    ),
+}
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", category=UserWarning)
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""What a device would do, held against torch's own lists and against torch's own autocast."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM
+
+from autotune.measure.jobs import semantics
+from autotune.measure.jobs.kernels import within_kernels
+from autotune.measure.jobs.semantics import DeviceRules
+from autotune.measure.jobs.tape import COPIES, Tape
+from benchmarks.truth import SPECIAL_IDS
+from trainer.config import ModelSettings
+from trainer.model import build_config
+
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+HOMES = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
+ON_PURPOSE = {"__matmul__", "__pow__", "cross_entropy", "norm"}
+"""Operators of Python; a function that calls one of the list where it cannot be seen; and the macro of its own."""
+RULED_ELSEWHERE = {"scaled_dot_product_attention"}
+LISTS = {
+    "AT_FORALL_LOWER_PRECISION_FP": semantics._LOWER,
+    "AT_FORALL_FP32": semantics._WIDER,
+    "AT_FORALL_FP32_SET_OPT_DTYPE": semantics._WIDER_RESULT,
+}
+TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+MODELS = {
+    "bert": TINY | {"model_type": "bert"},
+    "roberta": TINY | {"model_type": "roberta"},
+    "modernbert": TINY | {"model_type": "modernbert"},
+}
+
+
+def named_in_header(macro: str) -> set[str]:
+    """Public functions that a macro of torch's header names, as Python calls them."""
+    found = re.search(rf"#define {macro}\(_\)((?:.*\\\n)*.*)", HEADER.read_text())
+    assert found is not None
+    names = set()
+    for name in re.findall(r"_\((\w+)", found[1]):
+        short = name.removeprefix("linalg_")
+        called = short if short != name and hasattr(torch.linalg, short) else name
+        if not called.startswith("_") and any(hasattr(home, called) for home in HOMES):
+            names.add(called)
+    return names
+
+
+@pytest.mark.parametrize("macro", LISTS)
+def test_every_function_that_torchs_header_names_is_on_our_list_for_cuda(macro):
+    assert named_in_header(macro) - RULED_ELSEWHERE <= set(LISTS[macro]["cuda"].split())
+
+
+@pytest.mark.parametrize("macro", LISTS)
+def test_our_lists_for_cuda_have_nothing_that_the_header_has_not(macro):
+    assert set(LISTS[macro]["cuda"].split()) - named_in_header(macro) <= ON_PURPOSE
+
+
+def test_everything_on_our_lists_for_a_cpu_has_a_kernel_of_torchs_autocast_there():
+    operators = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    ruled = {
+        name.removeprefix("aten::").split(".")[0].removeprefix("linalg_")
+        for name in operators
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+    }
+    ours = {name for names in LISTS.values() for name in names["cpu"].split()}
+    assert ours - ruled <= ON_PURPOSE
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_no_function_is_on_two_lists(kind):
+    names = [name for one in LISTS.values() for name in one[kind].split()]
+    assert len(names) == len(set(names))
+    assert all(any(hasattr(home, name) for home in HOMES) for name in names)
+
+
+def rules(kind: semantics.Kind, *, bf16: bool) -> tuple[Tape, DeviceRules]:
+    tape = Tape(within_kernels(kind))
+    return tape, DeviceRules(kind, bf16=bf16, tape=tape)
+
+
+def dtypes_of(model: nn.Module, run) -> list[tuple[str, torch.dtype]]:
+    """What every module of a model returns, in the order in which they are called."""
+    found: list[tuple[str, torch.dtype]] = []
+
+    def note(name: str):
+        def hook(_module: nn.Module, _arguments: object, result: object) -> None:
+            first = result[0] if isinstance(result, tuple) else result
+            if isinstance(first, torch.Tensor):
+                found.append((name, first.dtype))
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(note(name))
+    run()
+    return found
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_models_dtypes_on_meta_are_those_of_torchs_autocast_on_a_cpu(family, training):
+    settings = ModelSettings(name=family, config=MODELS[family])
+    config = build_config(settings, vocab_size=128, special_ids=SPECIAL_IDS, seq_length_tokens=16)
+
+    def step(device: str) -> nn.Module:
+        with torch.device(device):
+            return AutoModelForMaskedLM.from_config(config).train(training)
+
+    def forward(model: nn.Module, device: str) -> None:
+        ids_BS = torch.full((2, 16), 7, device=device)
+        logits_BSV = model(input_ids=ids_BS).logits
+        functional.cross_entropy(logits_BSV.flatten(0, 1).float(), ids_BS.flatten()).backward()
+
+    real, traced = step("cpu"), step("meta")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = dtypes_of(real, lambda: forward(real, "cpu"))
+    tape, device_rules = rules("cpu", bf16=True)
+    with tape, device_rules:
+        found = dtypes_of(traced, lambda: forward(traced, "meta"))
+    assert found == expected
+    assert {dtype for _, dtype in found} == {torch.bfloat16, torch.float32}
+    gradients = [(name, one.grad.dtype) for name, one in traced.named_parameters() if one.grad is not None]
+    assert gradients == [(name, one.grad.dtype) for name, one in real.named_parameters() if one.grad is not None]
+
+
+CALLS = {
+    "linear": (lambda x: functional.linear(x, x), torch.bfloat16),
+    "operator @": (lambda x: x @ x, torch.bfloat16),
+    "einsum": (lambda x: torch.einsum("ij,jk->ik", x, x), torch.bfloat16),
+    "vecdot": (lambda x: torch.linalg.vecdot(x, x), torch.bfloat16),
+    "multi_dot": (lambda x: torch.linalg.multi_dot([x, x, x]), torch.bfloat16),
+    "layer_norm": (lambda x: functional.layer_norm(x.bfloat16(), (4,)), torch.float32),
+    "softmax": (lambda x: functional.softmax(x.bfloat16(), dim=-1), torch.float32),
+    "softmax by method": (lambda x: x.bfloat16().softmax(-1), torch.float32),
+    "sum": (lambda x: x.bfloat16().sum(), torch.float32),
+    "sum by keyword": (lambda x: torch.sum(input=x.bfloat16()), torch.float32),
+    "vector_norm": (lambda x: torch.linalg.vector_norm(x.bfloat16()), torch.float32),
+    "matrix_norm": (lambda x: torch.linalg.matrix_norm(x.bfloat16()), torch.float32),
+    "operator **": (lambda x: x.bfloat16() ** 2, torch.float32),
+    "gelu": (lambda x: functional.gelu(x.bfloat16()), torch.bfloat16),
+    "dropout": (lambda x: functional.dropout(x.bfloat16(), 0.5), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_give_on_meta_what_cuda_gives_under_autocast(name):
+    call, expected = CALLS[name]
+    tape, device_rules = rules("cuda", bf16=True)
+    with tape, device_rules:
+        assert call(torch.empty(4, 4, device="meta")).dtype == expected
+
+
+def test_without_bf16_nothing_is_cast():
+    tape, device_rules = rules("cuda", bf16=False)
+    with tape, device_rules:
+        x = torch.empty(4, 4, device="meta")
+        assert (x @ x).dtype == torch.float32
+        assert functional.layer_norm(x.bfloat16(), (4,)).dtype == torch.bfloat16
+
+
+def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():
+    tape, device_rules = rules("cuda", bf16=True)
+    weight = nn.Parameter(torch.empty(64, 64, device="meta"))
+    copy_bytes = 64 * 64 * 2
+
+    def copies() -> int:
+        made = [one for one in tape.trace(1, 1).allocations if one.term == COPIES]
+        assert all(one.size_bytes == copy_bytes for one in made)
+        return len(made)
+
+    with tape, device_rules:
+        x = torch.empty(8, 64, device="meta")
+        device_rules.keeps_copies = True
+        functional.linear(x, weight)
+        functional.linear(x, weight)
+        assert copies() == 1
+        device_rules.forgets_copies()
+        functional.linear(x, weight)
+        assert copies() == 2
+
+
+def test_attention_on_a_gpu_keeps_no_weights_and_on_a_cpu_with_dropout_it_does():
+    def most_bytes(kind: semantics.Kind, dropout: float) -> int:
+        tape, device_rules = rules(kind, bf16=True)
+        with tape, device_rules:
+            query = torch.empty(2, 4, 256, 32, device="meta", requires_grad=True)
+            functional.scaled_dot_product_attention(query, query, query, dropout_p=dropout).sum().backward()
+        return max(one.size_bytes for one in tape.trace(1, 1).allocations)
+
+    weights_bytes = 2 * 4 * 256 * 256 * 2
+    assert most_bytes("cuda", 0.1) < weights_bytes
+    assert most_bytes("cpu", 0.0) < weights_bytes
+    assert most_bytes("cpu", 0.1) >= weights_bytes

@@ -1,0 +1,199 @@
+"""Traced memory against the CPU allocator's own account of real steps, and what a GPU would do differently."""
+
+import importlib
+from collections import Counter
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+
+from autotune.core.allocations import Trace
+from autotune.decide.memory import affine_law, holds_for
+from autotune.measure.jobs import trace as trace_job
+from autotune.measure.jobs.tape import GRADIENTS, OPTIMIZER, PARAMETERS
+from autotune.measure.jobs.trace import trace_steps
+from benchmarks.truth import SPECIAL_IDS, Case, allocator_peak_bytes
+from trainer.config import TrainConfig
+from trainer.masking import head_slots
+
+LAYERS, HIDDEN = 2, 64
+SHAPE = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 256}
+BASE = Case(family="bert", dropout=0.0, vocab_size=512, rows=8, width=64, shape=SHAPE)
+CASES = [
+    BASE,
+    replace(BASE, dropout=0.1, vocab_size=8000),
+    replace(BASE, dropout=0.1, settings={"precision": "bf16"}),
+    replace(BASE, settings={"checkpointing": "full"}),
+    replace(BASE, dropout=0.1, settings={"checkpointing": "selective", "precision": "bf16"}),
+    replace(BASE, dropout=0.1, settings={"layout": "padded"}),
+    replace(BASE, settings={"head": "dense", "last_layer": "all"}),
+    replace(BASE, micro_batches=2, documents_per_row=3.0),
+    replace(BASE, rows=4, width=32, dropout=0.1),
+    replace(BASE, family="roberta", dropout=0.1),
+    replace(BASE, family="electra", dropout=0.1, settings={"layout": "padded"}),
+    replace(BASE, family="modernbert"),
+    replace(BASE, family="modernbert", dropout=0.1, settings={"checkpointing": "full", "precision": "bf16"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Real steps are so small here that threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def traced(case: Case, *, ranks: int = 1, **changes: object) -> Trace:
+    config = TrainConfig.model_validate(case.config.model_dump() | changes)
+    found, _ = trace_steps(config, case.vocab_size, SPECIAL_IDS, documents_per_row=case.documents_per_row, ranks=ranks)
+    return found
+
+
+def size_of(trace: Trace, event: int) -> int:
+    return trace.allocations[event].size_bytes if event >= 0 else -trace.allocations[-1 - event].size_bytes
+
+
+def peak_of(trace: Trace) -> int:
+    return max(accumulate(size_of(trace, event) for event in trace.events))
+
+
+def term_of(trace: Trace, event: int) -> str:
+    return trace.allocations[event if event >= 0 else -1 - event].term
+
+
+def terms_after(trace: Trace, events: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for event in trace.events[:events]:
+        found[term_of(trace, event)] += size_of(trace, event)
+    return found
+
+
+def terms_at_peak(trace: Trace) -> Counter[str]:
+    running = list(accumulate(size_of(trace, event) for event in trace.events))
+    return terms_after(trace, running.index(max(running)) + 1)
+
+
+def between_steps(trace: Trace) -> Counter[str]:
+    """Bytes in use after the first step, before the second begins."""
+    return terms_after(trace, trace.repeats_from)
+
+
+def most_of(trace: Trace, term: str) -> int:
+    return max(accumulate(size_of(trace, event) for event in trace.events if term_of(trace, event) == term))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_traced_peak_is_that_of_the_cpus_allocator(case):
+    assert peak_of(traced(case)) == pytest.approx(allocator_peak_bytes(case), rel=0.02)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bf16_needs_less_than_fp32(device):
+    wide, narrow = (peak_of(traced(BASE, device=device, precision=precision)) for precision in ("fp32", "bf16"))
+    assert 0.5 * wide < narrow < 0.95 * wide
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "cpu"},
+        {"device": "cuda"},
+        {"device": "cuda", "precision": "bf16"},
+        {"device": "cuda", "precision": "bf16", "checkpointing": "selective"},
+    ],
+    ids=str,
+)
+def test_the_law_of_three_sizes_holds_to_the_byte_for_a_fourth(family, settings):
+    case = replace(BASE, family=family, documents_per_row=3.0)
+
+    def at(rows: int) -> Trace:
+        return traced(case, micro_batch_rows=rows, global_batch_rows=2 * rows, **settings)
+
+    probability = case.config.masking_probability
+    law = affine_law([at(rows) for rows in (3, 8, 24)], lambda rows: min(rows * 64, head_slots(rows * 64, probability)))
+    assert law is not None
+    assert holds_for(law, at(41))
+
+
+def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
+    alone, among = (between_steps(traced(BASE, ranks=ranks, global_batch_rows=BASE.rows * ranks)) for ranks in (1, 2))
+    assert alone[GRADIENTS] == 0
+    # The optimizer keeps two numbers for each weight, and a count of steps for each tensor.
+    assert among[GRADIENTS] == pytest.approx(alone[OPTIMIZER] / 2, rel=0.001)
+    assert among - Counter({GRADIENTS: among[GRADIENTS]}) == alone
+
+
+def test_gradients_that_are_no_views_of_buckets_exist_twice():
+    def most_bytes(view: bool) -> int:
+        parallel = {"gradient_as_bucket_view": view}
+        return most_of(traced(BASE, ranks=2, global_batch_rows=2 * BASE.rows, parallel=parallel), GRADIENTS)
+
+    once = between_steps(traced(BASE))[OPTIMIZER] / 2
+    assert most_bytes(view=False) == pytest.approx(2 * once, rel=0.01)
+    assert once < most_bytes(view=True) < 1.5 * once
+
+
+def test_a_dropout_mask_is_a_byte_for_each_number_on_a_gpu_and_four_on_a_cpu():
+    case = replace(BASE, dropout=0.1)
+    on_cpu, on_gpu = (traced(case, device=device, attention="sdpa") for device in ("cpu", "cuda"))
+    # After the embeddings and twice in each layer, the last of which computes the places to predict alone.
+    numbers = HIDDEN * (case.rows * case.width * (1 + 2 * (LAYERS - 1)) + 2 * on_cpu.predicted_tokens)
+    term = "activations: Dropout"
+    assert terms_at_peak(on_cpu)[term] - terms_at_peak(on_gpu)[term] == 3 * numbers
+
+
+def test_gradients_that_accumulate_exist_while_the_next_micro_batch_is_computed():
+    once, twice = traced(BASE), traced(BASE, global_batch_rows=2 * BASE.rows)
+    assert terms_at_peak(once)[GRADIENTS] == 0
+    assert peak_of(twice) - peak_of(once) == pytest.approx(terms_at_peak(twice)[GRADIENTS], rel=0.02)
+    assert terms_at_peak(twice)[GRADIENTS] > 0.9 * terms_at_peak(twice)[PARAMETERS]
+
+
+def test_the_optimizers_state_is_twice_the_parameters():
+    terms = terms_at_peak(traced(BASE))
+    assert terms[OPTIMIZER] == pytest.approx(2 * terms[PARAMETERS], rel=0.02)
+
+
+def test_further_steps_end_with_what_they_began_with():
+    trace = traced(BASE)
+    assert terms_after(trace, len(trace.events)) == between_steps(trace)
+
+
+def test_nothing_is_released_that_was_not_made_or_twice():
+    live: set[int] = set()
+    for event in traced(CASES[4]).events:
+        if event >= 0:
+            assert event not in live
+            live.add(event)
+        else:
+            live.remove(-1 - event)
+
+
+def test_a_job_traces_every_size_that_it_is_asked_for_and_says_what_the_model_is():
+    measured = {
+        "config": BASE.config.model_dump(mode="json") | {"device": "cuda", "precision": "bf16"},
+        "vocab_size": 512,
+        "special_ids": SPECIAL_IDS.model_dump(),
+        "sizes": [2, 5],
+        "micro_batches": 3,
+        "documents_per_row": 2.0,
+        "ranks": 2,
+    }
+    found = trace_job.run(measured, {})
+    traces = [Trace.of(one) for one in found["traces"]]
+    assert [one.rows for one in traces] == [2, 5]
+    assert [one.to_json() for one in traces] == found["traces"]
+    assert found["attention"] == "varlen"
+    assert found["parameters"] > 100_000
+
+
+def test_a_trace_leaves_torch_as_it_was():
+    module = importlib.import_module("torch.optim.optimizer")
+    supported = module._get_fused_kernels_supported_devices
+    traced(BASE)
+    assert module._get_fused_kernels_supported_devices is supported
+    assert torch.empty(2).device.type == "cpu"

@@ -1,0 +1,133 @@
+import datetime
+import json
+
+import pytest
+
+from benchmarks import estimate, truth
+from benchmarks.bars import EXIT_UNMEASURED
+from benchmarks.simulated import SimulatedMachine
+from benchmarks.truth import CASES, Case, fake_peak_bytes
+from trainer.config import ModelSettings
+
+TINY = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def measured(tmp_path, capsys, *arguments: str) -> tuple[int, dict, str]:
+    path = tmp_path / "estimate.json"
+    code = estimate.main([*arguments, "--json", str(path)])
+    return code, json.loads(path.read_text()), capsys.readouterr().out
+
+
+def test_simulated_machines_are_searched_from_three_seeds_and_the_worst_counts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "MACHINES", 5)
+    code, content, told = measured(tmp_path, capsys, "--only", "simulated", "--seed", "7")
+    runs = content["parts"]["simulated"]["runs"]
+    assert sorted({one["base_seed"] for one in runs}) == [7000, 7005, 7010]
+    predicted = [one for one in runs if one["predicted"]]
+    assert all(sum(one["machines_by_trials"].values()) == 5 for one in runs)
+    assert len(predicted) == 3
+    bars = {bar["name"]: bar for bar in content["bars"]}
+    assert set(bars) == {"simulated_trials_median", "simulated_trials_max", "simulated_wrong_count"}
+    assert bars["simulated_trials_max"]["figure"] == max(one["trials_max"] for one in predicted)
+    assert bars["simulated_wrong_count"]["figure"] == 0
+    assert code == (0 if all(bar["holds"] for bar in content["bars"]) else 1)
+    assert told.splitlines()[-1] == "simulated_wrong_count figure=0 bar<=0 ok"
+
+
+def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "MACHINES", 1)
+    before = datetime.date.today()
+    _, content, told = measured(tmp_path, capsys, "--only", "simulated")
+    days = {day.strftime("%Y%m%d") for day in (before, datetime.date.today())}
+    assert str(content["parts"]["simulated"]["seed"]) in days
+    assert f"{content['parts']['simulated']['seed']}000" in told
+
+
+def test_trials_that_fail_count_as_trials():
+    machine = SimulatedMachine(1)
+    trials, right = estimate.search(machine, predicted=True)
+    assert trials == len(machine.attempts)
+    assert right
+
+
+def test_a_search_that_does_not_end_is_wrong(monkeypatch):
+    monkeypatch.setattr(estimate, "ENDLESS_TRIALS", 1)
+    assert estimate.search(SimulatedMachine(1), predicted=True) == (1, False)
+
+
+def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):
+    case = Case(family="bert", dropout=0.1, vocab_size=256, rows=4, width=32, shape=TINY)
+    monkeypatch.setattr(truth, "CASES", (case,))
+    code, content, told = measured(tmp_path, capsys, "--only", "accuracy")
+    found = content["parts"]["accuracy"][case.name]
+    assert code == 0
+    assert found["real_bytes"] > 4 * 256 * 32
+    assert abs(found["predicted_bytes"] / found["real_bytes"] - 1) < 0.02
+    assert case.name in told
+
+
+def test_cases_are_of_every_kind_and_each_is_another():
+    names = {case.name for case in CASES}
+    assert len(names) == len(CASES) >= 14
+    configs = [case.config for case in CASES]
+    assert {one.model.config["model_type"] for one in configs} >= {"bert", "roberta", "modernbert"}
+    assert {one.checkpointing for one in configs} == {"none", "selective", "full"}
+    assert {one.precision for one in configs} == {"fp32", "bf16"}
+    assert {one.layout for one in configs} >= {"padded", "packed"}
+    assert {one.head for one in configs} == {"masked", "dense"}
+    assert {case.dropout for case in CASES} == {0.0, 0.1}
+    assert {case.micro_batches for case in CASES} == {1, 2}
+
+
+def test_the_reference_holds_weights_gradients_and_state_and_grows_with_rows():
+    model = ModelSettings(name="tiny", config={"model_type": "bert", **TINY})
+    few, more = (fake_peak_bytes(model, 1024, rows, 16) for rows in (2, 32))
+    assert few > 16 * 1024 * 32
+    assert more > few + 30 * 16 * 1024 * 4
+
+
+@pytest.mark.system
+def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "FORKED_TRIALS", 2)
+    monkeypatch.setattr(estimate, "FRESH_INTERPRETERS", 1)
+    _, content, _ = measured(tmp_path, capsys, "--only", "fork")
+    found = content["parts"]["fork"]
+    assert len(found["forked_s"]) == 2
+    assert len(found["fresh_s"]) == 1
+    assert content["bars"][0]["figure"] > 1
+
+
+@pytest.mark.system
+def test_a_command_that_fails_is_not_measured(capsys, monkeypatch):
+    monkeypatch.setattr(estimate, "COLD_MODELS", (("no-such-model",),))
+    assert estimate.main(["--only", "cold"]) == EXIT_UNMEASURED
+    assert "no-such-model" in capsys.readouterr().err
+
+
+def test_a_part_that_does_not_exist_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        estimate.main(["--only", "speed,fast"])
+    assert "no such part: fast" in capsys.readouterr().err
+
+
+def test_bars_are_ratios_of_medians_and_the_worst_of_figures():
+    run = {"predicted": True, "trials_median": 3, "trials_max": 8, "wrong": 0}
+    found: dict[str, estimate.Figures] = {
+        "speed": {"law_s": [1.0, 2.0, 9.0], "mem_tracker_s": [30.0, 10.0, 20.0]},
+        "cold": {"runs_s": {"one": [9.0, 8.0, 30.0], "two": [14.0, 15.5, 16.0]}},
+        "accuracy": {
+            "over": {"predicted_bytes": 101, "real_bytes": 100},
+            "under": {"predicted_bytes": 97, "real_bytes": 100},
+        },
+        "simulated": {"runs": [run, run | {"trials_max": 9}, run | {"predicted": False, "wrong": 5}]},
+        "fork": {"forked_s": [0.1, 0.1, 5.0], "fresh_s": [3.0]},
+    }
+    bars = {bar.name: bar for bar in estimate.make_bars(found)}
+    assert list(bars) == list(estimate.BARS)
+    assert bars["estimate_law_against_memtracker_ratio"].figure == 10
+    assert bars["estimate_law_against_memtracker_ratio"].holds
+    assert bars["estimate_cold_s"].figure == 15.5
+    assert bars["estimate_peak_error_share"].figure == pytest.approx(0.03)
+    assert bars["simulated_trials_max"].figure == 9
+    assert bars["simulated_wrong_count"].holds
+    assert bars["trial_start_ratio"].figure == pytest.approx(30)

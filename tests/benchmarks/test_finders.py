@@ -1,0 +1,144 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.outcome import Measured
+from autotune.core.trial import Trial
+from autotune.measure.machine import ForkServerMachine
+from benchmarks import finders
+from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
+from trainer.config import TrainConfig
+from trainer.dataset import SpecialIds
+
+SHAPE = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+TINY = Case(
+    name="tiny",
+    config={"model": {"name": "tiny", "config": {"model_type": "bert"} | SHAPE}, "seq_length_tokens": 32},
+    vocab_size=1000,
+    special_ids={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4},
+    memory_budget_bytes=64 * 2**20,
+)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    """Whether so many rows of the case fit in a fresh process, as autotune tries them."""
+    with ForkServerMachine() as machine:
+
+        def fits(rows: int) -> bool:
+            measured = {
+                "config": TrainConfig.model_validate(TINY.config_of(rows)).model_dump(mode="json"),
+                "vocab_size": TINY.vocab_size,
+                "special_ids": TINY.special_ids,
+                "memory_budget_bytes": TINY.memory_budget_bytes,
+                "warmup_steps": 1,
+                "timed_steps": 2,
+            }
+            return isinstance(machine.run(Trial(job="step", measured=measured, timeout_s=60.0)), Measured)
+
+        yield fits
+
+
+def _sizes_of_lightning(rows: int) -> list[int]:
+    """What its search tries when so many rows are the most that fit."""
+    low, high, size, sizes = 1, None, 2, []
+    while True:
+        sizes.append(size)
+        if size <= rows:
+            low = size
+        else:
+            high = size
+        if high is not None and high - low <= 1:
+            return sizes
+        size = 2 * size if high is None else (low + high) // 2
+
+
+def _sizes_of_accelerate(rows: int) -> list[int]:
+    sizes = [1024]
+    while sizes[-1] > rows:
+        sizes.append(int(sizes[-1] * 0.9))
+    return sizes
+
+
+def test_lightning_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
+    pytest.importorskip("lightning")
+    found = find_with_lightning(TINY, 0.0)
+    assert found.note == ""
+    assert fits(found.rows)
+    sizes = _sizes_of_lightning(found.rows)
+    assert (found.trials, found.refused) == (len(sizes), sum(size > found.rows for size in sizes))
+    assert found.seconds > 0
+
+
+def test_lightning_takes_its_margin_off():
+    pytest.importorskip("lightning")
+    halved = find_with_lightning(replace(TINY, memory_budget_bytes=32 * 2**20), 0.5)
+    searches = [_sizes_of_lightning(most) for most in (2 * halved.rows, 2 * halved.rows + 1)]
+    assert halved.trials in [len(sizes) for sizes in searches]
+
+
+def test_accelerate_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
+    pytest.importorskip("accelerate")
+    found = find_with_accelerate(TINY)
+    assert found.note == ""
+    assert fits(found.rows)
+    sizes = _sizes_of_accelerate(found.rows)
+    assert sizes[-1] == found.rows
+    assert (found.trials, found.refused) == (len(sizes), len(sizes) - 1)
+
+
+def test_an_answer_of_a_tool_that_saw_nothing_fit_is_marked():
+    pytest.importorskip("lightning")
+    # The model fits, and two rows need some 100 MiB.
+    wide = {"model": {"name": "wide", "config": {"model_type": "bert"} | SHAPE | {"intermediate_size": 4096}}}
+    config = dict(TINY.config) | wide | {"seq_length_tokens": 512}
+    found = find_with_lightning(replace(TINY, config=config, memory_budget_bytes=24 * 2**20), 0.0)
+    assert found.rows == 1  # which it has not tried
+    assert found.trials == found.refused == 1
+    assert found.note == "nothing that it tried fitted"
+
+
+def test_a_process_that_dies_is_no_answer_and_its_last_words_are_kept():
+    pytest.importorskip("accelerate")
+    found = find_with_accelerate(replace(TINY, config=dict(TINY.config) | {"seq_length_tokens": 4}))
+    assert found == Found(rows=None, trials=0, refused=0, seconds=found.seconds, note=found.note)
+    assert found.note.startswith("the process died of exit code 1: ")
+    assert "seq_length_tokens" in found.note
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+        RuntimeError("could not create a memory object"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+    ],
+    ids=str,
+)
+def test_both_tools_understand_every_refusal(refusal):
+    memory = pytest.importorskip("accelerate.utils.memory")
+    lightning_memory = pytest.importorskip("lightning.pytorch.utilities.memory")
+    trials = finders._Trials(counts := [0, 0])
+    with pytest.raises(RuntimeError) as raised, trials.refusals():
+        raise refusal
+    assert memory.should_reduce_batch_size(raised.value)
+    assert lightning_memory.is_oom_error(raised.value)
+    assert counts == [0, 1]
+
+
+def test_another_error_is_left_alone():
+    trials = finders._Trials(counts := [0, 0])
+    with pytest.raises(RuntimeError, match="shapes differ"), trials.refusals():
+        raise RuntimeError("shapes differ")
+    assert counts == [0, 0]
+
+
+def test_cases_are_trials_of_different_steps():
+    found = cases()
+    assert len({case.name for case in found}) == len({json.dumps(case.config_of(1)) for case in found}) == 6
+    for case in found:
+        assert TrainConfig.model_validate(case.config_of(3)).micro_batch_rows == 3
+        SpecialIds.model_validate(case.special_ids)
+        assert 300 * 2**20 <= case.memory_budget_bytes <= 1.5 * 2**30
