@@ -57,6 +57,23 @@ written from its description; *HF Trainer* is transformers' own with its collato
 | | real tokens/s | ours is faster by | validation loss |
 |---|---:|---:|---:|
 """
+_ESTIMATE = """
+## Predicted memory
+
+The largest use by a real CPU step, by the allocator's own events, beside what the trace of small micro-batches predicts
+for it.
+
+| | predicted | real | error |
+|---|---:|---:|---:|
+"""
+_PROBE = """
+## Finding the largest micro-batch
+
+Memory limited for real on a CPU, the same step everywhere. Ours counts tracing, verification and refutation.
+
+| case | finder | rows | trials | refused | time |
+|---|---|---:|---:|---:|---:|
+"""
 _GPU_TRAIN = """
 ## The training step on a GPU
 
@@ -124,6 +141,10 @@ def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> st
             text += f"| {samples:,} | {opened:.3f} s | {first:.3f} s | {format_bytes(runs[-1]['rss_growth_bytes'])} |\n"
     if "train" in figures:
         text += _TRAIN + _training(figures["train"]["settings"])
+    if "estimate" in figures:
+        text += _ESTIMATE + _estimates(figures["estimate"]["parts"].get("accuracy", {}))
+    if "probe" in figures:
+        text += _PROBE + _probes(figures["probe"]["cases"])
     return text + (_NO_GPU if gpu is None else _gpu_training(gpu))
 
 
@@ -142,6 +163,26 @@ def _training(settings: Mapping[str, Any]) -> str:
         f"{ceilings}.\nWhere a measured ratio is higher, the rest comes from fewer passes over memory; dropout adds "
         "work on all sides.\n"
     )
+
+
+def _estimates(accuracy: Mapping[str, Any]) -> str:
+    text = ""
+    for name, one in accuracy.items():
+        predicted, real = one["predicted_bytes"], one["real_bytes"]
+        text += f"| {name} | {format_bytes(predicted)} | {format_bytes(real)} | {predicted / real - 1:+.3%} |\n"
+    return text
+
+
+def _probes(cases: Mapping[str, Any]) -> str:
+    text = ""
+    for case, one in cases.items():
+        for name, found in {"ours": one["ours"], **one["rivals"]}.items():
+            rows = "none" if found["rows"] is None else str(found["rows"])
+            text += (
+                f"| {case} | {name.replace('_', ' ')} | {rows} | {found['trials']} | {found['refused']} | "
+                f"{found['seconds']:.1f} s |\n"
+            )
+    return text
 
 
 def _gpu_training(gpu: Mapping[str, Any]) -> str:

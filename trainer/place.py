@@ -118,8 +118,8 @@ class Place:
     def partial(self) -> Iterator[Path]:
         """A new directory for a copy at work; gone after the block, unless it was published."""
         directory = self._new_partial()
-        directory.mkdir(mode=0o700)
         try:
+            directory.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)

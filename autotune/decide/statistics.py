@@ -28,7 +28,10 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     Raises:
         ValueError: If there are no pairs, or their numbers differ.
     """
-    return mean_interval([above / below for above, below in zip(numerators, denominators, strict=True)])
+    ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
+    if not ratios:
+        raise ValueError("no pairs")
+    return mean_interval(ratios)
 
 
 def mean_interval(figures: Sequence[float]) -> Interval:
