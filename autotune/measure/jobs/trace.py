@@ -153,6 +153,7 @@ def _phases(
         tape.owner = TEMPORARIES
 
     def accumulated(parameter: torch.Tensor) -> None:
+        # Of several micro-batches gradients exist before the last one's forward, so each is told as soon as it is there.
         if parameter.grad is not None:
             tape.relabel([parameter.grad], GRADIENTS)
 
@@ -162,10 +163,7 @@ def _phases(
         training.optimizer.register_step_pre_hook(update_begins),
         training.optimizer.register_step_post_hook(update_ends),
     ]
-    # Accumulated gradients exist before the last micro-batch's forward, so each is told as soon as it is there.
-    handles += [
-        one.register_post_accumulate_grad_hook(lambda one: tape.relabel([one.grad], GRADIENTS)) for one in parameters
-    ]
+    handles += [one.register_post_accumulate_grad_hook(accumulated) for one in parameters]
     try:
         yield
     finally:
