@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from autotune.core.allocations import Trace
 from autotune.decide.allocator import reserve
+from autotune.decide.largest import largest_within
 
 Int64 = npt.NDArray[np.int64]
 Kind = Literal["cpu", "cuda"]
@@ -157,36 +158,7 @@ def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, m
         surroundings: Of the step.
         max_rows: Look no further.
     """
-    peaks: dict[int, int] = {}
-
-    def peak(rows: int) -> int:
-        if rows not in peaks:
-            peaks[rows] = peak_bytes(law, rows, surroundings)
-        return peaks[rows]
-
-    low, high = 0, max_rows + 1
-    guess = min(_FIRST_GUESS_ROWS, max_rows)
-    while high - low > 1:
-        if peak(guess) <= budget_bytes:
-            low = guess
-        else:
-            high = guess
-        # A line lands next to the answer; halving then closes what the allocator's steps leave open.
-        near = sorted(peaks, key=lambda rows: abs(peaks[rows] - budget_bytes))[:2]
-        straight = (low + high) // 2
-        if len(near) == 2 and peaks[near[0]] != peaks[near[1]]:
-            slope = (peaks[near[0]] - peaks[near[1]]) / (near[0] - near[1])
-            straight = near[0] + int((budget_bytes - peaks[near[0]]) // slope)
-        elif low == guess:
-            straight = 2 * low
-        halves = len(peaks) % _STRAIGHT == 0 and high <= max_rows
-        guess = min(max((low + high) // 2 if halves else straight, low + 1), high - 1)
-    return low
-
-
-_FIRST_GUESS_ROWS = 32
-_STRAIGHT = 4
-"""Every so many guesses one is the middle, so that a crooked law costs no more than halving does."""
+    return largest_within(lambda rows: peak_bytes(law, rows, surroundings), budget_bytes, low=0, top=max_rows)
 
 
 def _with_workspaces(law: Law, rows: int, surroundings: Surroundings) -> tuple[list[int], list[int]]:

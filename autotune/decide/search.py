@@ -1,59 +1,34 @@
 """Find the largest micro-batch in few trials: predict, correct the prediction by what trials show, prove both sides.
 
-A prediction is off by a constant (what lies outside of what was traced) and by a share of what grows with the rows, and
-an allocator rounds what is needed up to steps of its own. All pairs of such errors, for each of the steps that
-allocators have, that agree with the trials so far say how likely each size is to fit; what is tried next halves what is
-left of the likelihood. Predictions only choose what to try: the answer is always a trial that fitted next to one that
-was refused.
+What is tried next is what leaves the fewest trials to follow, by what trials so far leave possible. Predictions only
+choose what to try: the answer is always a trial that fitted next to one that was refused.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-MIB = 2**20
+from autotune.decide.posterior import MIB, Answers, Float64, Prediction, Tried, posterior
+
 GROWTH = 4
 """How fast sizes grow, without a prediction, until two of them show a slope."""
 SLOPE_BYTES = 64 * MIB
 """Points that differ by less than three of the caching allocator's 20 MiB segments do not show a slope."""
-FIRST_CHANCE, FURTHER_CHANCE = 0.85, 0.5
-"""Chance to fit of what is tried: a fit also reads a peak, which is worth most at first; a refusal only says no."""
-STEPS_BYTES = (4096, 2 * MIB, 20 * MIB)
-"""Pages of a CPU; the caching allocator's large requests, and its segments for smaller ones."""
-PEAK_BYTES, PEAK_SHARE = MIB // 4, 0.0015
-"""How far a peak that was read may be off, at most: three standard deviations."""
 LINE_SLOPE_SIGMA, LINE_CONSTANT_SIGMA = 0.05, 0.02
 """How far a line through two trials may be off: shares of its slope and of the peak."""
 PATIENCE = 3
 """Trials after which the prediction begins to count for less."""
+EVEN = 0.1
+"""How much less, by each further trial."""
+CANDIDATES = 48
+"""Sizes that are compared, by their chance to fit."""
+BOTH = 0.3
+"""How much the smaller of two needs adds, that for bits and that for proof: most trials serve both."""
+NORMAL_WIDTH = math.sqrt(2 * math.pi * math.e)
 MAX_FAILURES = 3
 """A size that failed so often in ways that say nothing about memory is given up, and so is the search."""
-
-Float64 = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A micro-batch and whether it fitted; ``peak_bytes`` is known where it did."""
-
-    rows: int
-    fits: bool | None
-    """None: the trial failed in a way that says nothing about memory."""
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What is known of the peak before any trial."""
-
-    peak_bytes: Callable[[int], float]
-    """By rows."""
-    slope_sigma: float
-    """Standard deviation of the error of what grows with rows, as a share of it."""
-    constant_sigma_bytes: float
-    """Standard deviation of the error of what does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,134 +78,62 @@ def next_rows(
         if low == 0:
             return 1 if high is None else max(1, high // 2)
         return min(GROWTH * low, top) if high is None else (low + high) // 2
-    refused, fitted = _running(tried, fits=False), _running(tried, fits=True)
     if not low:  # nothing has fitted yet: the prediction is further off than was thought
+        refused = sum(trial.fits is False for trial in tried)
         known = replace(known, constant_sigma_bytes=known.constant_sigma_bytes * (1 + refused))
-    errors = _errors(tried, known, budget_bytes)
-    # The same outcome several times running calls for a longer step in that direction.
-    wanted = 1 - (1 - (FURTHER_CHANCE if low else FIRST_CHANCE)) / (1 + max(0, refused - 1)) ** 2
-    wanted /= 1 + max(0, fitted - 2)
+    answers = posterior(tried, known, budget_bytes).answers(known, budget_bytes, low, top)
     # The more trials did not end it, the more of the chance is shared out evenly between what fitted and what did not.
-    even = min(0.5, 0.1 * max(0, len(tried) - PATIENCE)) if high is not None else 0.0
-    least, last = low + 1, top
-    while last > least:  # the largest size that is as likely to fit as is wanted
-        middle = (least + last + 1) // 2
-        chance = errors.chance(known.peak_bytes(middle), budget_bytes)
-        if (1 - even) * chance + even * (top + 1 - middle) / (top + 1 - low) >= wanted:
-            least = middle
-        else:
-            last = middle - 1
-    return least
+    even = min(1.0, EVEN * max(0, len(tried) - PATIENCE)) if high is not None else 0.0
+    return _most_telling(answers, even)
 
 
-def _running(tried: Sequence[Tried], *, fits: bool) -> int:
-    """How many of the last trials that said anything had this outcome."""
-    told = [trial.fits for trial in tried if trial.fits is not None]
-    return next((number for number, one in enumerate(reversed(told)) if one is not fits), len(told))
+def _most_telling(answers: Answers, even: float) -> int:
+    """The size after whose trial the fewest are expected to follow.
+
+    A refusal tells that larger sizes are not the answer. A fit tells the same of smaller ones, and its peak takes the
+    constant error out of the prediction, so that what is left open is the slope's error on the way to the answer.
+    """
+    low, believed = answers.low, answers.chance
+    chance = (1 - even) * believed + even / len(believed)
+    or_more = np.cumsum(chance[::-1])[::-1]
+    quantiles = np.searchsorted(-or_more, -np.linspace(0.995, 0.005, CANDIDATES), side="right") - 1
+    likeliest = int(believed.argmax())
+    best, fewest = 0, math.inf
+    for number in np.unique([*quantiles, 1, likeliest, likeliest + 1]):
+        if not 1 <= number < len(chance):
+            continue
+        fits = or_more[number]
+        further = 0.0
+        if fits > 0:
+            away = np.arange(len(chance) - number)
+            open_rows = np.hypot(answers.slope_sigma * away, answers.reading_sigma_rows)
+            likely = _shares(believed[number:])
+            # The entropy of a normal distribution with that standard deviation.
+            left_bits = float(likely @ np.log2(np.maximum(1.0, NORMAL_WIDTH * open_rows)))
+            told_bits = max(0.0, _bits(likely) - left_bits) * (1 - even) * believed[number:].sum() / fits
+            further += fits * _trials(_shares(chance[number:]), told_bits)
+        if fits < 1:
+            further += (1 - fits) * _trials(_shares(chance[:number]), 0.0)
+        if further < fewest:
+            best, fewest = low + int(number), further
+    return best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Errors:
-    """Ways in which a prediction may be off, each as likely as its weight says; shapes (E,)."""
-
-    base_bytes: float
-    constant_bytes: Float64
-    slope: Float64
-    step_bytes: Float64
-    weight: Float64
-
-    def chance(self, predicted_bytes: float, budget_bytes: int) -> float:
-        """How likely it is that what was predicted so fits."""
-        fits = self._needed(predicted_bytes) <= budget_bytes
-        return float(self.weight[fits].sum())
-
-    def expected_bytes(self, predicted_bytes: float) -> float:
-        """What is needed instead of what was predicted."""
-        return float((self._needed(predicted_bytes) * self.weight).sum())
-
-    def _needed(self, predicted_bytes: float) -> Float64:
-        line = predicted_bytes + self.constant_bytes + self.slope * (predicted_bytes - self.base_bytes)
-        needed: Float64 = np.ceil(line / self.step_bytes) * self.step_bytes
-        return needed
+def _trials(chance: Float64, told_bits: float) -> float:
+    """About how many trials follow: as many as halve what is open, and at least those that prove the answer."""
+    open_bits = max(0.0, _bits(chance) - told_bits)
+    proof = 2 - float(chance[0] + chance[-1])  # the ends of what is possible have been proven on their other side
+    return max(open_bits, proof) + BOTH * min(open_bits, proof)
 
 
-_SLOPES, _CONSTANTS, _SIGMAS = 161, 25, 4.0
-"""The grid of errors, and how many standard deviations it reaches to either side."""
-_ENOUGH_SLOPES = 40
-"""Fewer that agree with all trials call for a finer grid."""
+def _bits(chance: Float64) -> float:
+    likely = chance[chance > 0]
+    return -float(likely @ np.log2(likely))
 
 
-def _errors(tried: Sequence[Tried], known: Prediction, budget_bytes: int) -> _Errors:
-    """All errors that agree with the trials; where none do, trials are read less exactly until some do."""
-    doubt = 1.0
-    while True:
-        parts = [_errors_of_step(tried, known, budget_bytes, step, doubt) for step in STEPS_BYTES]
-        found = [part for part in parts if part is not None]
-        if found:
-            weight = np.concatenate([part.weight for part in found])
-            return _Errors(
-                base_bytes=found[0].base_bytes,
-                constant_bytes=np.concatenate([part.constant_bytes for part in found]),
-                slope=np.concatenate([part.slope for part in found]),
-                step_bytes=np.concatenate([part.step_bytes for part in found]),
-                weight=weight / weight.sum(),
-            )
-        doubt *= 2
-
-
-def _errors_of_step(
-    tried: Sequence[Tried], known: Prediction, budget_bytes: int, step_bytes: int, doubt: float
-) -> _Errors | None:
-    """Those under which an allocator that works in such steps shows what the trials showed."""
-    base = known.peak_bytes(1)
-    sigma_bytes, sigma_slope = known.constant_sigma_bytes * doubt, known.slope_sigma * doubt
-    slopes = np.linspace(-_SIGMAS * sigma_slope, _SIGMAS * sigma_slope, _SLOPES)
-    for trial in tried:
-        if trial.fits and trial.peak_bytes is not None:
-            off = doubt * (PEAK_BYTES + PEAK_SHARE * trial.peak_bytes)
-            beside = abs(trial.peak_bytes - round(trial.peak_bytes / step_bytes) * step_bytes)
-            if beside > off:
-                return None
-    for _ in range(8):
-        low = np.full(len(slopes), -_SIGMAS * sigma_bytes)
-        high = np.full(len(slopes), _SIGMAS * sigma_bytes)
-        for trial in tried:
-            predicted = known.peak_bytes(trial.rows)
-            line = predicted + slopes * (predicted - base)
-            if trial.fits and trial.peak_bytes is not None:
-                off = doubt * (PEAK_BYTES + PEAK_SHARE * trial.peak_bytes)
-                low = np.maximum(low, trial.peak_bytes - step_bytes - off - line)
-                high = np.minimum(high, trial.peak_bytes + off - line)
-            if trial.fits is False:
-                low = np.maximum(low, budget_bytes // step_bytes * step_bytes - line)
-            elif trial.fits:
-                high = np.minimum(high, budget_bytes // step_bytes * step_bytes - line)
-        agree = np.flatnonzero(high >= low)
-        if len(agree) == 0 or len(agree) >= _ENOUGH_SLOPES:
-            break
-        gap = slopes[1] - slopes[0]
-        slopes = np.linspace(slopes[agree[0]] - gap, slopes[agree[-1]] + gap, _SLOPES)
-    if len(agree) == 0:
-        return None
-    slopes, low, high = slopes[agree], low[agree], high[agree]
-    share = (np.arange(_CONSTANTS) + 0.5) / _CONSTANTS
-    constants = low[:, None] + (high - low)[:, None] * share
-    gap = float(slopes[1] - slopes[0]) if len(slopes) > 1 else 1.0
-    prior = np.exp(-0.5 * (constants / sigma_bytes) ** 2 - 0.5 * (slopes[:, None] / sigma_slope) ** 2)
-    weight = prior * ((high - low)[:, None] / _CONSTANTS) * gap
-    for trial in tried:
-        if trial.fits and trial.peak_bytes is not None:
-            predicted = known.peak_bytes(trial.rows)
-            line = predicted + constants + slopes[:, None] * (predicted - base)
-            off = trial.peak_bytes - np.ceil(line / step_bytes) * step_bytes
-            weight *= np.exp(-0.5 * (off / (doubt * (PEAK_BYTES + PEAK_SHARE * trial.peak_bytes) / 3)) ** 2)
-    return _Errors(
-        base_bytes=base,
-        constant_bytes=constants.ravel(),
-        slope=np.repeat(slopes, _CONSTANTS),
-        step_bytes=np.full(constants.size, float(step_bytes)),
-        weight=np.maximum(weight.ravel(), 1e-300),
-    )
+def _shares(chance: Float64) -> Float64:
+    shares: Float64 = chance / max(float(chance.sum()), 1e-300)
+    return shares
 
 
 def predict_bytes(tried: Sequence[Tried], rows: int, prediction: Prediction | None) -> int | None:
@@ -239,7 +142,7 @@ def predict_bytes(tried: Sequence[Tried], rows: int, prediction: Prediction | No
     known = prediction or _line(smaller)
     if known is None:
         return None
-    return round(_errors(smaller, known, 2**62).expected_bytes(known.peak_bytes(rows)))
+    return round(posterior(smaller, known, 2**62).expected_bytes(known.peak_bytes(rows)))
 
 
 def _line(tried: Sequence[Tried]) -> Prediction | None:

@@ -11,7 +11,8 @@ from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import curve_rows, rows_with_headroom
 from autotune.decide.memory import ledger
-from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
+from autotune.decide.posterior import Prediction, Tried
+from autotune.decide.search import MAX_FAILURES, bracket, next_rows, predict_bytes
 from autotune.decide.statistics import mean_interval
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected
 from autotune.errors import AutotuneError, DoesNotFit, Undecided

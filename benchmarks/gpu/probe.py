@@ -5,7 +5,8 @@ from typing import Any
 
 from autotune.core.outcome import Measured, OutOfMemory
 from autotune.core.trial import FinishedTrial, StepFigures
-from autotune.decide.search import Tried, bracket, predict_bytes
+from autotune.decide.posterior import Tried
+from autotune.decide.search import bracket, predict_bytes
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.probe import ProbeRequest, ProbeResult, probe_model
 from autotune.search.site import memory_budget

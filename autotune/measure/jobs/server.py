@@ -69,3 +69,5 @@ def _send(replies: Any, value: dict[str, Any]) -> None:  # noqa: ANN401 - a text
 if __name__ == "__main__":
     psutil.Process()  # imported for children, which must not import anything near their memory limit
     serve()
+    # Nothing is left to do, and taking torch apart would keep whoever closes this waiting for most of a second.
+    os._exit(0)

@@ -153,7 +153,7 @@ def _phases(
         tape.owner = TEMPORARIES
 
     def accumulated(parameter: torch.Tensor) -> None:
-        # Of several micro-batches gradients exist before the last one's forward, so each is told as soon as it is there.
+        # Of several micro-batches gradients exist before the last forward, so each is told as soon as it is there.
         if parameter.grad is not None:
             tape.relabel([parameter.grad], GRADIENTS)
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.search import MIB, Bracket, Prediction, Tried, bracket, next_rows, predict_bytes
+from autotune.decide.posterior import MIB, Prediction, Tried
+from autotune.decide.search import Bracket, bracket, next_rows, predict_bytes
 from benchmarks.estimate import search
 from benchmarks.simulated import SimulatedMachine
 
