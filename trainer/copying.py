@@ -8,7 +8,6 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from trainer.dataset import (
 from trainer.errors import BadConfig
 from trainer.permutation import permute
 from trainer.progress import Update
+from trainer.threads import in_threads
 
 _CHUNK_BYTES = 8 * 2**20
 _THREADS = 4
@@ -128,20 +128,10 @@ def copy_files(
     """
     progress = _Progress(update, sum(file.size_bytes for file in files))
     started_s = time.perf_counter()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        running = [pool.submit(_copy, file, source, target, progress) for file in files]
-        try:
-            ended, _ = wait(running, return_when=FIRST_EXCEPTION)
-            failed = [error for error in (future.exception() for future in ended) if error is not None]
-            if failed:
-                raise failed[0]
-        finally:
-            # On an error or Ctrl-C the others need not go on.
-            progress.stop = True
+    taken = in_threads(lambda file: _copy(file, source, target, progress), files, _THREADS, stop=progress.end)
     if read_manifest(target) != manifest:
         raise damaged_source(source, MANIFEST_NAME, "changed while it was copied")
     sync_directory(target)
-    taken = [future.result() for future in running]
     return CopyFigures(
         size_bytes=progress.total_bytes,
         seconds=time.perf_counter() - started_s,
@@ -169,6 +159,10 @@ class _Progress:
         self._lock = threading.Lock()
         self._done_bytes = 0
         self._started_s = time.perf_counter()
+
+    def end(self) -> None:
+        """Ask all threads to end."""
+        self.stop = True
 
     def add(self, size_bytes: int) -> None:
         with self._lock:

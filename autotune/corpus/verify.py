@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from trainer.dataset import (
     read_manifest,
 )
 from trainer.errors import BadConfig
+from trainer.threads import in_threads
 
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20
@@ -67,9 +67,11 @@ def verify(directory: Path, stage: Callable[[str], Any], *, threads: int | None 
     item_bytes = np.dtype(manifest.dtype).itemsize
     total_bytes = sum(shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards)
     faults = [*_foreign_files(directory, manifest), *_tokenizer_faults(directory, manifest)]
-    with stage("verify") as update, ThreadPoolExecutor(threads or _default_threads()) as pool:
+    with stage("verify") as update:
         meter = _SharedMeter(update, total_bytes)
-        checked = list(pool.map(lambda one: _check_shard(directory, manifest, one[0], one[1], meter), shards))
+        checked = in_threads(
+            lambda one: _check_shard(directory, manifest, one[0], one[1], meter), shards, threads or _default_threads()
+        )
     faults += [fault for one in checked for fault in one.faults]
     for name, split in splits.items():
         own = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
