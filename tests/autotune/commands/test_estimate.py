@@ -4,6 +4,10 @@ import sys
 
 import pytest
 
+BERT = {
+    "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 512,
+}  # fmt: skip
 LONGFORMER = {
     "model_type": "longformer", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 128, "attention_window": [32, 32], "max_position_embeddings": 514,
@@ -34,9 +38,12 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up():
 
 
 @pytest.mark.system
-def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most():
+def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most(tmp_path):
+    (tmp_path / "bert.json").write_text(json.dumps(BERT))
     found = json.loads(
-        estimate("--model", "bert-mini", "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json")
+        estimate(
+            "--model", str(tmp_path / "bert.json"), "--gpu", "a100-40gb", "--seq-length", "64", "--what-if", "--json"
+        )
     )
     rows = {
         (one["precision"], one["attention"], one["checkpointing"], one["head"]): one["rows"]
@@ -51,18 +58,16 @@ def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most
 
 @pytest.mark.system
 def test_shares_of_several_gpus_shrink_with_the_stage():
-    text = estimate("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8")
-    assert "ZeRO-3 (FSDP)" in text
     found = json.loads(
-        estimate("--model", "bert-mini", "--memory", "20GB", "--seq-length", "64", "--ranks", "8", "--json")
+        estimate("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--json")
     )
     shares = found["models"][0]["sharded_bytes"]
-    assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"]
+    assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP)"]
 
 
 @pytest.mark.system
 def test_one_row_that_does_not_fit_names_the_largest_term_and_what_would_help():
-    said = estimate("--model", "bert-350m", "--memory", "5GB", code=4)
+    said = estimate("--model", "bert-120m", "--memory", "1GB", code=4)
     assert "not even one row" in said
     assert "of which" in said
 
