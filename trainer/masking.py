@@ -56,6 +56,11 @@ def head_slots(places: int, probability: float) -> int:
     return min(-(-math.ceil(slots) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE, -(-places // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
 
 
+def most_predicted(places: int, probability: float) -> int:
+    """How many tokens to predict a micro-batch holds at most: its slots of the head, or all of its tokens."""
+    return min(places, head_slots(places, probability))
+
+
 class Masker:
     """Draws the tokens to predict, and what stands in their place. Holds tables of the vocabulary, and no state."""
 

@@ -19,18 +19,6 @@ _SPLIT_REMAINDER_BYTES = {True: ROUND_BYTES, False: SMALL_BYTES + 1}
 """A block is split where at least so much is left over; by whether the pool is the small one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
-    """What an allocator came to."""
-
-    reserved_bytes: int
-    """Of the device, at the highest."""
-    allocated_bytes: int
-    """Of blocks in use, rounded, at the highest."""
-    peak_event: int
-    """Index of the event at which ``allocated_bytes`` was reached."""
-
-
 @dataclass(slots=True, kw_only=True)
 class _Block:
     address: int
@@ -127,34 +115,21 @@ def segment_bytes(size_bytes: int) -> int:
     return -(-size_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
 
 
-def reserve(sizes_bytes: Sequence[int], events: Sequence[int], *, repeat_from: int | None = None) -> Reserved:
-    """Play a sequence of allocations.
+def reserve(sizes_bytes: Sequence[int], events: Sequence[int]) -> int:
+    """Play a sequence of allocations: bytes of the device that are reserved in the end, which is also the most.
 
     Args:
         sizes_bytes: Of each allocation.
         events: ``i``: allocation i is made; ``-1 - i``: it is released.
-        repeat_from: Play what follows that event once more, as further training steps do.
     """
     allocator = CachingAllocator()
     blocks: dict[int, _Block] = {}
-    highest = at = 0
-    again = events[repeat_from:] if repeat_from is not None else ()
-    for index, event in enumerate([*events, *again]):
+    for event in events:
         if event < 0:
-            block = blocks.pop(-1 - event, None)
-            if block is not None:
-                allocator.release(block)
-            continue
-        if event in blocks:  # what the last step left behind is replaced by this one's
-            allocator.release(blocks.pop(event))
-        blocks[event] = allocator.allocate(sizes_bytes[event])
-        if allocator.allocated_bytes > highest:
-            highest, at = allocator.allocated_bytes, index
-    return Reserved(
-        reserved_bytes=allocator.reserved_bytes,
-        allocated_bytes=highest,
-        peak_event=at if at < len(events) else at - len(again),
-    )
+            allocator.release(blocks.pop(-1 - event))
+        else:
+            blocks[event] = allocator.allocate(sizes_bytes[event])
+    return allocator.reserved_bytes
 
 
 def _size_of(entry: tuple[int, int, _Block]) -> int:

@@ -37,7 +37,6 @@ class Law:
     term_of: Int64
     terms: tuple[str, ...]
     events: Int64
-    repeats_from: int
     slots_of: Callable[[int], int]
     """Places that the head computes, by rows."""
 
@@ -80,7 +79,10 @@ class Ledger:
 
 
 def affine_law(traces: Sequence[Trace], slots_of: Callable[[int], int]) -> Law | None:
-    """The law that three traces of different micro-batches tell.
+    """The law that three traces of different micro-batches tell, in whole numbers.
+
+    Where the head's places lie on a straight line in the rows, so that they cannot be told from rows by these traces,
+    all is laid to the rows.
 
     Returns:
         None when the traces do not have the same allocations in the same order, or do not lie on one law: the model
@@ -92,16 +94,19 @@ def affine_law(traces: Sequence[Trace], slots_of: Callable[[int], int]) -> Law |
     terms = sorted({one.term for one in first.allocations})
     number = {term: index for index, term in enumerate(terms)}
     observed = np.array([[one.size_bytes for one in trace.allocations] for trace in traces], dtype=np.int64)
-    places = np.array([[1, trace.rows, slots_of(trace.rows)] for trace in traces], dtype=np.float64)
-    solved, *_ = np.linalg.lstsq(places, observed.astype(np.float64), rcond=None)
+    more, much_more = observed[1] - observed[0], observed[2] - observed[0]
+    rows = [trace.rows - first.rows for trace in traces[1:]]
+    slots = [slots_of(trace.rows) - slots_of(first.rows) for trace in traces[1:]]
+    apart = rows[0] * slots[1] - rows[1] * slots[0]
+    per_slot = (rows[0] * much_more - rows[1] * more) // apart if apart else np.zeros_like(more)
+    per_row = (more - slots[0] * per_slot) // rows[0]
     law = Law(
-        fixed_bytes=np.rint(solved[0]).astype(np.int64),
-        bytes_per_row=np.rint(solved[1]).astype(np.int64),
-        bytes_per_slot=np.rint(solved[2]).astype(np.int64),
+        fixed_bytes=observed[0] - per_row * first.rows - per_slot * slots_of(first.rows),
+        bytes_per_row=per_row,
+        bytes_per_slot=per_slot,
         term_of=np.array([number[one.term] for one in first.allocations], dtype=np.int64),
         terms=tuple(terms),
         events=np.array(first.events, dtype=np.int64),
-        repeats_from=first.repeats_from,
         slots_of=slots_of,
     )
     return law if all(holds_for(law, trace) for trace in traces) else None
@@ -126,7 +131,7 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     if surroundings.kind == "cpu":
         return int(law.running_bytes(rows).max()) + surroundings.outside_bytes
     sizes, events = _with_workspaces(law, rows, surroundings)
-    return reserve(sizes, events, repeat_from=None).reserved_bytes + surroundings.outside_bytes
+    return reserve(sizes, events) + surroundings.outside_bytes
 
 
 def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:

@@ -1,6 +1,5 @@
 """What one GPU holds of a model whose state, layers and matrices several share: formulas, not measurements."""
 
-import math
 from dataclasses import dataclass
 
 from autotune.errors import BadInput
@@ -128,22 +127,6 @@ def shard(state: StateBytes, layout: Layout, *, largest_layer_bytes: int) -> Sha
         return last
     in_flight = stages if layout.microbatches_per_step is None else min(layout.microbatches_per_step, stages)
     return max(on_stage(1, in_flight, 0), last, key=lambda sharded: sharded.total_bytes)
-
-
-def state_bytes_of_parameters(
-    parameters: int, bytes_per_parameter: float, tensor_ranks: int, pipeline_stages: int
-) -> int:
-    """State of so many parameters on one of the GPUs that share a model's matrices and layers, rounded up.
-
-    With Adam in mixed precision a parameter takes 16 bytes: 2 of weight, 2 of gradient, 12 of optimizer (a copy in
-    fp32 and two moments). ZeRO-1 over d data ranks makes that 4 + 12/d (Rajbhandari et al. 2020). Activations, the
-    loss, temporaries, the CUDA context and uneven stages are left out: this is a floor, not a fit.
-
-    Raises:
-        BadInput: If a number of ranks or stages is below 1.
-    """
-    layout = Layout(zero_stage=0, data_ranks=1, tensor_ranks=tensor_ranks, pipeline_stages=pipeline_stages)
-    return math.ceil(parameters * bytes_per_parameter / (layout.tensor_ranks * layout.pipeline_stages))
 
 
 def _activations_bytes(whole_bytes: int, layout: Layout, microbatches: int) -> int:

@@ -12,10 +12,10 @@ from autotune.errors import NotCheckable
 from autotune.measure.machine import Machine
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
-from trainer.masking import head_slots
+from trainer.masking import most_predicted
 
-TRACED_ROWS = (3, 8, 24)
-"""Small, and apart in both rows and slots of the head: three tell two slopes and a constant."""
+FEW_ROWS, MORE_ROWS, MANY_ROWS = 3, 8, range(24, 97)
+"""What is traced: small, and apart in both rows and slots of the head, as three tell two slopes and a constant."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_ROW = 4.0
 """Assumed where no dataset says better: functions of programs come at about 2.3 to a row of 512."""
@@ -58,8 +58,9 @@ def estimate_model(request: EstimateRequest, machine: Machine) -> Estimate:
         CannotTrace: If the model cannot be traced, or changes its ways with the size of the micro-batch.
         BadInput: If the configuration cannot be built.
     """
-    found = _traced(request, machine, TRACED_ROWS)
-    law = affine_law([Trace.of(one) for one in found["traces"]], _slots_of(request.config))
+    slots_of = _slots_of(request.config)
+    found = _traced(request, machine, traced_rows(slots_of))
+    law = affine_law([Trace.of(one) for one in found["traces"]], slots_of)
     if law is None:
         raise _cannot(request, "its allocations do not follow one law over several micro-batches")
     return Estimate(
@@ -68,7 +69,7 @@ def estimate_model(request: EstimateRequest, machine: Machine) -> Estimate:
         parameters=found["parameters"],
         attention=found["attention"],
         attention_reason=found["attention_reason"],
-        traces=len(TRACED_ROWS),
+        traces=len(found["traces"]),
     )
 
 
@@ -102,9 +103,18 @@ def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[
     return by_rows
 
 
+def traced_rows(slots_of: Callable[[int], int]) -> tuple[int, int, int]:
+    """Three micro-batches whose rows and slots do not lie on one line; slots come in tiles, so some lie on one."""
+    few, more = FEW_ROWS, MORE_ROWS
+    for many in MANY_ROWS:
+        if (more - few) * (slots_of(many) - slots_of(few)) != (many - few) * (slots_of(more) - slots_of(few)):
+            return few, more, many
+    return few, more, MANY_ROWS[0]  # so they do everywhere: with every place a slot, for one
+
+
 def _slots_of(config: TrainConfig) -> Callable[[int], int]:
     width, probability = config.seq_length_tokens, config.masking_probability
-    return lambda rows: min(rows * width, head_slots(rows * width, probability))
+    return lambda rows: most_predicted(rows * width, probability)
 
 
 def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import head_slots
+from trainer.masking import most_predicted
 from trainer.model import family_of
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
@@ -115,13 +115,12 @@ def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) 
         targets_P=torch.empty(predicted, dtype=stored, device=META),
         real_tokens=rows * width,
         predicted_tokens=predicted,
-        most_predicted_in_row=min(predicted, width, head_slots(width, config.masking_probability)),
+        most_predicted_in_row=min(predicted, most_predicted(width, config.masking_probability)),
     )
 
 
 def _predicted(config: TrainConfig) -> int:
-    places = config.micro_batch_rows * config.seq_length_tokens
-    return min(places, head_slots(places, config.masking_probability))
+    return most_predicted(config.micro_batch_rows * config.seq_length_tokens, config.masking_probability)
 
 
 def _head_of(training: Training) -> list[torch.nn.Module]:

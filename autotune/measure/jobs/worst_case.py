@@ -10,7 +10,7 @@ import torch
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import head_slots
+from trainer.masking import most_predicted
 
 
 def fullest_batch(
@@ -68,8 +68,8 @@ def predicted_by_row(rows: int, width: int, probability: float) -> list[int]:
     tomorrow, and the largest micro-batch would be a matter of luck. So one row has all that a row has room for, and the
     others share what is left evenly.
     """
-    in_all = min(head_slots(rows * width, probability), rows * width)
-    in_first = min(head_slots(width, probability), width)
+    in_all = most_predicted(rows * width, probability)
+    in_first = most_predicted(width, probability)
     if rows == 1:
         return [in_first]
     each, more = divmod(in_all - in_first, rows - 1)

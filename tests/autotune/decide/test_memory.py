@@ -56,7 +56,6 @@ def laws(draw) -> Law:
         term_of=np.array([2 if number < weights else number % 2 for number in range(count)], dtype=np.int64),
         terms=TERMS,
         events=np.array(events, dtype=np.int64),
-        repeats_from=0,
         slots_of=slots_of,
     )
 
@@ -80,7 +79,7 @@ def trace_of(law: Law, rows: int) -> Trace:
             for size, term in zip(law.sizes_bytes(rows), law.term_of, strict=True)
         ),
         events=tuple(law.events.tolist()),
-        repeats_from=law.repeats_from,
+        repeats_from=0,
     )
 
 
@@ -95,7 +94,6 @@ def simple_law(*blocks: tuple[int, int, int, str], events: list[int] | None = No
         term_of=np.array([names.index(term) for term in terms], dtype=np.int64),
         terms=names,
         events=np.array(range(len(blocks)) if events is None else events, dtype=np.int64),
-        repeats_from=0,
         slots_of=slots_of,
     )
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.sharding import Layout, StateBytes, shard, state_bytes_of_parameters
+from autotune.decide.sharding import Layout, StateBytes, shard
 from autotune.errors import BadInput
 
 sizes = st.integers(0, 10**12)
@@ -42,8 +42,6 @@ def model(parameters, **others):
 def test_a_70b_model_at_tensor_8_pipeline_4_takes_35_and_12_gb_where_a_text_prints_58_and_32():
     # The text's code counts weights and gradients in bf16 and 12 bytes of Adam, nothing else: 58.3 and 31.7 are not
     # its results. What it calls ZeRO-3 divides the optimizer alone, over 8 data ranks: that is ZeRO-1.
-    assert state_bytes_of_parameters(70 * GB, 2 + 2 + 12, 8, 4) == 35_000_000_000
-    assert state_bytes_of_parameters(70 * GB, 2 + 2 + 12 / 8, 8, 4) == 12_031_250_000
     layout = Layout(zero_stage=0, data_ranks=8, tensor_ranks=8, pipeline_stages=4)
     totals = [
         shard(model(70 * GB), replace(layout, zero_stage=stage), largest_layer_bytes=0).total_bytes / GB
@@ -171,9 +169,3 @@ def test_a_stage_that_zero_lacks_is_refused(stage):
     with pytest.raises(BadInput, match=f"zero_stage = {stage}") as caught:
         replace(ALONE, zero_stage=stage)
     assert "0 (plain data parallelism)" in caught.value.next_step
-
-
-def test_state_of_parameters_refuses_no_ranks_and_rounds_up():
-    with pytest.raises(BadInput, match="tensor_ranks = 0"):
-        state_bytes_of_parameters(10, 16, 0, 1)
-    assert state_bytes_of_parameters(10, 1, 3, 1) == 4

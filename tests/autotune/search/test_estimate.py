@@ -1,7 +1,11 @@
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Crashed, Measured, TimedOut
+from autotune.decide.memory import affine_law, holds_for
 from autotune.decide.surroundings import expected_on_cpu
 from autotune.measure.machine import FakeMachine
 from autotune.search.estimate import (
@@ -11,10 +15,11 @@ from autotune.search.estimate import (
     estimate_model,
     predicted_bytes,
     predicted_rows,
+    traced_rows,
 )
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
-from trainer.masking import head_slots
+from trainer.masking import head_slots, most_predicted
 from trainer.presets import model_settings
 
 REQUEST = EstimateRequest(
@@ -87,3 +92,31 @@ def test_a_model_that_cannot_be_traced_is_to_be_measured(outcome, said):
     with pytest.raises(CannotTrace, match=said) as refused:
         estimate_model(REQUEST, FakeMachine(lambda trial: outcome))
     assert "autotune probe --model bert-mini" in refused.value.next_step
+
+
+@given(width=st.integers(8, 8192), probability=st.floats(0.01, 0.9))
+def test_rows_of_any_length_have_three_sizes_that_tell_rows_from_slots(width, probability):
+    def slots(rows: int) -> int:
+        return most_predicted(rows * width, probability)
+
+    few, more, many = traced_rows(slots)
+    told = np.linalg.matrix_rank([[1, rows, slots(rows)] for rows in (few, more, many)]) == 3
+    # All on one line, where every place has a slot.
+    assert told or all(slots(rows) == rows * width for rows in range(1, 97)) or width < 64
+
+
+@pytest.mark.parametrize("width", [371, 375, 795, 1200, 2050])
+def test_lengths_at_which_the_usual_sizes_lie_on_one_line_are_predicted_too(width):
+    def slots(rows: int) -> int:
+        return most_predicted(rows * width, 0.15)
+
+    def trace(rows: int) -> Trace:
+        sizes = (FIXED, ROW * rows, SLOT * slots(rows))
+        return Trace(
+            rows=rows, predicted_tokens=slots(rows), events=(0, 1, 2), repeats_from=0,
+            allocations=tuple(Allocation(size_bytes=size, term="parameters") for size in sizes),
+        )  # fmt: skip
+
+    law = affine_law([trace(rows) for rows in traced_rows(slots)], slots)
+    assert law is not None
+    assert holds_for(law, trace(501))
