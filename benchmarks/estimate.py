@@ -139,7 +139,7 @@ def speed(_: int) -> Figures:
     shape = model_settings("bert-120m")
     small = shape.model_copy(update={"config": shape.config | {"num_hidden_layers": 1}})
     times_s: dict[str, list[float]] = {"law_s": [], "mem_tracker_s": []}
-    rows = traced_rows(lambda count: most_predicted(count * ROW_TOKENS, MASKING_PROBABILITY))
+    rows = traced_rows(lambda count: most_predicted(count * ROW_TOKENS, MASKING_PROBABILITY), ROW_TOKENS)
     for repeat in range(-1, SPEED_REPEATS):
         # What is imported or made ready with the first call is nobody's.
         model = small if repeat < 0 else shape

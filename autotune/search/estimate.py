@@ -14,8 +14,8 @@ from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.masking import most_predicted
 
-FEW_ROWS, MORE_ROWS, MANY_ROWS = 3, 8, range(24, 97)
-"""What is traced: small, and apart in both rows and slots of the head, as three tell two slopes and a constant."""
+FEW_ROWS, MORE_TIMES, MANY_TIMES, MOST_FULL_ROWS = 3, 2.7, 8, 1000
+"""What is traced is small, and apart in both rows and slots of the head, as three tell two slopes and a constant."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_ROW = 4.0
 """Assumed where no dataset says better: functions of programs come at about 2.3 to a row of 512."""
@@ -59,7 +59,7 @@ def estimate_model(request: EstimateRequest, machine: Machine) -> Estimate:
         BadInput: If the configuration cannot be built.
     """
     slots_of = _slots_of(request.config)
-    found = _traced(request, machine, traced_rows(slots_of))
+    found = _traced(request, machine, traced_rows(slots_of, request.config.seq_length_tokens))
     law = affine_law([Trace.of(one) for one in found["traces"]], slots_of)
     if law is None:
         raise _cannot(request, "its allocations do not follow one law over several micro-batches")
@@ -103,13 +103,21 @@ def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[
     return by_rows
 
 
-def traced_rows(slots_of: Callable[[int], int]) -> tuple[int, int, int]:
-    """Three micro-batches whose rows and slots do not lie on one line; slots come in tiles, so some lie on one."""
-    few, more = FEW_ROWS, MORE_ROWS
-    for many in MANY_ROWS:
+def traced_rows(slots_of: Callable[[int], int], width: int) -> tuple[int, int, int]:
+    """Three micro-batches whose rows and slots do not lie on one line; slots come in tiles, so some lie on one.
+
+    Args:
+        slots_of: Places that the head computes, by rows.
+        width: Places of a row.
+    """
+    # Where every place has a slot they follow another law than that of micro-batches worth training with.
+    full = max((rows for rows in range(1, MOST_FULL_ROWS) if slots_of(rows) == rows * width), default=0)
+    enough = max(FEW_ROWS, full + 1) if full < MOST_FULL_ROWS - 1 else FEW_ROWS
+    few, more, least = enough, round(enough * MORE_TIMES), enough * MANY_TIMES
+    for many in range(least, 100 * least):
         if (more - few) * (slots_of(many) - slots_of(few)) != (many - few) * (slots_of(more) - slots_of(few)):
             return few, more, many
-    return few, more, MANY_ROWS[0]  # so they do everywhere: with every place a slot, for one
+    return few, more, least  # on one line everywhere: every place has a slot
 
 
 def _slots_of(config: TrainConfig) -> Callable[[int], int]:
