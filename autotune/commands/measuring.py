@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from autotune import __version__
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
 from autotune.errors import MachineLacks
@@ -22,6 +24,13 @@ from autotune.store import Ledger, check_writable
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
 from trainer.progress import Update
+
+_SETTINGS = (
+    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
+    "LD_PRELOAD", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_P2P_DISABLE",
+)  # fmt: skip
+"""Variables that trials inherit, and that change what they need or how fast they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +66,8 @@ class Bench:
                 update(done, max(expected_trials, done), f"{label}: {describe(outcome)}")
 
         # Results are taken up again only where everything that they depend on is the same.
-        site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1})
+        site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
+        site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
         return TrialRunner(
             machine=self.machine,
             ledger=ledger,
@@ -102,7 +112,7 @@ def open_bench(choice: DeviceChoice, data_dir: Path) -> Iterator[Bench]:
         monitor.close()
 
 
-def _digest(site: Fingerprint) -> str:
+def _digest(site: dict[str, Any]) -> str:
     from trainer.schema import canonical_sha256
 
-    return canonical_sha256(site.model_dump(mode="json"))[:16]
+    return canonical_sha256(site)[:16]

@@ -75,14 +75,19 @@ def probe(
     from trainer.families import FAMILIES
     from trainer.presets import model_settings
 
+    if granularity > max_rows:
+        raise UsageError(
+            f"--granularity {granularity} leaves nothing to try up to --max-rows {max_rows}",
+            next_step=f"Use --max-rows {granularity} or more.",
+        )
     asked_bytes = None if memory is None else _size(memory)
     as_card = None if as_gpu is None else find_card(as_gpu)
     every_settings = [model_settings(name) for name in model]
     manifest = read_manifest(data)
     with open_bench(device, data) as bench:
         site = bench.site
-        budget_bytes = memory_budget(site, asked_bytes, as_card)
         together = local_ranks(site, ranks)
+        budget_bytes = memory_budget(site, asked_bytes, as_card, ranks=together)
         expected = expected_on_cpu() if site.gpu is None else expected_on_gpu(site.gpu.compute_capability, together)
         paths = _profile_paths(out, [settings.name for settings in every_settings], site.name)
         probed = []
@@ -151,7 +156,7 @@ def _probe_one(
             report_directory(places.profile, places.reports) / "ledger", here, update, expected_trials=12
         )
         result = probe_model(request, runner)
-    choice = choose_micro_batch(result.curve, result.feasible_max, request.headroom_share)
+    choice = choose_micro_batch(result.curve, result.feasible_max)
     profile = profile_of_probe(
         request,
         result,

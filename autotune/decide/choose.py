@@ -34,18 +34,24 @@ def curve_rows(limit_rows: int) -> list[int]:
     return [*powers, limit_rows]
 
 
-def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int, headroom_share: float) -> MicroBatchChoice:
-    """The smallest measured micro-batch within two per cent of the best throughput."""
+def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int) -> MicroBatchChoice:
+    """The smallest measured micro-batch within two per cent of the best throughput.
+
+    Args:
+        curve: What was measured; the largest is the one that leaves the headroom free.
+        feasible_max: The largest that fits.
+    """
     best = max(curve, key=lambda point: point.slot_tokens_per_s)
     enough = [point for point in curve if point.slot_tokens_per_s >= KNEE_SHARE * best.slot_tokens_per_s]
     chosen = min(enough, key=lambda point: point.rows)
-    limit = rows_with_headroom(feasible_max, headroom_share)
+    limit = max(point.rows for point in curve)
     if chosen.rows != best.rows:
         share = chosen.slot_tokens_per_s / best.slot_tokens_per_s
         reason = f"it has {share:.1%} of the best tokens/s ({best.rows} rows); smaller ones are under {KNEE_SHARE:.0%}"
     elif chosen.rows == limit:
-        left = f"{headroom_share:.0%} headroom below the {feasible_max} that fit"
-        reason = f"the fastest, and the largest that leaves {left}; smaller ones are under {KNEE_SHARE:.0%} of it"
+        below = f"the largest that leaves the headroom below the {feasible_max} that fit"
+        largest = "the largest that fits" if limit == feasible_max else below
+        reason = f"the fastest, and {largest}; smaller ones are under {KNEE_SHARE:.0%} of it"
     else:
         reason = f"the fastest of those measured up to {limit}; smaller ones are under {KNEE_SHARE:.0%} of it"
     return MicroBatchChoice(rows=chosen.rows, reason=reason)

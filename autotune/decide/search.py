@@ -81,7 +81,9 @@ def next_rows(
     if not low:  # nothing has fitted yet: the prediction is further off than was thought
         refused = sum(trial.fits is False for trial in tried)
         known = replace(known, constant_sigma_bytes=known.constant_sigma_bytes * (1 + refused))
-    answers = posterior(tried, known, budget_bytes).answers(known, budget_bytes, low, top)
+    # A fit at a size that was refused another time says nothing.
+    believed = [trial for trial in tried if not trial.fits or high is None or trial.rows < high]
+    answers = posterior(believed, known, budget_bytes).answers(known, budget_bytes, low, top)
     # The more trials did not end it, the more of the chance is shared out evenly between what fitted and what did not.
     even = min(1.0, EVEN * max(0, len(tried) - PATIENCE)) if high is not None else 0.0
     return _most_telling(answers, even)

@@ -38,7 +38,7 @@ CLOSE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """What to probe."""
+    """What to probe; ``max_rows`` is at least one granule."""
 
     settings: ModelSettings
     manifest: Manifest
@@ -140,7 +140,7 @@ class Search:
     def find(self) -> None:
         """Try sizes until the largest is proven on both sides."""
         request, budget = self.request, self.request.memory_budget_bytes
-        most = max(1, request.max_rows // request.granularity_rows)
+        most = request.max_rows // request.granularity_rows
         while True:
             size = next_rows(self.tried, budget, most, self.prediction)
             if size is None:
@@ -190,8 +190,8 @@ def probe_model(request: ProbeRequest, runner: TrialRunner) -> ProbeResult:
     feasible_max = found.feasible_max * granule
     # The second reading of a size that was tried twice says no less than the first.
     peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
-    limit = rows_with_headroom(feasible_max, request.headroom_share)
-    curve = [_point(request, runner, rows) for rows in curve_rows(max(granule, limit // granule * granule))]
+    limit = max(1, rows_with_headroom(feasible_max, request.headroom_share) // granule)
+    curve = [_point(request, runner, size * granule) for size in curve_rows(limit)]
     estimate, expected = search.estimate, request.expected
     return ProbeResult(
         feasible_max=feasible_max,
@@ -253,7 +253,16 @@ def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
     # known to fit.
     budget_bytes = request.memory_budget_bytes if request.device == "cuda" else None
     label = f"{rows} rows, speed"
-    outcome = runner.run(step_trial(request, rows, CURVE_STEPS, budget_bytes), f"{request.settings.name}: {label}")
+    for attempt in range(MAX_FAILURES):
+        trial = step_trial(request, rows, CURVE_STEPS, budget_bytes, attempt=attempt)
+        outcome = runner.run(trial, f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else ""))
+        if not isinstance(outcome, Crashed):
+            break
+    if isinstance(outcome, OutOfMemory):
+        raise Undecided(
+            f"{rows} rows fitted at first, and were refused when their speed was measured: {outcome.detail}",
+            next_step="Leave more memory free: --headroom 0.1",
+        )
     if not isinstance(outcome, Measured):
         raise _undecided(outcome, label, runner)
     figures = StepFigures.of(outcome)
@@ -273,7 +282,7 @@ def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
 def _undecided(outcome: Outcome, label: str, runner: TrialRunner) -> Undecided:
     detail = "" if isinstance(outcome, Measured) else outcome.detail
     return Undecided(
-        f"the trial of {label} {describe(outcome)}, which says nothing about memory:\n{detail}",
+        f"the trial of {label} says nothing: {describe(outcome)}\n{detail}".rstrip(),
         next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
     )
 

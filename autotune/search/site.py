@@ -84,13 +84,16 @@ def open_site(choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMoni
     )
 
 
-def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None) -> int:
+def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None, *, ranks: int = 1) -> int:
     """The budget of one rank: what was asked for, or a named card's, or the GPU's free memory, or half of the host's.
+
+    Each rank has a GPU to itself; on a CPU all of them share the host.
 
     Args:
         site: Where it is measured.
         asked_bytes: All of a process's device memory, whatever it is for.
         as_card: A smaller card than the one that is here, whose memory is imitated.
+        ranks: How many step together here.
 
     Raises:
         BadInput: If more is asked for than there is, or a card is to be imitated without a GPU.
@@ -112,7 +115,9 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
         default_bytes = there_bytes - (site.device_used_bytes or 0)
     else:
-        there_bytes, what = site.host.ram_available_bytes, "the memory that this process may take"
+        there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
+        if ranks > 1:
+            what = f"each of {ranks} ranks may take of this host"
         default_bytes = there_bytes // 2
     if asked_bytes is not None and asked_bytes > there_bytes:
         raise BadInput(

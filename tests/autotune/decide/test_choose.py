@@ -20,16 +20,17 @@ def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
 
 
 def test_the_smallest_micro_batch_within_two_per_cent_of_the_best_is_chosen():
-    choice = choose_micro_batch(_curve({1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}), feasible_max=8, headroom_share=0.03)
+    choice = choose_micro_batch(_curve({1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}), feasible_max=8)
     assert choice.rows == 4
     assert "98.5%" in choice.reason
     assert "8 rows" in choice.reason
 
 
 def test_a_rising_curve_is_followed_to_the_headroom():
-    choice = choose_micro_batch(_curve({1: 50.0, 97: 100.0}), feasible_max=100, headroom_share=0.03)
+    choice = choose_micro_batch(_curve({1: 50.0, 97: 100.0}), feasible_max=100)
     assert choice.rows == 97
-    assert "headroom" in choice.reason
+    assert "leaves the headroom below the 100 that fit" in choice.reason
+    assert "the largest that fits" in choose_micro_batch(_curve({8: 100.0}), feasible_max=8).reason
 
 
 @given(st.integers(1, 5000), st.floats(0, 0.9))

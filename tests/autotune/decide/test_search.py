@@ -270,3 +270,14 @@ def test_a_trial_takes_the_constant_error_out_of_a_prediction():
     assert before is not None
     assert after is not None
     assert abs(after - machine.peak(40)) < 0.3 * abs(before - machine.peak(40))
+
+
+def test_a_fit_that_a_second_try_refuted_does_not_spoil_what_other_trials_told():
+    machine = Machine(fixed=3e8, per_row=2e7, budget=1e9, slope_error=0.02, constant_error=-0.05)
+    told_before = [
+        Tried(rows=20, fits=True, peak_bytes=700_000_000),
+        Tried(rows=35, fits=True, peak_bytes=1_000_000_000),
+        Tried(rows=36, fits=False),
+        Tried(rows=35, fits=False),
+    ]
+    assert next_rows(told_before, machine.budget, MAX_ROWS, machine.prediction) in (33, 34)

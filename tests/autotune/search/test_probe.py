@@ -126,10 +126,42 @@ def test_sizes_are_multiples_of_the_granularity(probe):
     machine = FakeMachine(simulate)
     found = probe(machine, granularity_rows=8, expected=expected_on_cpu())
     assert (found.feasible_max, found.infeasible_min) == (32, 40)
-    searched = [
-        t for t in machine.trials if t.job == "step" and t.measured["warmup_steps"] + t.measured["timed_steps"] == 3
-    ]
-    assert all(t.measured["config"]["micro_batch_rows"] % 8 == 0 for t in searched)
+    rows = [trial.measured["config"]["micro_batch_rows"] for trial in machine.trials if trial.job == "step"]
+    assert all(count % 8 == 0 for count in rows)
+    assert [point.rows for point in found.curve] == [8, 16, 24]
+
+
+def is_timed(trial):
+    return trial.job == "step" and trial.measured["timed_steps"] > 2
+
+
+def test_a_crash_while_speed_is_measured_is_tried_again(probe):
+    crashes = []
+
+    def unsteady(trial):
+        if is_timed(trial) and len(crashes) < 2:
+            crashes.append(trial.measured.get("attempt", 0))
+            return Crashed(detail="a bus error")
+        return simulate(trial)
+
+    assert probe(FakeMachine(unsteady)).curve[0].rows == 1
+    assert crashes == [0, 1]
+
+
+def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):
+    machine = FakeMachine(lambda trial: Crashed(detail="a bus error") if is_timed(trial) else simulate(trial))
+    with pytest.raises(Undecided, match="1 rows, speed says nothing: crashed\\na bus error"):
+        probe(machine)
+    assert sum(map(is_timed, machine.trials)) == 3
+
+
+def test_a_size_that_fitted_and_is_refused_when_it_is_timed_needs_more_headroom(probe):
+    def tighter(trial):
+        return OutOfMemory(detail="no room") if is_timed(trial) else simulate(trial)
+
+    with pytest.raises(Undecided, match="fitted at first") as caught:
+        probe(FakeMachine(tighter))
+    assert "--headroom" in caught.value.next_step
 
 
 def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):

@@ -49,6 +49,14 @@ def test_more_than_the_named_card_has_is_refused():
         memory_budget(site((H200,)), 120 * 10**9, find_card("h100-nvl-94gb"))
 
 
+def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
+    whole = memory_budget(site(()), None)
+    assert memory_budget(site(()), None, ranks=4) == whole // 4
+    with pytest.raises(BadInput, match="more than each of 4 ranks may take of this host"):
+        memory_budget(site(()), whole, ranks=4)
+    assert memory_budget(site((H200,)), 140 * 10**9, ranks=4) == 140 * 10**9
+
+
 def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     two = site((H200, replace(H200, uuid="GPU-2", index=1)))
     assert local_ranks(two, None) == 2
