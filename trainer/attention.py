@@ -64,7 +64,7 @@ def choose_attention(
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
                 f"a {model_config.model_type!r} encoder would attend across the samples of a packed row",
-                next_step="Use --set train.layout=bucketed, with train.attention=auto; or a bert, roberta or "
+                next_step="Use --set train.layout=bucketed and --set train.attention=auto; or a bert, roberta or "
                 "modernbert model.",
             )
         return ChosenAttention(kind="row", reason=f"{model_config.model_type} is only known by its padding mask")
@@ -88,12 +88,12 @@ def _against_varlen(
         name = torch.cuda.get_device_name(device)
         return f"{name} is older than Ampere", "Use --set train.attention=sdpa."
     if config.precision != "bf16":
-        return "varlen kernels compute in bf16", "Use --set train.precision=bf16, or train.attention=sdpa."
+        return "varlen kernels compute in bf16", "Use --set train.precision=bf16, or --set train.attention=sdpa."
     dropout = float(getattr(model_config, dropout_key(model_config) or "", 0.0))
     if dropout > 0:
         return (
             f"varlen kernels have no dropout of attention weights, and the model's is {dropout:g}",
-            "Change the recipe in words, --set train.attention_dropout=0, or use train.attention=sdpa.",
+            "Change the recipe in words, --set train.attention_dropout=0, or use --set train.attention=sdpa.",
         )
     head_dimensions = model_config.hidden_size // model_config.num_attention_heads
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import gc
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from trainer.config import TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
 
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+"""The newer name, where torch has it: the older one then warns."""
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A rank that has not answered for so long is dead or hung, and the job ends."""
 
@@ -192,7 +199,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
         bucket_cap_mb=parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
-        broadcast_buffers=False,  # they are tables that no step changes
+        **{_SYNC_BUFFERS: False},  # they are tables that no step changes
     )
     return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
 

@@ -1,10 +1,17 @@
 """``autotune estimate``: the memory ledger and the predicted largest micro-batch for a card that is not here."""
 
 import json
+import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from autotune.errors import AutotuneError
+    from autotune.show.estimate import Answer
+
+_SEQ_LENGTH, _MAX_ROWS = 512, 16_384
 
 
 def estimate(
@@ -23,7 +30,7 @@ def estimate(
         Path | None, typer.Option(help="Dataset, for its vocabulary and what its rows hold.", envvar="AUTOTUNE_DATA")
     ] = None,
     vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = 30_522,
-    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = _SEQ_LENGTH,
     layout: Annotated[Literal["packed", "bucketed", "padded"] | None, typer.Option(help="What a row holds.")] = None,
     precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
     attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
@@ -42,11 +49,12 @@ def estimate(
     ] = True,
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
-    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = 16_384,
+    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = _MAX_ROWS,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
+    from autotune.errors import DoesNotFit
     from autotune.search.prediction import Asked, Choices, predict
     from autotune.show.estimate import estimate_json, estimate_text
     from trainer.presets import model_settings
@@ -75,8 +83,49 @@ def estimate(
         head=head,
     )
     with progress("estimate") as update:
-        target, predicted, what_ifs = predict(asked, choices, what_if=what_if, update=update)
+        answer = predict(asked, choices, what_if=what_if, update=update)
+    unfit = {name for name, error in answer.refused if isinstance(error, DoesNotFit)}
+    probe = _probe_command(
+        {
+            "model": [text for text, one in zip(model, asked.models, strict=True) if one.name not in unfit],
+            "data": data or "DIR",
+            "memory": memory,
+            "device": device if device == "cpu" else None,
+            "seq-length": seq_length if seq_length != _SEQ_LENGTH else None,
+            "layout": layout,
+            "precision": precision,
+            "attention-dropout": attention_dropout,
+            "checkpointing": checkpointing if checkpointing != "none" else None,
+            "ranks": ranks if ranks > 1 else None,
+            "max-rows": max_rows if max_rows != _MAX_ROWS else None,
+        },
+        accumulate=accumulate,
+    )
     if as_json:
-        print(json.dumps(estimate_json(target, predicted, what_ifs), indent=2))
-    else:
-        print(estimate_text(target, predicted, what_ifs))
+        print(json.dumps(estimate_json(answer), indent=2))
+    elif text := estimate_text(answer, probe):
+        print(text)
+    if answer.refused:
+        raise _refusal(answer, probe)
+
+
+def _probe_command(options: dict[str, object], *, accumulate: bool) -> str:
+    """The probe that measures what was predicted."""
+    words = ["autotune", "probe"]
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [] if value is None else [value]:
+            words += [f"--{name}", str(one)]
+    return shlex.join([*words, *([] if accumulate else ["--no-accumulate"])])
+
+
+def _refusal(answer: "Answer", probe: str) -> "AutotuneError":
+    """What is wrong with the models that were refused, as one error; the exit code is the first one's."""
+    from autotune.search.estimate import CannotTrace
+
+    errors = [error for _, error in answer.refused]
+    first = errors[0]
+    first.message = "\n".join(error.message for error in errors)
+    run = f"Measure it where it is to run: {probe}"
+    steps = [run if isinstance(error, CannotTrace) else error.next_step for error in errors]
+    first.next_step = "\n  ".join(dict.fromkeys(steps))
+    return first

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -180,10 +181,16 @@ def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
     first = min(failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"]))
     result = ranks[first]["result"]
     if result is not None and result["status"] == "refused":
-        raise BadInput(result["message"], next_step=result["next_step"])
+        raise BadInput(result["message"], next_step=_as_options(result["next_step"]))
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
         return failures[first]
     return replace(failures[first], detail=f"rank {first} of {len(ranks)}: {failures[first].detail}")
+
+
+def _as_options(trainer_says: str) -> str:
+    """The trainer names its settings; commands that run it have options for these."""
+    setting = re.compile(r"--set train\.(\w+)=([^\s,;]+?)(?=[\s,;]|\.?$)")
+    return setting.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", trainer_says)
 
 
 def _follows(account: dict[str, Any]) -> bool:

@@ -153,5 +153,5 @@ def _cannot(request: EstimateRequest, why: str) -> CannotTrace:
     name = request.config.model.name
     return CannotTrace(
         f"{name} cannot be predicted without running it: {why}",
-        next_step=f"Measure it where it is to run: autotune probe --model {name} --data DIR",
+        next_step="Measure it where it is to run, with autotune probe.",
     )

@@ -14,24 +14,27 @@ from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.memory import OUTSIDE, Ledger, ledger, peak_bytes
 from autotune.decide.sharding import Layout, ShardedBytes, StateBytes, shard
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
-from autotune.errors import BadInput, DoesNotFit, UsageError
+from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.estimate import (
     DOCUMENTS_PER_PACKED_ROW,
+    CannotTrace,
     Estimate,
     EstimateRequest,
     confirm,
     estimate_model,
     predicted_rows,
 )
-from autotune.show.estimate import Predicted, WhatIf
+from autotune.show.estimate import Answer, Predicted, WhatIf
 from trainer.config import Attention, Checkpointing, Head, ModelSettings, Precision, TrainConfig
 from trainer.config import Layout as RowLayout
 from trainer.dataset import SpecialIds, TokenDataset
 from trainer.families import FAMILIES
 from trainer.progress import Update
 
+_ONLY_ITS_OWN: tuple[Attention, ...] = ("auto",)
+"""Encoders that this project does not know keep their own attention."""
 DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 
@@ -87,26 +90,26 @@ class _Rows:
     documents: float
 
 
-def predict(
-    asked: Asked, choices: Choices, *, what_if: bool, update: Update
-) -> tuple[str, list[Predicted], list[WhatIf]]:
-    """Everything that the command shows.
+def predict(asked: Asked, choices: Choices, *, what_if: bool, update: Update) -> Answer:
+    """Everything that the command shows; a model that does not fit, or can only be run, keeps no other from its answer.
 
     Raises:
         BadInput, UsageError: If the card, the memory or the model cannot be used.
-        CannotTrace: If a model can only be run.
-        DoesNotFit: If not even one row is predicted to fit, with the largest term and what would help.
     """
     target = find_target(asked)
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
-        predicted = []
+        predicted: list[Predicted] = []
+        refused: list[tuple[str, AutotuneError]] = []
         for number, model in enumerate(asked.models):
             update(number, len(asked.models), f"tracing {model.name}")
-            predicted.append(_predict_one(asked, choices, model, target, machine))
-        what_ifs = list(_what_ifs(asked, choices, target, machine, update)) if what_if else []
-    return target.name, predicted, what_ifs
+            try:
+                predicted.append(_predict_one(asked, choices, model, target, machine))
+            except (CannotTrace, DoesNotFit) as error:
+                refused.append((model.name, error))
+        what_ifs = tuple(_what_ifs(asked, choices, target, machine, update)) if what_if else ()
+    return Answer(target=target.name, predicted=tuple(predicted), refused=tuple(refused), what_ifs=what_ifs)
 
 
 def find_target(asked: Asked) -> Target:
@@ -183,6 +186,7 @@ def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: T
         mean_samples_per_row=rows_hold.mean_samples,
         traces=estimate.traces,
         sharded=tuple(_shards(asked, estimate, found)),
+        limited=rows == asked.max_rows,
     )
 
 
@@ -270,7 +274,7 @@ def _does_not_fit(asked: Asked, choices: Choices, target: Target, estimate: Esti
     model = estimate.request.config.model
     helps = []
     for name, changed in _single_changes(choices):
-        rows = _rows_or_none(asked, changed, model, target, machine)
+        rows, _ = _rows_or_why(asked, changed, model, target, machine)
         if rows:
             helps.append(f"{name} ({rows} rows)")
     advice = f"Predicted to fit with {' or '.join(helps)}." if helps else "No single setting is predicted to be enough."
@@ -298,29 +302,32 @@ def _what_ifs(asked: Asked, choices: Choices, target: Target, machine: Machine, 
     heads: tuple[Head, ...] = ("masked", "dense")
     layouts: tuple[RowLayout, ...] = ("packed", "padded")
     combinations = [
-        combination
-        for combination in itertools.product(asked.models, precisions, attentions, checkpointings, heads)
-        if combination[1:3] != ("fp32", "varlen")  # there is no such kernel
+        (model, precision, attention, checkpointing, head)
+        for model in asked.models
+        for precision, attention, checkpointing, head in itertools.product(
+            precisions, attentions if model.config["model_type"] in FAMILIES else _ONLY_ITS_OWN, checkpointings, heads
+        )
+        if (precision, attention) != ("fp32", "varlen")  # there is no such kernel
     ]
     for number, (model, precision, attention, checkpointing, head) in enumerate(combinations):
         update(number, len(combinations), f"what if: {model.name} {precision} {attention} {checkpointing} {head}")
         known = model.config["model_type"] in FAMILIES
-        found: dict[bool, int | None] = {}
+        found: dict[bool, tuple[int | None, str]] = {}
         for layout in layouts if known else ("padded",):
             changed = replace(
                 choices,
                 layout=layout,
                 precision=precision,
-                attention=attention if known else "auto",
-                attention_dropout=0.0 if known and attention == "varlen" else choices.attention_dropout,
+                attention=attention,
+                attention_dropout=0.0 if attention == "varlen" else choices.attention_dropout,
                 checkpointing=checkpointing,
                 head=head,
             )
             # How rows are filled changes what they take only where documents are computed one by one.
             same = attention == "varlen" and layout == "packed"
             if same not in found:
-                found[same] = _rows_or_none(asked, changed, model, target, machine)
-            rows = found[same]
+                found[same] = _rows_or_why(asked, changed, model, target, machine)
+            rows, note = found[same]
             mean = _rows(asked, _config(asked, changed, model)).mean_real_tokens
             yield WhatIf(
                 model=model.name,
@@ -331,16 +338,23 @@ def _what_ifs(asked: Asked, choices: Choices, target: Target, machine: Machine, 
                 layout=layout,
                 rows=rows,
                 real_tokens=None if mean is None or rows is None else rows * mean,
+                note=note,
             )
 
 
-def _rows_or_none(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> int | None:
+def _rows_or_why(
+    asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine
+) -> tuple[int | None, str]:
+    """What fits with these settings, and a word on it: where there is no answer, why."""
     config = _config(asked, choices, model)
     try:
         estimate = estimate_model(_request(asked, config, _rows(asked, config)), machine)
     except BadInput:
-        return None
-    return predicted_rows(estimate, target.budget_bytes, target.expected.usual, max_rows=asked.max_rows)
+        return None, "not possible"
+    except CannotTrace:
+        return None, "not traced"
+    rows = predicted_rows(estimate, target.budget_bytes, target.expected.usual, max_rows=asked.max_rows)
+    return rows, "or more" if rows == asked.max_rows else ""
 
 
 def _shards(asked: Asked, estimate: Estimate, found: Ledger) -> Iterator[tuple[str, ShardedBytes]]:
@@ -349,7 +363,7 @@ def _shards(asked: Asked, estimate: Estimate, found: Ledger) -> Iterator[tuple[s
     terms = dict(found.terms_bytes)
     state = StateBytes(
         parameters_bytes=terms.pop("parameters", 0),
-        gradients_bytes=terms.pop("gradients", 0) or 4 * estimate.parameters,
+        gradients_bytes=terms.pop("gradients", 0),
         optimizer_bytes=terms.pop("optimizer", 0),
         head_and_loss_bytes=terms.pop("head and loss", 0),
         outside_bytes=terms.pop(OUTSIDE, 0),

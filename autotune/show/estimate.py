@@ -7,6 +7,7 @@ from typing import Any
 from autotune.core.units import format_bytes, format_count
 from autotune.decide.memory import ROUNDING, Ledger
 from autotune.decide.sharding import ShardedBytes
+from autotune.errors import AutotuneError
 from autotune.show.tables import text_table
 from trainer.config import TrainConfig
 
@@ -37,11 +38,13 @@ class Predicted:
     mean_samples_per_row: float | None
     traces: int
     sharded: tuple[tuple[str, ShardedBytes], ...] = ()
+    limited: bool = False
+    """Whether more may fit, and none was looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """One line of the table of alternatives; ``rows`` is None where the trainer refuses the combination."""
+    """One line of the table of alternatives; ``rows`` is None where ``note`` says why there is no answer."""
 
     model: str
     precision: str
@@ -51,23 +54,42 @@ class WhatIf:
     layout: str
     rows: int | None
     real_tokens: float | None
+    note: str = ""
 
 
-def estimate_text(target: str, predicted: Sequence[Predicted], what_ifs: Sequence[WhatIf]) -> str:
-    """The answer for people."""
-    parts = [f"Predicted for {target}; nothing was measured.", _summary(predicted)]
-    parts += [_one(one) for one in predicted]
-    if what_ifs:
-        parts.append("What if (rows that are predicted to fit)\n" + _what_if_table(what_ifs))
-    first = predicted[0].config.model.name
-    parts.append(f"next: measure it on that card: autotune probe --model {first} --data DIR")
-    return "\n\n".join(parts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All that was predicted for one card."""
+
+    target: str
+    """The card."""
+    predicted: tuple[Predicted, ...]
+    refused: tuple[tuple[str, AutotuneError], ...]
+    """Models that do not fit or cannot be predicted, and why."""
+    what_ifs: tuple[WhatIf, ...]
 
 
-def estimate_json(target: str, predicted: Sequence[Predicted], what_ifs: Sequence[WhatIf]) -> dict[str, Any]:
+def estimate_text(answer: Answer, next_command: str) -> str:
+    """The answer for people; empty where every model was refused and nothing else was asked."""
+    parts = []
+    if answer.predicted:
+        parts.append(_summary(answer.predicted))
+        parts += [_one(one) for one in answer.predicted]
+    if answer.what_ifs:
+        parts.append("What if (rows that are predicted to fit)\n" + _what_if_table(answer.what_ifs))
+        if any(one.attention == "varlen" for one in answer.what_ifs):
+            parts.append(
+                "varlen lines leave out the dropout of attention weights: where a model has it, the recipe changes"
+            )
+    if answer.predicted:
+        parts.append(f"next: measure it there: {next_command}")
+    return "\n\n".join([f"Predicted for {answer.target}; nothing was measured.", *parts]) if parts else ""
+
+
+def estimate_json(answer: Answer) -> dict[str, Any]:
     """The answer for machines; all of it predicted."""
     return {
-        "target": target,
+        "target": answer.target,
         "measured": False,
         "models": [
             {
@@ -79,6 +101,7 @@ def estimate_json(target: str, predicted: Sequence[Predicted], what_ifs: Sequenc
                 "rows": one.rows,
                 "rows_low": one.rows_low,
                 "rows_high": one.rows_high,
+                "limited_by_max_rows": one.limited,
                 "slot_tokens": one.rows * one.config.seq_length_tokens,
                 "real_tokens": _times(one.rows, one.mean_real_tokens_per_row),
                 "samples": _times(one.rows, one.mean_samples_per_row),
@@ -88,9 +111,13 @@ def estimate_json(target: str, predicted: Sequence[Predicted], what_ifs: Sequenc
                 "traces": one.traces,
                 "sharded_bytes": {name: shard.total_bytes for name, shard in one.sharded},
             }
-            for one in predicted
+            for one in answer.predicted
         ],
-        "what_if": [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in what_ifs],
+        "refused": [
+            {"model": name, "exit_code": error.exit_code, "message": error.message, "next_step": error.next_step}
+            for name, error in answer.refused
+        ],
+        "what_if": [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in answer.what_ifs],
     }
 
 
@@ -100,8 +127,8 @@ def _summary(predicted: Sequence[Predicted]) -> str:
         [
             one.config.model.name,
             f"{one.parameters / 1e6:.1f} M",
-            str(one.rows),
-            f"{one.rows_low} to {one.rows_high}",
+            f"at least {one.rows}" if one.limited else str(one.rows),
+            None if one.limited else f"{one.rows_low} to {one.rows_high}",
             format_count(one.rows * one.config.seq_length_tokens),
             format_count(_times(one.rows, one.mean_real_tokens_per_row)),
             format_count(_times(one.rows, one.mean_samples_per_row)),
@@ -146,7 +173,10 @@ def _ledger_table(ledger: Ledger) -> str:
 
 
 def _shards(one: Predicted) -> str:
-    headers = ("", "parameters", "gradients", "optimizer", "activations", "head and loss", "gathered", "all of it")
+    headers = (
+        "", "parameters", "gradients", "optimizer", "activations", "head and loss", "gathered", "temporary", "outside",
+        "all of it",
+    )  # fmt: skip
     rows: list[list[str | None]] = [
         [
             name,
@@ -159,13 +189,15 @@ def _shards(one: Predicted) -> str:
                     shard.activations_bytes,
                     shard.head_and_loss_bytes,
                     shard.gathered_bytes,
+                    shard.temporaries_bytes,
+                    shard.outside_bytes,
                     shard.total_bytes,
                 )
             ),
         ]
         for name, shard in one.sharded
     ]
-    return text_table(headers, rows, align="lrrrrrrr")
+    return text_table(headers, rows, align="lrrrrrrrrr")
 
 
 def _what_if_table(what_ifs: Sequence[WhatIf]) -> str:
@@ -178,7 +210,7 @@ def _what_if_table(what_ifs: Sequence[WhatIf]) -> str:
             one.checkpointing,
             one.head,
             one.layout,
-            "not possible" if one.rows is None else str(one.rows),
+            one.note if one.rows is None else f"{one.rows} {one.note}".rstrip(),
             format_count(one.real_tokens),
         ]
         for one in what_ifs

@@ -62,6 +62,7 @@ def test_shares_of_several_gpus_shrink_with_the_stage():
         estimate("--model", "bert-mini", "--gpu", "l40s-48gb", "--seq-length", "64", "--ranks", "8", "--json")
     )
     shares = found["models"][0]["sharded_bytes"]
+    assert shares["DDP"] == found["models"][0]["peak_bytes"]
     assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP)"]
 
 
@@ -73,11 +74,33 @@ def test_one_row_that_does_not_fit_names_the_largest_term_and_what_would_help():
 
 
 @pytest.mark.system
-def test_a_model_with_data_dependent_code_is_to_be_probed(tmp_path):
-    (tmp_path / "longformer.json").write_text(json.dumps(LONGFORMER))
-    said = estimate("--model", str(tmp_path / "longformer.json"), "--memory", "8GB", "--seq-length", "128", code=7)
-    assert "cannot be predicted without running it" in said
-    assert "autotune probe" in said
+def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
+    longformer = tmp_path / "longformer.json"
+    longformer.write_text(json.dumps(LONGFORMER))
+    command = [sys.executable, "-m", "autotune", "estimate", "--json", "--memory", "3GB", "--seq-length", "128"]
+    models = ["--model", str(longformer), "--model", "bert-mini", "--model", "bert-350m"]
+    done = subprocess.run([*command, *models], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 7
+    assert "longformer cannot be predicted without running it" in done.stderr
+    assert (
+        f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 3GB --seq-length 128" in done.stderr
+    )
+    assert "not even one row of 128 tokens of bert-350m" in done.stderr
+    found = json.loads(done.stdout)
+    assert [one["model"] for one in found["models"]] == ["bert-mini"]
+    assert [(one["model"], one["exit_code"]) for one in found["refused"]] == [("longformer", 7), ("bert-350m", 4)]
+
+
+@pytest.mark.system
+def test_a_limit_that_is_met_is_said():
+    text = estimate("--model", "bert-mini", "--memory", "20GB", "--seq-length", "64", "--max-rows", "8")
+    assert "at least 8" in text
+
+
+@pytest.mark.system
+def test_what_the_trainer_refuses_is_mended_with_options_of_this_command():
+    said = estimate("--model", "bert-mini", "--memory", "8GB", "--attention", "varlen", code=3)
+    assert "--attention-dropout 0, or use --attention sdpa" in said
 
 
 @pytest.mark.parametrize(
