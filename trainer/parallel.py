@@ -193,13 +193,14 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     if parallel.strategy == "fsdp2":
         _shard(module, layers, config, ranks)
         return SharedModule(module=module, traffic=None)
+    unchanged_buffers: dict[str, Any] = {_SYNC_BUFFERS: False}
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
-        **{_SYNC_BUFFERS: False},  # they are tables that no step changes
+        **unchanged_buffers,
     )
     return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
 

@@ -18,7 +18,7 @@ FEW_ROWS, MORE_TIMES, MANY_TIMES, MOST_FULL_ROWS = 3, 2.7, 8, 1000
 """What is traced is small, and apart in both rows and slots of the head, as three tell two slopes and a constant."""
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_ROW = 4.0
-"""Assumed where no dataset says better: functions of programs come at about 2.3 to a row of 512."""
+"""Assumed where no dataset says better: functions of programs come at about 2.1 to a row of 512."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
