@@ -91,7 +91,7 @@ def test_a_model_that_changes_its_ways_with_its_size_is_not_predicted():
 def test_a_model_that_cannot_be_traced_is_to_be_measured(outcome, said):
     with pytest.raises(CannotTrace, match=said) as refused:
         estimate_model(REQUEST, FakeMachine(lambda trial: outcome))
-    assert "autotune probe --model bert-mini" in refused.value.next_step
+    assert "autotune probe" in refused.value.next_step
 
 
 @given(width=st.integers(8, 8192), probability=st.floats(0.01, 0.6))
