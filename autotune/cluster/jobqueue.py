@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,8 @@ def slurm_cluster(site_file: Path, jobs: int, worker_memory_bytes: int, log_dire
         raise MachineLacks(
             "cannot submit jobs: sbatch is not here", next_step="Run this on a login node of the cluster."
         )
-    from dask_jobqueue.slurm import SLURMCluster
+    with _own_handler():
+        from dask_jobqueue.slurm import SLURMCluster
 
     cluster = SLURMCluster(**job_settings(site, worker_memory_bytes, log_directory))
     try:
@@ -66,3 +68,13 @@ def slurm_cluster(site_file: Path, jobs: int, worker_memory_bytes: int, log_dire
         yield cluster
     finally:
         cluster.close()
+
+
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """Keep what Ctrl-C does here: the library takes it over when it is imported, and would end with code 0."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

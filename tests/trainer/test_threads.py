@@ -62,6 +62,15 @@ def test_nothing_is_asked_to_stop_where_all_went_well():
     assert stopped == []
 
 
+@pytest.fixture
+def own_handler():
+    """Ctrl-C as Python has it: a library that another test imports may have taken it over."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_handler")
 def test_ctrl_c_while_it_waits_ends_what_is_under_way():
     stop = threading.Event()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from autotune.cluster.jobqueue import job_settings, slurm_cluster
@@ -50,6 +53,18 @@ def test_the_rendered_job_says_what_the_site_file_says(site, tmp_path):
     assert "distributed.cli.dask_worker" in script
     assert "--nthreads 1" in script
     assert "--local-directory /local" in script
+
+
+def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
+    code = (
+        "import signal\n"
+        "from autotune.cluster.jobqueue import _own_handler\n"
+        "with _own_handler():\n"
+        "    import dask_jobqueue.slurm\n"
+        "    assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_empty_site_file_asks_for_nothing_special():
