@@ -31,9 +31,6 @@ def main() -> int:
         "prepare, its workers and readers SIGKILLed": lambda place: kill_workers(
             place, options.points, options.seed + 4
         ),
-        "prepare, its readers SIGKILLed, 1 worker": lambda place: kill_workers(
-            place, options.points, options.seed + 5, workers=1
-        ),
         "stage SIGKILL": lambda place: kill_stage(place, options.points, options.seed + 3),
     }
     figures: dict[str, object] = {"python": platform.python_version(), "points": options.points, "seed": options.seed}
