@@ -100,6 +100,14 @@ def estimate(
             "max-rows": max_rows if max_rows != _MAX_ROWS else None,
         },
         accumulate=accumulate,
+        unlike=[
+            f"the {what}"
+            for what, chosen, probed in (
+                ("masked head", head, "masked"),
+                ("attention that it chooses", attention, "auto"),
+            )
+            if chosen != probed
+        ],
     )
     if as_json:
         print(json.dumps(estimate_json(answer), indent=2))
@@ -109,13 +117,14 @@ def estimate(
         raise _refusal(answer, probe)
 
 
-def _probe_command(options: dict[str, object], *, accumulate: bool) -> str:
-    """The probe that measures what was predicted."""
+def _probe_command(options: dict[str, object], *, accumulate: bool, unlike: list[str]) -> str:
+    """The probe that measures what was predicted; a remark says in what it differs, for want of an option."""
     words = ["autotune", "probe"]
     for name, value in options.items():
         for one in value if isinstance(value, list) else [] if value is None else [value]:
             words += [f"--{name}", str(one)]
-    return shlex.join([*words, *([] if accumulate else ["--no-accumulate"])])
+    command = shlex.join([*words, *([] if accumulate else ["--no-accumulate"])])
+    return command + (f"  # measures {' and '.join(unlike)}" if unlike else "")
 
 
 def _refusal(answer: "Answer", probe: str) -> "AutotuneError":

@@ -92,9 +92,12 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
 
 
 @pytest.mark.system
-def test_a_limit_that_is_met_is_said():
-    text = estimate("--model", "bert-mini", "--memory", "20GB", "--seq-length", "64", "--max-rows", "8")
+def test_a_limit_that_is_met_is_said_and_so_is_what_the_probe_will_do_otherwise():
+    text = estimate(
+        "--model", "bert-mini", "--memory", "20GB", "--seq-length", "64", "--max-rows", "8", "--head", "dense"
+    )
     assert "at least 8" in text
+    assert "--memory 20GB --seq-length 64 --max-rows 8  # measures the masked head" in text
 
 
 @pytest.mark.system
