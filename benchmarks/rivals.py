@@ -29,7 +29,7 @@ from trainer.model import build_config
 from trainer.optimizer import set_learning_rate
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.record import EvaluationRow, RunHeader, RunWriter, StepRow
+from trainer.record import EvaluationRow, EventRow, RunHeader, RunWriter, StepRow
 from trainer.schedule import learning_rate
 
 _START_TIMEOUT_S = 900.0
@@ -178,6 +178,9 @@ class _Watch:
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Read from the record later."""
+
+    def event(self, row: EventRow) -> None:
+        """Nothing to do."""
 
 
 class Paper(Contender):

@@ -1,77 +1,276 @@
-"""``python -m trainer --profile P.toml [--data DIR] [--set train.key=value] [--out DIR]``; torchrun for many ranks."""
+"""``python -m trainer --profile P.toml [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
+
+Under torchrun for many ranks. ``exit.json`` in the run directory says how it ended, as torchrun returns 1 whatever its
+ranks return.
+"""
 
 import argparse
+import json
 import os
+import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.attempt import process_started_s
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
 from trainer.config import ResolvedConfig, resolve
-from trainer.errors import BadConfig, DoesNotFit, TrainerError
+from trainer.errors import DoesNotFit, RanksLost, TrainerError
 from trainer.progress import Update, progress
 from trainer.record import (
     MODEL_DIRECTORY,
     EvaluationRow,
+    EventRow,
     RunExit,
     RunHeader,
     RunWriter,
     StepRow,
-    default_run_directory,
+    read_exit,
     utc_now,
 )
+from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
+from trainer.startup import StartClock
+from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch
+
+_CAUSE_WAIT_S = 5.0
+"""How long a rank that lost another waits for that one's own word of why."""
 
 
 def main() -> int:
     """Train one model from a profile; returns the exit code."""
+    clock = StartClock(process_started_s())
     arguments = _parser().parse_args()
-    leads = os.environ.get("RANK", "0") == "0"
+    rank = int(os.environ.get("RANK", "0"))
+    leads = rank == 0
+    writer: RunWriter | None = None
+    start = Start()
     try:
-        resolved = resolve(arguments.profile, assignments=arguments.set, data=arguments.data)
-        if leads:
-            _print_settings(resolved)
-        writer = _writer(arguments.out or default_run_directory(resolved.config.model.name), active=leads)
+        with _early_signals():
+            resolved = resolve(arguments.profile, assignments=arguments.set, data=arguments.data)
+            if leads:
+                writer, start = choose_run(arguments.out, arguments.resume, resolved)
+                if start.finished is not None:
+                    return _finished_before(writer, start.finished)
+                _print_settings(resolved)
+            job = _Job(resolved=resolved, rank=rank, writer=writer, start=start, clock=clock)
+            job.prepare()
+        return job.run()
+    except _Signalled as signalled:
+        name = signal.Signals(signalled.number).name
+        reason = f"{name} before training began"
+        code = 130 if signalled.number == signal.SIGINT else REQUEUE
+        sys.stderr.write(f"train: {reason}\n")
+        _record(writer, code, reason, clock)
+        return code
     except TrainerError as error:
         _complain(error, leads=leads)
+        _record(writer, error.exit_code, error.message, clock)
         return error.exit_code
-    return _train(resolved, writer, leads=leads)
 
 
-def _train(resolved: ResolvedConfig, writer: RunWriter, *, leads: bool) -> int:
-    # Heavy: bad input has been answered by now, in a fraction of a second.
-    import torch
+class _Signalled(BaseException):
+    """A signal came before training began; like Ctrl-C, nothing catches it on the way."""
 
-    from trainer.loop import train
-    from trainer.parallel import join_ranks, leave_ranks
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
-    started_s = time.perf_counter()
-    code, reason = 0, "finished"
-    try:
-        if resolved.config.data.stage_to is not None:
+
+class _early_signals:  # noqa: N801 - used as a function
+    """Until training watches for signals, they end the process in order."""
+
+    def __enter__(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._raise)
+
+    def __exit__(self, *_: object) -> None:
+        """The watch has taken them over."""
+
+    @staticmethod
+    def _raise(number: int, frame: object) -> None:
+        raise _Signalled(number)
+
+
+@dataclass
+class _Job:
+    """One rank's part in a run, from its imports to its exit code."""
+
+    resolved: ResolvedConfig
+    rank: int
+    writer: RunWriter | None
+    """None on other ranks than the first, until that tells where the run is."""
+    start: Start
+    clock: StartClock
+
+    def prepare(self) -> None:
+        """Import, and stage the dataset."""
+        # Heavy: bad input has been answered by now, in a fraction of a second.
+        import trainer.loop  # noqa: F401
+
+        self.clock.ended("import")
+        if self.resolved.config.data.stage_to is not None:
             with progress("stage") as copied:
-                resolved = stage_data(resolved, update=copied)
-        ranks = join_ranks(resolved.config)
-        with progress("train") as update:
-            train(resolved, ranks, writer, _Screen(update, resolved.config.max_steps))
-    except KeyboardInterrupt:
-        code, reason = 130, "interrupted"
-    except TrainerError as error:
-        _complain(error, leads=True)
-        code, reason = error.exit_code, error.message
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        code, reason = DoesNotFit.exit_code, f"out of memory: {error}"
-        sys.stderr.write(
-            f"error: {reason}\n  next: lower train.micro_batch_rows, or find the largest: autotune probe\n"
+                self.resolved = stage_data(self.resolved, update=copied)
+        self.clock.ended("staging")
+
+    def run(self) -> int:
+        """Join the others and train."""
+        import torch
+
+        from trainer.loop import train
+        from trainer.parallel import join_ranks, leave_ranks, lost_ranks
+
+        self._watch = Watch(timeout_s=self.resolved.config.parallel.timeout_s, record=self._record_leaving)
+        self._watch.start()
+        code, reason, next_step = 70, "", ""
+        steps: int | None = None
+        checkpoint: str | None = None
+        try:
+            ranks = join_ranks(self.resolved.config)
+            writer = self._learn_of_run(ranks.tell)
+            self.clock.ended("process_group")
+            with progress("train") as update:
+                screen = _Screen(update, self.resolved.config.max_steps)
+                ending = train(
+                    self.resolved,
+                    ranks,
+                    writer,
+                    screen,
+                    start=self.start,
+                    watch=self._watch,
+                    clock=self.clock,
+                    environment=os.environ,
+                )
+            code, reason, steps, checkpoint = ending.exit_code, ending.reason, ending.steps, ending.checkpoint
+        except TrainerError as error:
+            code, reason, next_step = error.exit_code, error.message, error.next_step
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            code, reason = DoesNotFit.exit_code, f"out of memory: {error}"
+            next_step = "lower train.micro_batch_rows, or find the largest: autotune probe"
+        except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
+            lost = lost_ranks(error)
+            code = RanksLost.exit_code if lost else 70
+            reason = f"another rank is gone: {_first_line(error)}" if lost else f"{type(error).__name__}: {error}"
+            next_step = "start it again: it goes on from the newest checkpoint" if lost else "please report this bug"
+            self._keep_traceback()
+        if code not in (0, REQUEUE) or next_step:
+            sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
+        code = self._settle(code, reason, steps, checkpoint)
+        self._watch.stop()
+        together = code in (0, REQUEUE) and steps is not None
+        leave_ranks(together=together)
+        if self.rank == 0 and code == 0 and self.writer is not None:
+            print(f"run: {self.writer.directory}")
+            print(f"model: {self.writer.directory / MODEL_DIRECTORY}")
+        elif self.rank == 0 and code == REQUEUE:
+            sys.stderr.write(f"train: {reason}\n")
+        if not together:
+            # Threads of a broken process group may wait for their peers for ever.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    def _learn_of_run(self, tell: Callable[[str], str]) -> RunWriter:
+        """What the first rank has decided."""
+        told = ""
+        if self.writer is not None:
+            start = self.start
+            told = json.dumps(
+                {
+                    "directory": str(self.writer.directory.absolute()),
+                    "attempt": self.writer.attempt,
+                    "checkpoint": None if start.checkpoint is None else str(start.checkpoint.absolute()),
+                    "manifest": None if start.manifest is None else manifest_text(start.manifest),
+                    "job": start.job,
+                }
+            )
+        known = json.loads(tell(told))
+        if self.writer is None:
+            self.writer = RunWriter(Path(known["directory"]), active=False)
+            self.writer.attempt = known["attempt"]
+            if known["manifest"] is not None:
+                path = known["checkpoint"]
+                manifest = parse_manifest(json.loads(known["manifest"]), path)
+                self.start = Start(checkpoint=Path(path), manifest=manifest, job=known["job"])
+        self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
+        return self.writer
+
+    def _settle(self, code: int, reason: str, steps: int | None, checkpoint: str | None) -> int:
+        """Write down how it ended; a rank that only lost another leaves the word to that one."""
+        if self.writer is None:
+            return code
+        lost = code == RanksLost.exit_code and steps is None
+        if lost:
+            deadline_s = time.monotonic() + _CAUSE_WAIT_S
+            while time.monotonic() < deadline_s:
+                known = read_exit(self.writer.directory)
+                if known is not None:
+                    return known.exit_code
+                time.sleep(0.1)
+        if self.rank == 0 or steps is None:
+            _record(self.writer, code, reason, self.clock, steps=steps, checkpoint=checkpoint, at_step=self._watch.step)
+        return code
+
+    def _record_leaving(self, leaving: Leaving) -> None:
+        _record(self.writer, REQUEUE, f"rank {self.rank}: {leaving.reason}", self.clock, at_step=leaving.step)
+
+    def _keep_traceback(self) -> None:
+        text = traceback.format_exc()
+        sys.stderr.write(f"rank {self.rank}: {text}")
+        if self._watch.traceback_file is not None:
+            try:
+                self._watch.traceback_file.write_text(text)
+            except OSError as error:
+                sys.stderr.write(f"cannot keep it in {self._watch.traceback_file}: {error.strerror}\n")
+
+
+def _record(
+    writer: RunWriter | None,
+    code: int,
+    reason: str,
+    clock: StartClock,
+    *,
+    steps: int | None = None,
+    checkpoint: str | None = None,
+    at_step: int = 0,
+) -> None:
+    """Write ``exit.json``, if the disk lets it."""
+    if writer is None:
+        return
+    if checkpoint is None:
+        newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
+        checkpoint = newest[0].name if newest else None
+    try:
+        writer.finish(
+            RunExit(
+                exit_code=code,
+                reason=reason,
+                requeue=code == REQUEUE,
+                steps=at_step if steps is None else steps,
+                checkpoint=checkpoint,
+                seconds=clock.total_s(),
+                finished_utc=utc_now(),
+            )
         )
-    leave_ranks(together=code == 0)
-    seconds = time.perf_counter() - started_s
-    writer.finish(
-        RunExit(exit_code=code, reason=reason, steps=writer.last_step, seconds=seconds, finished_utc=utc_now())
-    )
-    if leads and code == 0:
-        print(f"run: {writer.directory}")
-        print(f"model: {writer.directory / MODEL_DIRECTORY}")
-    return code
+    except OSError as error:
+        sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def _finished_before(writer: RunWriter, end: RunExit) -> int:
+    writer.finish(end)
+    sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
+    print(f"run: {writer.directory}")
+    print(f"model: {writer.directory / MODEL_DIRECTORY}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,14 +281,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--set", action="append", default=[], metavar="train.KEY=VALUE", help="override a setting")
     parser.add_argument("--out", type=Path, help="run directory (default: runs/<UTC>-<model>)")
+    parser.add_argument(
+        "--resume",
+        default=AUTO,
+        metavar=f"{AUTO}|PATH|{NEVER}",
+        help="auto: go on with the run in --out, or with this job's own after it was requeued; PATH: a run or a "
+        "checkpoint; never: begin afresh (default: auto)",
+    )
     return parser
-
-
-def _writer(directory: Path, *, active: bool) -> RunWriter:
-    try:
-        return RunWriter(directory, active=active)
-    except OSError as error:
-        raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
 
 
 def _print_settings(resolved: ResolvedConfig) -> None:
@@ -114,14 +313,15 @@ class _Screen:
         rows = f"{header.layout} rows, {header.global_batch_rows} a step"
         lines = [f"{rows}; attention: {header.attention} ({header.attention_reason})"]
         if header.config["compile_layers"]:
-            lines.append("layers are compiled in the first steps, which takes minutes")
+            lines.append("layers are compiled before the first step, which takes minutes")
         lines += [f"change of recipe: {change}" for change in header.recipe_changes]
         sys.stderr.write("".join(f"train: {line}\n" for line in lines))
 
     def step(self, row: StepRow) -> None:
         """Move the bar on."""
         mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
-        note = f"step {row.step}/{self._steps} loss {row.loss:.3f} {row.real_tokens_per_s:,.0f} real tokens/s{mfu}"
+        loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
+        note = f"step {row.step}/{self._steps} loss {loss} {row.real_tokens_per_s:,.0f} real tokens/s{mfu}"
         self._update(row.step, self._steps, note)
 
     def evaluation(self, row: EvaluationRow) -> None:
@@ -130,6 +330,14 @@ class _Screen:
             f"validation: step {row.step} loss {row.loss:.3f} perplexity {row.perplexity:,.1f} "
             f"masked accuracy {row.masked_accuracy:.1%}\n"
         )
+
+    def event(self, row: EventRow) -> None:
+        """Say what happened; what needs attention with likely causes, and what to do."""
+        lines = [f"{row.level}: {row.message}" if row.level != "info" else f"train: {row.message}"]
+        if row.level != "info":
+            lines += [f"  likely: {cause}" for cause in row.causes[:2]]
+            lines += [f"  next: {row.next_step}"] if row.next_step else []
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def _complain(error: TrainerError, *, leads: bool) -> None:

@@ -75,7 +75,7 @@ class Attempt:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._since_s = _process_started_s() - _EARLIER_S
+        self._since_s = process_started_s() - _EARLIER_S
 
     @contextlib.contextmanager
     def leading(self, timeout_s: float) -> Iterator[None]:
@@ -162,7 +162,7 @@ def _parse(raw: bytes) -> Word:
     return Word(standing=Standing.DONE if told.get("done") else Standing.DIED)
 
 
-def _process_started_s() -> float:
+def process_started_s() -> float:
     """When this process began, in seconds since 1970."""
     # The 22nd field; the second, the command's name, may hold blanks and brackets.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,68 +1,390 @@
-"""Save the trained model in the form that transformers loads: safetensors, config, tokenizer. No pickle."""
+"""Checkpoints on disk: how they are written, checked, found and removed. No torch here, and no pickle anywhere.
 
+RUN/checkpoints/
+  latest                        the name of the newest, for people and scripts
+  step-000000500/               named for the optimizer step; `-rollback-K` follows after K rollbacks of the run
+    rank-00000.safetensors      tensors, or parts of them, that this rank keeps
+    manifest.json               written last: files with size and CRC-32, where the parts of tensors lie, the state
+
+A checkpoint is written into a hidden directory, synced, and renamed: what has its name is whole. Whether it still is
+when it is read, sizes and checksums say. Where several ranks write, each leaves a description of its file beside it,
+and the first rank makes the manifest of them.
+"""
+
+import contextlib
+import json
 import os
+import re
 import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-import torch
-from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import PreTrainedTokenizerFast
+from trainer.errors import BadConfig
+from trainer.schema import Table, canonical_sha256, parse_table, read_json
+from trainer.stream import Position
 
-from trainer.dataset import TOKENIZER_NAME, SpecialIds
-from trainer.objective import MaskedLM
+CHECKPOINTS_DIRECTORY, LATEST_FILE, MANIFEST_FILE = "checkpoints", "latest", "manifest.json"
+CHECKPOINT_SCHEMA_VERSION: Literal[1] = 1
+_NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
+_CHUNK_BYTES = 16 * 2**20
+_POLL_S = 0.05
+_HASH_KEY = "content_sha256"
 
 
-def export_model(
-    module: MaskedLM,
-    *,
-    dataset_dir: Path,
-    special_ids: SpecialIds,
-    seq_length_tokens: int,
-    directory: Path,
-    leads: bool,
-) -> None:
-    """Write the model and its tokenizer; the directory appears whole or not at all.
+class FileEntry(Table):
+    """One file of a checkpoint."""
 
-    All ranks take part, as each may hold a share of the weights; the one that leads writes.
+    name: str
+    bytes: int
+    crc32: int
+
+
+class Part(Table):
+    """A part of a tensor: rows ``begin`` to ``end`` of its first dimension, or all of it."""
+
+    file: str
+    begin: int
+    end: int
+
+
+class TensorEntry(Table):
+    """A tensor and where its parts lie."""
+
+    dtype: str
+    """As safetensors names it."""
+    shape: list[int]
+    parts: list[Part]
+
+
+class PositionEntry(Table):
+    """Where the job is in its data."""
+
+    steps: int
+    rows: int
+    lanes: list[int]
+
+    def position(self) -> Position:
+        """As streams take it."""
+        return Position(steps=self.steps, rows=self.rows, lanes=tuple(self.lanes))
+
+
+class TrainingState(Table):
+    """What is not a tensor.
+
+    The learning rate follows from the step and from ``health``, dropout from the seed, the position and the rank; so
+    schedule and random numbers need no more than this.
     """
-    weights = _whole_weights(module)
-    if not leads:
-        return
-    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir(mode=0o700, parents=True)
-    module.model.save_pretrained(partial, state_dict=weights)
-    _tokenizer(dataset_dir, special_ids, seq_length_tokens).save_pretrained(str(partial))
-    for path in partial.iterdir():
-        _sync(path)
-    partial.rename(directory)
-    _sync(directory.parent)
+
+    step: int
+    """Optimizer steps taken."""
+    position: PositionEntry
+    config: dict[str, Any]
+    """The configuration that led here."""
+    config_sha256: str
+    dataset_hash: str
+    world_size: int
+    good: bool
+    """Whether nothing was wrong with loss and gradient: what a rollback may return to."""
+    health: dict[str, Any]
+    """The monitors' memory, as ``trainer.health`` writes it."""
+    noise_scale: list[float]
+    """Smoothed signal and noise of the gradient noise scale."""
+    head_overflows: int
+    skipped_steps: int
 
 
-def _whole_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
-    """The encoder's weights on the host of rank 0, under transformers' names, wherever their parts lie."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found = get_model_state_dict(module.model, options=options)
-    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+class Manifest(Table):
+    """``manifest.json``; on disk with a hash of itself."""
+
+    schema_version: Literal[1]
+    written_utc: str
+    state: TrainingState
+    files: list[FileEntry]
+    tensors: dict[str, TensorEntry]
 
 
-def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:
-    """The dataset's tokenizer, framing texts as the trainer framed its rows."""
-    tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
-    names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{names['cls']} $A {names['sep']}",
-        special_tokens=[(names["cls"], special_ids.cls), (names["sep"], special_ids.sep)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=seq_length_tokens,
-        **{f"{role}_token": name for role, name in names.items()},
-    )
+class _Share(Table):
+    """What one rank has written."""
+
+    file: FileEntry
+    tensors: dict[str, TensorEntry]
 
 
-def _sync(path: Path) -> None:
+class BadCheckpoint(Exception):
+    """A checkpoint is damaged or incomplete; the message says what is wrong."""
+
+
+def checkpoint_name(step: int, rollbacks: int) -> str:
+    """The directory's name."""
+    return f"step-{step:09d}" + (f"-rollback-{rollbacks}" if rollbacks else "")
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Whole ones by their names, newest first: what was written after a rollback is newer than what was before."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in root.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and path.is_dir() and not path.is_symlink():
+                found.append(((int(match[2] or 0), int(match[1])), path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step that a checkpoint's name tells."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+class CheckpointWriter:
+    """Writes one rank's share of a checkpoint; the first rank's call ends when the whole is there.
+
+    Args:
+        root: The directory of all checkpoints.
+        name: Of this one.
+        attempt: Number of the run's start, so that what an earlier start left unfinished is not taken for this one's.
+        rank: Of this process.
+        writers: Ranks that write, the first among them.
+        timeout_s: How long the first rank waits for the others' shares.
+    """
+
+    def __init__(
+        self, root: Path, name: str, *, attempt: int, rank: int, writers: Sequence[int], timeout_s: float
+    ) -> None:
+        self._root, self._name, self._rank, self._writers = root, name, rank, writers
+        self._timeout_s = timeout_s
+        self._partial = root / f".{name}.attempt-{attempt}.partial"
+
+    def write(
+        self, content: Sequence[memoryview], tensors: dict[str, TensorEntry], state: TrainingState, utc: str
+    ) -> None:
+        """Write this rank's file, and on the first rank the manifest of all, and publish.
+
+        Args:
+            content: The bytes of the file, one piece after the other.
+            tensors: What is in it.
+            state: The same on every rank.
+            utc: The time.
+
+        Raises:
+            OSError: If the disk or a quota is full, or anything else is wrong with it.
+            TimeoutError: If another rank's share did not come.
+        """
+        try:
+            self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
+            entry = write_file(self._partial / f"{_stem(self._rank)}.safetensors", content)
+            share = _Share(file=entry, tensors=tensors)
+            if self._rank != self._writers[0]:
+                self._leave(share)
+                return
+            shares = [share, *(self._wait_for(rank) for rank in self._writers[1:])]
+            manifest = Manifest(
+                schema_version=CHECKPOINT_SCHEMA_VERSION,
+                written_utc=utc,
+                state=state,
+                files=[one.file for one in shares],
+                tensors=_joined(shares),
+            )
+            self._publish(manifest)
+        except OSError:
+            self._give_up()
+            raise
+
+    def _publish(self, manifest: Manifest) -> None:
+        write_file(self._partial / MANIFEST_FILE, [memoryview(manifest_text(manifest).encode())])
+        for rank in self._writers[1:]:
+            (self._partial / f"{_stem(rank)}.json").unlink()
+        _sync_directory(self._partial)
+        final = self._root / self._name
+        if final.exists():  # damaged, or this step would not have been taken again
+            final.rename(self._root / f".{self._name}.{secrets.token_hex(4)}.replaced")
+        self._partial.rename(final)
+        point_to_latest(self._root, self._name)
+        for replaced in self._root.glob(f".{self._name}.*.replaced"):
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def _leave(self, share: _Share) -> None:
+        final = self._partial / f"{_stem(self._rank)}.json"
+        write_file(final.with_suffix(".half"), [memoryview(share.model_dump_json().encode())])
+        final.with_suffix(".half").rename(final)
+
+    def _wait_for(self, rank: int) -> _Share:
+        share, failed = (self._partial / f"{_stem(rank)}{end}" for end in (".json", ".failed"))
+        deadline_s = time.monotonic() + self._timeout_s
+        while not share.is_file():
+            if failed.exists():
+                raise OSError(f"rank {rank} could not write its share")
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"rank {rank} has not written its share within {self._timeout_s:g} s")
+            time.sleep(_POLL_S)
+        return parse_table(_Share, read_json(share), where=str(share))
+
+    def _give_up(self) -> None:
+        """Leave nothing behind, or, where others write as well, the word that it failed."""
+        with contextlib.suppress(OSError):
+            if self._rank == self._writers[0]:
+                shutil.rmtree(self._partial, ignore_errors=True)
+            else:
+                (self._partial / f"{_stem(self._rank)}.safetensors").unlink(missing_ok=True)
+                (self._partial / f"{_stem(self._rank)}.failed").touch()
+
+
+def _stem(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def _joined(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
+    """The tensors of all ranks, their parts in order."""
+    joined: dict[str, TensorEntry] = {}
+    for share in shares:
+        for name, entry in share.tensors.items():
+            known = joined.get(name)
+            parts = sorted([*(known.parts if known else []), *entry.parts], key=lambda part: part.begin)
+            joined[name] = entry.model_copy(update={"parts": parts})
+    return joined
+
+
+def write_file(path: Path, content: Sequence[memoryview]) -> FileEntry:
+    """Write a file anew, and sync it."""
+    crc, size = 0, 0
+    with path.open("wb", buffering=0) as file:
+        for piece in content:
+            for begin in range(0, len(piece), _CHUNK_BYTES):
+                chunk = piece[begin : begin + _CHUNK_BYTES]
+                crc = zlib.crc32(chunk, crc)
+                done = 0
+                while done < len(chunk):
+                    done += file.write(chunk[done:])
+                size += len(chunk)
+        os.fsync(file.fileno())
+    return FileEntry(name=path.name, bytes=size, crc32=crc)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """As it lies on disk."""
+    table = manifest.model_dump(mode="json")
+    return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
+
+
+def parse_manifest(table: dict[str, Any], where: str) -> Manifest:
+    """A manifest from its JSON value.
+
+    Raises:
+        BadCheckpoint: If it is not one, or not as it was written.
+    """
+    content = {key: value for key, value in table.items() if key != _HASH_KEY}
+    if table.get(_HASH_KEY) != canonical_sha256(content):
+        raise BadCheckpoint(f"{where} is not as it was written")
+    try:
+        manifest = parse_table(Manifest, content, where=where)
+    except BadConfig as error:
+        raise BadCheckpoint(error.message) from error
+    names = {file.name for file in manifest.files}
+    if any(Path(name).name != name or name.startswith(".") for name in names):
+        raise BadCheckpoint(f"{where} names files elsewhere")
+    if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
+        raise BadCheckpoint(f"{where} does not list all of its files")
+    return manifest
+
+
+def read_checkpoint(directory: Path) -> Manifest:
+    """Read a checkpoint's manifest and check all of its files, size and content.
+
+    Raises:
+        BadCheckpoint: If anything is not as it was written.
+    """
+    path = directory / MANIFEST_FILE
+    try:
+        manifest = parse_manifest(read_json(path), str(path))
+        for file in manifest.files:
+            _check_file(directory / file.name, file)
+    except BadConfig as error:
+        raise BadCheckpoint(error.message) from error
+    except OSError as error:
+        raise BadCheckpoint(f"{directory} cannot be read: {error.strerror or error}") from error
+    return manifest
+
+
+def _check_file(path: Path, entry: FileEntry) -> None:
+    size = path.stat(follow_symlinks=False).st_size
+    if size != entry.bytes:
+        raise BadCheckpoint(f"{path} has {size:,} bytes instead of {entry.bytes:,}")
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    if crc != entry.crc32:
+        raise BadCheckpoint(f"{path} is not as it was written: its checksum differs")
+
+
+def newest_checkpoint(
+    root: Path, *, damaged: Callable[[Path, str], None], good: bool = False
+) -> tuple[Path, Manifest] | None:
+    """The newest whole checkpoint, or None.
+
+    Args:
+        root: The directory of all of them.
+        damaged: Told of each that had to be passed over.
+        good: Whether only such count as a rollback may return to.
+    """
+    for path in list_checkpoints(root):
+        try:
+            manifest = read_checkpoint(path)
+        except BadCheckpoint as error:
+            damaged(path, str(error))
+            continue
+        if manifest.state.good or not good:
+            return path, manifest
+    return None
+
+
+def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
+    """Remove old checkpoints; the newest good one stays in any case.
+
+    Returns:
+        The names of those that were removed.
+    """
+    checkpoints = list_checkpoints(root)
+    kept = set(checkpoints[:keep_last])
+    kept.update(path for path in checkpoints if keep_every_steps and step_of(path) % keep_every_steps == 0)
+    kept.update(list(_good_ones(checkpoints))[:1])
+    removed = [path for path in checkpoints if path not in kept]
+    for path in removed:
+        # Renamed first: a half removed checkpoint must not be taken for a damaged one.
+        hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.removed")
+        path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+    return [path.name for path in removed]
+
+
+def _good_ones(checkpoints: Sequence[Path]) -> Iterator[Path]:
+    for path in checkpoints:
+        with contextlib.suppress(BadCheckpoint, BadConfig):
+            if parse_manifest(read_json(path / MANIFEST_FILE), str(path)).state.good:
+                yield path
+
+
+def clear_leftovers(root: Path) -> None:
+    """Remove what earlier starts of this run left unfinished; only while no other process uses the run."""
+    for pattern in (".step-*.partial", ".step-*.removed", ".step-*.replaced"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def point_to_latest(root: Path, name: str) -> None:
+    """Let ``latest`` name a checkpoint."""
+    partial = root / f".{LATEST_FILE}.{secrets.token_hex(4)}"
+    write_file(partial, [memoryview(f"{name}\n".encode())])
+    partial.rename(root / LATEST_FILE)
+    _sync_directory(root)
+
+
+def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -9,11 +9,11 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table, read_toml
@@ -31,6 +31,8 @@ Attention = Literal["auto", "varlen", "sdpa"]
 Head = Literal["masked", "dense"]
 LastLayer = Literal["predicted", "all"]
 Checkpointing = Literal["none", "selective", "full"]
+Policy = Literal["warn", "skip", "rollback"]
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class ModelSettings(Table):
@@ -86,6 +88,8 @@ class ParallelSettings(Table):
     """Tells DDP that every step uses the same parameters in the same order, which these models do."""
     gradient_dtype: GradientDtype = "fp32"
     """What gradients travel as. 16 bits halve the traffic and change the recipe."""
+    timeout_s: PositiveFloat = 600.0
+    """A rank that has not taken a step for so long is dead or hung, and the job ends."""
 
 
 class EvaluationSettings(Table):
@@ -97,6 +101,54 @@ class EvaluationSettings(Table):
     """Rows of validation samples, over all ranks; the first ones of a seeded order."""
 
 
+class CheckpointSettings(Table):
+    """When the whole state of training is saved, and how much of it is kept."""
+
+    enabled: bool = True
+    """Whether anything is saved before the end."""
+    interval_s: PositiveFloat = 600.0
+    """Longest time between two checkpoints; what a killed run loses at most."""
+    interval_steps: Positive | None = None
+    """Also after every so many optimizer steps."""
+    keep_last: Positive = 2
+    """Newest ones that stay, beside the newest that a rollback would take."""
+    keep_every_steps: Positive | None = None
+    """Those of steps that are multiples of this stay for good."""
+    asynchronous: bool = True
+    """Write while training goes on, from a copy of the state in host memory."""
+
+
+class HealthSettings(Table):
+    """What counts as trouble in loss and gradient, and what is done about it.
+
+    ``warn`` tells and goes on. ``skip`` leaves the weights as they are for that batch. ``rollback`` returns to the last
+    good checkpoint, leaves out the data since then, and eases the learning rate.
+    """
+
+    on_non_finite: Literal["skip", "rollback"] = "skip"
+    """When loss or gradient are not finite. Such a step is never applied, whatever is said here."""
+    on_spike: Policy = "warn"
+    """When the loss lies far above those before it."""
+    on_explosion: Policy = "warn"
+    """When the gradient's norm lies far above the clip and above those before it."""
+    window_steps: Annotated[int, Field(ge=8)] = 128
+    """Steps that a loss or a norm is held against."""
+    spike_sigmas: PositiveFloat = 8.0
+    """How many robust standard deviations above the median of the window are a spike or an explosion."""
+    explosion_ratio: PositiveFloat = 10.0
+    """How many times ``max_grad_norm`` a norm must be to be an explosion."""
+    plateau_window_steps: Annotated[int, Field(ge=20)] = 2000
+    """The loss stands still when the second half of so many steps is not lower than the first."""
+    patience_steps: Positive = 5
+    """After so many skipped steps in a row skipping does not help, and training rolls back."""
+    max_rollbacks: NonNegative = 3
+    """After so many without progress training gives up."""
+    eased_learning_rate_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of the learning rate that is left after a rollback, and again after each further one."""
+    easing_steps: Positive = 200
+    """Steps in which it comes back; training that gets so far past the trouble has made progress."""
+
+
 class TrainConfig(Table):
     """Everything the trainer needs, and nothing about how it was found."""
 
@@ -104,6 +156,8 @@ class TrainConfig(Table):
     data: DataSettings = DataSettings()
     parallel: ParallelSettings = ParallelSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    health: HealthSettings = HealthSettings()
     seq_length_tokens: Annotated[int, Field(ge=8)] = 512
     """Tokens in a row, special tokens included; longer samples are cut."""
     layout: Layout = "padded"
@@ -122,6 +176,9 @@ class TrainConfig(Table):
     """Optimizer steps of the run."""
     max_epochs: Positive | None = None
     """Ends the run sooner, when every sample was seen so often; the learning rate still follows ``max_steps``."""
+    stop_after_s: Annotated[float | None, Field(gt=0)] = None
+    """Time from the start of the process by which the state is saved and the run has ended, to be started again. Under
+    SLURM the job's own end counts as well."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The schedule's peak (the default is that of Devlin et al. 2018)."""
     schedule: Schedule = "linear"
@@ -204,6 +261,8 @@ class ResolvedConfig:
     """Dotted key to ``command line``, ``environment``, ``profile`` or ``default``."""
     data_dir: Path
     profile_sha256: str
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """The profile's, of the machine that it was tuned on; empty where it has none."""
 
     @property
     def config_sha256(self) -> str:
@@ -259,11 +318,13 @@ def resolve(
     sources["train.data.path"] = source
     for name in _dotted(config.model_dump(mode="json")):
         sources.setdefault(name, "default")
+    fingerprint = tables.get("fingerprint")
     return ResolvedConfig(
         config=config,
         sources=sources,
         data_dir=data_dir,
         profile_sha256=canonical_sha256(_plain(tables)),
+        fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
     )
 
 
@@ -304,7 +365,8 @@ def _put(table: dict[str, Any], key: Sequence[str], value: object) -> None:
         table = child
     # TOML tells 1 from 1.0, people at a prompt do not.
     old = table.get(key[-1])
-    if isinstance(value, int) and not isinstance(value, bool) and (isinstance(old, float) or key[-1] in _FLOAT_KEYS):
+    is_float = isinstance(old, float) or ".".join(key) in _FLOAT_KEYS
+    if isinstance(value, int) and not isinstance(value, bool) and is_float:
         value = float(value)
     table[key[-1]] = value
 
@@ -326,6 +388,14 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
     return json.loads(json.dumps(value, default=str))
 
 
-_FLOAT_KEYS = frozenset(
-    name for name, field in TrainConfig.model_fields.items() if field.annotation in {float, float | None}
-)
+def _float_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, known in kind.model_fields.items():
+        if isinstance(known.annotation, type) and issubclass(known.annotation, BaseModel):
+            keys.extend(_float_keys(known.annotation, f"{prefix}{name}."))
+        elif known.annotation in {float, float | None}:
+            keys.append(prefix + name)
+    return keys
+
+
+_FLOAT_KEYS = frozenset(_float_keys(TrainConfig))

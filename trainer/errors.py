@@ -4,6 +4,8 @@ TrainerError
 ├── BadConfig       3   a profile, dataset or setting that cannot be used
 ├── DoesNotFit      4   out of memory
 ├── DeviceMissing   5   the asked-for device is not here
+├── ProfileRefused  6   the profile was tuned for something else
+├── RanksLost      75   another rank is gone; starting again goes on from the newest checkpoint
 └── TrainingFailed 76   the run cannot go on, and starting it again would not help
 """
 
@@ -35,6 +37,18 @@ class DeviceMissing(TrainerError):
     """The asked-for device is not on this machine."""
 
     exit_code = 5
+
+
+class ProfileRefused(TrainerError):
+    """The profile cannot be used on this machine."""
+
+    exit_code = 6
+
+
+class RanksLost(TrainerError):
+    """Another rank died, hung or was cut off; what was saved is intact."""
+
+    exit_code = 75
 
 
 class TrainingFailed(TrainerError):

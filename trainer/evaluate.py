@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -15,7 +16,15 @@ from trainer.parallel import Ranks
 from trainer.record import EvaluationRow
 
 
-def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, step: int) -> EvaluationRow:
+def evaluate(
+    module: MaskedLM,
+    validation: TokenDataset,
+    config: TrainConfig,
+    ranks: Ranks,
+    step: int,
+    *,
+    progressed: Callable[[], None] = lambda: None,
+) -> EvaluationRow:
     """Loss and hits on the same rows with the same masks every time, whatever the number of ranks.
 
     All ranks take part; the module is in evaluation mode meanwhile.
@@ -26,6 +35,7 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
         config: Says how many rows.
         ranks: All of them.
         step: Steps finished, for the row.
+        progressed: Called before each micro-batch.
     """
     started_s = time.perf_counter()
     # All rows in one go, as if they were one optimizer step; too few batches to pay for starting loader processes.
@@ -40,7 +50,7 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
     # Nor do they pay for compiling the layers once more, for evaluation.
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
-        sums = _sums(module, validation, config, ranks)
+        sums = _sums(module, validation, config, ranks, progressed)
     module.train()
     ranks.begin_sum(sums)()
     loss_sum, correct, predicted, rows = sums.tolist()
@@ -56,13 +66,16 @@ def evaluate(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ra
     )
 
 
-def _sums(module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks) -> torch.Tensor:
+def _sums(
+    module: MaskedLM, validation: TokenDataset, config: TrainConfig, ranks: Ranks, progressed: Callable[[], None]
+) -> torch.Tensor:
     """Of this rank's share: loss, hits, tokens to predict, and rows; shape (4,), fp64, on the device."""
     plan = make_plan(config, len(validation), ranks.world_size)
     plans = micro_batch_plans(validation, config, plan, ranks.rank, steps=1)
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     rows_at_once, empty_rows = plan.rows_per_microbatch_per_rank * ranks.world_size, 0
     for batch in make_loader(MicroBatchSource(validation, config, plan), config, plans):
+        progressed()
         # Packed samples need fewer rows than there are samples, and all ranks must agree on when to stop. Lanes take
         # turns and end one by one: only as many empty rows as there are lanes say that all have ended.
         empty_rows = 0 if any(ranks.sum(batch.real_tokens)) else empty_rows + rows_at_once

@@ -6,6 +6,7 @@ and mask them. Ids and positions travel as small as they are stored, and become 
 Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,8 +20,9 @@ from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.masking import IGNORED_LABEL, Masker, MaskingRule
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Int64
 from trainer.stream import MicroBatchPlan, Position, RowStream
+from trainer.watch import ignore_signals
 
 WIDTH_STEP_TOKENS = 64
 """Bucketed rows are as wide as their longest sample, rounded up to this: few shapes, and matrix units like them."""
@@ -167,6 +169,7 @@ def make_loader(source: MicroBatchSource, config: TrainConfig, plans: Iterable[M
         num_workers=workers,
         prefetch_factor=config.data.prefetch_batches,
         pin_memory=pinned,
+        worker_init_fn=_begin_loading,
     )
     return iter(loader)
 
@@ -183,6 +186,39 @@ def micro_batch_plans(
     """The plans of a rank from a position on, of so many optimizer steps or for ever."""
     endless = iter(RowStream(plan, dataset, rank, position, ahead=config.data.loader_workers > 0))
     return endless if steps is None else islice(endless, steps * plan.accumulation_steps)
+
+
+class Upcoming:
+    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of.
+
+    Args:
+        plans: Of one rank, in order.
+    """
+
+    def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
+        self._plans = plans
+        self._waiting: deque[MicroBatchPlan] = deque()
+
+    def __iter__(self) -> Iterator[MicroBatchPlan]:
+        return self
+
+    def __next__(self) -> MicroBatchPlan:
+        plan = next(self._plans)
+        self._waiting.append(plan)
+        return plan
+
+    def used(self) -> MicroBatchPlan:
+        """The plan of the next micro-batch that the loader gives."""
+        return self._waiting.popleft()
+
+    def numbers_of_samples(self, count: int, dataset_samples: int) -> Int64:
+        """Numbers that tell sample and epoch, of the next so many micro-batches that the loader has been asked for."""
+        segments = [plan.segments for plan in islice(self._waiting, count)]
+        return np.concatenate([one.epochs * dataset_samples + one.samples for one in segments])
+
+
+def _begin_loading(_: int) -> None:
+    ignore_signals()
 
 
 def _as_it_is(batch: Any) -> Any:  # noqa: ANN401 - what the loader calls a list is a whole micro-batch here

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, RunWriter, StepRow
+from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, EventRow, RunHeader, RunWriter, StepRow
 from trainer.schema import Table
 
 
@@ -18,6 +18,9 @@ class Screen(Protocol):
 
     def evaluation(self, row: EvaluationRow) -> None:
         """The model was held against the validation split."""
+
+    def event(self, row: EventRow) -> None:
+        """Something happened that people may want to know of."""
 
 
 class Journal:
@@ -34,7 +37,9 @@ class Journal:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:  # an extra: the record holds the same numbers
             return
-        self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY))
+        # What an earlier start drew of steps that are taken again is hidden.
+        again = header.resumed_step + 1 if header.attempt > 1 else None
+        self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Write logged steps."""
@@ -50,6 +55,12 @@ class Journal:
         self._draw("validation", row, row.step)
         if self._active:
             self._screen.evaluation(row)
+
+    def event(self, row: EventRow) -> None:
+        """Write an event."""
+        self._writer.event(row)
+        if self._active:
+            self._screen.event(row)
 
     def close(self) -> None:
         """Flush the files."""

@@ -1,87 +1,443 @@
 """The training loop, readable top to bottom."""
 
 import importlib.metadata
+import itertools
+import math
 import platform
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
 from trainer.build import Training, build_training
-from trainer.checkpoint import export_model
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
 from trainer.config import ResolvedConfig, TrainConfig
 from trainer.dataset import TokenDataset
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.export import export_model
+from trainer.feed import MicroBatch, MicroBatchSource, Upcoming, make_loader, micro_batch_plans
+from trainer.finding import Action
 from trainer.journal import Journal, Screen
+from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
+from trainer.overseer import Overseer, Verdict, event_of
 from trainer.parallel import Ranks
 from trainer.peaks import Format, peak_flops_per_s
+from trainer.permutation import hash_words
 from trainer.plan import BatchPlan
+from trainer.preflight import check_ranks, check_room, compare_data
 from trainer.recompute import GraphCounter
-from trainer.record import MODEL_DIRECTORY, RUN_SCHEMA_VERSION, RunHeader, RunWriter, utc_now
+from trainer.record import MODEL_DIRECTORY, RUN_SCHEMA_VERSION, EventRow, RunHeader, RunWriter, utc_now
+from trainer.resume import Start
 from trainer.schedule import learning_rate
+from trainer.startup import StartClock
+from trainer.stream import Position, join_positions
+from trainer.watch import REQUEUE, TimeBudget, Watch
+
+_STEPS_IN_RESERVE = 4
+"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
+_SAVES_IN_RESERVE = 1.5
+_RESERVE_S = 2.0
+"""For leaving."""
+_RECENT_STEPS = 20
 
 
-def train(resolved: ResolvedConfig, ranks: Ranks, writer: RunWriter, screen: Screen) -> None:
-    """Train to the end, evaluate, and save the model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why training is over."""
+
+    exit_code: int
+    reason: str
+    steps: int
+    """Optimizer steps finished."""
+    checkpoint: str | None
+    """The newest."""
+
+
+def train(
+    resolved: ResolvedConfig,
+    ranks: Ranks,
+    writer: RunWriter,
+    screen: Screen,
+    *,
+    start: Start | None = None,
+    watch: Watch | None = None,
+    clock: StartClock | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Ending:
+    """Train to the end, evaluate, and save the model; or until somebody asks to leave, and save the state.
+
+    Args:
+        resolved: The configuration.
+        ranks: All of them; each calls this.
+        writer: Of the run record.
+        screen: Who watches on rank 0.
+        start: What to go on from, the same on every rank; by default from the beginning.
+        watch: Is given signs of life, and tells of signals.
+        clock: Has counted what went before.
+        environment: May name the end of the SLURM job.
 
     Raises:
-        BadConfig: If dataset or model do not fit the configuration.
-        TrainingFailed: If loss or gradient are not numbers.
+        BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.
+        TrainingFailed: If loss and gradient are wrong, and rolling back does not help.
     """
-    transformers_logging.disable_progress_bar()  # the run has a bar of its own
-    dataset = open_dataset(resolved)
-    validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
-    config = in_rows(resolved.config, dataset)
-    plan = make_plan(config, len(dataset), ranks.world_size)
-    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
-    facts = DeviceFacts(work=training.work, peak_flops_per_s=_peak_flops_per_s(config, ranks))
-    header = _header(resolved, dataset, plan, training, facts=facts, ranks=ranks)
-    journal = Journal(writer, screen, header, active=ranks.leads)
-
-    plans = micro_batch_plans(dataset, config, plan, ranks.rank)
-    loader = make_loader(MicroBatchSource(dataset, config, plan), config, plans)
-    meter, graphs = Meter(facts, ranks), GraphCounter()
-    done = empty_rows = 0
-    while done < config.max_steps:
-        batches = meter.take(loader, plan.accumulation_steps)
-        if config.max_epochs is not None and not any(ranks.sum(sum(batch.real_tokens for batch in batches))):
-            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
-            empty_rows += config.global_batch_rows
-            if empty_rows >= plan.lanes:
-                break
-            continue
-        empty_rows = 0
-        lr = learning_rate(config, done)
-        done += 1
-        evaluation_due = bool(len(validation)) and _due(done, config.evaluation.interval_steps)
-        row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
-        meter.add(batches, training.step.run(batches, lr, part_of_it=row_due))
-        graphs.stepped()
-        if row_due:
-            overflows = training.module.overflows
-            meter.close(done, lr, head_overflows=overflows, recompilations=graphs.recompilations)
-        journal.steps(meter.rows())
-        if evaluation_due and done < config.max_steps:
-            with graphs.elsewhere():
-                journal.evaluation(evaluate(training.module, validation, config, ranks, done))
-            meter.restart()
-    if meter.open_steps:  # the data ended between two logged steps
-        meter.close(done, lr, head_overflows=training.module.overflows, recompilations=graphs.recompilations)
-    journal.steps(meter.rows(all_of_them=True))
-    if len(validation):
-        journal.evaluation(evaluate(training.module, validation, config, ranks, done))
-    journal.close()
-    export_model(
-        training.module,
-        dataset_dir=resolved.data_dir,
-        special_ids=dataset.manifest.special_ids,
-        seq_length_tokens=config.seq_length_tokens,
-        directory=writer.directory / MODEL_DIRECTORY,
-        leads=ranks.leads,
+    run = _Run(
+        resolved,
+        ranks,
+        writer,
+        screen,
+        start=start or Start(),
+        watch=watch or Watch(timeout_s=math.inf),
+        clock=clock or StartClock(),
     )
+    return run.train(environment or {})
+
+
+class _Run:
+    """The state of a run, and what happens to it."""
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        ranks: Ranks,
+        writer: RunWriter,
+        screen: Screen,
+        *,
+        start: Start,
+        watch: Watch,
+        clock: StartClock,
+    ) -> None:
+        transformers_logging.disable_progress_bar()  # the run has a bar of its own
+        self._resolved, self._ranks, self._writer, self._watch, self._clock = resolved, ranks, writer, watch, clock
+        self._dataset = dataset = open_dataset(resolved)
+        remarks = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
+        self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
+        self._config = config = in_rows(resolved.config, dataset)
+        self._plan = make_plan(config, len(dataset), ranks.world_size)
+        self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+        if config.checkpoint.enabled:
+            there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
+            there = round(ranks.tell_number(there))
+            remarks += check_room(writer.directory, state_bytes(self._training), there, ranks)
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=_peak_flops_per_s(config, ranks))
+        self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
+        header = _header(
+            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt
+        )
+        self._journal = Journal(writer, screen, header, active=ranks.leads)
+        self._keeper = Keeper(
+            writer.directory,
+            config,
+            self._training,
+            ranks,
+            attempt=writer.attempt,
+            tell_event=self._journal.event,
+        )
+        self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._done, self._position = 0, Position.start(self._plan)
+        for event in start.events:
+            self._journal.event(event)
+        for remark in remarks:
+            self._event("preflight", "warning", "warn", remark.message, next_step=remark.next_step)
+        self._start = start
+
+    def train(self, environment: Mapping[str, str]) -> Ending:
+        """From the first step, or the one that a checkpoint leads to, to the last."""
+        self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, environment)
+        self._overseer = Overseer(self._config, self._ranks, self._journal.event, self._budget.what)
+        self._clock.ended("build")
+        self._go_on()
+        self._clock.ended("restore")
+        if self._done < self._config.max_steps:
+            self._begin()
+        while self._done < self._config.max_steps:
+            began_s = time.monotonic()
+            batches = self._next_batches()
+            if not batches:
+                break  # every sample was seen as often as it should be
+            self._step(batches)
+            reason = self._act(self._overseer.look())
+            if reason is not None and self._done < self._config.max_steps:
+                return self._leave(reason)
+            self._step_s.append(time.monotonic() - began_s)
+        return self._finish()
+
+    # The beginning.
+
+    def _go_on(self) -> None:
+        """From the checkpoint, where there is one."""
+        manifest, path = self._start.manifest, self._start.checkpoint
+        if manifest is None or path is None:
+            return
+        state = manifest.state
+        if state.dataset_hash != self._dataset.manifest.dataset_hash:
+            raise BadConfig(
+                f"{path} was trained on another dataset than {self._resolved.data_dir}: its hash begins "
+                f"{state.dataset_hash[:12]}",
+                next_step="Name that dataset with --data, or begin afresh with another --out.",
+            )
+        self._keeper.restore(path, manifest)
+        self._done, self._position = state.step, state.position.position()
+        self._overseer.go_on(state.health, state.skipped_steps)
+        self._meter.noise.recall(state.noise_scale)
+        self._training.module.overflows = state.head_overflows
+
+    def _begin(self) -> None:
+        """Everything that the first step would otherwise wait for."""
+        rest = self._feed()
+        first = list(itertools.islice(rest, self._plan.accumulation_steps))
+        self._clock.ended("first_batch")
+        compare_data(self._ranks.gather(self._upcoming.numbers_of_samples(len(first), len(self._dataset))))
+        overflows = self._training.module.overflows
+        self._training.step.rehearse(first[0])
+        self._training.module.overflows = overflows
+        self._loader: Iterator[MicroBatch] = itertools.chain(first, rest)
+        self._clock.ended("compile")
+        health = self._config.health
+        if self._keeper.at_step is None and "rollback" in {
+            health.on_non_finite, health.on_spike, health.on_explosion,
+        }:  # fmt: skip
+            self._save()  # so that there is something to return to
+        self._training.step.progressed = self._watch.beat
+        self._watch.beat(self._done)
+        self._meter.restart()
+
+    def _feed(self) -> Iterator[MicroBatch]:
+        """Micro-batches from the present position on."""
+        plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=self._position)
+        self._upcoming = Upcoming(plans)
+        source = MicroBatchSource(self._dataset, self._config, self._plan)
+        return make_loader(source, self._config, self._upcoming)
+
+    # A step.
+
+    def _next_batches(self) -> list[MicroBatch]:
+        """Those of the next step; none when the last epoch is over."""
+        empty_rows = 0
+        while True:
+            batches = self._meter.take(self._loader, self._plan.accumulation_steps)
+            plans = [self._upcoming.used() for _ in batches]
+            self._samples: npt.NDArray[np.int64] = np.concatenate([plan.segments.samples for plan in plans])
+            assert plans[-1].after is not None
+            self._position = plans[-1].after
+            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.real_tokens for one in batches))):
+                return batches
+            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            empty_rows += self._config.global_batch_rows
+            if empty_rows >= self._plan.lanes:
+                return []
+
+    def _step(self, batches: Sequence[MicroBatch]) -> None:
+        config, done = self._config, self._done + 1
+        evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
+        row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
+        # Dropout follows from the place in the data and the rank, so it has no state that would have to be saved.
+        seed = hash_words(config.seed, self._position.steps, self._ranks.rank)[0] >> np.uint64(1)
+        torch.manual_seed(int(seed))
+        self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
+        told = self._overseer.to_tell(
+            signal_number=self._watch.asked_by,
+            time_is_over=self._ranks.leads and self._budget.over(self._reserve_s()),
+            save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
+        )
+        result = self._training.step.run(
+            batches, self._lr, part_of_it=row_due, limits=self._overseer.limits(), told=told
+        )
+        self._done = done
+        self._overseer.add(done, result, self._samples)
+        self._meter.add(batches, result)
+        self._graphs.stepped()
+        self._watch.beat(done)
+        if row_due:
+            self._close_row()
+        self._write_rows()
+        if evaluation_due and done < config.max_steps:
+            self._evaluate()
+            self._meter.restart()
+        self._tell_startup()
+
+    def _reserve_s(self) -> float:
+        """What is still to be done when the time is over."""
+        slowest_s = max(self._step_s, default=0.0)
+        return _STEPS_IN_RESERVE * slowest_s + _SAVES_IN_RESERVE * self._keeper.seconds_of_a_save() + _RESERVE_S
+
+    def _act(self, verdict: Verdict) -> str | None:
+        """Do what a verdict asks for; returns why to leave, if that is what it asks."""
+        self._keeper.tell_finished()
+        if verdict.action is Action.GIVE_UP:
+            self._keeper.wait()
+            raise TrainingFailed(verdict.message, next_step=verdict.next_step)
+        if verdict.action is Action.ROLL_BACK:
+            self._roll_back(verdict)
+        elif verdict.stop_reason is None and self._keeper.is_due(self._done, verdict.save_asked_at):
+            self._save_if_well()
+        return verdict.stop_reason
+
+    def _save_if_well(self) -> None:
+        """Save, unless the steps whose numbers have not arrived yet turn out to be trouble."""
+        verdict = self._overseer.look(all_of_them=True)
+        if verdict.action in (Action.GIVE_UP, Action.ROLL_BACK):
+            self._act(verdict)
+        else:
+            self._write_rows(all_of_them=True)
+            self._save()
+
+    def _roll_back(self, verdict: Verdict) -> None:
+        """Return to the last good checkpoint, and go on behind the data that led here."""
+        good = self._keeper.newest_good()
+        behind, state = self._joined_position(), good.manifest.state
+        self._keeper.restore(good.path, good.manifest)
+        self._overseer.roll_back(state.health, at_step=verdict.at_step, to_step=state.step)
+        undone, self._done, self._position = self._done, state.step, behind
+        self._meter.forget()
+        self._loader = self._feed()
+        share = self._overseer.health.learning_rate_share(state.step)
+        self._event(
+            "rolled_back",
+            "error",
+            "rollback",
+            f"rolled back from step {undone} to {good.path.name}; rows {state.position.rows:,} to {behind.rows:,} of "
+            f"the data are left out, and the learning rate is eased to {share:.3g} of its schedule",
+            next_step=verdict.next_step,
+            values={
+                "from_step": undone,
+                "to_step": state.step,
+                "first_row_left_out": state.position.rows,
+                "first_row_after": behind.rows,
+                "learning_rate_share": share,
+                "rollbacks": self._overseer.health.rollbacks,
+            },
+        )
+        self._save()
+
+    # Saving, and the end.
+
+    def _save(self, *, wait: bool = False) -> None:
+        position = self._joined_position()
+        state = TrainingState(
+            step=self._done,
+            position=PositionEntry(steps=position.steps, rows=position.rows, lanes=list(position.lanes)),
+            config=self._resolved.config.model_dump(mode="json"),
+            config_sha256=self._resolved.config_sha256,
+            dataset_hash=self._dataset.manifest.dataset_hash,
+            world_size=self._ranks.world_size,
+            good=self._overseer.health.calm,
+            health=self._overseer.health.to_json(),
+            noise_scale=self._meter.noise.to_json(),
+            head_overflows=self._training.module.overflows,
+            skipped_steps=self._overseer.skipped_steps,
+        )
+        self._keeper.save(state, rollbacks=self._overseer.health.rollbacks, wait=wait)
+
+    def _joined_position(self) -> Position:
+        """Where the whole job is, from what each rank knows of it."""
+        lanes = self._ranks.max(*map(float, self._position.lanes))
+        own = self._position
+        return join_positions([Position(steps=own.steps, rows=own.rows, lanes=tuple(round(lane) for lane in lanes))])
+
+    def _leave(self, reason: str) -> Ending:
+        """Save, and say that starting again goes on."""
+        verdict = self._overseer.look(all_of_them=True)
+        self._write_rows(all_of_them=True)
+        if self._keeper.enabled and verdict.action not in (Action.GIVE_UP, Action.ROLL_BACK):
+            self._save(wait=True)
+        self._keeper.wait()
+        saved = "saved" if self._keeper.at_step == self._done else "not saved"
+        self._event("stopped", "info", "none", f"{reason}: step {self._done} is {saved}")
+        self._journal.close()
+        return self._ending(REQUEUE, f"{reason}; starting again goes on")
+
+    def _finish(self) -> Ending:
+        """Evaluate, save, and export."""
+        if self._meter.open_steps:  # the data ended between two logged steps
+            self._close_row()
+        self._overseer.look(all_of_them=True)
+        self._write_rows(all_of_them=True)
+        if len(self._validation):
+            self._evaluate()
+        if self._keeper.enabled and self._keeper.at_step != self._done:
+            self._save(wait=True)
+        self._keeper.wait()
+        self._journal.close()
+        export_model(
+            self._training.module,
+            dataset_dir=self._resolved.data_dir,
+            special_ids=self._dataset.manifest.special_ids,
+            seq_length_tokens=self._config.seq_length_tokens,
+            directory=self._writer.directory / MODEL_DIRECTORY,
+            leads=self._ranks.leads,
+        )
+        return self._ending(0, "finished")
+
+    def _ending(self, exit_code: int, reason: str) -> Ending:
+        return Ending(exit_code=exit_code, reason=reason, steps=self._done, checkpoint=self._keeper.newest)
+
+    # What is written down.
+
+    def _close_row(self) -> None:
+        self._meter.close(
+            self._done,
+            self._lr,
+            head_overflows=self._training.module.overflows,
+            recompilations=self._graphs.recompilations,
+            skipped_steps=self._overseer.skipped_steps,
+        )
+
+    def _write_rows(self, *, all_of_them: bool = False) -> None:
+        self._journal.steps(self._meter.rows(all_of_them=all_of_them))
+        for found in self._meter.take_findings():
+            self._journal.event(event_of(found, self._done))
+
+    def _evaluate(self) -> None:
+        with self._graphs.elsewhere():
+            row = evaluate(
+                self._training.module,
+                self._validation,
+                self._config,
+                self._ranks,
+                self._done,
+                progressed=self._watch.beat,
+            )
+        self._journal.evaluation(row)
+
+    def _tell_startup(self) -> None:
+        """When the first step's numbers are there, it has ended on the device, too."""
+        if not self._clock.is_over:
+            if self._ranks.device.type == "cuda":
+                torch.cuda.synchronize()
+            self._clock.ended("first_step")
+            self._clock.is_over = True
+            self._writer.started(self._clock.startup())
+
+    def _event(
+        self,
+        kind: str,
+        level: str,
+        action: str,
+        message: str,
+        *,
+        next_step: str = "",
+        values: Mapping[str, float | int | str] | None = None,
+    ) -> None:
+        self._journal.event(
+            EventRow(
+                step=self._done,
+                utc=utc_now(),
+                kind=kind,
+                level="error" if level == "error" else "warning" if level == "warning" else "info",
+                action=action,
+                message=message,
+                next_step=next_step,
+                values=dict(values or {}),
+            )
+        )
 
 
 def _due(done: int, interval_steps: int | None) -> bool:
@@ -117,11 +473,17 @@ def _header(
     *,
     facts: DeviceFacts,
     ranks: Ranks,
+    start: Start,
+    attempt: int,
 ) -> RunHeader:
     config = resolved.config
     return RunHeader(
         schema_version=RUN_SCHEMA_VERSION,
         name=config.model.name,
+        attempt=attempt,
+        resumed_from=None if start.checkpoint is None else start.checkpoint.name,
+        resumed_step=0 if start.manifest is None else start.manifest.state.step,
+        job=start.job,
         started_utc=utc_now(),
         config=config.model_dump(mode="json"),
         sources=dict(resolved.sources),
@@ -137,7 +499,7 @@ def _header(
         attention=training.module.attention.kind,
         attention_reason=training.module.attention.reason,
         recipe_changes=list(training.recipe_changes),
-        device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+        device=ranks.device_name,
         peak_flops_per_s=facts.peak_flops_per_s,
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},

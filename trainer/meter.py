@@ -5,6 +5,7 @@ when that step has been handed to the device. A CPU has nothing to wait for.
 """
 
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +15,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.errors import TrainingFailed
 from trainer.feed import MicroBatch
+from trainer.finding import Finding
 from trainer.flops import ModelWork
 from trainer.noise import NoiseScale
+from trainer.pace import PaceMonitor
 from trainer.parallel import Ranks
-from trainer.record import StepRow
+from trainer.record import StepRow, finite
 from trainer.step import StepResult
-from trainer.stopwatch import Mark, mark
+from trainer.stopwatch import Mark, mark, to_host
 
-_FIELDS = ("loss", "real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
-"""What travels from all ranks, in this order; the squares are means over the interval's steps."""
+_FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
+"""What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
+rank, the seconds of a step in which it computed, and in which it waited for its loader, in the interval before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +66,21 @@ class _Pending:
     ended: Mark
     copied: Mark
     sums: torch.Tensor
+    loss: torch.Tensor
     grad_norm: torch.Tensor
     peak_bytes: torch.Tensor
     head_overflows: int
     recompilations: int
+    skipped_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pace:
+    """How this rank spent a step in an interval that was read."""
+
+    step_s: float
+    compute_s: float | None
+    data_wait_s: float
 
 
 class Meter:
@@ -75,7 +89,11 @@ class Meter:
     def __init__(self, facts: DeviceFacts, ranks: Ranks) -> None:
         self._facts = facts
         self._ranks = ranks
-        self._noise = NoiseScale()
+        self.noise = NoiseScale()
+        self._pace: _Pace | None = None
+        self._pace_told: deque[_Pace | None] = deque()
+        self._monitor = PaceMonitor()
+        self._findings: list[Finding] = []
         self._pending: deque[_Pending] = deque()
         self.restart()
 
@@ -83,6 +101,17 @@ class Meter:
         """Begin a new interval now; what was not closed is forgotten."""
         self._interval = _Interval(began=mark(self._ranks.device))
         self._results: list[StepResult] = []
+
+    def forget(self) -> None:
+        """The same, and rows that were not read are left out: their steps are undone."""
+        self._pending.clear()
+        self._pace_told.clear()
+        self.restart()
+
+    def take_findings(self) -> list[Finding]:
+        """What the rows since the last call show, on every rank the same."""
+        found, self._findings = self._findings, []
+        return found
 
     @property
     def open_steps(self) -> int:
@@ -114,7 +143,9 @@ class Meter:
             interval.part_share += result.partial.share
             interval.parts += 1
 
-    def close(self, step: int, learning_rate: float, *, head_overflows: int, recompilations: int) -> None:
+    def close(
+        self, step: int, learning_rate: float, *, head_overflows: int, recompilations: int, skipped_steps: int
+    ) -> None:
         """End the interval, and begin to fetch its figures."""
         device, interval, result = self._ranks.device, self._interval, self._results[-1]
         ended = mark(device)
@@ -126,15 +157,15 @@ class Meter:
         ]
         sums = torch.cat(
             [
-                result.loss_share.double().reshape(1),
                 torch.tensor(counts, dtype=torch.float64).to(device, non_blocking=True),
                 torch.stack(squares),
+                torch.tensor(self._pace_of_ranks(), dtype=torch.float64).to(device, non_blocking=True),
             ]
         )
         peak = torch.full((), float(_peak_bytes(device)), dtype=torch.float64, device=device)
         for summed in (self._ranks.begin_sum(sums), self._ranks.begin_max(peak)):
             summed()
-        fetched = [_to_host(tensor) for tensor in (sums, result.grad_norm, peak)]
+        fetched = [to_host(tensor) for tensor in (sums, result.loss, result.grad_norm, peak)]
         self._pending.append(
             _Pending(
                 step=step,
@@ -144,20 +175,28 @@ class Meter:
                 ended=ended,
                 copied=mark(device),
                 sums=fetched[0],
-                grad_norm=fetched[1],
-                peak_bytes=fetched[2],
+                loss=fetched[1],
+                grad_norm=fetched[2],
+                peak_bytes=fetched[3],
                 head_overflows=head_overflows,
                 recompilations=recompilations,
+                skipped_steps=skipped_steps,
             )
         )
         self.restart()
 
-    def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
-        """Rows that have arrived, on every rank the same; with ``all_of_them`` it waits for the last.
+    def _pace_of_ranks(self) -> list[float]:
+        """This rank's seconds in its own two places; all others are zero, so that sums over ranks are theirs."""
+        self._pace_told.append(self._pace)
+        places = [0.0] * (2 * self._ranks.world_size)
+        if self._pace is not None:
+            # Where nobody can tell how long a rank computed, no rank can.
+            places[self._ranks.rank] = math.nan if self._pace.compute_s is None else self._pace.compute_s
+            places[self._ranks.world_size + self._ranks.rank] = self._pace.data_wait_s
+        return places
 
-        Raises:
-            TrainingFailed: If loss or gradient are not numbers.
-        """
+    def rows(self, *, all_of_them: bool = False) -> Iterator[StepRow]:
+        """Rows that have arrived, on every rank the same but for rank 0's times; the last one with ``all_of_them``."""
         # On a GPU the latest is left for later: the device is still at it, and should get its next step meanwhile.
         left = 1 if self._ranks.device.type == "cuda" and not all_of_them else 0
         while len(self._pending) > left:
@@ -166,12 +205,20 @@ class Meter:
     def _read(self, row: _Pending) -> StepRow:
         row.copied.wait()
         interval, world, steps = row.interval, self._ranks.world_size, row.interval.steps
-        sums = dict(zip(_FIELDS, row.sums.tolist(), strict=True))
-        grad_norm = float(row.grad_norm)
-        _check_numbers(row.step, sums["loss"], grad_norm)
+        numbers = row.sums.tolist()
+        sums = dict(zip(_FIELDS, numbers[: len(_FIELDS)], strict=True))
+        slowest = self._look_at_pace(numbers[len(_FIELDS) :], world)
         seconds = row.ended.seconds_since(interval.began)
+        compute_s = _mean(row.results, lambda one: (one.departed or one.reduced).seconds_since(one.began))
+        communication_s = _communication_s(row.results, world)
+        self._pace = _Pace(
+            step_s=seconds / steps,
+            # Without the moment of departure, computing and waiting for others are one.
+            compute_s=None if communication_s is None else compute_s,
+            data_wait_s=interval.data_wait_s / steps,
+        )
         if interval.parts and 0 < interval.part_share / interval.parts < 1:
-            self._noise.update(
+            self.noise.update(
                 sums["whole_square"] / world,
                 sums["part_square"] / world,
                 interval.part_share / interval.parts,
@@ -182,13 +229,13 @@ class Meter:
         peak = self._facts.peak_flops_per_s
         return StepRow(
             step=row.step,
-            loss=sums["loss"],
-            grad_norm=grad_norm,
+            loss=finite(float(row.loss)),
+            grad_norm=finite(float(row.grad_norm)),
             learning_rate=row.learning_rate,
             step_s=seconds / steps,
             data_wait_s=interval.data_wait_s / steps,
-            compute_s=_mean(row.results, lambda one: (one.departed or one.reduced).seconds_since(one.began)),
-            communication_s=_communication_s(row.results, world),
+            compute_s=compute_s,
+            communication_s=communication_s,
             optimizer_s=_mean(row.results, lambda one: one.updated.seconds_since(one.reduced)),
             real_tokens=round(sums["real_tokens"] / steps),
             slot_tokens=round(sums["slot_tokens"] / steps),
@@ -201,24 +248,26 @@ class Meter:
             mfu=flops_per_s / peak if peak else None,
             mfu_6n=six_n_per_s / peak if peak else None,
             peak_memory_bytes=round(float(row.peak_bytes)),
-            gradient_noise_scale_tokens=self._noise.tokens,
+            gradient_noise_scale_tokens=self.noise.tokens,
             head_overflows=row.head_overflows,
             recompilations=row.recompilations,
+            skipped_steps=row.skipped_steps,
+            slowest_rank=None if slowest is None else slowest[0],
+            slowest_rank_ratio=None if slowest is None else slowest[1],
         )
 
-
-def _check_numbers(step: int, loss: float, grad_norm: float) -> None:
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        return
-    what = (
-        f"loss of step {step} is {loss}"
-        if not math.isfinite(loss)
-        else f"gradient's norm in step {step} is {grad_norm}"
-    )
-    raise TrainingFailed(
-        f"the {what}",
-        next_step="Lower train.learning_rate or raise train.warmup_steps; with bf16, compare one run in fp32.",
-    )
+    def _look_at_pace(self, numbers: Sequence[float], world: int) -> tuple[int, float] | None:
+        """What all ranks' times of the interval before show; the slowest rank, and its time over the median."""
+        before = self._pace_told.popleft()
+        if before is None:
+            return None
+        compute_s = [finite(value) for value in numbers[:world]]
+        self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=numbers[world:], compute_s=compute_s)
+        known_s = [value for value in compute_s if value is not None]
+        if world == 1 or len(known_s) < world or min(known_s) <= 0:
+            return None
+        slowest = max(range(world), key=known_s.__getitem__)
+        return slowest, known_s[slowest] / statistics.median_low(known_s)
 
 
 def _communication_s(results: Sequence[StepResult], world_size: int) -> float | None:
@@ -231,13 +280,6 @@ def _communication_s(results: Sequence[StepResult], world_size: int) -> float | 
 
 def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float]) -> float:
     return sum(map(seconds, results)) / len(results)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is on its way; it has arrived when the device has come so far."""
-    if tensor.device.type != "cuda":
-        return tensor.clone()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -6,6 +6,9 @@ that of the whole step. Their ratio S / G² is the batch in which both are equal
 coordinates, so it is a sign of the order of magnitude.
 """
 
+import math
+from collections.abc import Sequence
+
 SMOOTHING = 0.9
 """Of what was known before, in each update: single estimates are noisy, and their ratio is biased."""
 
@@ -26,6 +29,8 @@ class NoiseScale:
             part_share: How large a part is, between 0 and 1, both excluded.
             tokens: All tokens of the step.
         """
+        if not (math.isfinite(whole_square) and math.isfinite(part_square)):
+            return  # a step that was left out
         signal = (whole_square - part_share * part_square) / (1 - part_share)
         noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
         # Both start from nothing and are too small at first by the same factor, which the ratio does not see.
@@ -38,3 +43,11 @@ class NoiseScale:
         if self._signal <= 0 or self._noise <= 0:
             return None
         return self._noise / self._signal
+
+    def to_json(self) -> list[float]:
+        """Both parts."""
+        return [self._signal, self._noise]
+
+    def recall(self, saved: Sequence[float]) -> None:
+        """Go on from what ``to_json`` gave."""
+        self._signal, self._noise = saved

@@ -30,6 +30,25 @@ def make_optimizer(module: nn.Module, config: TrainConfig, ranks: Ranks) -> torc
     return torch.optim.AdamW(groups, **options)
 
 
+def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The AdamW that updates this rank's parameters, inside of what shares its state out."""
+    own: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return own
+
+
+def leave_out(optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> None:
+    """Let the next step change nothing, neither weights nor state, if a condition holds on the device.
+
+    Fused optimizers offer this for mixed precision with loss scaling; without a scale, only the condition is left.
+
+    Args:
+        optimizer: A fused one.
+        condition: Shape (), bool.
+    """
+    own: Any = own_optimizer(optimizer)
+    own.grad_scale, own.found_inf = None, condition.float()
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """For the next step, in every group."""
     for group in optimizer.param_groups:

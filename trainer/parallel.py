@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,8 +29,6 @@ _SYNC_BUFFERS = (
     else "broadcast_buffers"
 )
 """The newer name, where torch has it: the older one then warns."""
-GROUP_TIMEOUT = datetime.timedelta(minutes=10)
-"""A rank that has not answered for so long is dead or hung, and the job ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,18 @@ class Ranks:
     def leads(self) -> bool:
         """Whether this rank writes files and talks."""
         return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's, or ``cpu``."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """All of the GPU's memory, as torch sees it; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def sum(self, *values: float) -> list[float]:
         """Add numbers up over all ranks, in double precision; the host waits for all hosts, and for no device."""
@@ -64,6 +76,37 @@ class Ranks:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, operation)
         return [float(value) for value in tensor.tolist()]
+
+    def gather(self, numbers: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """A list of numbers of every rank, by rank, each of its own length; the host waits for all hosts."""
+        if self.world_size == 1:
+            return [numbers]
+        lengths = [round(length) for length in self.each(len(numbers))]
+        room = torch.zeros(max(1, *lengths), dtype=torch.int64)
+        room[: len(numbers)] = torch.from_numpy(numbers)
+        found = [torch.empty_like(room) for _ in lengths]
+        dist.all_gather(found, room)
+        return [one.numpy()[:length] for one, length in zip(found, lengths, strict=True)]
+
+    def tell(self, text: str) -> str:
+        """The first rank's text, on every rank."""
+        if self.world_size == 1:
+            return text
+        raw = text.encode() if self.leads else b""
+        room = torch.empty(round(self.max(len(raw))[0]), dtype=torch.uint8)
+        if self.leads:
+            room.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+        dist.broadcast(room, 0)
+        return bytes(room.numpy()).decode()
+
+    def tell_number(self, value: float) -> float:
+        """The first rank's number, on every rank."""
+        return self.sum(value if self.leads else 0.0)[0]
+
+    def send_from_first(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor on the device with the first rank's."""
+        if self.world_size > 1:
+            dist.broadcast(tensor, 0)
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Begin to add a tensor on the device up over all ranks, in place.
@@ -106,13 +149,14 @@ def join_ranks(
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     if world_size > 1:
+        timeout = datetime.timedelta(seconds=config.parallel.timeout_s)
         # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if rendezvous is None:
-            dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+            dist.init_process_group(backend, timeout=timeout)
         else:
             store = dist.FileStore(str(rendezvous), world_size)  # type: ignore[attr-defined]  # there, though unlisted
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return Ranks(
         rank=rank,
         local_rank=local_rank,
@@ -135,6 +179,16 @@ def leave_ranks(*, together: bool) -> None:
         dist.barrier()
     gc.collect()  # modules refer to each other in circles, and hold on to the group
     dist.destroy_process_group()
+
+
+def lost_ranks(error: Exception) -> bool:
+    """Whether an error says that another rank cannot be reached any more."""
+    if isinstance(error, dist.DistError):
+        return True
+    told = str(error)
+    return isinstance(error, RuntimeError) and any(
+        name in told for name in ("gloo", "NCCL", "ncclSystemError", "TCPStore")
+    )
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:

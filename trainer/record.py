@@ -2,29 +2,42 @@
 
 runs/<UTC>-<name>/
   run.json      configuration with the source of each value, versions, ranks
+  startup.json  what the time until the first step went into
   steps.jsonl   one JSON object per logged step
+  events.jsonl  one per event: what was saved, what went wrong, and what was done about it
   evaluations.jsonl  one per evaluation on the validation split
+  checkpoints/  the state of training; see trainer.checkpoint
   tensorboard/  the same numbers, where tensorboard is installed
   model/        the trained model, as transformers loads it
   exit.json     exit code and reason; torchrun itself returns 1 whatever its ranks return
+  earlier/N/    run.json, startup.json and exit.json of the run's Nth start
+  rank-00001.traceback.txt  where a rank was when it failed or hung
+
+A run that is resumed appends: a step that is taken again, after a crash or a rollback, replaces the rows from there on.
 """
 
+import contextlib
 import datetime
+import math
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from trainer.attempt import wait_for_lock
 from trainer.errors import BadConfig
 from trainer.schema import Table, parse_table, read_json
 
 RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
 MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
-EVALUATIONS_FILE = "evaluations.jsonl"
-RUN_SCHEMA_VERSION: Literal[2] = 2
+EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
+EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
+RUN_SCHEMA_VERSION: Literal[3] = 3
+_LOCK_TIMEOUT_S = 30.0
 
 
 RowT = TypeVar("RowT", bound=Table)
@@ -35,10 +48,10 @@ class StepRow(Table):
 
     step: int
     """Counted from 1: steps finished."""
-    loss: float
-    """Mean cross-entropy per predicted token, in nats."""
-    grad_norm: float
-    """L2 norm of the whole gradient before clipping."""
+    loss: float | None
+    """Mean cross-entropy per predicted token, in nats; None where it was not finite."""
+    grad_norm: float | None
+    """L2 norm of the whole gradient before clipping; None where it was not finite."""
     learning_rate: float
     step_s: float
     """Wall time of a step."""
@@ -74,6 +87,57 @@ class StepRow(Table):
     """Micro-batches of rank 0 so far that had more tokens to predict than head slots."""
     recompilations: int
     """Graphs compiled on rank 0 after the first steps."""
+    skipped_steps: int
+    """Steps so far whose update was left out."""
+    slowest_rank: int | None
+    """The one whose forward and backward took longest in the interval before; None until that is known."""
+    slowest_rank_ratio: float | None
+    """Its time over the median of all ranks."""
+
+
+class EventRow(Table):
+    """Something that people may want to know of."""
+
+    step: int
+    """Optimizer steps finished when it was noticed, or the step it is about."""
+    utc: str
+    kind: str
+    """``saved``, ``save_failed``, ``resumed``, ``rolled_back``, ``preflight``, ``stopped``, or what
+    ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``, ``rise``, ``starved``,
+    ``straggler``."""
+    level: Literal["info", "warning", "error"]
+    action: str
+    """What was done: ``none``, ``warn``, ``skip``, ``rollback``, ``give_up``."""
+    message: str
+    causes: list[str] = Field(default_factory=list)
+    """Likely ones, the likeliest first."""
+    next_step: str = ""
+    values: dict[str, float | int | str] = Field(default_factory=dict)
+    """Numbers that show it; those that are not finite as text."""
+    samples: list[int] = Field(default_factory=list)
+    """Numbers in the dataset of the samples of that step, of all ranks."""
+
+
+class StartUp(Table):
+    """What the time until the end of the first step went into, on rank 0, in seconds."""
+
+    import_s: float
+    """From the start of the process until everything is imported."""
+    staging_s: float
+    """Copying the dataset to local disk, or waiting for who does."""
+    process_group_s: float
+    """Until all ranks had found each other."""
+    build_s: float
+    """Dataset, model and optimizer, and the checks before the first step."""
+    restore_s: float
+    """Reading a checkpoint."""
+    first_batch_s: float
+    """Waiting for the loader's first micro-batch."""
+    compile_s: float
+    """Going forward and backward once, without a step: what compiles layers, and warms up libraries."""
+    first_step_s: float
+    total_s: float
+    """From the start of the process until the end of the first step."""
 
 
 class EvaluationRow(Table):
@@ -95,8 +159,16 @@ class EvaluationRow(Table):
 class RunHeader(Table):
     """``run.json``."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     name: str
+    attempt: int
+    """Number of the run's start, from 1."""
+    resumed_from: str | None
+    """The checkpoint that it went on from."""
+    resumed_step: int
+    """Optimizer steps taken before this start."""
+    job: str
+    """Names the job that started it, where one did."""
     started_utc: str
     config: dict[str, Any]
     sources: dict[str, str]
@@ -125,7 +197,12 @@ class RunExit(Table):
 
     exit_code: int
     reason: str
+    requeue: bool
+    """Whether starting it again, unchanged, goes on."""
     steps: int
+    """Optimizer steps finished."""
+    checkpoint: str | None
+    """The newest one, which a next start goes on from."""
     seconds: float
     finished_utc: str
 
@@ -138,41 +215,78 @@ class Run:
     header: RunHeader
     steps: tuple[StepRow, ...]
     evaluations: tuple[EvaluationRow, ...]
+    events: tuple[EventRow, ...]
+    startup: StartUp | None
     end: RunExit | None
 
 
 class RunWriter:
-    """Writes a run record; on every rank but the first, all of it does nothing.
+    """Writes a run record; on every rank but the first, all of it but the end does nothing.
+
+    Args:
+        directory: Of the run; made where it is not there.
+        active: Whether this is the first rank.
+        again: Whether a run that is there already is to go on.
 
     Raises:
-        BadConfig: If the directory holds a run already: its record must not be mixed with another's.
+        BadConfig: If the directory holds a run already and must not, or another process is at it: one record must not
+            be mixed with another's.
     """
 
-    def __init__(self, directory: Path, *, active: bool) -> None:
+    def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
         self.directory = directory
-        self._active = active
+        self.attempt = 1
         self.last_step = 0
-        if active and (directory / RUN_FILE).exists():
-            raise BadConfig(f"{directory} holds a run already", next_step="Choose another --out.")
-        if active:
-            directory.mkdir(parents=True, exist_ok=True)
+        self._active = active
+        self._lock: int | None = None
+        if not active:
+            return
+        there = (directory / RUN_FILE).exists()
+        if there and not again:
+            raise BadConfig(
+                f"{directory} holds a run already", next_step="Go on with it: --resume auto; or choose another --out."
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(directory / LOCK_FILE)
+        if there:
+            self._put_earlier_aside()
+
+    def _put_earlier_aside(self) -> None:
+        place = self.directory / EARLIER_DIRECTORY
+        place.mkdir(exist_ok=True)
+        self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
+        earlier = place / str(self.attempt - 1)
+        earlier.mkdir()
+        for name in (STARTUP_FILE, EXIT_FILE, RUN_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                (self.directory / name).rename(earlier / name)
+        for name in (STEPS_FILE, EVALUATIONS_FILE, EVENTS_FILE):
+            _cut_torn_tail(self.directory / name)
 
     def start(self, header: RunHeader) -> None:
         """Write ``run.json``."""
         self._write(RUN_FILE, header)
+
+    def started(self, startup: StartUp) -> None:
+        """Write ``startup.json``."""
+        self._write(STARTUP_FILE, startup)
 
     def step(self, row: StepRow) -> None:
         """Append a step."""
         self.last_step = row.step
         self._append(STEPS_FILE, row)
 
+    def event(self, row: EventRow) -> None:
+        """Append an event."""
+        self._append(EVENTS_FILE, row)
+
     def evaluation(self, row: EvaluationRow) -> None:
         """Append an evaluation."""
         self._append(EVALUATIONS_FILE, row)
 
     def finish(self, end: RunExit) -> None:
-        """Write ``exit.json``."""
-        self._write(EXIT_FILE, end)
+        """Write ``exit.json``; any rank may, as the first may be gone."""
+        write_exit(self.directory, end)
 
     def _append(self, name: str, row: Table) -> None:
         if self._active:
@@ -180,15 +294,56 @@ class RunWriter:
                 file.write(row.model_dump_json() + "\n")
 
     def _write(self, name: str, value: Table) -> None:
-        if not self._active:
-            return
-        path = self.directory / name
-        partial = path.with_name(f".{name}.{secrets.token_hex(4)}.partial")
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(value.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        if self._active:
+            _write_whole(self.directory / name, value)
+
+
+def write_exit(directory: Path, end: RunExit) -> None:
+    """Write ``exit.json``, whole or not at all."""
+    _write_whole(directory / EXIT_FILE, end)
+
+
+def _write_whole(path: Path, value: Table) -> None:
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    with partial.open("x", encoding="utf-8") as file:
+        file.write(value.model_dump_json(indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _lock(path: Path) -> int | None:
+    """Keep other processes away while this one lives; None on file systems that cannot."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        # A killed process's loaders hold on to its lock for the moment until they notice.
+        if wait_for_lock(fd, _LOCK_TIMEOUT_S):
+            return fd
+    except OSError:
+        os.close(fd)
+        return None
+    os.close(fd)
+    raise BadConfig(
+        f"another process is training in {path.parent}",
+        next_step="Wait until it has ended, or choose another --out.",
+    )
+
+
+def _cut_torn_tail(path: Path) -> None:
+    """Remove a last line that was not finished, so that the next one begins on its own."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+
+
+def finite(value: float) -> float | None:
+    """A number, or None where it is none."""
+    return value if math.isfinite(value) else None
+
+
+def shown_values(values: Mapping[str, float]) -> dict[str, float | int | str]:
+    """As an event has them: what is not finite becomes text."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
 def utc_now() -> str:
@@ -211,11 +366,37 @@ def read_run(directory: Path) -> Run:
     if not (directory / RUN_FILE).is_file():
         raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
     header = parse_table(RunHeader, read_json(directory / RUN_FILE), where=str(directory / RUN_FILE))
-    steps = _rows(directory / STEPS_FILE, StepRow)
-    evaluations = _rows(directory / EVALUATIONS_FILE, EvaluationRow)
-    end_path = directory / EXIT_FILE
-    end = parse_table(RunExit, read_json(end_path), where=str(end_path)) if end_path.is_file() else None
-    return Run(directory=directory, header=header, steps=steps, evaluations=evaluations, end=end)
+    return Run(
+        directory=directory,
+        header=header,
+        steps=_last_of_each_step(_rows(directory / STEPS_FILE, StepRow)),
+        evaluations=_last_of_each_step(_rows(directory / EVALUATIONS_FILE, EvaluationRow)),
+        events=_rows(directory / EVENTS_FILE, EventRow),
+        startup=_optional(directory / STARTUP_FILE, StartUp),
+        end=_optional(directory / EXIT_FILE, RunExit),
+    )
+
+
+def read_exit(directory: Path) -> RunExit | None:
+    """How a run ended; None while it goes on, or when it was killed."""
+    return _optional(directory / EXIT_FILE, RunExit)
+
+
+def _optional(path: Path, kind: type[RowT]) -> RowT | None:
+    return parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
+
+
+StepT = TypeVar("StepT", StepRow, EvaluationRow)
+
+
+def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
+    """Without those that were replaced when training went back to an earlier step."""
+    kept: list[StepT] = []
+    for row in rows:
+        while kept and kept[-1].step >= row.step:
+            kept.pop()
+        kept.append(row)
+    return tuple(kept)
 
 
 def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:

@@ -1,6 +1,10 @@
-"""One optimizer step: micro-batches, accumulation, clipping, update. Probing trials run this same code."""
+"""One optimizer step: micro-batches, accumulation, clipping, update. Probing trials run this same code.
 
-from collections.abc import Sequence
+Whether the update is taken is decided on the device, from the loss and the gradient of all ranks, so that nobody waits
+for it: a step whose numbers are not finite, or lie above the limits, leaves weights and optimizer as they were.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config import TrainConfig
 from trainer.feed import MicroBatch
-from trainer.optimizer import set_learning_rate
+from trainer.health import NO_LIMITS, Limits
+from trainer.optimizer import leave_out, set_learning_rate
 from trainer.parallel import Ranks, SharedModule
 from trainer.stopwatch import Mark, mark
 
@@ -28,10 +33,14 @@ class PartialGradient:
 class StepResult:
     """What one optimizer step was on this rank. Tensors and marks stay on the device: reading them waits for it."""
 
-    loss_share: torch.Tensor
-    """Shape (): this rank's part of the mean loss per predicted token; the ranks' parts add up to it."""
+    loss: torch.Tensor
+    """Shape (), fp64: the mean loss per predicted token, over all ranks."""
     grad_norm: torch.Tensor
     """Shape (): the whole gradient's L2 norm before clipping."""
+    applied: torch.Tensor
+    """Shape (), bool: whether weights and optimizer took the step."""
+    told: torch.Tensor
+    """Shape (N,), fp64: what the ranks told each other in this step, added up."""
     partial: PartialGradient | None
     """None where the step has one part only, or fsdp2 hides it."""
     began: Mark
@@ -62,8 +71,34 @@ class TrainStep:
         self._parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
         # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
         self._learning = config.parallel.static_graph and shared.traffic is not None
+        self.progressed: Callable[[], None] = lambda: None
+        """Called before each micro-batch."""
 
-    def run(self, micro_batches: Sequence[MicroBatch], lr: float, *, part_of_it: bool = False) -> StepResult:
+    def rehearse(self, batch: MicroBatch) -> None:
+        """Go forward and backward once, and forget it: layers are compiled, and DDP lays its buckets out for good.
+
+        DDP orders its buckets by the first backward it sees, and with three ranks or more their layout decides in which
+        order numbers are added up. A run that is resumed must not reduce its first step in another layout than the run
+        that was not interrupted.
+        """
+        batch = batch.to(self._ranks.device)
+        with self._shared.synchronise(True):
+            self._shared.module(batch).backward()
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._shared.traffic is not None:
+            self._shared.traffic.take()
+        self._learning = False
+
+    def run(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        lr: float,
+        *,
+        part_of_it: bool = False,
+        limits: Limits = NO_LIMITS,
+        told: Sequence[float] = (),
+    ) -> StepResult:
         """Take one optimizer step.
 
         The loss of every token weighs the same, whichever rank and micro-batch it fell to: each rank divides by the
@@ -74,25 +109,32 @@ class TrainStep:
             lr: The learning rate.
             part_of_it: Whether a single rank measures the gradient of its first micro-batch; several ranks always
                 measure each their own.
+            limits: Above which loss or norm the update is left out.
+            told: What this rank tells the others; it travels with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
-        tokens = torch.full((), float(own_tokens), dtype=torch.float64, device=device)
-        summed = self._ranks.begin_sum(tokens)
+        sums = torch.tensor([float(own_tokens), *told], dtype=torch.float64).to(device, non_blocking=True)
+        tokens = sums[0]
+        summed = self._ranks.begin_sum(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         partial: PartialGradient | None = None
         for number, batch in enumerate(batches):
+            self.progressed()
             last = number == len(batches) - 1
             with self._shared.synchronise(last or self._learning):
                 loss = self._shared.module(batch)
                 if number == 0:
                     summed()
                     weight = 1 / tokens.clamp(min=1)
+                loss_sum += loss.detach()
+                if last:
+                    loss_sum *= weight
+                    all_summed = self._ranks.begin_sum(loss_sum)  # while the gradients are computed
                 # Ranks are averaged, and the loss is already divided by what all of them predict.
                 (loss * (weight * self._ranks.world_size)).backward()
-            loss_sum += loss.detach()
             if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
                 partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
         reduced = mark(device)
@@ -104,10 +146,13 @@ class TrainStep:
             else:
                 partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
         self._learning = False
-        grad_norm = self._update(lr)
+        all_summed()
+        grad_norm, applied = self._update(lr, loss_sum, limits)
         return StepResult(
-            loss_share=loss_sum * weight,
+            loss=loss_sum,
             grad_norm=grad_norm,
+            applied=applied,
+            told=sums[1:],
             partial=partial,
             began=began,
             departed=departed,
@@ -115,13 +160,17 @@ class TrainStep:
             updated=mark(device),
         )
 
-    def _update(self, lr: float) -> torch.Tensor:
+    def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clip and update; the norm before clipping, and whether the update was taken."""
         norm = gradient_norm(self._parameters)
         nn.utils.clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, norm)
+        whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        fine = loss.isfinite() & whole_norm.isfinite() & (loss <= limits.loss) & (whole_norm <= limits.grad_norm)
         set_learning_rate(self._optimizer, lr)
+        leave_out(self._optimizer, ~fine)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return whole_norm, fine
 
     def _first_part(self, share: float) -> PartialGradient | None:
         if not share:

@@ -1,4 +1,4 @@
-"""When something happened on the device, without waiting for it."""
+"""When something happened on the device, and what it found, without waiting for it."""
 
 import time
 from dataclasses import dataclass
@@ -37,3 +37,10 @@ def mark(device: torch.device) -> Mark:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return Mark(event)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is on its way; it has arrived when the device has come so far."""
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -15,10 +15,10 @@ import trainer.build
 from tests.trainer.oracles import config_of
 from trainer.batch import make_plan
 from trainer.build import Training, build_training
-from trainer.checkpoint import export_model
 from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.evaluate import evaluate
+from trainer.export import export_model
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
 from trainer.model import build_model
 from trainer.parallel import Ranks, join_ranks, leave_ranks
@@ -50,7 +50,7 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
     for _ in range(case.get("steps", 1)):
         batches = [next(loader) for _ in range(plan.accumulation_steps)]
         result = training.step.run(batches, case.get("lr", 1e-3))
-        losses.append(ranks.sum(float(result.loss_share))[0])
+        losses.append(float(result.loss))
         norms.append(float(result.grad_norm))
         training.step._update = update
     validation = TokenDataset(dataset.directory, dataset.manifest, "validation")

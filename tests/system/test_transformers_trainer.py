@@ -68,7 +68,7 @@ def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
     ]
     theirs = _theirs(training, batches, config, str(tmp_path))
     found = [
-        float(training.step.run([batch], learning_rate(config, step)).loss_share) for step, batch in enumerate(ours)
+        float(training.step.run([batch], learning_rate(config, step)).loss) for step, batch in enumerate(ours)
     ]
     assert len(theirs) == STEPS
     # They print four digits.

@@ -103,7 +103,7 @@ def gradients_of(training: Training, batches: list[MicroBatch]) -> tuple[float, 
     handle = training.optimizer.register_step_pre_hook(look)
     result = training.step.run(batches, 0.0)
     handle.remove()
-    return float(result.loss_share), seen
+    return float(result.loss), seen
 
 
 def relative_distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:

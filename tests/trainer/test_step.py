@@ -30,7 +30,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_predicted_tokens(patterned_da
             input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS(), labels=batch.labels_BS()
         ).loss
     result = training.step.run([batch], 1e-3)
-    assert float(result.loss_share) == pytest.approx(float(expected), rel=1e-5)
+    assert float(result.loss) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_the_gradient_is_cut_to_its_largest_norm_and_the_norm_before_is_reported(patterned_dataset):

@@ -47,7 +47,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     batches = _batches(dataset, config, cached=measured["cached"])
     discard = 2 + 2 * config.data.loader_workers * config.data.prefetch_batches
     for number in range(discard):
-        float(step.run([next(batches)], learning_rate(config, number)).loss_share)
+        float(step.run([next(batches)], learning_rate(config, number)).loss)
     figures = _measure(step, batches, config, measured["window_s"], measured["min_steps"])
     return figures | {"optimizer_steps": discard + len(figures["step_s"]), "discarded_steps": discard}
 
@@ -75,7 +75,7 @@ def _measure(
         batch = next(batches)
         wait_s += time.perf_counter() - asked_s
         result = step.run([batch], learning_rate(config, len(step_s)))
-        float(result.loss_share)  # waits for the device
+        float(result.loss)  # waits for the device
         step_s.append(time.perf_counter() - asked_s)
         real_tokens += batch.real_tokens
     end_s = time.monotonic()

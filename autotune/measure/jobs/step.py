@@ -49,9 +49,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
     # What joining made is there by now, and the model is not.
     budget = enforce(_budget_bytes(measured, place, ranks), ranks, _used_before_bytes(place, ranks))
-    step_s, loss_share = _take_steps(measured, place, config, ranks)
+    step_s, loss = _take_steps(measured, place, config, ranks)
     _check_retries(ranks.device)
-    figures = _of_all(ranks, budget, step_s, loss_share)
+    figures = _of_all(ranks, budget, step_s, loss)
     leave_ranks(together=True)
     return figures | {
         "step_s": figures["step_s"][measured["warmup_steps"] :],
@@ -76,7 +76,7 @@ def _used_before_bytes(place: dict[str, Any], ranks: Ranks) -> int | None:
 def _take_steps(
     measured: dict[str, Any], place: dict[str, Any], config: TrainConfig, ranks: Ranks
 ) -> tuple[list[float], float]:
-    """Seconds of each step, and this rank's part of the last one's loss."""
+    """Seconds of each step, and the last one's loss."""
     special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
     training = build_training(config, measured["vocab_size"], special_ids, ranks)
     steps = measured["warmup_steps"] + measured["timed_steps"]
@@ -94,13 +94,13 @@ def _take_steps(
         ranks.sum(0.0)  # they begin together: nobody's seconds count how long another took to make a batch
         started_s = time.perf_counter()
         result = training.step.run(batches, learning_rate(config, number))
-        loss_share = float(result.loss_share)  # waits for the device
+        loss = float(result.loss)  # waits for the device
         step_s.append(time.perf_counter() - started_s)
         if number in (0, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
         if number == 0:
             fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))
-    return step_s, loss_share
+    return step_s, loss
 
 
 def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:
@@ -118,11 +118,11 @@ def _check_retries(device: torch.device) -> None:
         raise torch.OutOfMemoryError("the allocator had to retry")
 
 
-def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss_share: float) -> dict[str, Any]:
+def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> dict[str, Any]:
     """The job's figures: a step takes as long as its slowest rank, and fits if it fits on the fullest one."""
     peaks = [round(peak) for peak in ranks.each(budget.peak_bytes())]
     taken = {round(steps) for steps in ranks.each(len(step_s))}
-    loss, outside_bytes = ranks.sum(loss_share)[0], budget.outside_allocator_bytes
+    outside_bytes = budget.outside_allocator_bytes
     if len(taken) > 1:
         raise ValueError(f"ranks took different numbers of steps: {sorted(taken)}")
     if not math.isfinite(loss):

@@ -4,8 +4,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.attention import VARLEN_NAME
-from trainer.checkpoint import export_model
 from trainer.dataset import TokenDataset
+from trainer.export import export_model
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])

@@ -1,0 +1,509 @@
+import itertools
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.config import HealthSettings
+from trainer.finding import ADVICE, Action, Kind, finding, strongest
+from trainer.health import NO_LIMITS, HealthMonitor, Limits, Vitals
+
+CLIP = 1.0
+
+
+def monitor(**changes):
+    return HealthMonitor(HealthSettings(**changes), CLIP)
+
+
+def look(health, step, loss=2.0, grad_norm=0.5, *, applied=True):
+    return health.look(Vitals(step=step, loss=loss, grad_norm=grad_norm, applied=applied))
+
+
+def as_the_device(health, step, loss=2.0, grad_norm=0.5, limits=None):
+    """A step as the device takes it, or leaves it out."""
+    limits = limits or health.limits()
+    applied = math.isfinite(loss) and math.isfinite(grad_norm) and loss <= limits.loss and grad_norm <= limits.grad_norm
+    return look(health, step, loss, grad_norm, applied=applied)
+
+
+def noisy(seed):
+    """Ordinary losses and norms without end."""
+    scatter = random.Random(seed)
+    while True:
+        yield 2 * (1 + scatter.gauss(0, 0.02)), 0.5 * math.exp(scatter.gauss(0, 0.3))
+
+
+def ready(steps=100, seed=0, **changes):
+    """A monitor that knows what is usual."""
+    health = monitor(**changes)
+    for step, (loss, norm) in zip(range(1, steps + 1), noisy(seed), strict=False):
+        assert as_the_device(health, step, loss, norm) == []
+    return health
+
+
+def kinds(findings):
+    return [one.kind for one in findings]
+
+
+def actions(findings):
+    return [one.action for one in findings]
+
+
+def reloaded(health, **changes):
+    return HealthMonitor.from_json(HealthSettings(**changes), CLIP, json.loads(json.dumps(health.to_json())))
+
+
+# --- what is unusual
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("policy", ["warn", "skip", "rollback"])
+def test_a_noisy_falling_loss_is_no_trouble(seed, policy):
+    """From 10 to 2 with 5 % noise and norms that scatter by a third; it ends before it stands still."""
+    scatter = random.Random(seed)
+    health = monitor(on_spike=policy, on_explosion=policy)
+    for step in range(1, 5001):
+        loss = (2 + 8 * math.exp(-step / 2000)) * (1 + scatter.gauss(0, 0.05))
+        assert as_the_device(health, step, loss, math.exp(scatter.gauss(0, 0.3))) == []
+        assert health.calm
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_limits_that_lag_by_some_steps_leave_out_nothing_usual(seed):
+    scatter = random.Random(seed)
+    health = monitor(on_spike="skip", on_explosion="skip")
+    asked = [health.limits()] * 4
+    for step in range(1, 3001):
+        loss = (2 + 8 * math.exp(-step / 600)) * (1 + scatter.gauss(0, 0.05))
+        assert Action.SKIP not in actions(as_the_device(health, step, loss, limits=asked[-4]))
+        asked.append(health.limits())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_that_falls_fast_at_first_is_no_trouble(seed):
+    scatter = random.Random(seed)
+    health = monitor()
+    for step in range(1, 1501):
+        loss = (2 + 8 * math.exp(-step / 300)) * (1 + scatter.gauss(0, 0.05))
+        assert look(health, step, loss, 20 * math.exp(-step / 50) + math.exp(scatter.gauss(0, 0.3))) == []
+
+
+def test_a_spike_is_found_at_once_with_the_values_that_show_it():
+    health = ready()
+    (spike,) = look(health, 101, 3.5)
+    assert (spike.kind, spike.action) == (Kind.SPIKE, Action.WARN)
+    assert spike.values["loss"] == 3.5
+    assert spike.values["median"] == pytest.approx(2.0, rel=0.02)
+    assert spike.values["median"] < spike.values["limit"] < 3.5
+    assert "the loss of step 101 is 3.5" in spike.message
+    assert "update was taken" in spike.message
+    assert "train.learning_rate" in spike.next_step
+    assert spike.causes
+
+
+def test_an_excursion_is_said_once_and_again_after_a_usual_value():
+    health = ready()
+    assert [kinds(look(health, 101 + step, 3.5)) for step in range(5)] == [[Kind.SPIKE], [], [], [], []]
+    assert not health.calm
+    assert look(health, 106) == []
+    assert health.calm
+    assert kinds(look(health, 107, 3.5)) == [Kind.SPIKE]
+
+
+def test_a_lasting_change_becomes_usual_when_it_is_only_warned_of():
+    health = ready(window_steps=32)
+    found = [kinds(look(health, 101 + step, 3.5)) for step in range(40)]
+    assert found == [[Kind.SPIKE]] + [[]] * 39
+    assert health.calm
+
+
+@pytest.mark.parametrize(("window_steps", "enough"), [(8, 8), (12, 12), (16, 16), (128, 16)])
+def test_nothing_is_judged_before_enough_values_are_there(window_steps, enough):
+    health = monitor(window_steps=window_steps, on_spike="skip")
+    for step in range(1, enough + 1):
+        assert health.limits() == NO_LIMITS
+        assert look(health, step, 100.0 if step == enough else 2.0) == []
+    assert health.limits().loss == pytest.approx(2.2)
+
+
+def test_an_explosion_is_far_above_the_clip_and_above_the_norms_before_it():
+    health = ready()
+    assert look(health, 101, grad_norm=9.9) == []
+    (explosion,) = look(health, 102, grad_norm=10.1)
+    assert explosion.kind is Kind.EXPLOSION
+    assert explosion.values["clip"] == CLIP
+    assert "train.max_grad_norm" in explosion.next_step
+    always_large = monitor()
+    for step, (_, norm) in zip(range(1, 200), noisy(1), strict=False):
+        assert look(always_large, step, grad_norm=60 * norm) == []
+
+
+def test_a_spike_and_an_explosion_can_come_together_and_the_strongest_action_rules():
+    health = ready(on_spike="skip", on_explosion="rollback")
+    found = as_the_device(health, 101, 5.0, 50.0)
+    assert [(one.kind, one.action) for one in found] == [
+        (Kind.SPIKE, Action.SKIP),
+        (Kind.EXPLOSION, Action.ROLL_BACK),
+    ]
+    assert strongest(found) is Action.ROLL_BACK
+
+
+def test_actions_have_an_order():
+    found = [finding(Kind.SPIKE, action, "", {}) for action in Action]
+    assert strongest(found) is Action.GIVE_UP
+    assert strongest(found[:3]) is Action.ROLL_BACK
+    assert strongest(found[:2]) is Action.SKIP
+    assert strongest(found[:1]) is Action.WARN
+    assert strongest([]) is None
+
+
+def test_there_is_advice_on_every_kind():
+    assert set(ADVICE) == set(Kind)
+    assert all(advice.causes and "train." in advice.next_step for advice in ADVICE.values())
+
+
+@given(losses=st.lists(st.floats(min_value=0, allow_nan=False, allow_infinity=False), min_size=1, max_size=60))
+def test_no_finite_loss_breaks_it_and_the_limit_lies_above_the_median(losses):
+    health = monitor(window_steps=8, on_spike="rollback")
+    for step, loss in enumerate(losses, start=1):
+        for one in look(health, step, loss):
+            if one.kind is Kind.SPIKE:
+                assert loss > one.values["limit"] >= one.values["median"]
+    assert health.limits().loss >= 0
+
+
+# --- what is not finite
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "said"),
+    [
+        (math.nan, 0.5, "the loss is nan in step 101"),
+        (2.0, math.inf, "the gradient's norm is inf in step 101"),
+        (math.inf, math.nan, "the loss is inf and the gradient's norm is nan in step 101"),
+    ],
+)
+def test_a_value_that_is_not_finite_is_named_alone(loss, norm, said):
+    health = ready()
+    (found,) = as_the_device(health, 101, loss, norm)
+    assert (found.kind, found.action) == (Kind.NON_FINITE, Action.SKIP)
+    assert said in found.message
+    assert not health.calm
+    assert look(health, 102) == []
+    assert health.calm
+
+
+def test_a_value_that_is_not_finite_leaves_no_trace_in_what_is_usual():
+    with_it, without = ready(on_spike="skip"), ready(on_spike="skip")
+    as_the_device(with_it, 101, math.nan, 7.0)
+    assert with_it.limits() == without.limits()
+
+
+def test_a_value_that_is_not_finite_rolls_back_where_the_settings_say_so():
+    health = ready(on_non_finite="rollback")
+    (found,) = as_the_device(health, 101, math.nan)
+    assert found.action is Action.ROLL_BACK
+    assert "training rolls back" in found.message
+
+
+def test_a_value_that_is_not_finite_does_not_end_an_excursion():
+    health = ready()
+    assert kinds(look(health, 101, 3.5)) == [Kind.SPIKE]
+    assert kinds(as_the_device(health, 102, math.nan)) == [Kind.NON_FINITE]
+    assert look(health, 103, 3.5) == []
+
+
+# --- skipping
+
+
+def test_limits_are_only_for_what_is_not_merely_warned_of():
+    assert ready().limits() == NO_LIMITS
+    for policy in ("skip", "rollback"):
+        assert ready(on_spike=policy).limits().grad_norm == math.inf
+        assert ready(on_spike=policy).limits().loss < 3
+        assert ready(on_explosion=policy).limits() == Limits(loss=math.inf, grad_norm=10 * CLIP)
+
+
+def test_a_skipped_value_does_not_become_usual():
+    health = ready(on_spike="skip", patience_steps=100)
+    limits = health.limits()
+    for step in range(101, 151):
+        (found,) = as_the_device(health, step, 3.5)
+        assert (found.kind, found.action) == (Kind.SPIKE, Action.SKIP)
+        assert "update was left out" in found.message
+    assert health.limits() == limits
+    assert not health.calm
+    as_the_device(health, 151)
+    assert health.calm
+
+
+def test_skipping_for_too_long_rolls_back_whatever_was_the_reason():
+    health = ready(on_spike="skip", on_explosion="skip", patience_steps=4)
+    found = [
+        *as_the_device(health, 101, math.nan),
+        *as_the_device(health, 102, 3.5),
+        *as_the_device(health, 103, grad_norm=30.0),
+        *as_the_device(health, 104, math.inf),
+    ]
+    assert actions(found) == [Action.SKIP] * 3 + [Action.ROLL_BACK]
+    assert "4 in a row were; training rolls back" in found[-1].message
+
+
+def test_a_step_that_is_taken_ends_a_row_of_skipped_ones():
+    health = ready(on_spike="skip", patience_steps=2)
+    for step in range(101, 121):
+        found = as_the_device(health, step, 3.5 if step % 2 else 2.0)
+        assert actions(found) == ([Action.SKIP] if step % 2 else [])
+
+
+def test_a_limit_that_lags_lets_a_spike_through_which_is_then_only_said():
+    health = ready(on_spike="skip")
+    (found,) = look(health, 101, 3.5, applied=True)
+    assert found.action is Action.WARN
+    assert "update was taken" in found.message
+    assert not health.calm
+    undone = ready(on_spike="rollback")
+    assert actions(look(undone, 101, 3.5, applied=True)) == [Action.ROLL_BACK]
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "blamed"), [(2.2, 0.5, Kind.SPIKE), (2.0, 9.8, Kind.EXPLOSION), (0.1, 0.1, Kind.SPIKE)]
+)
+def test_a_step_that_a_lagging_limit_left_out_counts_as_skipped(loss, norm, blamed):
+    health = ready(on_spike="skip", on_explosion="skip", patience_steps=2)
+    (first,) = look(health, 101, loss, norm, applied=False)
+    assert (first.kind, first.action) == (blamed, Action.SKIP)
+    assert "some steps before" in first.message
+    assert not health.calm
+    assert actions(look(health, 102, loss, norm, applied=False)) == [Action.ROLL_BACK]
+
+
+def test_only_what_is_skipped_is_blamed_for_a_skipped_step():
+    health = ready(on_spike="warn", on_explosion="skip")
+    found = look(health, 101, 3.5, applied=False)
+    assert [(one.kind, one.action) for one in found] == [(Kind.SPIKE, Action.WARN), (Kind.EXPLOSION, Action.SKIP)]
+    found = look(health, 102, 2.0, 30.0, applied=False)
+    assert [(one.kind, one.action) for one in found] == [(Kind.EXPLOSION, Action.SKIP)]
+
+
+def test_rolling_back_comes_at_once_where_the_settings_say_so():
+    health = ready(on_spike="rollback")
+    (found,) = as_the_device(health, 101, 3.5)
+    assert (found.kind, found.action) == (Kind.SPIKE, Action.ROLL_BACK)
+
+
+# --- rolling back
+
+
+def test_after_a_rollback_it_looks_back_as_at_the_checkpoint():
+    health = ready(on_spike="rollback")
+    saved, limits = health.to_json(), health.limits()
+    for step in range(101, 131):
+        look(health, step, 1.2)
+    assert health.limits() != limits
+    health.roll_back(json.loads(json.dumps(saved)), at_step=131, to_step=100)
+    assert health.limits() == limits
+    assert health.calm
+    assert health.rollbacks == 1
+
+
+def test_training_gives_up_when_rollbacks_do_not_help():
+    health = ready(on_spike="rollback", max_rollbacks=2)
+    saved = health.to_json()
+    for _ in range(2):
+        assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
+        health.roll_back(saved, at_step=101, to_step=100)
+    (found,) = as_the_device(health, 101, 3.5)
+    assert found.action is Action.GIVE_UP
+    assert "2 rollbacks before it did not help" in found.message
+
+
+def test_training_gives_up_at_once_where_no_rollback_is_allowed():
+    health = ready(on_spike="skip", patience_steps=2, max_rollbacks=0)
+    found = as_the_device(health, 101, 3.5) + as_the_device(health, 102, 3.5)
+    assert actions(found) == [Action.SKIP, Action.GIVE_UP]
+    assert "train.health.max_rollbacks" in found[-1].message
+
+
+def test_progress_past_the_furthest_trouble_makes_earlier_rollbacks_count_no_more():
+    health = ready(on_spike="rollback", max_rollbacks=1, easing_steps=50)
+    saved = health.to_json()
+    health.roll_back(saved, at_step=120, to_step=100)
+    for step in range(101, 171):
+        assert as_the_device(health, step) == []
+    # Not past it by easing_steps yet.
+    assert actions(as_the_device(health, 170, 3.5)) == [Action.GIVE_UP]
+    assert as_the_device(health, 171) == []
+    assert actions(as_the_device(health, 172, 3.5)) == [Action.ROLL_BACK]
+    health.roll_back(saved, at_step=172, to_step=100)
+    assert health.rollbacks == 2
+    assert health.learning_rate_share(100) == 0.5
+    # The trouble that came first lies behind, the furthest does not.
+    assert actions(as_the_device(health, 222, 3.5)) == [Action.GIVE_UP]
+    assert actions(as_the_device(health, 223, 3.5)) == [Action.ROLL_BACK]
+
+
+def test_trouble_that_comes_sooner_does_not_bring_progress_nearer():
+    health = ready(on_spike="rollback", max_rollbacks=2, easing_steps=10)
+    saved = health.to_json()
+    health.roll_back(saved, at_step=150, to_step=100)
+    health.roll_back(saved, at_step=105, to_step=100)
+    assert actions(as_the_device(health, 160, 3.5)) == [Action.GIVE_UP]
+    assert actions(as_the_device(health, 161, 3.5)) == [Action.ROLL_BACK]
+
+
+def test_the_learning_rate_is_eased_after_a_rollback_and_comes_back_linearly():
+    health = ready(easing_steps=100, eased_learning_rate_share=0.5)
+    assert health.learning_rate_share(100) == 1.0
+    saved = health.to_json()
+    health.roll_back(saved, at_step=110, to_step=80)
+    assert [health.learning_rate_share(step) for step in (79, 80, 130, 180, 1000)] == [1.0, 0.5, 0.75, 1.0, 1.0]
+    health.roll_back(saved, at_step=110, to_step=80)
+    assert [health.learning_rate_share(step) for step in (80, 130, 180)] == [0.25, 0.625, 1.0]
+
+
+@given(share=st.floats(0.01, 1), easing_steps=st.integers(1, 500), rollbacks=st.integers(1, 5))
+def test_an_eased_learning_rate_only_rises_and_never_above_the_schedule(share, easing_steps, rollbacks):
+    health = monitor(eased_learning_rate_share=share, easing_steps=easing_steps)
+    for _ in range(rollbacks):
+        health.roll_back({}, at_step=20, to_step=10)
+    shares = [health.learning_rate_share(step) for step in range(10, 12 + easing_steps)]
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(share**rollbacks)
+    assert shares[-1] == 1.0
+
+
+# --- plateaus
+
+
+def plateau_findings(losses, **changes):
+    health = monitor(plateau_window_steps=400, **changes)
+    found = [(step, one) for step, loss in enumerate(losses, start=1) for one in look(health, step, loss)]
+    return [(step, one.kind) for step, one in found if one.kind in {Kind.PLATEAU, Kind.RISE}]
+
+
+def flat(steps, seed):
+    return [loss for loss, _ in itertools.islice(noisy(seed), steps)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_that_stands_still_is_said_once(seed):
+    # By chance alone, flat noise looks like a fall now and then, and a plateau is said again after it.
+    found = plateau_findings(flat(1000, seed))
+    assert found[0][1] is Kind.PLATEAU
+    assert found[0][0] <= 600
+    assert plateau_findings([2.0] * 3000) == [(400, Kind.PLATEAU)]
+
+
+def test_a_plateau_warns_with_both_medians():
+    health = monitor(plateau_window_steps=20)
+    found = [one for step in range(1, 21) for one in look(health, step)]
+    assert [(one.kind, one.action) for one in found] == [(Kind.PLATEAU, Action.WARN)]
+    assert found[0].values == {"first_median": 2.0, "second_median": 2.0, "improvement": 0.0, "error": 0.0}
+    assert health.calm
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slow_fall_above_the_noise_is_no_plateau(seed):
+    """2 % of noise, and a fall by 0.03 in half a window, whose error is 0.005."""
+    scatter = random.Random(seed)
+    assert plateau_findings([4 - 0.00015 * step + scatter.gauss(0, 0.04) for step in range(4000)]) == []
+
+
+def test_a_plateau_is_said_again_after_the_loss_fell():
+    found = plateau_findings([2.0] * 1000 + [1.0] * 1000)
+    assert [kind for _, kind in found] == [Kind.PLATEAU, Kind.PLATEAU]
+    assert found[1][0] > 1000
+
+
+def test_a_rising_loss_is_no_plateau():
+    scatter = random.Random(0)
+    found = plateau_findings([2 + 0.0005 * step + scatter.gauss(0, 0.04) for step in range(800)])
+    assert found == [(400, Kind.RISE), (600, Kind.RISE), (800, Kind.RISE)]
+
+
+def test_a_rise_lost_in_the_noise_is_only_a_plateau():
+    assert [kind for _, kind in plateau_findings([2 + 0.000001 * step for step in range(400)])] == [Kind.PLATEAU]
+
+
+def test_steps_that_were_left_out_say_nothing_of_a_plateau():
+    health = monitor(plateau_window_steps=20)
+    found = [one for step in range(1, 40) for one in look(health, step, applied=step % 2 == 0)]
+    assert found == []
+    assert kinds(look(health, 40)) == [Kind.PLATEAU]
+
+
+# --- saving
+
+VITALS = st.tuples(
+    st.one_of(st.floats(1.9, 2.1), st.floats(0, 20), st.sampled_from([math.nan, math.inf])),
+    st.one_of(st.floats(0.1, 2), st.floats(0, 200), st.sampled_from([math.nan, math.inf])),
+    st.sampled_from([True, True, True, False]),
+)
+POLICY = st.sampled_from(["warn", "skip", "rollback"])
+
+
+def whole_course(health, first_step, course, saved):
+    """Everything that can be seen of a monitor while steps come and rollbacks are obeyed."""
+    seen = []
+    for step, (loss, norm, applied) in enumerate(course, start=first_step):
+        found = look(health, step, loss, norm, applied=applied and math.isfinite(loss) and math.isfinite(norm))
+        if strongest(found) is Action.ROLL_BACK:
+            health.roll_back(saved, at_step=step, to_step=1)
+        # As text, because nan is not itself.
+        seen.append(repr((found, health.calm, health.limits(), health.rollbacks, health.learning_rate_share(step))))
+    return seen
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    before=st.lists(VITALS, max_size=60),
+    after=st.lists(VITALS, max_size=60),
+    changes=st.fixed_dictionaries(
+        {
+            "on_spike": POLICY,
+            "on_explosion": POLICY,
+            "on_non_finite": st.sampled_from(["skip", "rollback"]),
+            "window_steps": st.integers(8, 30),
+            "plateau_window_steps": st.integers(20, 41),
+            "patience_steps": st.integers(1, 3),
+            "easing_steps": st.integers(1, 20),
+            "max_rollbacks": st.integers(0, 4),
+        }
+    ),
+)
+def test_a_monitor_that_was_saved_goes_on_as_if_nothing_had_happened(before, after, changes):
+    health = monitor(**changes)
+    whole_course(health, 1, before, {})
+    again = reloaded(health, **changes)
+    assert again.to_json() == health.to_json()
+    saved = json.loads(json.dumps(health.to_json()))
+    first = len(before) + 1
+    assert whole_course(again, first, after, saved) == whole_course(health, first, after, saved)
+    assert again.to_json() == health.to_json()
+
+
+def test_what_is_saved_is_plain_json():
+    health = ready(on_spike="skip")
+    as_the_device(health, 101, math.nan, math.inf)
+    json.dumps(health.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("saved", [{}, {"unknown": 1}, {"loss": {}, "recovery": {"unknown": 2}, "plateau": {}}])
+def test_an_older_checkpoint_that_lacks_the_state_starts_it_afresh(saved):
+    health = HealthMonitor.from_json(HealthSettings(), CLIP, saved)
+    assert health.to_json() == monitor().to_json()
+    rolled_back = ready()
+    rolled_back.roll_back(saved, at_step=101, to_step=0)
+    assert rolled_back.calm
+    assert rolled_back.rollbacks == 1
+
+
+def test_shorter_windows_than_those_saved_keep_the_newest_values():
+    health = ready(on_spike="skip", window_steps=64, plateau_window_steps=400)
+    saved = reloaded(health, on_spike="skip", window_steps=8, plateau_window_steps=20).to_json()
+    assert saved["loss"]["window"] == health.to_json()["loss"]["window"][-8:]
+    assert saved["plateau"]["losses"] == health.to_json()["plateau"]["losses"][-19:]

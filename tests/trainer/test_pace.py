@@ -1,0 +1,105 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.finding import Action, Kind
+from trainer.pace import ROWS, STARVED_SHARE, STRAGGLER_RATIO, PaceMonitor
+
+FINE = [1.0, 1.0, 1.0, 1.0]
+
+
+def told(rows):
+    """Number, counted from 1, and kind of what is said of rows of (waits, compute)."""
+    pace = PaceMonitor()
+    return [
+        (number, one.kind)
+        for number, (waits, compute) in enumerate(rows, start=1)
+        for one in pace.look(step_s=1.0, data_wait_s=waits, compute_s=compute)
+    ]
+
+
+def waiting(share, rows):
+    return [([0.0, share, 0.0, 0.0], FINE)] * rows
+
+
+def slow(ratio, rows):
+    return [([0.0] * 4, [1.0, 1.0, ratio, 1.0])] * rows
+
+
+def test_a_loader_that_starves_a_rank_is_said_once():
+    assert told(waiting(0.0, ROWS) + waiting(0.2, 50)) == [(2 * ROWS, Kind.STARVED)]
+
+
+def test_the_first_rows_say_nothing_of_loaders():
+    assert told(waiting(0.9, ROWS) + waiting(0.0, 50)) == []
+    assert told(waiting(0.9, 50)) == [(2 * ROWS, Kind.STARVED)]
+
+
+def test_a_starved_rank_is_named_with_what_to_do():
+    pace = PaceMonitor()
+    for _ in range(2 * ROWS):
+        found = pace.look(step_s=2.0, data_wait_s=[0.0, 0.1, 0.5], compute_s=[None] * 3)
+    assert [(one.kind, one.action) for one in found] == [(Kind.STARVED, Action.WARN)]
+    assert found[0].values == {"rank": 2.0, "share": 0.25, "data_wait_s": 0.5, "step_s": 2.0}
+    assert "rank 2 waits for its loader 25% of the time" in found[0].message
+    assert "autotune workers --profile P" in found[0].next_step
+    assert "train.data.loader_workers" in found[0].next_step
+    assert "train.data.stage_to" in found[0].next_step
+
+
+@pytest.mark.parametrize(("bad", "first"), [(waiting(0.5, 1), 2 * ROWS), (slow(2.0, 1), ROWS)])
+def test_single_bad_rows_are_no_matter_and_it_is_said_again_only_after_a_time_of_calm(bad, first):
+    calm = waiting(0.0, 1)
+    assert told((bad * (ROWS - 1) + calm) * 20) == []
+    begin = bad * first
+    assert len(told(begin + (calm * (ROWS - 1) + bad * ROWS) * 5)) == 1
+    again = told(begin + calm * ROWS + bad * ROWS)
+    assert [number for number, _ in again] == [first, first + 2 * ROWS]
+
+
+def test_a_slow_rank_is_named_with_how_slow_it_is():
+    pace = PaceMonitor()
+    for _ in range(ROWS):
+        found = pace.look(step_s=3.0, data_wait_s=[0.0] * 4, compute_s=[1.0, 1.0, 1.0, 2.0])
+    assert [(one.kind, one.action) for one in found] == [(Kind.STRAGGLER, Action.WARN)]
+    assert found[0].values == {"rank": 3.0, "ratio": 2.0, "compute_s": 2.0, "median_s": 1.0}
+    assert "rank 3 computes 2.00 times as long" in found[0].message
+    assert "nvidia-smi -q -d PERFORMANCE" in found[0].next_step
+    assert any("hot" in cause for cause in found[0].causes)
+
+
+def test_slow_ranks_of_one_node_are_said_together():
+    pace = PaceMonitor()
+    for _ in range(ROWS):
+        found = pace.look(step_s=3.0, data_wait_s=[0.0] * 6, compute_s=[1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
+    assert len(found) == 1
+    assert found[0].values["rank"] == 5
+    assert "slow as well: 4" in found[0].message
+
+
+def test_changing_ranks_that_are_slow_in_turn_are_no_straggler():
+    rows = [([0.0] * 4, [2.0 if rank == row % 4 else 1.0 for rank in range(4)]) for row in range(100)]
+    assert told(rows) == []
+
+
+def test_nothing_is_said_of_stragglers_where_it_cannot_be_told():
+    assert told([([0.0] * 4, [1.0, None, 5.0, 1.0])] * 50) == []
+    assert told([([], [])] * 50) == []
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=1))
+def test_a_single_rank_is_never_slow(compute_s):
+    assert told([([0.0], compute_s)] * (2 * ROWS)) == []
+
+
+@given(
+    share=st.floats(0, STARVED_SHARE),
+    ratios=st.lists(st.floats(1, STRAGGLER_RATIO - 1e-6), min_size=1, max_size=9),
+)
+def test_what_stays_within_the_bounds_is_never_said(share, ratios):
+    assert told([([share] * len(ratios), list(ratios))] * (3 * ROWS)) == []
+
+
+def test_both_can_be_said_of_one_row():
+    rows = waiting(0.0, ROWS) + [([0.5, 0.0], [1.0, 9.0])] * ROWS
+    assert [kind for _, kind in told(rows)] == [Kind.STARVED, Kind.STRAGGLER]

@@ -1,0 +1,77 @@
+"""Save the trained model in the form that transformers loads: safetensors, config, tokenizer. No pickle."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import PreTrainedTokenizerFast
+
+from trainer.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.objective import MaskedLM
+
+
+def export_model(
+    module: MaskedLM,
+    *,
+    dataset_dir: Path,
+    special_ids: SpecialIds,
+    seq_length_tokens: int,
+    directory: Path,
+    leads: bool,
+) -> None:
+    """Write the model and its tokenizer; the directory appears whole or not at all.
+
+    All ranks take part, as each may hold a share of the weights; the one that leads writes.
+    """
+    weights = _whole_weights(module)
+    if not leads:
+        return
+    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
+    partial.mkdir(mode=0o700, parents=True)
+    module.model.save_pretrained(partial, state_dict=weights)
+    _tokenizer(dataset_dir, special_ids, seq_length_tokens).save_pretrained(str(partial))
+    for path in partial.iterdir():
+        _sync(path)
+    if directory.exists():  # a run that was finished before, and has gone on
+        before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
+        directory.rename(before)
+        partial.rename(directory)
+        shutil.rmtree(before, ignore_errors=True)
+    else:
+        partial.rename(directory)
+    _sync(directory.parent)
+
+
+def _whole_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
+    """The encoder's weights on the host of rank 0, under transformers' names, wherever their parts lie."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found = get_model_state_dict(module.model, options=options)
+    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:
+    """The dataset's tokenizer, framing texts as the trainer framed its rows."""
+    tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
+    names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{names['cls']} $A {names['sep']}",
+        special_tokens=[(names["cls"], special_ids.cls), (names["sep"], special_ids.sep)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=seq_length_tokens,
+        **{f"{role}_token": name for role, name in names.items()},
+    )
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,188 @@
+"""When the state of training is saved, what goes into a checkpoint, and how it comes back."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.build import Training
+from trainer.checkpoint import (
+    CHECKPOINTS_DIRECTORY,
+    Manifest,
+    TrainingState,
+    manifest_text,
+    newest_checkpoint,
+    parse_manifest,
+)
+from trainer.config import TrainConfig
+from trainer.errors import TrainingFailed
+from trainer.parallel import Ranks
+from trainer.record import EventRow, utc_now
+from trainer.saver import Saved, Saver
+from trainer.snapshot import restore
+
+_ASSUMED_BYTES_PER_S = 100e6
+"""Of a disk that nothing was written to yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodCheckpoint:
+    """One that a rollback returns to."""
+
+    path: Path
+    manifest: Manifest
+
+
+class Keeper:
+    """Saves and restores a run.
+
+    Args:
+        directory: Of the run.
+        config: Says when, and how much is kept.
+        training: Whose state it is.
+        ranks: All of them; each has one of these, and calls it at the same steps.
+        attempt: Number of the run's start.
+        tell_event: Where events go.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: TrainConfig,
+        training: Training,
+        ranks: Ranks,
+        *,
+        attempt: int,
+        tell_event: Callable[[EventRow], None],
+    ) -> None:
+        self._root = directory / CHECKPOINTS_DIRECTORY
+        self._settings = config.checkpoint
+        self._training, self._ranks, self._tell_event = training, ranks, tell_event
+        self._saver = Saver(
+            self._root, self._settings, training, ranks, attempt=attempt, timeout_s=config.parallel.timeout_s
+        )
+        self._last_s = time.monotonic()
+        self._seconds: float | None = None
+        self.newest: str | None = None
+        """The newest checkpoint, as far as this rank knows."""
+        self.at_step: int | None = None
+        """The step of the last state that was saved, or read."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is saved at all."""
+        return self._settings.enabled
+
+    def is_due_by_time(self) -> bool:
+        """Whether the last save is long enough ago; by this rank's clock."""
+        waited_s = time.monotonic() - self._last_s
+        return self.enabled and waited_s >= self._settings.interval_s and not self._saver.busy
+
+    def is_due(self, step: int, asked_at: int | None) -> bool:
+        """Whether to save after a step: its number asks for it, or the first rank did, and not before the last save."""
+        interval = self._settings.interval_steps
+        by_number = self.enabled and interval is not None and step % interval == 0
+        return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
+
+    def seconds_of_a_save(self) -> float:
+        """What the next one will take: as long as the last, or a guess."""
+        if not self.enabled:
+            return 0.0
+        return self._seconds if self._seconds is not None else 1.0 + state_bytes(self._training) / _ASSUMED_BYTES_PER_S
+
+    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
+        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
+        self._last_s = time.monotonic()
+        self.at_step = state.step
+        self._saver.save(state, rollbacks=rollbacks, wait=wait)
+
+    def tell_finished(self) -> None:
+        """Make events of the saves that have ended."""
+        for saved in self._saver.take_finished():
+            self._seconds = saved.seconds
+            if saved.error is None:
+                self.newest = saved.name
+            self._tell_event(_event(saved, self.newest))
+
+    def wait(self) -> None:
+        """Until nothing is being written, on any rank."""
+        self._saver.wait()
+        self._ranks.sum(0.0)
+        self.tell_finished()
+
+    def restore(self, path: Path, manifest: Manifest) -> None:
+        """Put a checkpoint's tensors into the training."""
+        restore(self._training, path, manifest, self._ranks)
+        self.newest, self.at_step = path.name, manifest.state.step
+
+    def newest_good(self) -> GoodCheckpoint:
+        """What a rollback returns to: the first rank looks, and tells all.
+
+        Raises:
+            TrainingFailed: If there is none.
+        """
+        self.wait()
+        told = self._ranks.tell(json.dumps(self._find_good()) if self._ranks.leads else "")
+        found = json.loads(told)
+        if found is None:
+            raise TrainingFailed(
+                "training would have to roll back, and there is no good checkpoint to return to",
+                next_step="Lower train.learning_rate or lengthen train.warmup_steps; "
+                "save more often with train.checkpoint.interval_steps.",
+            )
+        path, text = found
+        return GoodCheckpoint(path=Path(path), manifest=parse_manifest(json.loads(text), path))
+
+    def _find_good(self) -> tuple[str, str] | None:
+        found = newest_checkpoint(self._root, damaged=self._damaged, good=True)
+        return None if found is None else (str(found[0]), manifest_text(found[1]))
+
+    def _damaged(self, path: Path, why: str) -> None:
+        self._tell_event(
+            EventRow(
+                step=0,
+                utc=utc_now(),
+                kind="damaged",
+                level="error",
+                action="none",
+                message=f"checkpoint {path.name} is damaged and was passed over: {why}",
+                next_step="See what is wrong with that disk.",
+            )
+        )
+
+
+def state_bytes(training: Training) -> int:
+    """About what a checkpoint takes: weights, and two numbers of the optimizer for each that is trained."""
+    parameters = list(training.module.parameters())
+    whole = sum(one.numel() * one.element_size() for one in parameters)
+    return whole + 2 * sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
+
+
+def _event(saved: Saved, newest: str | None) -> EventRow:
+    values: dict[str, float | int | str] = {
+        "stall_s": saved.stall_s, "seconds": saved.seconds, "size_bytes": saved.size_bytes,
+    }  # fmt: skip
+    if saved.error is None:
+        removed = f"; removed {', '.join(saved.removed)}" if saved.removed else ""
+        return EventRow(
+            step=saved.step,
+            utc=utc_now(),
+            kind="saved",
+            level="info",
+            action="none",
+            message=f"saved {saved.name}{removed}",
+            values=values,
+        )
+    kept = f"the newest checkpoint is still {newest}" if newest else "there is no checkpoint yet"
+    return EventRow(
+        step=saved.step,
+        utc=utc_now(),
+        kind="save_failed",
+        level="error",
+        action="none",
+        message=f"could not save step {saved.step}: {saved.error}; {kept}, and training goes on",
+        causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
+        next_step="Free room, or raise the quota: the next save is tried as usual. Until then a crash loses more.",
+        values=values,
+    )

@@ -1,0 +1,150 @@
+"""Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.agreement import agreed, tell
+from trainer.config import TrainConfig
+from trainer.finding import SEVERITY, Action, Finding, strongest
+from trainer.health import HealthMonitor, Limits
+from trainer.parallel import Ranks
+from trainer.record import EventRow, shown_values, utc_now
+from trainer.step import StepResult
+from trainer.vitals import Arrived, VitalsQueue
+
+_REMEMBERED_STEPS = 8
+"""Whose samples an event can name: no step's numbers are read later than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be done after a step; the same on every rank."""
+
+    action: Action | None = None
+    """The strongest of what was found."""
+    at_step: int = 0
+    """Where it was found, counted from 1."""
+    message: str = ""
+    next_step: str = ""
+    stop_reason: str | None = None
+    """Why to save and leave."""
+    save_asked_at: int | None = None
+    """The step with which the first rank's clock asked for a save."""
+
+
+class Overseer:
+    """Watches over a run's steps.
+
+    Args:
+        config: What counts as trouble.
+        ranks: All of them; each has one of these, and calls it at the same steps.
+        tell_event: Where events go.
+        time_budget: What ends the time, in words.
+    """
+
+    def __init__(
+        self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None], time_budget: str
+    ) -> None:
+        self._config, self._ranks, self._tell_event, self._time_budget = config, ranks, tell_event, time_budget
+        self._queue = VitalsQueue(ranks.device)
+        self._samples: deque[tuple[int, npt.NDArray[np.int64]]] = deque(maxlen=_REMEMBERED_STEPS)
+        self.health = HealthMonitor(config.health, config.max_grad_norm)
+        self.skipped_steps = 0
+
+    def limits(self) -> Limits:
+        """Above which the device leaves a step out."""
+        return self.health.limits()
+
+    def to_tell(self, *, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
+        """What this rank tells the others with its next step."""
+        return tell(
+            rank=self._ranks.rank, signal_number=signal_number, time_is_over=time_is_over, save_is_due=save_is_due
+        )
+
+    def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
+        """A step was handed to the device.
+
+        Args:
+            step: Counted from 1.
+            result: What it was.
+            samples: Numbers in the dataset of this rank's part of it.
+        """
+        self._queue.add(step, result)
+        self._samples.append((step, samples))
+
+    def look(self, *, all_of_them: bool = False) -> Verdict:
+        """Judge the steps that have arrived; with ``all_of_them`` it waits for the last."""
+        verdict = Verdict()
+        for one in self._queue.arrived(all_of_them=all_of_them):
+            verdict = _stronger(verdict, self._judge(one))
+        return verdict
+
+    def go_on(self, saved: Mapping[str, Any], skipped_steps: int) -> None:
+        """Take up what a checkpoint remembers."""
+        self.health = HealthMonitor.from_json(self._config.health, self._config.max_grad_norm, saved)
+        self.skipped_steps = skipped_steps
+
+    def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
+        """Forget the steps that are undone."""
+        self._queue.forget()
+        self._samples.clear()
+        self.health.roll_back(saved, at_step=at_step, to_step=to_step)
+
+    def _judge(self, one: Arrived) -> Verdict:
+        step = one.vitals.step
+        self.skipped_steps += not one.vitals.applied
+        findings = self.health.look(one.vitals)
+        if findings:
+            samples = self._samples_of(step)
+            for found in findings:
+                self._tell_event(event_of(found, step, samples))
+        together = agreed(one.told, self._time_budget)
+        action = strongest(findings)
+        first = next((found for found in findings if found.action is action), None)
+        return Verdict(
+            action=action,
+            at_step=step,
+            message=first.message if first else "",
+            next_step=first.next_step if first else "",
+            stop_reason=together.stop_reason,
+            save_asked_at=step if together.save_is_due else None,
+        )
+
+    def _samples_of(self, step: int) -> list[int]:
+        """Of all ranks; they all find the same at the same step, so all of them come here."""
+        own = next((samples for number, samples in self._samples if number == step), np.zeros(0, dtype=np.int64))
+        return sorted(np.concatenate(self._ranks.gather(own)).tolist())
+
+
+def event_of(found: Finding, step: int, samples: Sequence[int] = ()) -> EventRow:
+    """A finding as the run record has it."""
+    return EventRow(
+        step=step,
+        utc=utc_now(),
+        kind=found.kind.value,
+        level="error" if found.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning",
+        action=found.action.value,
+        message=found.message,
+        causes=list(found.causes),
+        next_step=found.next_step,
+        values=shown_values(found.values),
+        samples=list(samples),
+    )
+
+
+def _stronger(one: Verdict, other: Verdict) -> Verdict:
+    """The stronger action of two, and what either asks for."""
+    worse = max(one, other, key=lambda verdict: -1 if verdict.action is None else SEVERITY.index(verdict.action))
+    return Verdict(
+        action=worse.action,
+        at_step=worse.at_step,
+        message=worse.message,
+        next_step=worse.next_step,
+        stop_reason=one.stop_reason or other.stop_reason,
+        save_asked_at=one.save_asked_at if other.save_asked_at is None else other.save_asked_at,
+    )

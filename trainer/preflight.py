@@ -1,0 +1,253 @@
+"""What must hold before the first step: that ranks are alike where they must be, and differ where they must.
+
+The comparisons are pure; what each rank is compared by is gathered in ``facts_of_rank``.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import ResolvedConfig
+from trainer.errors import BadConfig, ProfileRefused
+from trainer.parallel import Ranks
+
+CHECKPOINTS_THAT_FIT = 2
+"""The newest stays until the next one is whole."""
+_MUST_AGREE = {
+    "configuration": "Start every rank with the same profile and the same --set.",
+    "code": "Install the same version of this package on every node.",
+    "dataset": "Give every rank the same dataset; a copy on some node is another one.",
+    "torch": "Install the same version of torch on every node.",
+    "transformers": "Install the same version of transformers on every node.",
+    "python": "Use the same Python on every node.",
+}
+_SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something that does not keep training from beginning, and that people should know."""
+
+    message: str
+    next_step: str
+
+
+def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> list[Remark]:
+    """Hold this rank against all others, and all of them against the profile.
+
+    Raises:
+        BadConfig: If ranks differ where training would silently be wrong.
+        ProfileRefused: If the profile was tuned for more memory than some rank has.
+    """
+    numbers = pack(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
+    facts = [unpack(one) for one in ranks.gather(numbers)]
+    remarks = compare_ranks(facts)
+    for one in facts:
+        remarks += [remark for remark in compare_profile(resolved.fingerprint, one) if remark not in remarks]
+    return remarks
+
+
+def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
+    """What a rank is compared by."""
+    return {
+        "configuration": resolved.config_sha256,
+        "code": code_sha256(),
+        "dataset": dataset_hash,
+        "torch": importlib.metadata.version("torch"),
+        "transformers": importlib.metadata.version("transformers"),
+        "python": platform.python_version(),
+        "device": ranks.device_name,
+        "device_memory_bytes": str(ranks.device_memory_bytes),
+        "allotted_cpus": str(allotted_cpus()),
+    }
+
+
+def code_sha256() -> str:
+    """Over the sources of this package."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def allotted_cpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM."""
+    found = [len(os.sched_getaffinity(0))]
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/proc/self/cgroup").read_text()
+        path = re.search(r"^0::/?(.*)$", group, re.MULTILINE)
+        places = [root / (path[1] if path else ""), root] if path else [root]
+        for place in places:
+            with contextlib.suppress(OSError):
+                quota, period = (place / "cpu.max").read_text().split()
+                if quota != "max":
+                    found.append(max(1, int(quota) // int(period)))
+    with contextlib.suppress(OSError, ValueError):
+        quota_us, period_us = (
+            int((root / "cpu" / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        )
+        if quota_us > 0:
+            found.append(max(1, quota_us // period_us))
+    with contextlib.suppress(ValueError):
+        found.append(int(environment.get("SLURM_CPUS_PER_TASK", "")))
+    return min(found)
+
+
+def pack(facts: Mapping[str, str]) -> npt.NDArray[np.int64]:
+    """As numbers, which is what ranks gather."""
+    return np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8).astype(np.int64)
+
+
+def unpack(numbers: npt.NDArray[np.int64]) -> dict[str, str]:
+    """What ``pack`` made numbers of."""
+    found: dict[str, str] = json.loads(numbers.astype(np.uint8).tobytes())
+    return found
+
+
+def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[Remark]:
+    """Hold all ranks against each other.
+
+    Args:
+        facts: Of every rank, by rank.
+
+    Raises:
+        BadConfig: If they differ where training would silently be wrong.
+    """
+    for name, next_step in _MUST_AGREE.items():
+        ranks = _ranks_by_value(facts, name)
+        if len(ranks) > 1:
+            raise BadConfig(f"ranks differ in their {name}: {_shown(ranks)}", next_step=next_step)
+    return [
+        Remark(
+            message=f"ranks differ in their {name.replace('_', ' ')}: {_shown(ranks)}; all wait for the slowest",
+            next_step="Ask for nodes of one kind, and for as many processors on each.",
+        )
+        for name in _SHOULD_AGREE
+        if len(ranks := _ranks_by_value(facts, name)) > 1
+    ]
+
+
+def _ranks_by_value(facts: Sequence[Mapping[str, str]], name: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, one in enumerate(facts):
+        found.setdefault(one[name], []).append(rank)
+    return found
+
+
+def _shown(ranks: Mapping[str, Sequence[int]]) -> str:
+    parts = []
+    for value, those in ranks.items():
+        numbers = ", ".join(map(str, those[:4])) + (f" and {len(those) - 4} more" if len(those) > 4 else "")
+        parts.append(f"{value[:24]} on {'rank' if len(those) == 1 else 'ranks'} {numbers}")
+    return "; ".join(parts)
+
+
+def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
+    """See that no two ranks compute the same sample.
+
+    Args:
+        samples: Of every rank's first optimizer step, numbers that tell sample and epoch.
+
+    Raises:
+        BadConfig: If some do.
+    """
+    everything = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
+    if len(np.unique(everything)) == len(everything):
+        return
+    for rank, one in enumerate(samples):
+        for other in range(rank):
+            common = np.intersect1d(one, samples[other])
+            if len(common):
+                raise BadConfig(
+                    f"ranks {other} and {rank} were dealt {len(common)} samples in common in their first step",
+                    next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
+                )
+    raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")
+
+
+def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[Remark]:
+    """Hold this machine against the one that the profile was tuned on.
+
+    Args:
+        fingerprint: The profile's table; empty where it has none.
+        facts: Of this rank.
+
+    Raises:
+        ProfileRefused: If the GPU has less memory than the one the micro-batch was found on.
+    """
+    remarks = []
+    tuned_bytes, here_bytes = fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"]
+    if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
+        # NVML's total, which the profile has, is up to 3 % above torch's.
+        raise ProfileRefused(
+            f"the profile was tuned on a GPU of {tuned_bytes / 2**30:.0f} GiB, this one has "
+            f"{int(here_bytes) / 2**30:.0f} GiB",
+            next_step="Probe on this machine: autotune probe --model MODEL --data DIR",
+        )
+    here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0], "allotted_cpus": None}
+    if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
+        remarks.append(Remark(message="the profile was tuned on a CPU, this is a GPU", next_step=_PROBE_AGAIN))
+    for name in ("gpu_name", "torch"):
+        tuned = fingerprint.get(name)
+        if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
+            what = name.replace("_", " ")
+            remarks.append(
+                Remark(
+                    message=f"the profile was tuned with {what} {tuned}, here is {here[name]}", next_step=_PROBE_AGAIN
+                )
+            )
+    tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
+    if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
+        remarks.append(
+            Remark(
+                message=f"the profile was tuned with {tuned_cpus} allotted CPUs, this rank has {cpus}",
+                next_step="Ask for as many (SLURM: --cpus-per-task), or run autotune workers again.",
+            )
+        )
+    return remarks
+
+
+_PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on this machine."
+
+
+def check_room(place: Path, checkpoint_bytes: int, there: int, ranks: Ranks) -> list[Remark]:
+    """See that the disk holds the checkpoints that must exist at once; the first rank looks.
+
+    Args:
+        place: A directory on it.
+        checkpoint_bytes: Of one.
+        there: Checkpoints that are there already.
+        ranks: All of them.
+
+    Returns:
+        What to say where the run has a checkpoint to go on from, and no room for the next.
+
+    Raises:
+        BadConfig: If it does not, and there is none.
+    """
+    needed = max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes
+    free = round(ranks.tell_number(shutil.disk_usage(place).free if ranks.leads else 0))
+    if free >= needed:
+        return []
+    message = (
+        f"{place} has {free / 2**20:,.0f} MiB free, and {CHECKPOINTS_THAT_FIT} checkpoints take "
+        f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
+    )
+    if there:
+        return [Remark(message=message, next_step="Free room there, or the next save fails.")]
+    raise BadConfig(
+        message,
+        next_step="Free room there, choose another --out, or train without: --set train.checkpoint.enabled=false",
+    )

@@ -1,0 +1,265 @@
+"""Where a run is written and what it goes on from. No torch here.
+
+``--resume auto`` goes on with the run that is in ``--out``; without ``--out``, with the run that the same SLURM job or
+the same torchrun began before it was started again. ``--resume PATH`` names a run or a checkpoint; ``never`` begins
+afresh.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import (
+    CHECKPOINTS_DIRECTORY,
+    MANIFEST_FILE,
+    BadCheckpoint,
+    Manifest,
+    clear_leftovers,
+    list_checkpoints,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from trainer.config import ResolvedConfig, TrainConfig
+from trainer.errors import BadConfig, TrainingFailed
+from trainer.record import (
+    RUN_FILE,
+    EventRow,
+    RunExit,
+    RunWriter,
+    default_run_directory,
+    read_exit,
+    read_run,
+    utc_now,
+)
+
+AUTO, NEVER = "auto", "never"
+_SAME_DATA = (
+    ("model", "config"),
+    ("model", "null_keys"),
+    ("seq_length_tokens",),
+    ("layout",),
+    ("global_batch_rows",),
+    ("global_batch_tokens",),
+    ("global_batch_samples",),
+    ("seed",),
+)
+"""A position in the data, and the weights, mean nothing under other values of these."""
+_RECIPE = (
+    ("learning_rate",),
+    ("schedule",),
+    ("warmup_steps",),
+    ("decay_share",),
+    ("final_learning_rate_share",),
+    ("weight_decay",),
+    ("adam_beta1",),
+    ("adam_beta2",),
+    ("adam_epsilon",),
+    ("max_grad_norm",),
+    ("max_steps",),
+    ("masking_probability",),
+    ("attention_dropout",),
+    ("precision",),
+    ("tf32",),
+    ("parallel", "gradient_dtype"),
+)
+"""What may change between two starts of a run, and is then said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the first rank decided before training begins."""
+
+    checkpoint: Path | None = None
+    manifest: Manifest | None = None
+    events: tuple[EventRow, ...] = ()
+    """What there is to say about it."""
+    job: str = ""
+    finished: RunExit | None = None
+    """The run is over, and there is nothing to go on with."""
+    changes: tuple[str, ...] = field(default=())
+    """Differences to the configuration that led to the checkpoint."""
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """Names the job that starts this process, the same when that starts it again; empty where nobody would."""
+    if environment.get("SLURM_JOB_ID"):
+        return f"slurm-{environment['SLURM_JOB_ID']}"
+    if environment.get("TORCHELASTIC_RUN_ID"):
+        parent = os.getppid()
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"torchrun-{socket.gethostname()}-{parent}-{began}"
+    return ""
+
+
+def choose_run(
+    out: Path | None, resume: str, resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ
+) -> tuple[RunWriter, Start]:
+    """Open the run directory, and find what to go on from; only on the first rank.
+
+    Args:
+        out: The run directory that was asked for.
+        resume: ``auto``, ``never``, or a run or checkpoint.
+        resolved: The configuration.
+        environment: Tells whether the job was started again.
+
+    Raises:
+        BadConfig: If the directory cannot be used, or what is there does not fit the configuration.
+        TrainingFailed: If the run gave up under this same configuration.
+    """
+    job = job_name(environment)
+    if resume not in {AUTO, NEVER}:
+        return _from_path(Path(resume), out, resolved, job)
+    started_again = any(
+        int(environment.get(name) or 0) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+    )
+    if out is None and resume == AUTO and started_again:
+        out = _run_of(job)
+    directory = out or default_run_directory(resolved.config.model.name)
+    if resume == NEVER or not (directory / RUN_FILE).is_file():
+        return _writer(directory, again=False), Start(job=job)
+    return _go_on(directory, resolved, job)
+
+
+def _run_of(job: str) -> Path | None:
+    """The newest run that a job began."""
+    runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in runs:
+        try:
+            if job and read_run(path.parent).header.job == job:
+                return path.parent
+        except BadConfig:
+            continue
+    return None
+
+
+def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWriter, Start]:
+    """With the newest whole checkpoint of a run, or from its beginning if there is none."""
+    before = read_run(directory)
+    _check_dataset(before.header.dataset_hash, resolved, directory)
+    changes = compare(before.header.config, resolved.config, directory)
+    over = read_exit(directory)
+    gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
+    if over is not None and gave_up and before.header.config_sha256 == resolved.config_sha256:
+        raise TrainingFailed(
+            f"{directory} gave up before, and nothing was changed since: {over.reason}",
+            next_step="Change a setting, such as --set train.learning_rate=…, or begin afresh in another --out.",
+        )
+    writer = _writer(directory, again=True)
+    root = directory / CHECKPOINTS_DIRECTORY
+    clear_leftovers(root)
+    events: list[EventRow] = []
+
+    def damaged(path: Path, why: str) -> None:
+        aside = path.with_name(f"{path.name}.damaged-{writer.attempt}")
+        path.rename(aside)
+        events.append(
+            _event(0, "error", f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}")
+        )
+
+    found = newest_checkpoint(root, damaged=damaged, good=gave_up)
+    if found is None:
+        events.append(_event(0, "warning", f"{directory} has no whole checkpoint: it begins afresh"))
+        return writer, Start(events=tuple(events), job=job)
+    path, manifest = found
+    step = manifest.state.step
+    if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
+        return writer, Start(finished=over, job=job)
+    what = "".join(f"; {change}" for change in changes)
+    events.append(_event(step, "warning" if changes else "info", f"goes on from {path.name}{what}"))
+    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job, changes=changes)
+
+
+def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str) -> tuple[RunWriter, Start]:
+    """Go on with a run in its place, or begin another from one of its checkpoints."""
+    is_checkpoint = (path / MANIFEST_FILE).is_file()
+    root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
+    run = path.parent.parent if is_checkpoint else root.parent
+    if not is_checkpoint and not root.is_dir():
+        raise BadConfig(
+            f"{path} is neither a run with checkpoints nor a checkpoint",
+            next_step="Name a directory such as runs/NAME or runs/NAME/checkpoints/step-000001000.",
+        )
+    in_place = out is None or out.resolve() == run.resolve()
+    if in_place and is_checkpoint and list_checkpoints(path.parent)[:1] != [path]:
+        raise BadConfig(
+            f"{run} has newer checkpoints than {path.name}",
+            next_step=f"Begin another run from it: add --out DIR; or go on from the newest: --resume auto --out {run}",
+        )
+    if in_place:
+        return _go_on(run, resolved, job)
+    if out is None or (out / RUN_FILE).exists():
+        raise BadConfig(f"{out} holds a run already", next_step="Choose another --out, or --resume auto to go on.")
+    events: list[EventRow] = []
+    found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=lambda _, why: events.append(_bad(why)))
+    if found is None:
+        raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
+    directory, manifest = found
+    _check_dataset(manifest.state.dataset_hash, resolved, directory)
+    changes = compare(manifest.state.config, resolved.config, directory)
+    what = "".join(f"; {change}" for change in changes)
+    events.append(_event(manifest.state.step, "info", f"begins from {directory}{what}"))
+    writer = _writer(out, again=False)
+    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, changes=changes)
+
+
+def _read(path: Path) -> tuple[Path, Manifest]:
+    try:
+        return path, read_checkpoint(path)
+    except BadCheckpoint as error:
+        raise BadConfig(
+            f"the checkpoint is damaged: {error}", next_step="Name an older one, or the run: --resume RUN"
+        ) from error
+
+
+def compare(before: Mapping[str, Any], config: TrainConfig, where: Path) -> tuple[str, ...]:
+    """What a configuration changes of the recipe of another.
+
+    Raises:
+        BadConfig: If weights or positions of the one mean nothing under the other.
+    """
+    now = config.model_dump(mode="json")
+    for key in _SAME_DATA:
+        old, new = _value(before, key), _value(now, key)
+        if old != new:
+            name = "train." + ".".join(key)
+            shown = f"{name} is {new!r}, and {where} was trained with {old!r}"
+            raise BadConfig(
+                shown if len(shown) < 200 else f"{name} is not what {where} was trained with",
+                next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
+            )
+    pairs = ((key, _value(before, key), _value(now, key)) for key in _RECIPE)
+    return tuple(f"train.{'.'.join(key)} is now {new}, it was {old}" for key, old, new in pairs if old != new)
+
+
+def _value(table: Mapping[str, Any], key: tuple[str, ...]) -> object:
+    value: Any = table
+    for part in key:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _check_dataset(before: str, resolved: ResolvedConfig, where: Path) -> None:
+    expected = resolved.config.data.dataset_hash
+    if expected is not None and expected != before:
+        raise BadConfig(
+            f"{where} was trained on another dataset: its hash begins {before[:12]}, not {expected[:12]}",
+            next_step="Go on with that run's profile, or begin afresh with another --out.",
+        )
+
+
+def _writer(directory: Path, *, again: bool) -> RunWriter:
+    try:
+        return RunWriter(directory, active=True, again=again)
+    except OSError as error:
+        raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
+
+
+def _event(step: int, level: Any, message: str) -> EventRow:  # noqa: ANN401 - one of EventRow's levels
+    return EventRow(step=step, utc=utc_now(), kind="resumed", level=level, action="none", message=message)
+
+
+def _bad(why: str) -> EventRow:
+    return _event(0, "error", f"a checkpoint is damaged and was passed over: {why}")

@@ -1,0 +1,228 @@
+"""The tensors of training, by name, whichever strategy holds them: copied out for a checkpoint, and put back.
+
+Every tensor is kept whole or in parts along its first dimension, so a checkpoint can be read with any number of ranks
+and by any strategy. Under ``ddp`` the first rank keeps everything; under ``zero1`` each rank keeps the optimizer's
+state that it owns; under ``fsdp2`` each keeps its share of everything.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.distributed.tensor import DTensor
+
+from trainer.build import Training
+from trainer.checkpoint import Manifest, Part, TensorEntry
+from trainer.errors import BadConfig
+from trainer.optimizer import own_optimizer
+from trainer.parallel import Ranks
+
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
+"""AdamW's."""
+_ALIGNMENT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A tensor of training as this rank holds it."""
+
+    name: str
+    local: torch.Tensor
+    """What this rank has of it; writing into it changes the training."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    begin: int
+    """Where the first dimension of ``local`` begins in that of the whole."""
+    keeper: bool
+    """Whether this rank writes it."""
+    shared: bool
+    """Whether all ranks hold the same of it."""
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.begin + (self.local.shape[0] if self.shape else 1)
+
+
+def held_tensors(training: Training, ranks: Ranks) -> list[Held]:
+    """Weights, buffers and the optimizer's state, in the same order on every rank; under zero1 some hold less of it."""
+    found = [_held(f"weights.{name}", value, ranks) for name, value in _weights(training)]
+    state = own_optimizer(training.optimizer).state
+    of_owner_only = own_optimizer(training.optimizer) is not training.optimizer
+    for name, parameter in _trained(training):
+        for key in _STATE_KEYS:
+            value = state[parameter].get(key) if parameter in state else None
+            if value is not None:
+                held = _held(f"{key}.{name}", value, ranks)
+                found.append(replace(held, keeper=True, shared=False) if of_owner_only else held)
+    return found
+
+
+def _weights(training: Training) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from training.module.named_parameters()
+    lasting = training.module.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in training.module.named_buffers() if name in lasting)
+
+
+def _trained(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters whose optimizer state this rank has."""
+    own = {id(one) for group in own_optimizer(training.optimizer).param_groups for one in group["params"]}
+    yield from ((name, one) for name, one in training.module.named_parameters() if id(one) in own)
+
+
+def _held(name: str, value: torch.Tensor, ranks: Ranks) -> Held:
+    if isinstance(value, DTensor):
+        local, shape = value.to_local().detach(), tuple(value.shape)
+        mesh = value.device_mesh
+        part = mesh.get_local_rank("shard")
+        # As torch.chunk deals the first dimension out.
+        rows = -(-shape[0] // mesh.size(mesh.mesh_dim_names.index("shard"))) if mesh.mesh_dim_names else shape[0]
+        begin = min(shape[0], part * rows)
+        assert local.shape[0] == min(rows, shape[0] - begin), name
+        first_copy = mesh.ndim == 1 or mesh.get_local_rank("copy") == 0
+        return Held(name=name, local=local, shape=shape, begin=begin, keeper=first_copy, shared=False)
+    value = value.detach()
+    return Held(name=name, local=value, shape=tuple(value.shape), begin=0, keeper=ranks.leads, shared=True)
+
+
+def make_state(training: Training) -> None:
+    """Give the optimizer the state that its first step would: what a checkpoint is then read into."""
+    optimizer = own_optimizer(training.optimizer)
+    for _, parameter in _trained(training):
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
+
+
+class HostCopy:
+    """Room in host memory for what this rank keeps, laid out as the safetensors file that it becomes.
+
+    Args:
+        kept: Tensors, in any order; later copies must have the same.
+        file: The name that the file will have.
+        pinned: Page-locked, which makes copies from a GPU fast.
+    """
+
+    def __init__(self, kept: Sequence[Held], file: str, *, pinned: bool) -> None:
+        header: dict[str, object] = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        offset = 0
+        ends = []
+        # Wide ones first, so that every tensor begins where its numbers may.
+        self._order = sorted(range(len(kept)), key=lambda number: -kept[number].local.element_size())
+        for one in (kept[number] for number in self._order):
+            size = one.local.numel() * one.local.element_size()
+            dtype = _DTYPE_NAMES[one.local.dtype]
+            header[one.name] = {
+                "dtype": dtype, "shape": list(one.local.shape), "data_offsets": [offset, offset + size],
+            }  # fmt: skip
+            part = Part(file=file, begin=one.begin, end=one.end)
+            self.tensors[one.name] = TensorEntry(dtype=dtype, shape=list(one.shape), parts=[part])
+            offset += size
+            ends.append(offset)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT_BYTES)
+        self._header = len(text).to_bytes(8, "little") + text
+        self._room = torch.zeros(offset, dtype=torch.uint8, pin_memory=pinned)
+        self._views = [
+            self._room[end - size : end].view(one.local.dtype).view(one.local.shape)
+            for end, one, size in (
+                (end, kept[number], kept[number].local.numel() * kept[number].local.element_size())
+                for end, number in zip(ends, self._order, strict=True)
+            )
+        ]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file."""
+        return len(self._header) + self._room.numel()
+
+    def take(self, kept: Sequence[Held]) -> None:
+        """Copy all tensors; on a GPU the device may still be at it when this returns."""
+        sources = [kept[number].local for number in self._order]
+        for view, source in zip(self._views, sources, strict=True):
+            view.copy_(source, non_blocking=True)
+
+    @property
+    def content(self) -> list[memoryview]:
+        """The file's bytes."""
+        return [memoryview(self._header), self._room.numpy().data]
+
+
+def restore(training: Training, directory: Path, manifest: Manifest, ranks: Ranks) -> None:
+    """Put a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
+
+    What all ranks hold alike is read by the first and sent to the others.
+
+    Raises:
+        BadConfig: If the checkpoint is of another model, or lacks a part.
+    """
+    make_state(training)
+    held = held_tensors(training, ranks)
+    for one in held:
+        _check(one, manifest, directory)
+    with torch.no_grad(), contextlib.ExitStack() as opened:
+        reader = _Reader(directory, manifest, opened)
+        for one in held:
+            if ranks.leads or not one.shared:
+                reader.read(one)
+            if one.shared:
+                ranks.send_from_first(one.local)
+
+
+def _check(one: Held, manifest: Manifest, directory: Path) -> None:
+    entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
+    if entry is not None and tuple(entry.shape) == one.shape and entry.dtype == dtype:
+        return
+    there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
+    raise BadConfig(
+        f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} here",
+        next_step="Resume with the profile that the run was started with.",
+    )
+
+
+class _Reader:
+    """Reads rows of tensors from the files that have them, each of which is opened once."""
+
+    def __init__(self, directory: Path, manifest: Manifest, opened: contextlib.ExitStack) -> None:
+        self._directory, self._manifest, self._opened = directory, manifest, opened
+        self._files: dict[str, Any] = {}
+
+    def read(self, one: Held) -> None:
+        done = one.begin
+        for part in self._manifest.tensors[one.name].parts:
+            if not one.shape:
+                one.local.copy_(self._file(part.file).get_tensor(one.name))
+                return
+            begin, end = max(part.begin, one.begin), min(part.end, one.end)
+            if begin == done and begin < end:
+                rows = self._file(part.file).get_slice(one.name)[begin - part.begin : end - part.begin]
+                one.local[begin - one.begin : end - one.begin].copy_(rows)
+                done = end
+        if done < one.end:
+            raise BadConfig(
+                f"{self._directory} lacks rows of {one.name}", next_step="Resume from another one: --resume PATH"
+            )
+
+    def _file(self, name: str) -> Any:  # noqa: ANN401 - safetensors' own
+        if name not in self._files:
+            self._files[name] = self._opened.enter_context(safe_open(self._directory / name, framework="pt"))
+        return self._files[name]

@@ -1,0 +1,198 @@
+"""Signals, the time budget, and hung ranks: what may end a run from outside. No torch here.
+
+A thread of its own waits for signals and looks whether the training moves, because the main thread may be waiting for
+another rank where no Python code runs. The first signal is a request: ranks agree on it at the end of a step, save, and
+leave. A second one leaves at once; so does a rank that has not moved for too long, after it has said where it is.
+"""
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REQUEUE = 75
+"""Exit code: the state is saved, and starting again goes on."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SAME_SIGNAL_S = 1.0
+"""torchrun and SLURM both pass signals on: what comes so soon after the first is the same request."""
+PATIENCE_S = 10.0
+"""A step that goes on for so long after a signal may not end before the process is killed, so the record says why."""
+_LOOK_EVERY_S = 0.5
+_LAST_RESORT_S = 30.0
+"""How much later the interpreter's own watchdog ends a process whose threads cannot run."""
+_REARM_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Why a process leaves without its main thread."""
+
+    reason: str
+    step: int
+    """Steps finished."""
+
+
+class Watch:
+    """What the training tells and asks; does nothing until it is started.
+
+    Args:
+        timeout_s: Longest time without a sign of life.
+        record: Writes down why the process leaves, or may be killed, from the watching thread.
+    """
+
+    def __init__(self, *, timeout_s: float, record: Callable[[Leaving], None] = lambda leaving: None) -> None:
+        self._timeout_s = timeout_s
+        self._record = record
+        self._beat_s = time.monotonic()
+        self._step = 0
+        self._first: tuple[int, float] | None = None
+        self._told = False
+        self._armed_s = 0.0
+        self._ends = threading.Event()
+        self.traceback_file: Path | None = None
+        """Where a hung rank says what it is doing, beside standard error."""
+
+    def start(self) -> None:
+        """Take over the signals, and begin to watch; only in the main thread."""
+        reading, writing = socket.socketpair()
+        writing.setblocking(False)
+        reading.setblocking(False)
+        self._sockets = reading, writing
+        faulthandler.enable(all_threads=True)
+        # The interpreter writes a signal's number there at once, whatever the main thread is doing.
+        signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        for number in SIGNALS:
+            signal.signal(number, _noted)
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no more; further signals are left without effect, as the end is near."""
+        self._ends.set()
+        faulthandler.cancel_dump_traceback_later()
+
+    def beat(self, step: int | None = None) -> None:
+        """A sign of life.
+
+        Args:
+            step: Steps finished, where that has changed.
+        """
+        self._beat_s = time.monotonic()
+        if step is not None:
+            self._step = step
+
+    @property
+    def step(self) -> int:
+        """Steps finished."""
+        return self._step
+
+    @property
+    def asked_by(self) -> int | None:
+        """The number of the first signal, if there was one."""
+        return None if self._first is None else self._first[0]
+
+    def _look(self) -> None:
+        while not self._ends.is_set():
+            self._arm_last_resort()
+            ready, _, _ = select.select([self._sockets[0]], [], [], _LOOK_EVERY_S)
+            if self._ends.is_set():
+                return
+            if ready:
+                with contextlib.suppress(BlockingIOError):
+                    for number in self._sockets[0].recv(64):
+                        if number in SIGNALS:
+                            self._signalled(number)
+            self._check_pace()
+
+    def _signalled(self, number: int) -> None:
+        now_s = time.monotonic()
+        name = signal.Signals(number).name
+        if self._first is None:
+            self._first = (number, now_s)
+            _say(f"{name}: saving and leaving at the end of this step; a second signal leaves at once")
+        elif now_s - self._first[1] >= SAME_SIGNAL_S:
+            self._leave(f"a second signal, {name}: left without saving; the newest checkpoint is as it was")
+
+    def _check_pace(self) -> None:
+        now_s = time.monotonic()
+        still_s = now_s - self._beat_s
+        if still_s > self._timeout_s:
+            self._dump()
+            self._leave(f"hung: no step was finished for {still_s:.0f} s after step {self._step}")
+        if self._first is not None and not self._told and now_s - self._first[1] > PATIENCE_S:
+            self._told = True
+            name = signal.Signals(self._first[0]).name
+            self._record(
+                Leaving(reason=f"{name}, and killed before the step ended and the state was saved", step=self._step)
+            )
+
+    def _dump(self) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        if self.traceback_file is not None:
+            with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+
+    def _leave(self, reason: str) -> None:
+        _say(reason)
+        with contextlib.suppress(OSError):
+            self._record(Leaving(reason=reason, step=self._step))
+        sys.stderr.flush()
+        os._exit(REQUEUE)
+
+    def _arm_last_resort(self) -> None:
+        """For a main thread that keeps all others from running."""
+        now_s = time.monotonic()
+        if now_s - self._armed_s > _REARM_EVERY_S:
+            self._armed_s = now_s
+            faulthandler.dump_traceback_later(self._timeout_s + _LAST_RESORT_S, exit=True)
+
+
+def _noted(number: int, frame: object) -> None:
+    """The watching thread has been told already."""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"train: {text}\n")
+    sys.stderr.flush()
+
+
+def ignore_signals() -> None:
+    """For loader processes: whoever signals all processes of a job means the training, which ends them itself."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class TimeBudget:
+    """When the run has to be over.
+
+    Args:
+        stop_after_s: From the start of the process, or None.
+        started_s: That start, by ``time.monotonic``.
+        environment: SLURM's, which may name the end of the job.
+    """
+
+    def __init__(self, stop_after_s: float | None, started_s: float, environment: Mapping[str, str]) -> None:
+        ends = [] if stop_after_s is None else [started_s + stop_after_s]
+        self.what = "train.stop_after_s" if ends else ""
+        with contextlib.suppress(ValueError):
+            left_s = float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
+            if not ends or time.monotonic() + left_s < ends[0]:
+                self.what = "the end of the SLURM job"
+            ends.append(time.monotonic() + left_s)
+        self._end_s = min(ends, default=None)
+
+    def over(self, reserve_s: float) -> bool:
+        """Whether what has yet to be done would otherwise not be done in time.
+
+        Args:
+            reserve_s: What another step and a save take.
+        """
+        return self._end_s is not None and time.monotonic() + reserve_s >= self._end_s
