@@ -7,6 +7,7 @@ ranks return.
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -217,6 +218,8 @@ class _Job:
         return code
 
     def _record_leaving(self, leaving: Leaving) -> None:
+        if self.writer is not None and leaving.perhaps and read_exit(self.writer.directory) is not None:
+            return  # another rank knows better
         _record(self.writer, REQUEUE, f"rank {self.rank}: {leaving.reason}", self.clock, at_step=leaving.step)
 
     def _keep_traceback(self) -> None:
@@ -262,7 +265,9 @@ def _record(
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    """Without the place in a library's source, and its guesses."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0][:300]
 
 
 def _finished_before(writer: RunWriter, end: RunExit) -> int:

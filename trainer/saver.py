@@ -18,7 +18,7 @@ from trainer.checkpoint import CheckpointWriter, TrainingState, checkpoint_name,
 from trainer.config import CheckpointSettings
 from trainer.parallel import Ranks
 from trainer.record import utc_now
-from trainer.snapshot import Held, HostCopy, held_tensors
+from trainer.snapshot import Held, HostCopy, held_tensors, make_state
 
 _LOWEST_PRIORITY = 19
 """The thread's: on a busy machine the training comes first."""
@@ -86,6 +86,7 @@ class Saver:
         """
         began_s = time.perf_counter()
         self.wait()
+        make_state(self._training)  # before the first step there is none
         kept = [one for one in held_tensors(self._training, self._ranks) if one.keeper]
         if self._writers is None:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]

@@ -38,6 +38,8 @@ class Leaving:
     reason: str
     step: int
     """Steps finished."""
+    perhaps: bool = False
+    """Whether it is only to be feared: the process may be killed, and have no time to say so then."""
 
 
 class Watch:
@@ -125,13 +127,17 @@ class Watch:
         still_s = now_s - self._beat_s
         if still_s > self._timeout_s:
             self._dump()
-            self._leave(f"hung: no step was finished for {still_s:.0f} s after step {self._step}")
+            where = "" if self.traceback_file is None else f"; {self.traceback_file.name} says where"
+            self._leave(
+                f"nothing moved for {still_s:.0f} s after step {self._step}: it hangs, or waits for a rank that "
+                f"does{where}"
+            )
         if self._first is not None and not self._told and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
-            self._record(
-                Leaving(reason=f"{name}, and killed before the step ended and the state was saved", step=self._step)
-            )
+            reason = f"{name}, and killed before the step ended and the state was saved"
+            with contextlib.suppress(OSError):
+                self._record(Leaving(reason=reason, step=self._step, perhaps=True))
 
     def _dump(self) -> None:
         faulthandler.dump_traceback(all_threads=True)
