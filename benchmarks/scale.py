@@ -74,7 +74,7 @@ def measure(place: Path, samples: int, batches: int) -> dict[str, Any]:
         for name in sizes:
             # Memory is a matter of the last, long run; the others only start.
             long = batches if number == REPEATS - 1 else 1
-            caches.add(_drop_caches(place))
+            caches.add(drop_caches(place))
             runs[name].append(_read_in_child(place / name, long))
             sys.stderr.write(f"{name} dataset, start {number + 1} of {REPEATS}\n")
     shards = len(list((place / "large").glob("*-tokens-*")))
@@ -138,7 +138,7 @@ def _rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _drop_caches(place: Path) -> str:
+def drop_caches(place: Path) -> str:
     """Empty the page cache, for the whole machine if we may, else for these files; says which."""
     os.sync()
     try:

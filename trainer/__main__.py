@@ -35,7 +35,7 @@ from trainer.record import (
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
 from trainer.startup import StartClock
-from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch
+from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent
 
 _CAUSE_WAIT_S = 5.0
 """How long a rank that lost another waits for that one's own word of why."""
@@ -54,8 +54,6 @@ def main() -> int:
             resolved = resolve(arguments.profile, assignments=arguments.set, data=arguments.data)
             if leads:
                 writer, start = choose_run(arguments.out, arguments.resume, resolved)
-                if start.finished is not None:
-                    return _finished_before(writer, start.finished)
                 _print_settings(resolved)
             job = _Job(resolved=resolved, rank=rank, writer=writer, start=start, clock=clock)
             job.prepare()
@@ -127,6 +125,8 @@ class _Job:
 
         self._watch = Watch(timeout_s=self.resolved.config.parallel.timeout_s, record=self._record_leaving)
         self._watch.start()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_parent()
         code, reason, next_step = 70, "", ""
         steps: int | None = None
         checkpoint: str | None = None
@@ -134,6 +134,8 @@ class _Job:
             ranks = join_ranks(self.resolved.config)
             writer = self._learn_of_run(ranks.tell)
             self.clock.ended("process_group")
+            if self.start.finished is not None:
+                return self._leave_finished(writer, self.start.finished, leave_ranks)
             with progress("train") as update:
                 screen = _Screen(update, self.resolved.config.max_steps)
                 ending = train(
@@ -162,11 +164,11 @@ class _Job:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
         code = self._settle(code, reason, steps, checkpoint)
         self._watch.stop()
-        together = code in (0, REQUEUE) and steps is not None
-        leave_ranks(together=together)
+        together = steps is not None
+        if together:
+            leave_ranks(together=True)
         if self.rank == 0 and code == 0 and self.writer is not None:
-            print(f"run: {self.writer.directory}")
-            print(f"model: {self.writer.directory / MODEL_DIRECTORY}")
+            _print_result(self.writer)
         elif self.rank == 0 and code == REQUEUE:
             sys.stderr.write(f"train: {reason}\n")
         if not together:
@@ -188,6 +190,7 @@ class _Job:
                     "checkpoint": None if start.checkpoint is None else str(start.checkpoint.absolute()),
                     "manifest": None if start.manifest is None else manifest_text(start.manifest),
                     "job": start.job,
+                    "finished": None if start.finished is None else start.finished.model_dump(),
                 }
             )
         known = json.loads(tell(told))
@@ -198,8 +201,20 @@ class _Job:
                 path = known["checkpoint"]
                 manifest = parse_manifest(json.loads(known["manifest"]), path)
                 self.start = Start(checkpoint=Path(path), manifest=manifest, job=known["job"])
+            if known["finished"] is not None:
+                self.start = Start(finished=RunExit(**known["finished"]))
         self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
         return self.writer
+
+    def _leave_finished(self, writer: RunWriter, end: RunExit, leave: Callable[..., None]) -> int:
+        """There is nothing to do: say where the result is."""
+        self._watch.stop()
+        leave(together=True)
+        if self.rank == 0:
+            writer.finish(end)
+            sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
+            _print_result(writer)
+        return 0
 
     def _settle(self, code: int, reason: str, steps: int | None, checkpoint: str | None) -> int:
         """Write down how it ended; a rank that only lost another leaves the word to that one."""
@@ -270,12 +285,9 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0][:300]
 
 
-def _finished_before(writer: RunWriter, end: RunExit) -> int:
-    writer.finish(end)
-    sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
+def _print_result(writer: RunWriter) -> None:
     print(f"run: {writer.directory}")
     print(f"model: {writer.directory / MODEL_DIRECTORY}")
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,13 +24,8 @@ def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_du
     return [float(signalled), float(signalled and rank), float(signal_number or 0), time_is_over, save_is_due]
 
 
-def agreed(told: Sequence[float], time_budget: str) -> Agreed:
-    """What the sums mean.
-
-    Args:
-        told: Sums over all ranks of what ``tell`` gave.
-        time_budget: What ends the time, in words.
-    """
+def agreed(told: Sequence[float]) -> Agreed:
+    """What the sums over all ranks of what ``tell`` gave mean."""
     count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
     reason = None
     if count:
@@ -39,5 +34,5 @@ def agreed(told: Sequence[float], time_budget: str) -> Agreed:
         name = signal.Signals(number).name if known else "signals"
         reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
     elif time_is_over:
-        reason = f"{time_budget} is near"
+        reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over"
     return Agreed(stop_reason=reason, save_is_due=bool(save_is_due))

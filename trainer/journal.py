@@ -1,9 +1,10 @@
 """Where the rows of a run go: its record, TensorBoard where that is installed, and the progress bar."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, EventRow, RunHeader, RunWriter, StepRow
+from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, EventRow, RunHeader, RunWriter, StepRow, utc_now
 from trainer.schema import Table
 
 
@@ -29,6 +30,7 @@ class Journal:
     def __init__(self, writer: RunWriter, screen: Screen, header: RunHeader, *, active: bool) -> None:
         self._writer, self._screen, self._active = writer, screen, active
         self._board: Any = None
+        self._told_trouble: str | None = None
         writer.start(header)
         if not active:
             return
@@ -41,10 +43,28 @@ class Journal:
         again = header.resumed_step + 1 if header.attempt > 1 else None
         self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)
 
+    def _tell_trouble(self, step: int) -> None:
+        """Once, when rows begin to wait; they are kept until they can be written."""
+        trouble = self._writer.trouble
+        if self._active and trouble is not None and trouble != self._told_trouble:
+            self._screen.event(
+                EventRow(
+                    step=step,
+                    utc=utc_now(),
+                    kind="record_waits",
+                    level="error",
+                    action="none",
+                    message=f"cannot write to {self._writer.directory}: {trouble}; rows wait, and training goes on",
+                    next_step="Free room, or raise the quota: what waits is then written.",
+                )
+            )
+        self._told_trouble = trouble
+
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Write logged steps."""
         for row in rows:
             self._writer.step(row)
+            self._tell_trouble(row.step)
             self._draw("train", row, row.step)
             if self._active:
                 self._screen.step(row)
@@ -65,11 +85,15 @@ class Journal:
     def close(self) -> None:
         """Flush the files."""
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):  # the record has the same numbers
+                self._board.close()
 
     def _draw(self, group: str, row: Table, step: int) -> None:
         if self._board is None:
             return
-        for name, value in row.model_dump(exclude={"step"}).items():
-            if value is not None:
-                self._board.add_scalar(f"{group}/{name}", value, step)
+        try:
+            for name, value in row.model_dump(exclude={"step"}).items():
+                if value is not None:
+                    self._board.add_scalar(f"{group}/{name}", value, step)
+        except OSError:
+            self._board = None  # its file is torn; the record has the same numbers

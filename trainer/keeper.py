@@ -62,6 +62,8 @@ class Keeper:
         self._saver = Saver(
             self._root, self._settings, training, ranks, attempt=attempt, timeout_s=config.parallel.timeout_s
         )
+        if self.enabled:
+            self._saver.prepare()
         self._last_s = time.monotonic()
         self._seconds: float | None = None
         self.newest: str | None = None

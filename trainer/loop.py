@@ -37,9 +37,9 @@ from trainer.recompute import GraphCounter
 from trainer.record import MODEL_DIRECTORY, RUN_SCHEMA_VERSION, EventRow, RunHeader, RunWriter, utc_now
 from trainer.resume import Start
 from trainer.schedule import learning_rate
-from trainer.startup import StartClock
+from trainer.startup import Phase, StartClock
 from trainer.stream import Position, join_positions
-from trainer.watch import REQUEUE, TimeBudget, Watch
+from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 
 _STEPS_IN_RESERVE = 4
 """Steps between the moment when the time is over and the save: numbers are read some steps later."""
@@ -150,11 +150,12 @@ class _Run:
 
     def train(self, environment: Mapping[str, str]) -> Ending:
         """From the first step, or the one that a checkpoint leads to, to the last."""
-        self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, environment)
-        self._overseer = Overseer(self._config, self._ranks, self._journal.event, self._budget.what)
-        self._clock.ended("build")
+        left_s = slurm_left_s(environment) if self._ranks.leads else None
+        self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
+        self._overseer = Overseer(self._config, self._ranks, self._journal.event)
+        self._ended("build")
         self._go_on()
-        self._clock.ended("restore")
+        self._ended("restore")
         if self._done < self._config.max_steps:
             self._begin()
         while self._done < self._config.max_steps:
@@ -193,21 +194,24 @@ class _Run:
         """Everything that the first step would otherwise wait for."""
         rest = self._feed()
         first = list(itertools.islice(rest, self._plan.accumulation_steps))
-        self._clock.ended("first_batch")
+        self._ended("first_batch")
         compare_data(self._ranks.gather(self._upcoming.numbers_of_samples(len(first), len(self._dataset))))
         overflows = self._training.module.overflows
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
         self._loader: Iterator[MicroBatch] = itertools.chain(first, rest)
-        self._clock.ended("compile")
+        self._ended("compile")
         health = self._config.health
         if self._keeper.at_step is None and "rollback" in {
             health.on_non_finite, health.on_spike, health.on_explosion,
         }:  # fmt: skip
             self._save()  # so that there is something to return to
         self._training.step.progressed = self._watch.beat
-        self._watch.beat(self._done)
         self._meter.restart()
+
+    def _ended(self, phase: Phase) -> None:
+        self._clock.ended(phase)
+        self._watch.beat(self._done)
 
     def _feed(self) -> Iterator[MicroBatch]:
         """Micro-batches from the present position on."""
@@ -481,7 +485,7 @@ def _header(
         schema_version=RUN_SCHEMA_VERSION,
         name=config.model.name,
         attempt=attempt,
-        resumed_from=None if start.checkpoint is None else start.checkpoint.name,
+        resumed_from=start.origin,
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
         job=start.job,
         started_utc=utc_now(),

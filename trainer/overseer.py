@@ -44,13 +44,10 @@ class Overseer:
         config: What counts as trouble.
         ranks: All of them; each has one of these, and calls it at the same steps.
         tell_event: Where events go.
-        time_budget: What ends the time, in words.
     """
 
-    def __init__(
-        self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None], time_budget: str
-    ) -> None:
-        self._config, self._ranks, self._tell_event, self._time_budget = config, ranks, tell_event, time_budget
+    def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
+        self._config, self._ranks, self._tell_event = config, ranks, tell_event
         self._queue = VitalsQueue(ranks.device)
         self._samples: deque[tuple[int, npt.NDArray[np.int64]]] = deque(maxlen=_REMEMBERED_STEPS)
         self.health = HealthMonitor(config.health, config.max_grad_norm)
@@ -103,7 +100,7 @@ class Overseer:
             samples = self._samples_of(step)
             for found in findings:
                 self._tell_event(event_of(found, step, samples))
-        together = agreed(one.told, self._time_budget)
+        together = agreed(one.told)
         action = strongest(findings)
         first = next((found for found in findings if found.action is action), None)
         return Verdict(

@@ -21,6 +21,7 @@ import datetime
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +165,7 @@ class RunHeader(Table):
     attempt: int
     """Number of the run's start, from 1."""
     resumed_from: str | None
-    """The checkpoint that it went on from."""
+    """The checkpoint that it went on from: a name in this run, or the path of another run's."""
     resumed_step: int
     """Optimizer steps taken before this start."""
     job: str
@@ -239,6 +240,9 @@ class RunWriter:
         self.last_step = 0
         self._active = active
         self._lock: int | None = None
+        self._waiting: dict[str, bytes] = {}
+        self.trouble: str | None = None
+        """Why rows wait to be written, such as a full disk; they are written when it has gone."""
         if not active:
             return
         there = (directory / RUN_FILE).exists()
@@ -257,7 +261,9 @@ class RunWriter:
         self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
         earlier = place / str(self.attempt - 1)
         earlier.mkdir()
-        for name in (STARTUP_FILE, EXIT_FILE, RUN_FILE):
+        # A copy: as long as no other takes its place, this is what says that here is a run.
+        shutil.copyfile(self.directory / RUN_FILE, earlier / RUN_FILE)
+        for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
         for name in (STEPS_FILE, EVALUATIONS_FILE, EVENTS_FILE):
@@ -289,9 +295,16 @@ class RunWriter:
         write_exit(self.directory, end)
 
     def _append(self, name: str, row: Table) -> None:
-        if self._active:
-            with (self.directory / name).open("a", encoding="utf-8") as file:
-                file.write(row.model_dump_json() + "\n")
+        if not self._active:
+            return
+        self._waiting[name] = self._waiting.get(name, b"") + row.model_dump_json().encode() + b"\n"
+        self.trouble = None
+        for waiting in list(self._waiting):
+            try:
+                _append_whole(self.directory / waiting, self._waiting[waiting])
+                del self._waiting[waiting]
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
 
     def _write(self, name: str, value: Table) -> None:
         if self._active:
@@ -301,6 +314,22 @@ class RunWriter:
 def write_exit(directory: Path, end: RunExit) -> None:
     """Write ``exit.json``, whole or not at all."""
     _write_whole(directory / EXIT_FILE, end)
+
+
+def _append_whole(path: Path, content: bytes) -> None:
+    """Append all of it, or nothing: a disk that fills up in the middle must not leave half a line."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        before = os.fstat(fd).st_size
+        done = 0
+        try:
+            while done < len(content):
+                done += os.write(fd, content[done:])
+        except OSError:
+            os.ftruncate(fd, before)
+            raise
+    finally:
+        os.close(fd)
 
 
 def _write_whole(path: Path, value: Table) -> None:
@@ -363,18 +392,33 @@ def read_run(directory: Path) -> Run:
     Raises:
         BadConfig: If the directory is not a run, or one of another schema version.
     """
-    if not (directory / RUN_FILE).is_file():
-        raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
-    header = parse_table(RunHeader, read_json(directory / RUN_FILE), where=str(directory / RUN_FILE))
     return Run(
         directory=directory,
-        header=header,
+        header=read_header(directory),
         steps=_last_of_each_step(_rows(directory / STEPS_FILE, StepRow)),
         evaluations=_last_of_each_step(_rows(directory / EVALUATIONS_FILE, EvaluationRow)),
         events=_rows(directory / EVENTS_FILE, EventRow),
         startup=_optional(directory / STARTUP_FILE, StartUp),
         end=_optional(directory / EXIT_FILE, RunExit),
     )
+
+
+def read_header(directory: Path) -> RunHeader:
+    """What a run is.
+
+    Raises:
+        BadConfig: If the directory is not a run, or one of another schema version.
+    """
+    path = directory / RUN_FILE
+    if not path.is_file():
+        raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
+    return parse_table(RunHeader, read_json(path), where=str(path))
+
+
+def read_origin(directory: Path) -> str | None:
+    """The checkpoint that a run's first start went on from; None if it began afresh."""
+    first = directory / EARLIER_DIRECTORY / "1"
+    return read_header(first if (first / RUN_FILE).is_file() else directory).resumed_from
 
 
 def read_exit(directory: Path) -> RunExit | None:

@@ -8,7 +8,7 @@ afresh.
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from trainer.record import (
     RunWriter,
     default_run_directory,
     read_exit,
-    read_run,
+    read_header,
+    read_origin,
     utc_now,
 )
 
@@ -79,8 +80,15 @@ class Start:
     job: str = ""
     finished: RunExit | None = None
     """The run is over, and there is nothing to go on with."""
-    changes: tuple[str, ...] = field(default=())
-    """Differences to the configuration that led to the checkpoint."""
+    elsewhere: bool = False
+    """Whether the checkpoint is another run's."""
+
+    @property
+    def origin(self) -> str | None:
+        """The checkpoint as the run record names it."""
+        if self.checkpoint is None:
+            return None
+        return str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
 
 
 def job_name(environment: Mapping[str, str]) -> str:
@@ -128,7 +136,7 @@ def _run_of(job: str) -> Path | None:
     runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in runs:
         try:
-            if job and read_run(path.parent).header.job == job:
+            if job and read_header(path.parent).job == job:
                 return path.parent
         except BadConfig:
             continue
@@ -137,12 +145,12 @@ def _run_of(job: str) -> Path | None:
 
 def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWriter, Start]:
     """With the newest whole checkpoint of a run, or from its beginning if there is none."""
-    before = read_run(directory)
-    _check_dataset(before.header.dataset_hash, resolved, directory)
-    changes = compare(before.header.config, resolved.config, directory)
+    before = read_header(directory)
+    _check_dataset(before.dataset_hash, resolved, directory)
+    changes = compare(before.config, resolved.config, directory)
     over = read_exit(directory)
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
-    if over is not None and gave_up and before.header.config_sha256 == resolved.config_sha256:
+    if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
         raise TrainingFailed(
             f"{directory} gave up before, and nothing was changed since: {over.reason}",
             next_step="Change a setting, such as --set train.learning_rate=…, or begin afresh in another --out.",
@@ -169,7 +177,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWrit
         return writer, Start(finished=over, job=job)
     what = "".join(f"; {change}" for change in changes)
     events.append(_event(step, "warning" if changes else "info", f"goes on from {path.name}{what}"))
-    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job, changes=changes)
+    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job)
 
 
 def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str) -> tuple[RunWriter, Start]:
@@ -188,10 +196,18 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str)
             f"{run} has newer checkpoints than {path.name}",
             next_step=f"Begin another run from it: add --out DIR; or go on from the newest: --resume auto --out {run}",
         )
-    if in_place:
+    if in_place or out is None:
         return _go_on(run, resolved, job)
-    if out is None or (out / RUN_FILE).exists():
-        raise BadConfig(f"{out} holds a run already", next_step="Choose another --out, or --resume auto to go on.")
+    again = (out / RUN_FILE).is_file()
+    if again:
+        origin = read_origin(out)
+        if origin is None or not Path(origin).resolve().is_relative_to(path.resolve()):
+            raise BadConfig(
+                f"{out} holds a run already, which did not begin from {path}",
+                next_step="Choose another --out, or --resume auto to go on.",
+            )
+        if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
+            return _go_on(out, resolved, job)  # the same command, started again
     events: list[EventRow] = []
     found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=lambda _, why: events.append(_bad(why)))
     if found is None:
@@ -201,8 +217,8 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str)
     changes = compare(manifest.state.config, resolved.config, directory)
     what = "".join(f"; {change}" for change in changes)
     events.append(_event(manifest.state.step, "info", f"begins from {directory}{what}"))
-    writer = _writer(out, again=False)
-    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, changes=changes)
+    writer = _writer(out, again=again)
+    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, elsewhere=True)
 
 
 def _read(path: Path) -> tuple[Path, Manifest]:

@@ -4,6 +4,7 @@ The step that follows a save waits for the copy only. A disk that is full, or a 
 training: what was saved before stays, and the loop is told.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from trainer.record import utc_now
 from trainer.snapshot import Held, HostCopy, held_tensors, make_state
 
 _LOWEST_PRIORITY = 19
-"""The thread's: on a busy machine the training comes first."""
+"""The thread's, where nobody waits for it: on a busy machine the training comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +68,29 @@ class Saver:
         self._root, self._settings, self._training, self._ranks = root, settings, training, ranks
         self._attempt, self._timeout_s = attempt, timeout_s
         self._copy: HostCopy | None = None
+        self._room: threading.Thread | None = None
         self._writers: Sequence[int] | None = None
         self._thread: threading.Thread | None = None
         self._finished: list[Saved] = []
+
+    def prepare(self) -> None:
+        """Begin to take the room for the copy, so that the first save need not wait for it."""
+        make_state(self._training)  # before the first step there is none
+        kept = self._kept()
+        if kept:
+            self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
+            self._room.start()
+
+    def _take_room(self, kept: Sequence[Held]) -> None:
+        with contextlib.suppress(MemoryError, RuntimeError):  # said by the save that then tries again
+            self._copy = self._new_copy(kept)
+
+    def _kept(self) -> list[Held]:
+        return [one for one in held_tensors(self._training, self._ranks) if one.keeper]
+
+    def _new_copy(self, kept: Sequence[Held]) -> HostCopy:
+        pinned = self._ranks.device.type == "cuda"
+        return HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=pinned)
 
     @property
     def busy(self) -> bool:
@@ -86,8 +107,8 @@ class Saver:
         """
         began_s = time.perf_counter()
         self.wait()
-        make_state(self._training)  # before the first step there is none
-        kept = [one for one in held_tensors(self._training, self._ranks) if one.keeper]
+        make_state(self._training)
+        kept = self._kept()
         if self._writers is None:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
         if not kept:
@@ -127,11 +148,13 @@ class Saver:
         return finished
 
     def _copied(self, kept: Sequence[Held]) -> HostCopy:
-        on_gpu = self._ranks.device.type == "cuda"
+        if self._room is not None:
+            self._room.join()
+            self._room = None
         if self._copy is None:
-            self._copy = HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=on_gpu)
+            self._copy = self._new_copy(kept)
         self._copy.take(kept)
-        if on_gpu:
+        if self._ranks.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return self._copy
 
@@ -145,7 +168,8 @@ class Saver:
         began_s: float,
         stall_s: float | None,
     ) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        if stall_s is not None:  # nobody waits
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         error: str | None = None
         removed: list[str] = []
         try:

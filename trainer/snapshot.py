@@ -141,7 +141,8 @@ class HostCopy:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _ALIGNMENT_BYTES)
         self._header = len(text).to_bytes(8, "little") + text
-        self._room = torch.zeros(offset, dtype=torch.uint8, pin_memory=pinned)
+        self._room = torch.empty(offset, dtype=torch.uint8, pin_memory=pinned)
+        self._room.fill_(0)  # the system gives the pages now, and not when training waits for the first copy
         self._views = [
             self._room[end - size : end].view(one.local.dtype).view(one.local.shape)
             for end, one, size in (

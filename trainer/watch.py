@@ -6,11 +6,15 @@ leave. A second one leaves at once; so does a rank that has not moved for too lo
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import os
+import re
 import select
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -29,6 +33,8 @@ _LOOK_EVERY_S = 0.5
 _LAST_RESORT_S = 30.0
 """How much later the interpreter's own watchdog ends a process whose threads cannot run."""
 _REARM_EVERY_S = 10.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SQUEUE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,23 +182,24 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def end_with_parent() -> None:
+    """Ask the system for SIGTERM when the process that started this one dies: torchrun, killed, leaves its ranks."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class TimeBudget:
     """When the run has to be over.
 
     Args:
         stop_after_s: From the start of the process, or None.
         started_s: That start, by ``time.monotonic``.
-        environment: SLURM's, which may name the end of the job.
+        slurm_left_s: What the SLURM job has left, or None.
     """
 
-    def __init__(self, stop_after_s: float | None, started_s: float, environment: Mapping[str, str]) -> None:
+    def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
         ends = [] if stop_after_s is None else [started_s + stop_after_s]
-        self.what = "train.stop_after_s" if ends else ""
-        with contextlib.suppress(ValueError):
-            left_s = float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
-            if not ends or time.monotonic() + left_s < ends[0]:
-                self.what = "the end of the SLURM job"
-            ends.append(time.monotonic() + left_s)
+        if slurm_left_s is not None:
+            ends.append(time.monotonic() + slurm_left_s)
         self._end_s = min(ends, default=None)
 
     def over(self, reserve_s: float) -> bool:
@@ -202,3 +209,27 @@ class TimeBudget:
             reserve_s: What another step and a save take.
         """
         return self._end_s is not None and time.monotonic() + reserve_s >= self._end_s
+
+
+def slurm_left_s(environment: Mapping[str, str]) -> float | None:
+    """Seconds until the end of this process's SLURM job; None outside of one, or where it has no limit."""
+    with contextlib.suppress(ValueError):
+        return float(environment.get("SLURM_JOB_END_TIME", "")) - time.time()
+    job, squeue = environment.get("SLURM_JOB_ID", ""), shutil.which("squeue")
+    if not job.isdecimal() or squeue is None:
+        return None
+    # Older versions do not tell the end in the environment.
+    command = [squeue, "--noheader", "--job", job, "--format", "%L"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_SQUEUE_TIMEOUT_S, check=False).stdout
+        return parse_slurm_time_s(told.strip())
+    return None
+
+
+def parse_slurm_time_s(text: str) -> float | None:
+    """Seconds in SLURM's ``[days-][[hours:]minutes:]seconds``; None for ``UNLIMITED`` and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

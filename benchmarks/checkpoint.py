@@ -1,0 +1,182 @@
+"""``python -m benchmarks.checkpoint``: what saving the state of training costs, and what going on from it costs.
+
+*Stall*: optimizer steps of ``bert-120m`` (1.3 GB of weights and optimizer state) are taken in blocks, in turns without
+a save, with a synchronous one at the block's beginning, and with an asynchronous one. The time that a block takes
+longer than one without is what the save cost, the disturbance by the writing thread included. ``torch.save`` of the
+same state, synced, stands beside them.
+
+*Resume*: ``python -m trainer`` goes on at 202 million samples from a checkpoint near the start of the first epoch, and
+from the same one with its position moved to the middle, with a cold page cache, in turns. Counted is what lies between
+joining the ranks and going forward: dataset, model, checkpoint and first batch, as ``startup.json`` tells.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.core.units import format_bytes
+from autotune.show.tables import text_table
+from autotune.store import write_atomically
+from benchmarks.bars import Bar, exit_code, lines
+
+MODEL = "bert-120m"
+STEPS, REPEATS = 6, 9
+ROW_TOKENS, ROWS = 64, 2
+DEFAULT_INTERVAL_S = 600.0
+STALL_BAR, TIME_BAR, RESUME_BAR = 0.20, 0.02, 1.5
+SAMPLES = 202_000_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description="What checkpoints cost.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--dir", type=Path, help="where to write (6 GB); default: a temporary directory")
+    parser.add_argument("--model", default=MODEL, help="a preset whose state is saved")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="blocks of each kind")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="checkpoint-") as place:
+        stall = measure_stall(Path(place), options.model, options.repeats)
+        resume = measure_resume(Path(place), options.samples, options.repeats)
+    bars = make_bars(stall, resume)
+    if options.json:
+        content = {"bars": [bar.to_json() for bar in bars], "stall": stall, "resume": resume}
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print(_table(stall, resume))
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def make_bars(stall: dict[str, Any], resume: dict[str, Any]) -> list[Bar]:
+    """What saving and resuming may cost."""
+    cost_s = {name: extra_s(stall, name) for name in ("synchronous", "asynchronous")}
+    ratio = _median(resume["middle_s"]) / _median(resume["start_s"])
+    return [
+        Bar(
+            name="checkpoint_stall_of_synchronous_share",
+            figure=cost_s["asynchronous"] / cost_s["synchronous"],
+            unit="share",
+            bar=STALL_BAR,
+            direction="<=",
+        ),
+        Bar(
+            name="checkpoint_stall_of_interval_share",
+            figure=cost_s["asynchronous"] / DEFAULT_INTERVAL_S,
+            unit="share",
+            bar=TIME_BAR,
+            direction="<=",
+        ),
+        Bar(name="checkpoint_resume_middle_ratio", figure=ratio, unit="ratio", bar=RESUME_BAR, direction="<="),
+    ]
+
+
+def extra_s(stall: dict[str, Any], name: str) -> float:
+    """What a block with a save took longer than one without, in the median of turns."""
+    pairs = zip(stall["block_s"][name], stall["block_s"]["none"], strict=True)
+    return _median([with_save - without for with_save, without in pairs])
+
+
+def measure_stall(place: Path, model: str, repeats: int) -> dict[str, Any]:
+    """Blocks of steps with and without saves, in turns."""
+    from benchmarks.saves import SavingTrainer
+
+    trainer = SavingTrainer(place / "stall", model, row_tokens=ROW_TOKENS, rows=ROWS)
+    kinds: dict[str, Callable[[], None]] = {
+        "none": lambda: None,
+        "synchronous": lambda: trainer.save(asynchronous=False),
+        "asynchronous": lambda: trainer.save(asynchronous=True),
+        "torch.save": trainer.torch_save,
+    }
+    # The first of each makes room and warms up.
+    for begin in kinds.values():
+        begin()
+        trainer.steps(1)
+        trainer.settle()
+    steps = max(STEPS, trainer.steps_of_a_save() + 2)
+    block_s: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(repeats):
+        for name, begin in kinds.items():
+            os.sync()  # nobody pays for what another has left to be written
+            started_s = time.perf_counter()
+            begin()
+            trainer.steps(steps)
+            block_s[name].append(time.perf_counter() - started_s)
+            trainer.settle()
+        sys.stderr.write(f"saves: turn {number + 1} of {repeats}\n")
+    return {
+        "model": model,
+        "state_bytes": trainer.state_bytes,
+        "steps_per_block": steps,
+        "block_s": block_s,
+        "blocked_s": trainer.blocked_s,
+    }
+
+
+def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
+    """Go on at the start and in the middle of an epoch, in turns."""
+    from benchmarks.corpora import real_lengths, write_sparse_corpus
+    from benchmarks.saves import move_to_middle, write_profile
+    from benchmarks.scale import drop_caches
+
+    sys.stderr.write("making a large dataset\n")
+    data = place / "data"
+    write_sparse_corpus(data, real_lengths(samples, seed=0))
+    profile = write_profile(place / "resume.toml")
+    _train(profile, data, place / "run", steps=2)
+    (checkpoint,) = (place / "run" / "checkpoints").glob("step-*")
+    middle = move_to_middle(checkpoint, data, place / "middle" / checkpoint.name)
+    found: dict[str, list[float]] = {"start_s": [], "middle_s": []}
+    first: dict[str, list[float]] = {"start_s": [], "middle_s": []}
+    for number in range(repeats):
+        for name, origin in (("start_s", checkpoint), ("middle_s", middle)):
+            caches = drop_caches(place)
+            out = place / f"resumed-{name}-{number}"
+            _train(profile, data, out, steps=3, resume=origin)
+            startup = json.loads((out / "startup.json").read_text())
+            found[name].append(startup["build_s"] + startup["restore_s"] + startup["first_batch_s"])
+            first[name].append(startup["first_batch_s"])
+        sys.stderr.write(f"resumes: turn {number + 1} of {repeats}\n")
+    return {"samples": samples, "page_cache": caches, **found, "first_batch": first}
+
+
+def _train(profile: Path, data: Path, out: Path, *, steps: int, resume: Path | None = None) -> None:
+    command = [sys.executable, "-m", "trainer", "--profile", str(profile), "--data", str(data), "--out", str(out)]
+    command += ["--set", f"train.max_steps={steps}", *(["--resume", str(resume)] if resume else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _table(stall: dict[str, Any], resume: dict[str, Any]) -> str:
+    blocks = stall["block_s"]
+    rows = [
+        [f"{name} save", f"{_median(blocks[name]):.2f} s", f"{extra_s(stall, name):.2f} s"]
+        for name in ("synchronous", "asynchronous", "torch.save")
+    ]
+    rows.insert(0, ["no save", f"{_median(blocks['none']):.2f} s", ""])
+    title = f"{stall['steps_per_block']} steps of {stall['model']}, {format_bytes(stall['state_bytes'])} of state"
+    text = text_table([title, "time", "more than without"], rows)
+    text += f"\nthe loop itself stood still for {_median(stall['blocked_s']):.3f} s in an asynchronous save\n\n"
+    rows = [
+        [name, f"{_median(resume[key]):.3f} s", f"{_median(resume['first_batch'][key]):.3f} s"]
+        for name, key in (("near the start", "start_s"), ("in the middle", "middle_s"))
+    ]
+    title = f"going on at {resume['samples']:,} samples (page cache {resume['page_cache']})"
+    return text + text_table([title, "dataset, model, checkpoint, first batch", "first batch alone"], rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""What the benchmark of checkpoints works with: a training that saves, and a checkpoint moved elsewhere in its data."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.corpora import real_lengths, write_learnable_corpus
+from trainer.batch import make_plan
+from trainer.build import build_training
+from trainer.checkpoint import (
+    MANIFEST_FILE,
+    Manifest,
+    PositionEntry,
+    TrainingState,
+    manifest_text,
+    parse_manifest,
+)
+from trainer.config import CheckpointSettings, ModelSettings, TrainConfig, resolve
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
+from trainer.keeper import state_bytes
+from trainer.parallel import join_ranks
+from trainer.presets import model_settings
+from trainer.saver import Saver
+from trainer.schema import read_json
+
+_PROFILE = """\
+schema_version = 1
+[train]
+seq_length_tokens = 512
+layout = "packed"
+micro_batch_rows = 8
+global_batch_rows = 64
+warmup_steps = 1
+[train.model]
+name = "tiny"
+[train.model.config]
+model_type = "bert"
+num_hidden_layers = 1
+hidden_size = 32
+num_attention_heads = 2
+intermediate_size = 32
+"""
+
+
+class SavingTrainer:
+    """One rank of the trainer, whose steps and saves are called from outside.
+
+    Args:
+        place: Where data and checkpoints go; not there yet.
+        model: A preset.
+        row_tokens: Of a row.
+        rows: Of a micro-batch, which is a whole step.
+    """
+
+    def __init__(self, place: Path, model: str, *, row_tokens: int, rows: int) -> None:
+        lengths = np.minimum(real_lengths(2000, seed=0), row_tokens)
+        data = write_learnable_corpus(place / "data", lengths, lengths[:10], vocab_size=22_016)
+        settings: ModelSettings = model_settings(model)
+        config = TrainConfig(
+            model=settings,
+            seq_length_tokens=row_tokens,
+            micro_batch_rows=rows,
+            global_batch_rows=rows,
+            layout="packed",
+            attention_dropout=0.0,
+        )
+        dataset = TokenDataset.open(data)
+        ranks = join_ranks(config, environment={})
+        plan = make_plan(config, len(dataset), 1)
+        self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+        source = MicroBatchSource(dataset, config, plan)
+        self._loader = make_loader(source, config, micro_batch_plans(dataset, config, plan, 0))
+        self._savers = {
+            asynchronous: Saver(
+                place / f"checkpoints-{asynchronous}",
+                CheckpointSettings(asynchronous=asynchronous, keep_last=1),
+                self._training,
+                ranks,
+                attempt=1,
+                timeout_s=600,
+            )
+            for asynchronous in (False, True)
+        }
+        self._savers[True].prepare()
+        self._file = place / "torch.pt"
+        self._step_s = 0.0
+        self._save_s = 0.0
+        self._number = 0
+        self.blocked_s: list[float] = []
+        """What each asynchronous call took."""
+        self.state_bytes = state_bytes(self._training)
+
+    def steps(self, count: int) -> None:
+        """Take optimizer steps."""
+        for _ in range(count):
+            began_s = time.perf_counter()
+            self._training.step.run([next(self._loader)], 1e-4)
+            self._step_s = time.perf_counter() - began_s
+
+    def save(self, *, asynchronous: bool) -> None:
+        """Save as the trainer does."""
+        self._number += 1
+        began_s = time.perf_counter()
+        self._savers[asynchronous].save(_state(self._number), rollbacks=0)
+        if asynchronous:
+            self.blocked_s.append(time.perf_counter() - began_s)
+
+    def torch_save(self) -> None:
+        """The usual way: a pickle, synced."""
+        state = {"model": self._training.module.state_dict(), "optimizer": self._training.optimizer.state_dict()}
+        with self._file.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def settle(self) -> None:
+        """Wait for what is being written; what went wrong is an error here."""
+        for saver in self._savers.values():
+            saver.wait()
+            for saved in saver.take_finished():
+                if saved.error is not None:
+                    raise OSError(saved.error)
+                self._save_s = max(self._save_s, saved.seconds)
+
+    def steps_of_a_save(self) -> int:
+        """How many steps the slowest save so far lasted."""
+        return round(self._save_s / self._step_s)
+
+
+def _state(step: int) -> TrainingState:
+    return TrainingState(
+        step=step,
+        position=PositionEntry(steps=step, rows=0, lanes=[0]),
+        config={},
+        config_sha256="",
+        dataset_hash="",
+        world_size=1,
+        good=True,
+        health={},
+        noise_scale=[0.0, 0.0],
+        head_overflows=0,
+        skipped_steps=0,
+    )
+
+
+def write_profile(path: Path) -> Path:
+    """A model that costs nothing beside its data."""
+    path.write_text(_PROFILE)
+    return path
+
+
+def move_to_middle(checkpoint: Path, data: Path, out: Path) -> Path:
+    """A copy of a checkpoint whose position is in the middle of the epoch, and of a block."""
+    shutil.copytree(checkpoint, out)
+    table: dict[str, Any] = read_json(out / MANIFEST_FILE)
+    manifest: Manifest = parse_manifest(table, str(out))
+    config = resolve(out.parent.parent / "resume.toml", data=data).config
+    plan = make_plan(config, len(TokenDataset.open(data)), 1)
+    place = plan.blocks_per_epoch // 2 * plan.block_samples + plan.block_samples // 10
+    position = PositionEntry(
+        steps=manifest.state.position.steps,
+        rows=manifest.state.position.rows,
+        lanes=[place + lane for lane in range(plan.lanes)],
+    )
+    moved = manifest.model_copy(update={"state": manifest.state.model_copy(update={"position": position})})
+    (out / MANIFEST_FILE).write_text(json.dumps(json.loads(manifest_text(moved))))
+    return out
