@@ -11,7 +11,7 @@ DEMO_MEMORY := 1GiB
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak check gpu-check gpu-memory gpu-train bench figures clean
+.PHONY: help install demo test soak check gpu-check gpu-memory gpu-train gpu-checkpoint bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -46,7 +46,7 @@ gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
 
 bench: $(STAMP) ## benchmarks with a bar, and keep their figures
-	@short=0; for name in cli feed scale prepare train estimate probe; do \
+	@short=0; for name in cli feed scale prepare train estimate probe checkpoint; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; $(BIN)/python -m benchmarks.document; exit $$short
 
@@ -57,6 +57,10 @@ gpu-train: $(STAMP) ## the training step on a GPU: MFU, against other trainers, 
 gpu-memory: $(STAMP) ## predicted memory against a GPU's, over 13 configurations
 	@mkdir -p reports/gpu
 	$(BIN)/python -m benchmarks.gpu.memory --json reports/gpu/memory.json
+
+gpu-checkpoint: $(STAMP) ## what saving the state of training costs on a GPU
+	@mkdir -p reports/gpu
+	$(BIN)/python -m benchmarks.checkpoint --device cuda --json reports/gpu/checkpoint.json
 
 figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
 	$(BIN)/python -m benchmarks.document

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autotune.core.units import format_bytes
 from autotune.show.tables import text_table
@@ -41,12 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--dir", type=Path, help="where to write (6 GB); default: a temporary directory")
     parser.add_argument("--model", default=MODEL, help="a preset whose state is saved")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the saves; resuming has none")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="blocks of each kind")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="checkpoint-") as place:
-        stall = measure_stall(Path(place), options.model, options.repeats)
-        resume = measure_resume(Path(place), options.samples, options.repeats)
+        stall = measure_stall(Path(place), options.model, options.device, options.repeats)
+        # What reading a position costs is a matter of the host.
+        resume = measure_resume(Path(place), options.samples, options.repeats) if options.device == "cpu" else None
     bars = make_bars(stall, resume)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "stall": stall, "resume": resume}
@@ -56,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(bars)
 
 
-def make_bars(stall: dict[str, Any], resume: dict[str, Any]) -> list[Bar]:
+def make_bars(stall: dict[str, Any], resume: dict[str, Any] | None) -> list[Bar]:
     """What saving and resuming may cost."""
     cost_s = {name: extra_s(stall, name) for name in ("synchronous", "asynchronous")}
-    ratio = _median(resume["middle_s"]) / _median(resume["start_s"])
+    ratio = None if resume is None else _median(resume["middle_s"]) / _median(resume["start_s"])
     return [
         Bar(
             name="checkpoint_stall_of_synchronous_share",
@@ -85,11 +87,11 @@ def extra_s(stall: dict[str, Any], name: str) -> float:
     return _median([with_save - without for with_save, without in pairs])
 
 
-def measure_stall(place: Path, model: str, repeats: int) -> dict[str, Any]:
+def measure_stall(place: Path, model: str, device: Literal["cpu", "cuda"], repeats: int) -> dict[str, Any]:
     """Blocks of steps with and without saves, in turns."""
     from benchmarks.saves import SavingTrainer
 
-    trainer = SavingTrainer(place / "stall", model, row_tokens=ROW_TOKENS, rows=ROWS)
+    trainer = SavingTrainer(place / "stall", model, device, row_tokens=ROW_TOKENS, rows=ROWS)
     kinds: dict[str, Callable[[], None]] = {
         "none": lambda: None,
         "synchronous": lambda: trainer.save(asynchronous=False),
@@ -114,6 +116,7 @@ def measure_stall(place: Path, model: str, repeats: int) -> dict[str, Any]:
         sys.stderr.write(f"saves: turn {number + 1} of {repeats}\n")
     return {
         "model": model,
+        "device": trainer.device_name,
         "state_bytes": trainer.state_bytes,
         "steps_per_block": steps,
         "block_s": block_s,
@@ -160,7 +163,7 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def _table(stall: dict[str, Any], resume: dict[str, Any]) -> str:
+def _table(stall: dict[str, Any], resume: dict[str, Any] | None) -> str:
     blocks = stall["block_s"]
     rows = [
         [f"{name} save", f"{_median(blocks[name]):.2f} s", f"{extra_s(stall, name):.2f} s"]
@@ -170,6 +173,8 @@ def _table(stall: dict[str, Any], resume: dict[str, Any]) -> str:
     title = f"{stall['steps_per_block']} steps of {stall['model']}, {format_bytes(stall['state_bytes'])} of state"
     text = text_table([title, "time", "more than without"], rows)
     text += f"\nthe loop itself stood still for {_median(stall['blocked_s']):.3f} s in an asynchronous save\n\n"
+    if resume is None:
+        return text
     rows = [
         [name, f"{_median(resume[key]):.3f} s", f"{_median(resume['first_batch'][key]):.3f} s"]
         for name, key in (("near the start", "start_s"), ("in the middle", "middle_s"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
 from trainer.config import ResolvedConfig, resolve
-from trainer.errors import DoesNotFit, RanksLost, TrainerError
+from trainer.errors import BadConfig, DoesNotFit, RanksLost, TrainerError
 from trainer.progress import Update, progress
 from trainer.record import (
     MODEL_DIRECTORY,
@@ -66,7 +66,8 @@ def main() -> int:
         _record(writer, code, reason, clock)
         return code
     except TrainerError as error:
-        _complain(error, leads=leads)
+        # One rank of each node: what is wrong may be wrong there only.
+        _complain(error, aloud=os.environ.get("LOCAL_RANK", "0") == "0")
         _record(writer, error.exit_code, error.message, clock)
         return error.exit_code
 
@@ -155,10 +156,7 @@ class _Job:
             code, reason = DoesNotFit.exit_code, f"out of memory: {error}"
             next_step = "lower train.micro_batch_rows, or find the largest: autotune probe"
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
-            lost = lost_ranks(error)
-            code = RanksLost.exit_code if lost else 70
-            reason = f"another rank is gone: {_first_line(error)}" if lost else f"{type(error).__name__}: {error}"
-            next_step = "start it again: it goes on from the newest checkpoint" if lost else "please report this bug"
+            code, reason, next_step = _explain(error, lost=lost_ranks(error))
             self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
@@ -279,6 +277,18 @@ def _record(
         sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
 
 
+def _explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
+    """Exit code, reason and next step of what nobody has translated."""
+    again = "start it again: it goes on from the newest checkpoint"
+    if lost:
+        return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", again
+    if "DataLoader worker" in str(error):
+        return REQUEUE, _first_line(error), f"{again}; with fewer train.data.loader_workers, where memory was short"
+    if isinstance(error, OSError):
+        return BadConfig.exit_code, str(error), "see what is wrong with that disk or file"
+    return 70, f"{type(error).__name__}: {error}", "please report this bug"
+
+
 def _first_line(error: Exception) -> str:
     """Without the place in a library's source, and its guesses."""
     line = str(error).strip().partition("\n")[0]
@@ -357,8 +367,8 @@ class _Screen:
         sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
-def _complain(error: TrainerError, *, leads: bool) -> None:
-    if leads:
+def _complain(error: TrainerError, *, aloud: bool) -> None:
+    if aloud:
         sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
 
 

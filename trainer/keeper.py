@@ -69,7 +69,9 @@ class Keeper:
         self.newest: str | None = None
         """The newest checkpoint, as far as this rank knows."""
         self.at_step: int | None = None
-        """The step of the last state that was saved, or read."""
+        """The step of the last state that was read, or that a save was tried of."""
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint, as far as this rank knows."""
 
     @property
     def enabled(self) -> bool:
@@ -104,7 +106,7 @@ class Keeper:
         for saved in self._saver.take_finished():
             self._seconds = saved.seconds
             if saved.error is None:
-                self.newest = saved.name
+                self.newest, self.saved_step = saved.name, saved.step
             self._tell_event(_event(saved, self.newest))
 
     def wait(self) -> None:
@@ -116,7 +118,7 @@ class Keeper:
     def restore(self, path: Path, manifest: Manifest) -> None:
         """Put a checkpoint's tensors into the training."""
         restore(self._training, path, manifest, self._ranks)
-        self.newest, self.at_step = path.name, manifest.state.step
+        self.newest, self.at_step, self.saved_step = path.name, manifest.state.step, manifest.state.step
 
     def newest_good(self) -> GoodCheckpoint:
         """What a rollback returns to: the first rank looks, and tells all.

@@ -353,7 +353,7 @@ class _Run:
         if self._keeper.enabled and verdict.action not in (Action.GIVE_UP, Action.ROLL_BACK):
             self._save(wait=True)
         self._keeper.wait()
-        saved = "saved" if self._keeper.at_step == self._done else "not saved"
+        saved = "saved" if self._keeper.saved_step == self._done else "not saved"
         self._event("stopped", "info", "none", f"{reason}: step {self._done} is {saved}")
         self._journal.close()
         return self._ending(REQUEUE, f"{reason}; starting again goes on")

@@ -142,6 +142,8 @@ class Watch:
             self._told = True
             name = signal.Signals(self._first[0]).name
             reason = f"{name}, and killed before the step ended and the state was saved"
+            if not self._step:
+                reason = f"{name} before the first step; another rank's messages may say why"
             with contextlib.suppress(OSError):
                 self._record(Leaving(reason=reason, step=self._step, perhaps=True))
 

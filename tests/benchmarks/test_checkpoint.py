@@ -1,0 +1,61 @@
+import pytest
+
+from benchmarks.checkpoint import extra_s, make_bars, measure_stall
+from benchmarks.saves import move_to_middle, write_profile
+from tests.conftest import write_dataset
+from trainer.batch import make_plan
+from trainer.checkpoint import read_checkpoint
+from trainer.config import resolve
+from trainer.dataset import TokenDataset
+from trainer.loop import train
+from trainer.parallel import join_ranks
+from trainer.record import RunWriter
+
+STALL = {
+    "block_s": {
+        "none": [10.0, 20.0, 11.0],
+        "synchronous": [12.0, 23.0, 12.0],
+        "asynchronous": [10.1, 20.2, 11.3],
+        "torch.save": [13.0, 24.0, 14.0],
+    }
+}
+RESUME = {"start_s": [1.0, 1.2, 5.0], "middle_s": [1.5, 1.1, 1.4]}
+
+
+def test_a_save_costs_what_its_block_takes_longer_than_the_one_without_of_the_same_turn():
+    assert extra_s(STALL, "synchronous") == pytest.approx(2)
+    assert extra_s(STALL, "asynchronous") == pytest.approx(0.2)
+
+
+def test_bars_hold_the_asynchronous_save_against_the_synchronous_one_and_against_the_interval():
+    figures = {bar.name: bar.figure for bar in make_bars(STALL, RESUME)}
+    assert figures["checkpoint_stall_of_synchronous_share"] == pytest.approx(0.1)
+    assert figures["checkpoint_stall_of_interval_share"] == pytest.approx(0.2 / 600)
+    assert figures["checkpoint_resume_middle_ratio"] == pytest.approx(1.4 / 1.2)
+    assert make_bars(STALL, None)[-1].figure is None
+
+
+def test_real_saves_are_measured_in_turns(tmp_path):
+    found = measure_stall(tmp_path, "bert-mini", "cpu", 2)
+    assert {len(seconds) for seconds in found["block_s"].values()} == {2}
+    assert found["state_bytes"] > 50e6
+    assert min(found["blocked_s"]) > 0
+
+
+class _Nobody:
+    def begin(self, header) -> None: ...
+    def step(self, row) -> None: ...
+    def evaluation(self, row) -> None: ...
+    def event(self, row) -> None: ...
+
+
+def test_a_checkpoint_can_be_moved_to_the_middle_of_an_epoch_and_training_goes_on_there(tmp_path):
+    data = write_dataset(tmp_path / "data", [[5 + number % 90] * (number % 30 + 4) for number in range(9000)])
+    resolved = resolve(write_profile(tmp_path / "resume.toml"), assignments=["train.max_steps=1"], data=data)
+    train(resolved, join_ranks(resolved.config, environment={}), RunWriter(tmp_path / "run", active=True), _Nobody())
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    moved = read_checkpoint(move_to_middle(checkpoint, data, tmp_path / "middle" / checkpoint.name))
+    plan = make_plan(resolved.config, len(TokenDataset.open(data)), 1)
+    blocks = [lane // plan.block_samples for lane in moved.state.position.lanes]
+    assert blocks == [plan.blocks_per_epoch // 2] * plan.lanes
+    assert moved.state.step == 1
