@@ -158,6 +158,12 @@ class _Run:
         self._ended("restore")
         if self._done < self._config.max_steps:
             self._begin()
+        try:
+            return self._take_steps()
+        finally:
+            self._loader = iter(())  # its processes end with it
+
+    def _take_steps(self) -> Ending:
         while self._done < self._config.max_steps:
             began_s = time.monotonic()
             batches = self._next_batches()

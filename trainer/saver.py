@@ -82,6 +82,8 @@ class Saver:
             self._room.start()
 
     def _take_room(self, kept: Sequence[Held]) -> None:
+        if self._ranks.device.type == "cuda":
+            torch.cuda.set_device(self._ranks.device)  # a thread begins with the first one
         with contextlib.suppress(MemoryError, RuntimeError):  # said by the save that then tries again
             self._copy = self._new_copy(kept)
 

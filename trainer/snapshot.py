@@ -29,6 +29,8 @@ _DTYPE_NAMES = {
     torch.float16: "F16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -215,8 +217,11 @@ class _Reader:
                 return
             begin, end = max(part.begin, one.begin), min(part.end, one.end)
             if begin == done and begin < end:
+                into = one.local[begin - one.begin : end - one.begin]
                 rows = self._file(part.file).get_slice(one.name)[begin - part.begin : end - part.begin]
-                one.local[begin - one.begin : end - one.begin].copy_(rows)
+                if rows.shape != into.shape:
+                    break
+                into.copy_(rows)
                 done = end
         if done < one.end:
             raise BadConfig(

@@ -74,7 +74,7 @@ class Watch:
         writing.setblocking(False)
         reading.setblocking(False)
         self._sockets = reading, writing
-        faulthandler.enable(all_threads=True)
+        faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=True)
         # The interpreter writes a signal's number there at once, whatever the main thread is doing.
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
@@ -148,7 +148,7 @@ class Watch:
                 self._record(Leaving(reason=reason, step=self._step, perhaps=True))
 
     def _dump(self) -> None:
-        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
         if self.traceback_file is not None:
             with contextlib.suppress(OSError), self.traceback_file.open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
@@ -165,7 +165,9 @@ class Watch:
         now_s = time.monotonic()
         if now_s - self._armed_s > _REARM_EVERY_S:
             self._armed_s = now_s
-            faulthandler.dump_traceback_later(self._timeout_s + _LAST_RESORT_S, exit=True)
+            faulthandler.dump_traceback_later(
+                self._timeout_s + _LAST_RESORT_S, file=sys.__stderr__ or sys.stderr, exit=True
+            )
 
 
 def _noted(number: int, frame: object) -> None:

@@ -12,13 +12,15 @@ from autotune.show import workers as workers_table
 from autotune.show.probe import trial_rows
 from autotune.show.tables import markdown_inert, markdown_table
 from trainer.config import TrainConfig
-from trainer.record import Run
+from trainer.record import Run, StepRow
 
 NOT_MEASURED = "not measured"
 SMALL_TERM_SHARE = 0.005
 """Terms of the ledger below this are left out."""
 FULL_ENOUGH_SHARE = 0.9
 """Below this, padding is worth a word."""
+_MOST_EVENTS = 10
+"""Of a run that are shown; its record has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +173,8 @@ def _runs(runs: Sequence[ReportedRun]) -> str:
         for one in runs
         for change in one.run.header.recipe_changes
     ]
-    return "\n\n".join([table, *changes])
+    events = "\n".join(line for one in runs for line in _events(one.run))
+    return "\n\n".join([table, *changes, *([events] if events else [])])
 
 
 def _dropout(train: TrainConfig) -> str:
@@ -189,13 +192,29 @@ def _run_cells(run: Run) -> list[str | None]:
         run.directory.name,
         str(run.header.world_size),
         str(steps[-1].step) if steps else "0",
-        f"{steps[0].loss:.3f} → {steps[-1].loss:.3f}" if steps else None,
+        f"{_loss(steps[0])} → {_loss(steps[-1])}" if steps else None,
         f"{run.evaluations[-1].loss:.3f}" if run.evaluations else None,
         format_count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
         format_share(statistics.median(mfus)) if mfus else None,
         format_share(wait),
         run.end.reason if run.end else "not finished",
     ]
+
+
+def _loss(step: StepRow) -> str:
+    return "n/a" if step.loss is None else f"{step.loss:.3f}"
+
+
+def _events(run: Run) -> list[str]:
+    """What needs attention, as list items; the latest, where there are many."""
+    told = [event for event in run.events if event.level != "info"]
+    lines = [
+        f"- {markdown_inert(run.directory.name)}, step {event.step}: {markdown_inert(event.message)}"
+        for event in told[-_MOST_EVENTS:]
+    ]
+    if len(told) > len(lines):
+        lines.insert(0, f"- {markdown_inert(run.directory.name)}: {len(told) - len(lines)} earlier events")
+    return lines
 
 
 def _next(profiles: Sequence[ReportedProfile], runs: Sequence[ReportedRun]) -> str:
