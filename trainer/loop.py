@@ -140,6 +140,7 @@ class _Run:
             attempt=writer.attempt,
             tell_event=self._journal.event,
         )
+        self._loader: Iterator[MicroBatch] = iter(())
         self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._done, self._position = 0, Position.start(self._plan)
         for event in start.events:
@@ -205,7 +206,7 @@ class _Run:
         overflows = self._training.module.overflows
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
-        self._loader: Iterator[MicroBatch] = itertools.chain(first, rest)
+        self._loader = itertools.chain(first, rest)
         self._ended("compile")
         health = self._config.health
         if self._keeper.at_step is None and "rollback" in {

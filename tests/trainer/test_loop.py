@@ -1,13 +1,34 @@
+import math
+import signal
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.conftest import write_dataset
-from tests.trainer.oracles import config_of
-from trainer.config import ResolvedConfig
-from trainer.loop import train
+from tests.trainer.checkpoints import leave, resolved_of
+from tests.trainer.oracles import SHAPES, config_of
+from trainer.batch import make_plan
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
+from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
+from trainer.dataset import TokenDataset
+from trainer.errors import BadConfig, TrainingFailed
+from trainer.feed import micro_batch_plans
+from trainer.loop import Ending, train
+from trainer.objective import MaskedLM
 from trainer.parallel import join_ranks
-from trainer.record import RunWriter, read_run
+from trainer.record import Run, read_run
+from trainer.resume import choose_run
+from trainer.schedule import learning_rate
+from trainer.startup import StartClock
+from trainer.step import TrainStep
+from trainer.watch import Watch
+
+DROPOUT = ModelSettings(
+    name="m", config=SHAPES["bert"] | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+)
 
 
 class _Nobody:
@@ -17,11 +38,48 @@ class _Nobody:
     def event(self, row) -> None: ...
 
 
-def _run(data: Path, out: Path, **changes):
+class _Asked(Watch):
+    """A watch to which a signal comes after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(timeout_s=math.inf)
+        self._after = after
+
+    @property
+    def asked_by(self):
+        return signal.SIGTERM.value if self.step >= self._after else None
+
+
+def _train(data: Path, out: Path, *, asked_after=math.inf, resume="auto", clock=None, **changes) -> tuple[Run, Ending]:
+    """A run, or the rest of it, as a process of its own would train it."""
     config = config_of(**changes)
-    resolved = ResolvedConfig(config=config, sources={}, data_dir=data, profile_sha256="0" * 64)
-    train(resolved, join_ranks(config, environment={}), RunWriter(out, active=True), _Nobody())
-    return read_run(out)
+    resolved = resolved_of(config, data)
+    writer, start = choose_run(out, resume, resolved, {})
+    try:
+        ending = train(
+            resolved, join_ranks(config, environment={}), writer, _Nobody(),
+            start=start, watch=_Asked(asked_after), clock=clock,
+        )  # fmt: skip
+    finally:
+        leave(writer)
+    return read_run(out), ending
+
+
+def _run(data: Path, out: Path, **changes) -> Run:
+    return _train(data, out, **changes)[0]
+
+
+def _weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model" / "model.safetensors")
+
+
+def _same(one: Path, other: Path) -> bool:
+    first, second = _weights(one), _weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _losses(run: Run) -> list[tuple[int, float | None]]:
+    return [(row.step, row.loss) for row in run.steps]
 
 
 def test_an_epoch_ends_when_every_sample_was_seen_however_few_rows_a_step_takes(tmp_path):
@@ -41,3 +99,248 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval,
     assert run.steps[-1].step == 13  # of 8 rows, the last of them half empty
     assert run.evaluations[-1].step == 13
     assert (tmp_path / "r" / "model" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": DROPOUT},
+        {"model": DROPOUT, "data": DataSettings(loader_workers=2)},
+        {"model": DROPOUT, "micro_batch_rows": 3, "layout": "bucketed"},
+        {"model": DROPOUT, "micro_batch_rows": 4, "log_interval_steps": 4, "schedule": "cosine", "warmup_steps": 2},
+    ],
+    ids=["plain", "workers", "bucketed", "accumulated"],
+)
+def test_a_run_that_is_interrupted_ends_with_the_same_weights_bit_by_bit(patterned_dataset, tmp_path, changes):
+    changes = {"max_steps": 7, **changes}
+    plain = _run(patterned_dataset, tmp_path / "plain", **changes)
+    for asked_after, steps in ((2, 3), (4, 5)):
+        _, ending = _train(patterned_dataset, tmp_path / "r", asked_after=asked_after, **changes)
+        assert (ending.exit_code, ending.steps, ending.checkpoint) == (75, steps, f"step-{steps:09d}")
+        assert ending.reason == "SIGTERM on rank 0; starting again goes on"
+    run, ending = _train(patterned_dataset, tmp_path / "r", **changes)
+    assert (ending.exit_code, ending.steps) == (0, 7)
+    assert _same(tmp_path / "plain", tmp_path / "r")
+    if "log_interval_steps" not in changes:
+        assert _losses(run) == _losses(plain)
+    assert (run.header.attempt, run.header.resumed_from, run.header.resumed_step) == (3, "step-000000005", 5)
+    assert [event.kind for event in run.events].count("stopped") == 2
+    assert [event.kind for event in run.events].count("resumed") == 2
+
+
+def test_a_checkpoint_taken_on_the_way_leads_to_the_same_end_in_another_run(patterned_dataset, tmp_path):
+    settings = {"model": DROPOUT, "max_steps": 8, "checkpoint": CheckpointSettings(interval_steps=3, keep_last=9)}
+    plain = _run(patterned_dataset, tmp_path / "plain", **settings)
+    root = tmp_path / "plain" / CHECKPOINTS_DIRECTORY
+    assert [path.name for path in list_checkpoints(root)] == ["step-000000008", "step-000000006", "step-000000003"]
+    fork = _run(patterned_dataset, tmp_path / "fork", resume=str(root / "step-000000003"), **settings)
+    assert _losses(fork) == _losses(plain)[3:]
+    assert _same(tmp_path / "plain", tmp_path / "fork")
+    assert fork.header.resumed_from == str(root / "step-000000003")
+
+
+def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before(patterned_dataset, tmp_path):
+    settings = {"schedule": "constant", "warmup_steps": 2, "model": DROPOUT}
+    _run(patterned_dataset, tmp_path / "r", max_steps=4, **settings)
+    run = _run(patterned_dataset, tmp_path / "r", max_steps=7, **settings)
+    plain = _run(patterned_dataset, tmp_path / "plain", max_steps=7, **settings)
+    assert _losses(run) == _losses(plain)
+    assert _same(tmp_path / "r", tmp_path / "plain")
+
+
+def test_an_interrupted_run_sees_every_sample_of_its_epochs_once(tmp_path):
+    samples = [[5 + (start + step) % 60 for step in range(4 + start % 50)] for start in range(300)]
+    data = write_dataset(tmp_path / "d", samples, vocab_size=128)
+    settings = {"max_epochs": 1, "max_steps": 500}
+    plain = _run(data, tmp_path / "plain", **settings)
+    _train(data, tmp_path / "r", asked_after=6, **settings)
+    run, ending = _train(data, tmp_path / "r", **settings)
+    assert sum(row.real_tokens for row in run.steps) == sum(len(sample) + 2 for sample in samples)
+    assert _losses(run) == _losses(plain)
+    assert ending.steps == len(plain.steps) < 500
+    assert _same(tmp_path / "plain", tmp_path / "r")
+
+
+def test_an_epoch_that_is_over_is_not_begun_again(tmp_path):
+    data = write_dataset(tmp_path / "d", [[5, 6, 7, 8]] * 90, vocab_size=128)
+    first = _run(data, tmp_path / "r", max_epochs=1, max_steps=50, layout="padded")
+    again, ending = _train(data, tmp_path / "r", max_epochs=1, max_steps=50, layout="padded")
+    assert ending.exit_code == 0
+    assert _losses(again) == _losses(first)
+
+
+def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again(patterned_dataset, tmp_path):
+    settings = {"model": DROPOUT, "max_steps": 10_000}
+    clock = StartClock(time.time() - 20)  # the process began 20 s ago, so that 4 s are left
+    _, ending = _train(patterned_dataset, tmp_path / "r", clock=clock, stop_after_s=24.0, **settings)
+    assert ending.exit_code == 75
+    assert "train.stop_after_s" in ending.reason
+    assert 20 < clock.total_s() < 24
+    assert ending.checkpoint == f"step-{ending.steps:09d}"
+    run, later = _train(patterned_dataset, tmp_path / "r", asked_after=ending.steps + 1, **settings)
+    assert later.steps == ending.steps + 2
+    assert run.startup is not None
+    assert run.startup.total_s == pytest.approx(sum(run.startup.model_dump(exclude={"total_s"}).values()))
+
+
+def test_without_checkpoints_nothing_is_saved_before_the_end(patterned_dataset, tmp_path):
+    settings = {"max_steps": 5, "checkpoint": CheckpointSettings(enabled=False, interval_steps=1)}
+    run, ending = _train(patterned_dataset, tmp_path / "r", asked_after=2, **settings)
+    assert (ending.exit_code, ending.checkpoint) == (75, None)
+    assert "step 3 is not saved" in run.events[-1].message
+    assert list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY) == []
+
+
+def test_saves_by_the_clock_happen_while_training_goes_on(patterned_dataset, tmp_path):
+    settings = {"max_steps": 12, "checkpoint": CheckpointSettings(interval_s=1e-6, keep_last=20)}
+    run = _run(patterned_dataset, tmp_path / "r", **settings)
+    saved = [event for event in run.events if event.kind == "saved"]
+    assert 2 <= len(saved) <= 12
+    assert len(list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY)) == len(saved)
+
+
+def test_another_dataset_than_the_checkpoints_is_refused(patterned_dataset, tmp_path):
+    _run(patterned_dataset, tmp_path / "r", max_steps=1)
+    other = write_dataset(tmp_path / "other", [[5, 6, 7]] * 50, vocab_size=128)
+    with pytest.raises(BadConfig, match="was trained on another dataset than"):
+        _run(other, tmp_path / "r", max_steps=2)
+
+
+class _Trouble:
+    """Makes the losses of some forward passes too high, counted over the steps that were tried, from 1."""
+
+    def __init__(self, monkeypatch, steps, factor=100.0) -> None:
+        self.tried, self.ends, self.learning_rates = 0, [], []
+        run, forward = TrainStep.run, MaskedLM.forward
+
+        def counted(step, batches, lr, **options):
+            self.tried += 1
+            self.ends.append(batches[-1].after)
+            self.learning_rates.append(lr)
+            return run(step, batches, lr, **options)
+
+        def raised(module, batch):
+            return forward(module, batch) * (factor if self.tried in steps else 1.0)
+
+        monkeypatch.setattr(TrainStep, "run", counted)
+        monkeypatch.setattr(MaskedLM, "forward", raised)
+
+
+def _health(**changes) -> HealthSettings:
+    return HealthSettings(window_steps=16, easing_steps=10, **changes)
+
+
+def test_a_spike_is_undone_its_data_left_out_and_the_learning_rate_eased(patterned_dataset, tmp_path, monkeypatch):
+    trouble = _Trouble(monkeypatch, {20})
+    settings = {
+        "max_steps": 22, "health": _health(on_spike="rollback"), "warmup_steps": 0,
+        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
+    }  # fmt: skip
+    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
+    assert (ending.exit_code, ending.steps) == (0, 22)
+    (spike,) = [event for event in run.events if event.kind == "spike"]
+    assert (spike.step, spike.action, spike.level) == (20, "rollback", "error")
+    (told,) = [event for event in run.events if event.kind == "rolled_back"]
+    expected = {"from_step": 20, "to_step": 18, "first_row_left_out": 144, "first_row_after": 160, "rollbacks": 1}
+    assert told.values == expected | {"learning_rate_share": 0.5}
+    assert trouble.tried == 24
+    assert [end.rows for end in trouble.ends] == [8 * number for number in range(1, 25)]
+    config = config_of(**settings)
+    assert trouble.learning_rates[19] == learning_rate(config, 19)
+    assert trouble.learning_rates[20] == pytest.approx(0.5 * learning_rate(config, 18))
+    assert trouble.learning_rates[21] == pytest.approx(0.55 * learning_rate(config, 19))
+    assert [row.step for row in run.steps] == list(range(1, 23))
+    names = [path.name for path in list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY)]
+    assert names[:2] == ["step-000000022-rollback-1", "step-000000018-rollback-1"]
+
+
+def test_the_weights_after_a_rollback_are_those_of_the_checkpoint(patterned_dataset, tmp_path, monkeypatch):
+    _Trouble(monkeypatch, {20})
+    settings = {
+        "max_steps": 21, "health": _health(on_spike="rollback"),
+        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
+    }  # fmt: skip
+    _run(patterned_dataset, tmp_path / "r", **settings)
+    root = tmp_path / "r" / CHECKPOINTS_DIRECTORY
+    before, after = (root / name for name in ("step-000000018", "step-000000018-rollback-1"))
+    name = "rank-00000.safetensors"
+    assert (before / name).read_bytes() == (after / name).read_bytes()
+    first, second = read_checkpoint(before).state, read_checkpoint(after).state
+    assert second.position.rows == first.position.rows + 16
+    assert second.good
+
+
+def test_a_run_that_is_interrupted_after_a_rollback_goes_on_as_it_would_have(patterned_dataset, tmp_path, monkeypatch):
+    settings = {
+        "model": DROPOUT, "max_steps": 24, "health": _health(on_spike="rollback"),
+        "checkpoint": CheckpointSettings(interval_steps=18),
+    }  # fmt: skip
+    for out, asked_after in (("plain", math.inf), ("r", 21)):
+        with monkeypatch.context() as patch:
+            _Trouble(patch, {20})
+            _train(patterned_dataset, tmp_path / out, asked_after=asked_after, **settings)
+    run = _run(patterned_dataset, tmp_path / "r", **settings)
+    assert run.header.resumed_from == "step-000000022-rollback-1"
+    assert _losses(run) == _losses(read_run(tmp_path / "plain"))
+    assert _same(tmp_path / "plain", tmp_path / "r")
+
+
+@pytest.mark.parametrize("max_rollbacks", [0, 2])
+def test_training_gives_up_when_rolling_back_does_not_help(patterned_dataset, tmp_path, monkeypatch, max_rollbacks):
+    trouble = _Trouble(monkeypatch, set(range(3, 100)), factor=math.nan)
+    settings = {"max_steps": 50, "health": _health(on_non_finite="rollback", max_rollbacks=max_rollbacks)}
+    with pytest.raises(TrainingFailed, match="training gives up") as caught:
+        _run(patterned_dataset, tmp_path / "r", **settings)
+    assert "train.learning_rate" in caught.value.next_step
+    assert trouble.tried == 3 + max_rollbacks
+    run = read_run(tmp_path / "r")
+    assert [event.kind for event in run.events].count("rolled_back") == max_rollbacks
+    assert run.events[-1].action == "give_up"
+    for path in list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY):
+        assert all(value.isfinite().all() for value in load_file(path / "rank-00000.safetensors").values())
+
+
+def test_a_skipped_step_is_left_out_counted_and_named_with_its_samples(patterned_dataset, tmp_path, monkeypatch):
+    _Trouble(monkeypatch, {20})
+    settings = {"max_steps": 22, "health": _health(on_spike="skip"), "micro_batch_rows": 4}
+    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
+    assert ending.exit_code == 0
+    assert [row.skipped_steps for row in run.steps] == [0] * 19 + [1] * 3
+    (spike,) = [event for event in run.events if event.kind == "spike"]
+    assert (spike.step, spike.action) == (20, "skip")
+    dataset, config = TokenDataset.open(patterned_dataset), config_of(**settings)
+    plans = list(micro_batch_plans(dataset, config, make_plan(config, len(dataset), 1), 0, steps=20))
+    assert spike.samples == sorted(sample for plan in plans[38:40] for sample in plan.segments.samples.tolist())
+
+
+def test_a_step_that_is_not_finite_is_left_out_by_default_and_the_run_goes_on(patterned_dataset, tmp_path, monkeypatch):
+    _Trouble(monkeypatch, {3}, factor=math.nan)
+    run, ending = _train(patterned_dataset, tmp_path / "r", max_steps=6)
+    assert ending.exit_code == 0
+    assert [row.loss is None for row in run.steps] == [False, False, True, False, False, False]
+    assert run.steps[-1].skipped_steps == 1
+    assert all(value.isfinite().all() for value in _weights(tmp_path / "r").values())
+    (event,) = [event for event in run.events if event.kind == "non_finite"]
+    assert (event.values["loss"], event.action) == ("nan", "skip")
+
+
+def test_steps_that_stay_not_finite_are_rolled_back_after_some_patience(patterned_dataset, tmp_path, monkeypatch):
+    _Trouble(monkeypatch, {4, 5, 6}, factor=math.inf)
+    settings = {
+        "max_steps": 8, "health": _health(patience_steps=3), "checkpoint": CheckpointSettings(interval_steps=2)
+    }  # fmt: skip
+    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
+    assert ending.exit_code == 0
+    found = [(event.step, event.action) for event in run.events if event.kind == "non_finite"]
+    assert found == [(4, "skip"), (5, "skip"), (6, "rollback")]
+    (told,) = [event for event in run.events if event.kind == "rolled_back"]
+    assert told.values["to_step"] == 2
+
+
+def test_a_checkpoint_of_a_step_in_trouble_is_not_one_to_return_to(patterned_dataset, tmp_path, monkeypatch):
+    _Trouble(monkeypatch, {4}, factor=math.nan)
+    settings = {"max_steps": 5, "checkpoint": CheckpointSettings(interval_steps=1, keep_last=9)}
+    _run(patterned_dataset, tmp_path / "r", **settings)
+    root = tmp_path / "r" / CHECKPOINTS_DIRECTORY
+    good = {path.name: read_checkpoint(path).state.good for path in list_checkpoints(root)}
+    assert good == {f"step-{step:09d}": step != 4 for step in range(1, 6)}

@@ -1,14 +1,15 @@
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
-from trainer.errors import TrainingFailed
+from trainer.finding import Kind
 from trainer.meter import DeviceFacts, Meter
-from trainer.parallel import join_ranks
-from trainer.step import StepResult
+from trainer.parallel import Ranks, join_ranks
+from trainer.step import PartialGradient, StepResult
 from trainer.stopwatch import Mark
 
 
@@ -22,7 +23,7 @@ def rig(patterned_dataset):
 
 
 def _close(meter, step=1):
-    meter.close(step, 0.1, head_overflows=3, recompilations=2)
+    meter.close(step, 0.1, head_overflows=3, recompilations=2, skipped_steps=4)
     (row,) = meter.rows()
     return row
 
@@ -45,7 +46,8 @@ def test_a_row_holds_the_interval_since_the_last(rig):
     assert row.mfu == pytest.approx(row.model_flops_per_s_per_rank / 1e12)
     assert row.mfu_6n == pytest.approx(6 * training.work.parameters * row.real_tokens_per_s / 1e12)
     assert row.peak_memory_bytes > 2**27
-    assert (row.head_overflows, row.recompilations) == (3, 2)
+    assert (row.head_overflows, row.recompilations, row.skipped_steps) == (3, 2, 4)
+    assert (row.slowest_rank, row.slowest_rank_ratio) == (None, None)
     assert row.loss == pytest.approx(math.log(128), rel=0.1)
     again = meter.take(batches, 2)
     meter.add(again, training.step.run(again, 1e-3))
@@ -63,14 +65,115 @@ def test_without_a_peak_there_is_no_mfu(rig):
     assert row.model_flops_per_s_per_rank > 0
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
-def test_numbers_that_are_none_end_the_run(rig, loss, norm):
-    _, meter, batches = rig
-    now = Mark(0.0)
-    result = StepResult(
-        loss_share=torch.tensor(loss), grad_norm=torch.tensor(norm), partial=None, began=now, departed=None,
-        reduced=now, updated=now,
+def _result(loss=2.0, norm=1.0, *, computed_s=1.0, departed_s=None, partial=None):
+    departed = None if departed_s is None else Mark(departed_s)
+    return StepResult(
+        loss=torch.tensor(loss), grad_norm=torch.tensor(norm), applied=torch.tensor(math.isfinite(loss)),
+        told=torch.zeros(0), partial=partial, began=Mark(0.0), departed=departed,
+        reduced=Mark(computed_s), updated=Mark(computed_s),
     )  # fmt: skip
-    meter.add(meter.take(batches, 1), result)
-    with pytest.raises(TrainingFailed, match="step 1"):
-        _close(meter)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, -math.inf)])
+def test_numbers_that_are_none_are_missing_from_the_row(rig, loss, norm):
+    _, meter, batches = rig
+    meter.add(meter.take(batches, 1), _result(loss, norm))
+    row = _close(meter)
+    assert row.loss == (loss if math.isfinite(loss) else None)
+    assert row.grad_norm == (norm if math.isfinite(norm) else None)
+
+
+def test_a_step_that_is_not_finite_leaves_the_noise_scale_as_it_was(rig):
+    training, meter, batches = rig
+    taken = meter.take(batches, 2)
+    meter.add(taken, training.step.run(taken, 1e-3, part_of_it=True))
+    _close(meter)
+    before = meter.noise.to_json()
+    assert before != [0.0, 0.0]
+    partial = PartialGradient(square=torch.tensor(math.nan), share=0.5)
+    meter.add(taken, _result(math.nan, math.nan, partial=partial))
+    _close(meter, step=2)
+    assert meter.noise.to_json() == before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ThreeRanks(Ranks):
+    """The first of three; the others compute, and wait for their loaders, for a multiple of its time."""
+
+    times: tuple[float, ...] = (1.0, 1.5, 1.0)
+    waits: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    def begin_sum(self, tensor):
+        own = float(tensor[5])
+        if own:
+            tensor[5:] = torch.tensor([own * time for time in self.times] + list(self.waits), dtype=tensor.dtype)
+        return lambda: None
+
+    def begin_max(self, tensor):
+        return lambda: None
+
+
+@pytest.fixture
+def shared(rig):
+    training, _, batches = rig
+
+    def make(**others) -> Meter:
+        ranks = _ThreeRanks(
+            rank=0, local_rank=0, local_world_size=3, world_size=3, device=torch.device("cpu"), **others
+        )
+        return Meter(DeviceFacts(work=training.work, peak_flops_per_s=None), ranks)
+
+    return make, next(batches)
+
+
+def _rows(meter, batch, count, **result):
+    rows = []
+    for step in range(1, count + 1):
+        meter.add([batch], _result(**result))
+        meter.close(step, 0.1, head_overflows=0, recompilations=0, skipped_steps=0)
+        rows += meter.rows(all_of_them=True)
+    return rows
+
+
+def test_the_slowest_rank_of_the_interval_before_is_named_with_its_time_over_the_median(shared):
+    make, batch = shared
+    first, second, third = _rows(make(), batch, 3, departed_s=0.5)
+    assert (first.slowest_rank, first.slowest_rank_ratio) == (None, None)
+    assert (second.slowest_rank, third.slowest_rank) == (1, 1)
+    assert second.slowest_rank_ratio == pytest.approx(1.5)
+    assert (second.compute_s, second.communication_s) == (0.5, 0.5)
+
+
+def test_where_nobody_can_tell_when_gradients_left_no_rank_is_the_slowest(shared):
+    make, batch = shared
+    rows = _rows(make(), batch, 3)
+    assert [(row.slowest_rank, row.slowest_rank_ratio, row.communication_s) for row in rows] == [(None, None, None)] * 3
+
+
+def test_a_rank_that_stays_slow_is_found_once_and_findings_are_taken_once(shared):
+    make, batch = shared
+    meter = make()
+    _rows(meter, batch, 12, departed_s=0.5)
+    (found,) = meter.take_findings()
+    assert (found.kind, found.values["rank"], found.values["ratio"]) == (Kind.STRAGGLER, 1.0, pytest.approx(1.5))
+    assert meter.take_findings() == []
+
+
+def test_a_rank_that_waits_for_its_loader_is_found(shared):
+    make, batch = shared
+    meter = make(times=(1.0, 1.0, 1.0), waits=(0.0, 0.0, 1e9))
+    _rows(meter, batch, 12, departed_s=0.5)
+    (found,) = meter.take_findings()
+    assert (found.kind, found.values["rank"]) == (Kind.STARVED, 2.0)
+
+
+def test_rows_of_steps_that_are_undone_are_left_out(rig):
+    training, meter, batches = rig
+    taken = meter.take(batches, 2)
+    meter.add(taken, training.step.run(taken, 1e-3))
+    meter.close(1, 0.1, head_overflows=0, recompilations=0, skipped_steps=0)
+    meter.add(taken, training.step.run(taken, 1e-3))
+    meter.forget()
+    assert (list(meter.rows(all_of_them=True)), meter.open_steps) == ([], 0)
+    meter.add(taken, training.step.run(taken, 1e-3))
+    assert _close(meter).step == 1

@@ -1,53 +1,103 @@
+import errno
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from tests.trainer.checkpoints import end_of, header_of, leave
+from trainer import record
 from trainer.errors import BadConfig
-from trainer.record import EvaluationRow, RunExit, RunHeader, RunWriter, StepRow, read_run
+from trainer.record import (
+    EARLIER_DIRECTORY,
+    EvaluationRow,
+    EventRow,
+    RunHeader,
+    RunWriter,
+    StartUp,
+    StepRow,
+    read_exit,
+    read_run,
+    shown_values,
+)
+
+LOCKS = """
+import sys
+from pathlib import Path
+from trainer.record import RunWriter
+writer = RunWriter(Path(sys.argv[1]), active=True, again=True)
+print("locked", flush=True)
+sys.stdin.read()
+"""
 
 
-def _header() -> RunHeader:
-    return RunHeader(
-        schema_version=2, name="m", started_utc="2026-01-01T00:00:00Z", config={}, sources={}, config_sha256="a",
-        profile_sha256="b", dataset_hash="c", world_size=2, accumulation_steps=1, rows_per_microbatch_per_rank=4,
-        global_batch_rows=8, parameters=10, layout="packed", attention="sdpa", attention_reason="asked for",
-        recipe_changes=[], device="cpu", peak_flops_per_s=None, versions={},
+def _header(**changes) -> RunHeader:
+    return header_of(**changes)
+
+
+def _row(step: int, **changes) -> StepRow:
+    values = {
+        "step": step, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 0.1, "step_s": 1.0, "data_wait_s": 0.0,
+        "compute_s": 0.8, "communication_s": None, "optimizer_s": 0.1, "real_tokens": 5, "slot_tokens": 8,
+        "packing_efficiency": 0.625, "real_tokens_per_s": 5.0, "real_tokens_per_s_per_rank": 2.5,
+        "slot_tokens_per_s": 8.0, "slot_tokens_per_s_per_rank": 4.0, "model_flops_per_s_per_rank": 1e9, "mfu": None,
+        "mfu_6n": None, "peak_memory_bytes": 100, "gradient_noise_scale_tokens": None, "head_overflows": 0,
+        "recompilations": 0, "skipped_steps": 0, "slowest_rank": None, "slowest_rank_ratio": None,
+    }  # fmt: skip
+    return StepRow(**values | changes)
+
+
+def _evaluation(step: int, **changes) -> EvaluationRow:
+    values = {"loss": 1.0, "perplexity": 2.7, "masked_accuracy": 0.5, "predicted_tokens": 9, "rows": 3, "seconds": 0.1}
+    return EvaluationRow(step=step, **values | changes)
+
+
+def _event(step: int) -> EventRow:
+    return EventRow(
+        step=step, utc="2026-01-01T00:00:01Z", kind="spike", level="warning", action="warn", message="high",
+        causes=["data"], next_step="look", values=shown_values({"loss": float("inf"), "median": 2.5}), samples=[3, 4],
     )  # fmt: skip
 
 
-def _row(step: int) -> StepRow:
-    return StepRow(
-        step=step, loss=1.0, grad_norm=1.0, learning_rate=0.1, step_s=1.0, data_wait_s=0.0, compute_s=0.8,
-        communication_s=None, optimizer_s=0.1, real_tokens=5, slot_tokens=8, packing_efficiency=0.625,
-        real_tokens_per_s=5.0, real_tokens_per_s_per_rank=2.5, slot_tokens_per_s=8.0, slot_tokens_per_s_per_rank=4.0,
-        model_flops_per_s_per_rank=1e9, mfu=None, mfu_6n=None, peak_memory_bytes=100,
-        gradient_noise_scale_tokens=None, head_overflows=0, recompilations=0,
-    )  # fmt: skip
+def _startup() -> StartUp:
+    return StartUp(**dict.fromkeys(StartUp.model_fields, 0.5))
 
 
-def _evaluation(step: int) -> EvaluationRow:
-    return EvaluationRow(
-        step=step, loss=1.0, perplexity=2.7, masked_accuracy=0.5, predicted_tokens=9, rows=3, seconds=0.1
-    )
+@pytest.fixture
+def begin(tmp_path):
+    """Starts of one run, each when the one before it is gone."""
+    writers = []
+
+    def start(**changes) -> RunWriter:
+        if writers:
+            leave(writers[-1])
+        writers.append(RunWriter(tmp_path / "r", active=True, again=True))
+        writers[-1].start(_header(attempt=writers[-1].attempt, **changes))
+        return writers[-1]
+
+    return start
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path):
     writer = RunWriter(tmp_path / "r", active=True)
     writer.start(_header())
+    writer.started(_startup())
     for step in (1, 2):
         writer.step(_row(step))
     writer.evaluation(_evaluation(2))
-    end = RunExit(exit_code=0, reason="finished", steps=2, seconds=2.0, finished_utc="2026-01-01T00:00:02Z")
-    writer.finish(end)
+    writer.event(_event(2))
+    writer.finish(end_of(75, checkpoint="step-000000002"))
     run = read_run(tmp_path / "r")
-    assert (run.header, run.steps, run.end) == (_header(), (_row(1), _row(2)), end)
-    assert run.evaluations == (_evaluation(2),)
+    assert (run.header, run.steps) == (_header(), (_row(1), _row(2)))
+    assert (run.evaluations, run.events, run.startup) == ((_evaluation(2),), (_event(2),), _startup())
+    assert run.end == read_exit(tmp_path / "r") == end_of(75, checkpoint="step-000000002")
+    assert run.end.requeue
+    assert run.events[0].values == {"loss": "inf", "median": 2.5}
 
 
-def test_a_torn_step_is_left_out(tmp_path):
-    writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(_header())
-    writer.step(_row(1))
+def test_a_torn_step_is_left_out(begin, tmp_path):
+    begin().step(_row(1))
     with (tmp_path / "r" / "steps.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
     run = read_run(tmp_path / "r")
@@ -55,11 +105,102 @@ def test_a_torn_step_is_left_out(tmp_path):
     assert run.end is None
 
 
-def test_a_rank_that_does_not_lead_writes_nothing(tmp_path):
+def test_a_start_that_goes_on_cuts_torn_tails_and_writes_on(begin, tmp_path):
+    first = begin()
+    for name, row in (("steps", _row(1)), ("evaluations", _evaluation(1)), ("events", _event(1))):
+        getattr(first, {"steps": "step", "evaluations": "evaluation", "events": "event"}[name])(row)
+        with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
+            file.write('{"step": 2, "ä')
+    second = begin()
+    second.step(_row(2))
+    second.evaluation(_evaluation(2))
+    second.event(_event(2))
+    run = read_run(tmp_path / "r")
+    assert run.steps == (_row(1), _row(2))
+    assert run.evaluations == (_evaluation(1), _evaluation(2))
+    assert run.events == (_event(1), _event(2))
+
+
+def test_a_file_that_is_one_torn_line_becomes_empty(begin, tmp_path):
+    begin()
+    (tmp_path / "r" / "steps.jsonl").write_text('{"st')
+    begin()
+    assert (tmp_path / "r" / "steps.jsonl").read_bytes() == b""
+
+
+def test_rows_of_steps_that_are_taken_again_replace_those_from_there_on(begin, tmp_path):
+    first = begin()
+    for step in (1, 2, 3, 4):
+        first.step(_row(step, loss=1.0))
+        first.evaluation(_evaluation(step, loss=1.0))
+        first.event(_event(step))
+    second = begin()
+    second.step(_row(3, loss=2.0))
+    second.evaluation(_evaluation(2, loss=2.0))
+    second.event(_event(3))
+    run = read_run(tmp_path / "r")
+    assert [(row.step, row.loss) for row in run.steps] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    assert [(row.step, row.loss) for row in run.evaluations] == [(1, 1.0), (2, 2.0)]
+    assert [row.step for row in run.events] == [1, 2, 3, 4, 3]
+
+
+def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
+    first = begin()
+    first.started(_startup())
+    first.finish(end_of(75))
+    second = begin(resumed_from="step-000000002", resumed_step=2, job="slurm-1")
+    assert (first.attempt, second.attempt) == (1, 2)
+    run = read_run(tmp_path / "r")
+    assert (run.header.resumed_from, run.header.resumed_step, run.header.job) == ("step-000000002", 2, "slurm-1")
+    assert (run.startup, run.end) == (None, None)
+    third = begin()
+    assert third.attempt == 3
+    earlier = tmp_path / "r" / EARLIER_DIRECTORY
+    assert sorted(path.name for path in earlier.iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in (earlier / "1").iterdir()) == ["exit.json", "run.json", "startup.json"]
+    assert read_run(earlier / "1").end == end_of(75)
+    assert read_run(earlier / "2").header.attempt == 2
+
+
+def test_a_start_that_dies_before_its_header_leaves_a_run_that_can_go_on(begin, tmp_path):
+    leave(begin())
+    leave(RunWriter(tmp_path / "r", active=True, again=True))
+    assert read_run(tmp_path / "r").header.attempt == 1
+    assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 3
+
+
+def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, tmp_path, monkeypatch):
+    writer, write = begin(), os.write
+    writer.step(_row(1))
+
+    def fills_up(fd, content):
+        if len(content) > 20:
+            return write(fd, content[:20])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.os, "write", fills_up)
+        writer.step(_row(2))
+        writer.event(_event(2))
+        assert writer.trouble == "No space left on device"
+        assert read_run(tmp_path / "r").steps == (_row(1),)
+        assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
+    writer.step(_row(3))
+    assert writer.trouble is None
+    run = read_run(tmp_path / "r")
+    assert (run.steps, run.events) == ((_row(1), _row(2), _row(3)), (_event(2),))
+
+
+def test_a_rank_that_does_not_lead_writes_nothing_but_the_end(tmp_path):
     writer = RunWriter(tmp_path / "r", active=False)
     writer.start(_header())
     writer.step(_row(1))
+    writer.event(_event(1))
+    writer.started(_startup())
     assert not (tmp_path / "r").exists()
+    (tmp_path / "r").mkdir()
+    writer.finish(end_of(75))
+    assert read_exit(tmp_path / "r") == end_of(75)
 
 
 def test_what_is_no_run_or_another_version_is_refused(tmp_path):
@@ -67,12 +208,33 @@ def test_what_is_no_run_or_another_version_is_refused(tmp_path):
         read_run(tmp_path)
     RunWriter(tmp_path / "r", active=True).start(_header())
     path = tmp_path / "r" / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 9}))
-    with pytest.raises(BadConfig):
-        read_run(tmp_path / "r")
+    for version in (2, 9):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
+        with pytest.raises(BadConfig):
+            read_run(tmp_path / "r")
 
 
-def test_a_directory_that_holds_a_run_is_not_written_into(tmp_path):
-    RunWriter(tmp_path / "r", active=True).start(_header())
+def test_a_directory_that_holds_a_run_is_written_into_only_to_go_on(tmp_path):
+    writer = RunWriter(tmp_path / "r", active=True)
+    writer.start(_header())
+    leave(writer)
     with pytest.raises(BadConfig, match="holds a run already"):
         RunWriter(tmp_path / "r", active=True)
+    assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 2
+
+
+def test_to_go_on_where_nothing_is_yet_is_the_first_start(tmp_path):
+    assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
+
+
+def test_a_second_process_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "_LOCK_TIMEOUT_S", 0.2)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", LOCKS, tmp_path / "r"], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    assert holder.stdout.readline() == b"locked\n"
+    with pytest.raises(BadConfig, match="another process is training in"):
+        RunWriter(tmp_path / "r", active=True, again=True)
+    holder.kill()
+    holder.communicate()
+    assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1

@@ -115,6 +115,22 @@ def _children(pid: int) -> list[psutil.Process]:
         return []
 
 
+def kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a command and all that it has started, whatever sessions those are in, and see that they are gone."""
+    try:
+        launcher = psutil.Process(process.pid)
+        launcher.suspend()  # so that it neither notices nor starts more
+        tree = [*_children(process.pid), launcher]
+    except psutil.NoSuchProcess:
+        tree = []
+    for one in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait(60)
+    _, alive = psutil.wait_procs(tree, timeout=30)
+    assert not alive, f"left behind: {alive}"
+
+
 def mount_tmpfs(place: Path, size_bytes: int, *, remount: bool = False) -> None:
     """A file system of its own, of so many bytes."""
     options = f"size={size_bytes}" + (",remount" if remount else "")

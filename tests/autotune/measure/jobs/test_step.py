@@ -21,9 +21,6 @@ class ScriptedRanks:
     def max(self, *values):
         return [max(pair) for pair in zip(values, self.others["max"].pop(0), strict=True)]
 
-    def sum(self, *values):
-        return [sum(pair) for pair in zip(values, self.others["sum"].pop(0), strict=True)]
-
 
 class Budget:
     outside_allocator_bytes = 7
@@ -33,14 +30,14 @@ class Budget:
 
 
 def figures_of(peaks=(300.0,), steps=(2.0,), loss=1.5):
-    ranks = ScriptedRanks({"each": [list(peaks), list(steps)], "sum": [[loss]], "max": [[0.1, 0.4], [9.0]]})
-    return step._of_all(ranks, Budget(), [0.2, 0.3], 2.5)
+    ranks = ScriptedRanks({"each": [list(peaks), list(steps)], "max": [[0.1, 0.4], [9.0]]})
+    return step._of_all(ranks, Budget(), [0.2, 0.3], loss)
 
 
 def test_figures_are_those_of_the_slowest_and_of_the_fullest_rank():
     assert figures_of() == {
         "optimizer_steps": 2, "step_s": [0.2, 0.4], "peak_bytes": 300, "peak_bytes_by_rank": [100, 300],
-        "outside_allocator_bytes": 9, "local_ranks": 2, "loss": 4.0,
+        "outside_allocator_bytes": 9, "local_ranks": 2, "loss": 1.5,
     }  # fmt: skip
 
 
@@ -49,9 +46,10 @@ def test_ranks_that_took_different_numbers_of_steps_have_no_figures():
         figures_of(steps=(1.0,))
 
 
-def test_a_loss_that_is_no_number_on_another_rank_is_noticed():
-    with pytest.raises(ValueError, match="the loss is nan"):
-        figures_of(loss=math.nan)
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_of_all_ranks_that_is_no_number_is_noticed(loss):
+    with pytest.raises(ValueError, match=f"the loss is {loss}"):
+        figures_of(loss=loss)
 
 
 @pytest.mark.parametrize(("place", "expected"), [({}, 50), ({"budget_bytes_by_rank": [10, 20]}, 20)])
