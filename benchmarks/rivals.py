@@ -24,12 +24,13 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 from benchmarks.paper import PaperModel
 from trainer.config import ResolvedConfig, TrainConfig
 from trainer.dataset import TOKENIZER_NAME, TokenDataset
+from trainer.events import EventRow
 from trainer.loop import train
 from trainer.model import build_config
 from trainer.optimizer import set_learning_rate
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.record import EvaluationRow, EventRow, RunHeader, RunWriter, StepRow
+from trainer.record import EvaluationRow, RunHeader, RunWriter, StepRow
 from trainer.schedule import learning_rate
 
 _START_TIMEOUT_S = 900.0

@@ -20,17 +20,16 @@ from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
 from trainer.config import ResolvedConfig, resolve
 from trainer.errors import BadConfig, DoesNotFit, RanksLost, TrainerError
+from trainer.events import EventRow, utc_now
 from trainer.progress import Update, progress
 from trainer.record import (
     MODEL_DIRECTORY,
     EvaluationRow,
-    EventRow,
     RunExit,
     RunHeader,
     RunWriter,
     StepRow,
     read_exit,
-    utc_now,
 )
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data

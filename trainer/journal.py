@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, EventRow, RunHeader, RunWriter, StepRow, utc_now
+from trainer.events import EventRow, happened
+from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, RunWriter, StepRow
 from trainer.schema import Table
 
 
@@ -48,13 +49,11 @@ class Journal:
         trouble = self._writer.trouble
         if self._active and trouble is not None and trouble != self._told_trouble:
             self._screen.event(
-                EventRow(
-                    step=step,
-                    utc=utc_now(),
-                    kind="record_waits",
+                happened(
+                    step,
+                    "record_waits",
+                    f"cannot write to {self._writer.directory}: {trouble}; rows wait, and training goes on",
                     level="error",
-                    action="none",
-                    message=f"cannot write to {self._writer.directory}: {trouble}; rows wait, and training goes on",
                     next_step="Free room, or raise the quota: what waits is then written.",
                 )
             )

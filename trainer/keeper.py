@@ -17,8 +17,8 @@ from trainer.checkpoint import (
 )
 from trainer.config import TrainConfig
 from trainer.errors import TrainingFailed
+from trainer.events import EventRow, happened
 from trainer.parallel import Ranks
-from trainer.record import EventRow, utc_now
 from trainer.saver import Saved, Saver
 from trainer.snapshot import restore
 
@@ -144,13 +144,11 @@ class Keeper:
 
     def _damaged(self, path: Path, why: str) -> None:
         self._tell_event(
-            EventRow(
-                step=0,
-                utc=utc_now(),
-                kind="damaged",
+            happened(
+                0,
+                "damaged",
+                f"checkpoint {path.name} is damaged and was passed over: {why}",
                 level="error",
-                action="none",
-                message=f"checkpoint {path.name} is damaged and was passed over: {why}",
                 next_step="See what is wrong with that disk.",
             )
         )
@@ -164,28 +162,16 @@ def state_bytes(training: Training) -> int:
 
 
 def _event(saved: Saved, newest: str | None) -> EventRow:
-    values: dict[str, float | int | str] = {
-        "stall_s": saved.stall_s, "seconds": saved.seconds, "size_bytes": saved.size_bytes,
-    }  # fmt: skip
+    values = {"stall_s": saved.stall_s, "seconds": saved.seconds, "size_bytes": saved.size_bytes}
     if saved.error is None:
         removed = f"; removed {', '.join(saved.removed)}" if saved.removed else ""
-        return EventRow(
-            step=saved.step,
-            utc=utc_now(),
-            kind="saved",
-            level="info",
-            action="none",
-            message=f"saved {saved.name}{removed}",
-            values=values,
-        )
+        return happened(saved.step, "saved", f"saved {saved.name}{removed}", values=values)
     kept = f"the newest checkpoint is still {newest}" if newest else "there is no checkpoint yet"
-    return EventRow(
-        step=saved.step,
-        utc=utc_now(),
-        kind="save_failed",
+    return happened(
+        saved.step,
+        "save_failed",
+        f"could not save step {saved.step}: {saved.error}; {kept}, and training goes on",
         level="error",
-        action="none",
-        message=f"could not save step {saved.step}: {saved.error}; {kept}, and training goes on",
         causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
         next_step="Free room, or raise the quota: the next save is tried as usual. Until then a crash loses more.",
         values=values,

@@ -1,9 +1,7 @@
 """The training loop, readable top to bottom."""
 
-import importlib.metadata
 import itertools
 import math
-import platform
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +13,14 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
-from trainer.build import Training, build_training
+from trainer.build import build_training
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
-from trainer.config import ResolvedConfig, TrainConfig
+from trainer.config import ResolvedConfig
 from trainer.dataset import TokenDataset
+from trainer.describe import describe_run, open_dataset, peak_of
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
+from trainer.events import happened
 from trainer.export import export_model
 from trainer.feed import MicroBatch, MicroBatchSource, Upcoming, make_loader, micro_batch_plans
 from trainer.finding import Action
@@ -29,12 +29,10 @@ from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.overseer import Overseer, Verdict, event_of
 from trainer.parallel import Ranks
-from trainer.peaks import Format, peak_flops_per_s
 from trainer.permutation import hash_words
-from trainer.plan import BatchPlan
 from trainer.preflight import check_ranks, check_room, compare_data
 from trainer.recompute import GraphCounter
-from trainer.record import MODEL_DIRECTORY, RUN_SCHEMA_VERSION, EventRow, RunHeader, RunWriter, utc_now
+from trainer.record import MODEL_DIRECTORY, RunWriter
 from trainer.resume import Start
 from trainer.schedule import learning_rate
 from trainer.startup import Phase, StartClock
@@ -126,9 +124,9 @@ class _Run:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             there = round(ranks.tell_number(there))
             remarks += check_room(writer.directory, state_bytes(self._training), there, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=_peak_flops_per_s(config, ranks))
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak_of(config, ranks))
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
-        header = _header(
+        header = describe_run(
             resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt
         )
         self._journal = Journal(writer, screen, header, active=ranks.leads)
@@ -146,7 +144,8 @@ class _Run:
         for event in start.events:
             self._journal.event(event)
         for remark in remarks:
-            self._event("preflight", "warning", "warn", remark.message, next_step=remark.next_step)
+            told = happened(self._done, "preflight", remark.message, level="warning", next_step=remark.next_step)
+            self._journal.event(told)
         self._start = start
 
     def train(self, environment: Mapping[str, str]) -> Ending:
@@ -310,12 +309,13 @@ class _Run:
         self._meter.forget()
         self._loader = self._feed()
         share = self._overseer.health.learning_rate_share(state.step)
-        self._event(
+        told = happened(
+            state.step,
             "rolled_back",
-            "error",
-            "rollback",
             f"rolled back from step {undone} to {good.path.name}; rows {state.position.rows:,} to {behind.rows:,} of "
             f"the data are left out, and the learning rate is eased to {share:.3g} of its schedule",
+            level="error",
+            action="rollback",
             next_step=verdict.next_step,
             values={
                 "from_step": undone,
@@ -326,6 +326,7 @@ class _Run:
                 "rollbacks": self._overseer.health.rollbacks,
             },
         )
+        self._journal.event(told)
         self._save()
 
     # Saving, and the end.
@@ -361,7 +362,7 @@ class _Run:
             self._save(wait=True)
         self._keeper.wait()
         saved = "saved" if self._keeper.saved_step == self._done else "not saved"
-        self._event("stopped", "info", "none", f"{reason}: step {self._done} is {saved}")
+        self._journal.event(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._journal.close()
         return self._ending(REQUEUE, f"{reason}; starting again goes on")
 
@@ -427,91 +428,6 @@ class _Run:
             self._clock.is_over = True
             self._writer.started(self._clock.startup())
 
-    def _event(
-        self,
-        kind: str,
-        level: str,
-        action: str,
-        message: str,
-        *,
-        next_step: str = "",
-        values: Mapping[str, float | int | str] | None = None,
-    ) -> None:
-        self._journal.event(
-            EventRow(
-                step=self._done,
-                utc=utc_now(),
-                kind=kind,
-                level="error" if level == "error" else "warning" if level == "warning" else "info",
-                action=action,
-                message=message,
-                next_step=next_step,
-                values=dict(values or {}),
-            )
-        )
-
 
 def _due(done: int, interval_steps: int | None) -> bool:
     return interval_steps is not None and done % interval_steps == 0
-
-
-def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
-    """Open the dataset and hold it against the profile."""
-    dataset = TokenDataset.open(resolved.data_dir)
-    expected, found = resolved.config.data.dataset_hash, dataset.manifest.dataset_hash
-    if expected is not None and expected != found:
-        raise BadConfig(
-            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {found[:12]}, not {expected[:12]}",
-            next_step="Name the right one with --data, or probe again with this one.",
-        )
-    if not len(dataset):
-        raise BadConfig(f"{resolved.data_dir} holds no samples", next_step="Prepare a dataset that does.")
-    return dataset
-
-
-def _peak_flops_per_s(config: TrainConfig, ranks: Ranks) -> float | None:
-    if ranks.device.type != "cuda":
-        return None
-    number_format: Format = "bf16" if config.precision == "bf16" else "tf32" if config.tf32 else "fp32"
-    return peak_flops_per_s(torch.cuda.get_device_name(ranks.device), number_format)
-
-
-def _header(
-    resolved: ResolvedConfig,
-    dataset: TokenDataset,
-    plan: BatchPlan,
-    training: Training,
-    *,
-    facts: DeviceFacts,
-    ranks: Ranks,
-    start: Start,
-    attempt: int,
-) -> RunHeader:
-    config = resolved.config
-    return RunHeader(
-        schema_version=RUN_SCHEMA_VERSION,
-        name=config.model.name,
-        attempt=attempt,
-        resumed_from=start.origin,
-        resumed_step=0 if start.manifest is None else start.manifest.state.step,
-        job=start.job,
-        started_utc=utc_now(),
-        config=config.model_dump(mode="json"),
-        sources=dict(resolved.sources),
-        config_sha256=resolved.config_sha256,
-        profile_sha256=resolved.profile_sha256,
-        dataset_hash=dataset.manifest.dataset_hash,
-        world_size=ranks.world_size,
-        accumulation_steps=plan.accumulation_steps,
-        rows_per_microbatch_per_rank=plan.rows_per_microbatch_per_rank,
-        global_batch_rows=plan.global_batch_rows,
-        parameters=facts.work.parameters,
-        layout=plan.layout,
-        attention=training.module.attention.kind,
-        attention_reason=training.module.attention.reason,
-        recipe_changes=list(training.recipe_changes),
-        device=ranks.device_name,
-        peak_flops_per_s=facts.peak_flops_per_s,
-        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
-        | {"python": platform.python_version()},
-    )

@@ -21,7 +21,7 @@ from trainer.flops import ModelWork
 from trainer.noise import NoiseScale
 from trainer.pace import PaceMonitor
 from trainer.parallel import Ranks
-from trainer.record import StepRow, finite
+from trainer.record import StepRow
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark, to_host
 
@@ -229,8 +229,8 @@ class Meter:
         peak = self._facts.peak_flops_per_s
         return StepRow(
             step=row.step,
-            loss=finite(float(row.loss)),
-            grad_norm=finite(float(row.grad_norm)),
+            loss=_finite(float(row.loss)),
+            grad_norm=_finite(float(row.grad_norm)),
             learning_rate=row.learning_rate,
             step_s=seconds / steps,
             data_wait_s=interval.data_wait_s / steps,
@@ -261,7 +261,7 @@ class Meter:
         before = self._pace_told.popleft()
         if before is None:
             return None
-        compute_s = [finite(value) for value in numbers[:world]]
+        compute_s = [_finite(value) for value in numbers[:world]]
         self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=numbers[world:], compute_s=compute_s)
         known_s = [value for value in compute_s if value is not None]
         if world == 1 or len(known_s) < world or min(known_s) <= 0:
@@ -280,6 +280,11 @@ def _communication_s(results: Sequence[StepResult], world_size: int) -> float | 
 
 def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float]) -> float:
     return sum(map(seconds, results)) / len(results)
+
+
+def _finite(value: float) -> float | None:
+    """A number, or None where it is none."""
+    return value if math.isfinite(value) else None
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from trainer.agreement import agreed, tell
 from trainer.config import TrainConfig
+from trainer.events import EventRow, happened
 from trainer.finding import SEVERITY, Action, Finding, strongest
 from trainer.health import HealthMonitor, Limits
 from trainer.parallel import Ranks
-from trainer.record import EventRow, shown_values, utc_now
 from trainer.step import StepResult
 from trainer.vitals import Arrived, VitalsQueue
 
@@ -120,17 +120,16 @@ class Overseer:
 
 def event_of(found: Finding, step: int, samples: Sequence[int] = ()) -> EventRow:
     """A finding as the run record has it."""
-    return EventRow(
-        step=step,
-        utc=utc_now(),
-        kind=found.kind.value,
+    return happened(
+        step,
+        found.kind.value,
+        found.message,
         level="error" if found.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning",
         action=found.action.value,
-        message=found.message,
-        causes=list(found.causes),
+        causes=found.causes,
         next_step=found.next_step,
-        values=shown_values(found.values),
-        samples=list(samples),
+        values=found.values,
+        samples=samples,
     )
 
 

@@ -18,19 +18,18 @@ A run that is resumed appends: a step that is taken again, after a crash or a ro
 
 import contextlib
 import datetime
-import math
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from trainer.attempt import wait_for_lock
 from trainer.errors import BadConfig
+from trainer.events import EventRow
 from trainer.schema import Table, parse_table, read_json
 
 RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
@@ -94,29 +93,6 @@ class StepRow(Table):
     """The one whose forward and backward took longest in the interval before; None until that is known."""
     slowest_rank_ratio: float | None
     """Its time over the median of all ranks."""
-
-
-class EventRow(Table):
-    """Something that people may want to know of."""
-
-    step: int
-    """Optimizer steps finished when it was noticed, or the step it is about."""
-    utc: str
-    kind: str
-    """``saved``, ``save_failed``, ``resumed``, ``rolled_back``, ``preflight``, ``stopped``, or what
-    ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``, ``rise``, ``starved``,
-    ``straggler``."""
-    level: Literal["info", "warning", "error"]
-    action: str
-    """What was done: ``none``, ``warn``, ``skip``, ``rollback``, ``give_up``."""
-    message: str
-    causes: list[str] = Field(default_factory=list)
-    """Likely ones, the likeliest first."""
-    next_step: str = ""
-    values: dict[str, float | int | str] = Field(default_factory=dict)
-    """Numbers that show it; those that are not finite as text."""
-    samples: list[int] = Field(default_factory=list)
-    """Numbers in the dataset of the samples of that step, of all ranks."""
 
 
 class StartUp(Table):
@@ -363,21 +339,6 @@ def _cut_torn_tail(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
-
-
-def finite(value: float) -> float | None:
-    """A number, or None where it is none."""
-    return value if math.isfinite(value) else None
-
-
-def shown_values(values: Mapping[str, float]) -> dict[str, float | int | str]:
-    """As an event has them: what is not finite becomes text."""
-    return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
-
-
-def utc_now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def default_run_directory(name: str) -> Path:

@@ -24,16 +24,15 @@ from trainer.checkpoint import (
 )
 from trainer.config import ResolvedConfig, TrainConfig
 from trainer.errors import BadConfig, TrainingFailed
+from trainer.events import EventRow, happened
 from trainer.record import (
     RUN_FILE,
-    EventRow,
     RunExit,
     RunWriter,
     default_run_directory,
     read_exit,
     read_header,
     read_origin,
-    utc_now,
 )
 
 AUTO, NEVER = "auto", "never"
@@ -164,19 +163,24 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWrit
         aside = path.with_name(f"{path.name}.damaged-{writer.attempt}")
         path.rename(aside)
         events.append(
-            _event(0, "error", f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}")
+            happened(
+                0,
+                "resumed",
+                f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}",
+                level="error",
+            )
         )
 
     found = newest_checkpoint(root, damaged=damaged, good=gave_up)
     if found is None:
-        events.append(_event(0, "warning", f"{directory} has no whole checkpoint: it begins afresh"))
+        events.append(happened(0, "resumed", f"{directory} has no whole checkpoint: it begins afresh", level="warning"))
         return writer, Start(events=tuple(events), job=job)
     path, manifest = found
     step = manifest.state.step
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
         return writer, Start(finished=over, job=job)
     what = "".join(f"; {change}" for change in changes)
-    events.append(_event(step, "warning" if changes else "info", f"goes on from {path.name}{what}"))
+    events.append(happened(step, "resumed", f"goes on from {path.name}{what}", level="warning" if changes else "info"))
     return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job)
 
 
@@ -216,7 +220,7 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str)
     _check_dataset(manifest.state.dataset_hash, resolved, directory)
     changes = compare(manifest.state.config, resolved.config, directory)
     what = "".join(f"; {change}" for change in changes)
-    events.append(_event(manifest.state.step, "info", f"begins from {directory}{what}"))
+    events.append(happened(manifest.state.step, "resumed", f"begins from {directory}{what}"))
     writer = _writer(out, again=again)
     return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, elsewhere=True)
 
@@ -273,9 +277,5 @@ def _writer(directory: Path, *, again: bool) -> RunWriter:
         raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
 
 
-def _event(step: int, level: Any, message: str) -> EventRow:  # noqa: ANN401 - one of EventRow's levels
-    return EventRow(step=step, utc=utc_now(), kind="resumed", level=level, action="none", message=message)
-
-
 def _bad(why: str) -> EventRow:
-    return _event(0, "error", f"a checkpoint is damaged and was passed over: {why}")
+    return happened(0, "resumed", f"a checkpoint is damaged and was passed over: {why}", level="error")

@@ -17,8 +17,8 @@ import torch
 from trainer.build import Training
 from trainer.checkpoint import CheckpointWriter, TrainingState, checkpoint_name, prune
 from trainer.config import CheckpointSettings
+from trainer.events import utc_now
 from trainer.parallel import Ranks
-from trainer.record import utc_now
 from trainer.snapshot import Held, HostCopy, held_tensors, make_state
 
 _LOWEST_PRIORITY = 19

@@ -23,7 +23,7 @@ from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
 from trainer.config import DataSettings, TrainConfig, read_profile_tables
 from trainer.errors import TrainerError
-from trainer.record import utc_now
+from trainer.events import utc_now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
