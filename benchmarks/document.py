@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
 FAULTS = ROOT / "reports" / "faults.json"
 
+_TRAINING, _FURTHEST = "training", "largest_relative_difference_of_loss"
+"""Names in ``reports/faults.json``."""
 _PERFORMANCE = """\
 # Performance
 
@@ -98,6 +100,17 @@ fills a small real disk as well.
 
 | loop | kills | results | byte-identical | time |
 |---|---:|---:|---:|---:|
+"""
+_TRAINING_FAULTS = """
+## Training
+
+The trainer under real torchrun with gloo on a CPU: a model of several gradient buckets, accumulation, dropout, more
+than one epoch, a checkpoint every 2 steps. *Same record* means that it has every step once, with the losses of an
+undisturbed run of as many ranks; the weights are compared byte for byte, and so are the samples of every step. A fault
+is injected at a random moment, up to five into one run, each of which is then started again until it comes to its end.
+
+| loop | injected | faults | runs | held in all of them | time |
+|---|---|---:|---:|---|---:|
 """
 
 
@@ -201,11 +214,27 @@ def reliability(faults: Mapping[str, Any]) -> str:
     """The loops and what they came to."""
     text = _RELIABILITY
     for name, found in faults.items():
-        if isinstance(found, dict):
+        if isinstance(found, dict) and name != _TRAINING:
             results = found.get("datasets", found.get("copies"))
             text += (
                 f"| {name} | {found['kills']} | {results} | {found['byte_identical']} | {found['seconds']:.0f} s |\n"
             )
+    return text + (_training_faults(faults[_TRAINING]) if _TRAINING in faults else "")
+
+
+def _training_faults(loops: Mapping[str, Any]) -> str:
+    text = _TRAINING_FAULTS
+    for name, found in loops.items():
+        text += (
+            f"| {name} | {found['injected']} | {found['faults']} | {found['runs'] or 'n/a'} | {found['held']} | "
+            f"{found['seconds']:.0f} s |\n"
+        )
+    furthest = [one[_FURTHEST] for one in loops.values() if _FURTHEST in one]
+    if furthest:
+        text += (
+            f"\nWith other ranks or strategies than it began with, no loss was further than {max(furthest):.1g}, "
+            "relative, from that of the undisturbed one (without dropout).\n"
+        )
     return text
 
 

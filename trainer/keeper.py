@@ -66,6 +66,7 @@ class Keeper:
             self._saver.prepare()
         self._last_s = time.monotonic()
         self._seconds: float | None = None
+        self._guessed_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
         self.newest: str | None = None
         """The newest checkpoint, as far as this rank knows."""
         self.at_step: int | None = None
@@ -77,6 +78,10 @@ class Keeper:
     def enabled(self) -> bool:
         """Whether anything is saved at all."""
         return self._settings.enabled
+
+    def owns(self, path: Path) -> bool:
+        """Whether a checkpoint is one of this run."""
+        return path.parent.resolve() == self._root.resolve()
 
     def is_due_by_time(self) -> bool:
         """Whether the last save is long enough ago; by this rank's clock."""
@@ -93,7 +98,7 @@ class Keeper:
         """What the next one will take: as long as the last, or a guess."""
         if not self.enabled:
             return 0.0
-        return self._seconds if self._seconds is not None else 1.0 + state_bytes(self._training) / _ASSUMED_BYTES_PER_S
+        return self._seconds if self._seconds is not None else self._guessed_s
 
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
         """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""

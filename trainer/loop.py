@@ -207,10 +207,9 @@ class _Run:
         self._training.module.overflows = overflows
         self._loader = itertools.chain(first, rest)
         self._ended("compile")
-        health = self._config.health
-        if self._keeper.at_step is None and "rollback" in {
-            health.on_non_finite, health.on_spike, health.on_explosion,
-        }:  # fmt: skip
+        health, before = self._config.health, self._start.checkpoint
+        may_roll_back = "rollback" in {health.on_non_finite, health.on_spike, health.on_explosion}
+        if self._keeper.enabled and may_roll_back and (before is None or not self._keeper.owns(before)):
             self._save()  # so that there is something to return to
         self._training.step.progressed = self._watch.beat
         self._meter.restart()

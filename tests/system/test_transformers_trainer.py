@@ -67,9 +67,7 @@ def test_our_loss_curve_is_theirs(patterned_dataset, tmp_path):
         dict(zip(names, (batch.wide_ids_BS(), batch.attention_BS(), batch.labels_BS()), strict=True)) for batch in ours
     ]
     theirs = _theirs(training, batches, config, str(tmp_path))
-    found = [
-        float(training.step.run([batch], learning_rate(config, step)).loss) for step, batch in enumerate(ours)
-    ]
+    found = [float(training.step.run([batch], learning_rate(config, step)).loss) for step, batch in enumerate(ours)]
     assert len(theirs) == STEPS
     # They print four digits.
     assert found == pytest.approx(theirs, rel=1e-4, abs=6e-5)

@@ -2,8 +2,9 @@ import errno
 import importlib.util
 
 from tests.trainer.test_record import _evaluation, _event, _header, _row
+from trainer.events import EventRow
 from trainer.journal import Journal
-from trainer.record import TENSORBOARD_DIRECTORY, EventRow, RunWriter, read_run
+from trainer.record import TENSORBOARD_DIRECTORY, RunWriter, read_run
 
 
 class _Screen:

@@ -1,3 +1,4 @@
+import errno
 import math
 import signal
 import time
@@ -11,7 +12,7 @@ from tests.conftest import write_dataset
 from tests.trainer.checkpoints import leave, resolved_of
 from tests.trainer.oracles import SHAPES, config_of
 from trainer.batch import make_plan
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
@@ -50,10 +51,12 @@ class _Asked(Watch):
         return signal.SIGTERM.value if self.step >= self._after else None
 
 
-def _train(data: Path, out: Path, *, asked_after=math.inf, resume="auto", clock=None, **changes) -> tuple[Run, Ending]:
+def _train(
+    source: Path, out: Path, *, asked_after=math.inf, resume="auto", clock=None, **changes
+) -> tuple[Run, Ending]:
     """A run, or the rest of it, as a process of its own would train it."""
     config = config_of(**changes)
-    resolved = resolved_of(config, data)
+    resolved = resolved_of(config, source)
     writer, start = choose_run(out, resume, resolved, {})
     try:
         ending = train(
@@ -65,8 +68,8 @@ def _train(data: Path, out: Path, *, asked_after=math.inf, resume="auto", clock=
     return read_run(out), ending
 
 
-def _run(data: Path, out: Path, **changes) -> Run:
-    return _train(data, out, **changes)[0]
+def _run(source: Path, out: Path, **changes) -> Run:
+    return _train(source, out, **changes)[0]
 
 
 def _weights(out: Path) -> dict[str, torch.Tensor]:
@@ -78,8 +81,12 @@ def _same(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def _losses(run: Run) -> list[tuple[int, float | None]]:
-    return [(row.step, row.loss) for row in run.steps]
+def _learned(run: Run) -> list[tuple]:
+    """What rows say of the learning, and nothing of time."""
+    return [
+        (row.step, row.loss, row.grad_norm, row.learning_rate, row.gradient_noise_scale_tokens, row.skipped_steps)
+        for row in run.steps
+    ]
 
 
 def test_an_epoch_ends_when_every_sample_was_seen_however_few_rows_a_step_takes(tmp_path):
@@ -107,7 +114,7 @@ def test_steps_after_the_last_logged_one_are_logged_when_the_data_ends(interval,
         {"model": DROPOUT},
         {"model": DROPOUT, "data": DataSettings(loader_workers=2)},
         {"model": DROPOUT, "micro_batch_rows": 3, "layout": "bucketed"},
-        {"model": DROPOUT, "micro_batch_rows": 4, "log_interval_steps": 4, "schedule": "cosine", "warmup_steps": 2},
+        {"model": DROPOUT, "micro_batch_rows": 4, "schedule": "cosine", "warmup_steps": 2},
     ],
     ids=["plain", "workers", "bucketed", "accumulated"],
 )
@@ -121,8 +128,7 @@ def test_a_run_that_is_interrupted_ends_with_the_same_weights_bit_by_bit(pattern
     run, ending = _train(patterned_dataset, tmp_path / "r", **changes)
     assert (ending.exit_code, ending.steps) == (0, 7)
     assert _same(tmp_path / "plain", tmp_path / "r")
-    if "log_interval_steps" not in changes:
-        assert _losses(run) == _losses(plain)
+    assert _learned(run) == _learned(plain)
     assert (run.header.attempt, run.header.resumed_from, run.header.resumed_step) == (3, "step-000000005", 5)
     assert [event.kind for event in run.events].count("stopped") == 2
     assert [event.kind for event in run.events].count("resumed") == 2
@@ -134,7 +140,7 @@ def test_a_checkpoint_taken_on_the_way_leads_to_the_same_end_in_another_run(patt
     root = tmp_path / "plain" / CHECKPOINTS_DIRECTORY
     assert [path.name for path in list_checkpoints(root)] == ["step-000000008", "step-000000006", "step-000000003"]
     fork = _run(patterned_dataset, tmp_path / "fork", resume=str(root / "step-000000003"), **settings)
-    assert _losses(fork) == _losses(plain)[3:]
+    assert _learned(fork) == _learned(plain)[3:]
     assert _same(tmp_path / "plain", tmp_path / "fork")
     assert fork.header.resumed_from == str(root / "step-000000003")
 
@@ -144,7 +150,7 @@ def test_a_run_goes_on_to_more_steps_as_if_it_had_been_asked_for_them_before(pat
     _run(patterned_dataset, tmp_path / "r", max_steps=4, **settings)
     run = _run(patterned_dataset, tmp_path / "r", max_steps=7, **settings)
     plain = _run(patterned_dataset, tmp_path / "plain", max_steps=7, **settings)
-    assert _losses(run) == _losses(plain)
+    assert _learned(run) == _learned(plain)
     assert _same(tmp_path / "r", tmp_path / "plain")
 
 
@@ -156,7 +162,7 @@ def test_an_interrupted_run_sees_every_sample_of_its_epochs_once(tmp_path):
     _train(data, tmp_path / "r", asked_after=6, **settings)
     run, ending = _train(data, tmp_path / "r", **settings)
     assert sum(row.real_tokens for row in run.steps) == sum(len(sample) + 2 for sample in samples)
-    assert _losses(run) == _losses(plain)
+    assert _learned(run) == _learned(plain)
     assert ending.steps == len(plain.steps) < 500
     assert _same(tmp_path / "plain", tmp_path / "r")
 
@@ -166,7 +172,7 @@ def test_an_epoch_that_is_over_is_not_begun_again(tmp_path):
     first = _run(data, tmp_path / "r", max_epochs=1, max_steps=50, layout="padded")
     again, ending = _train(data, tmp_path / "r", max_epochs=1, max_steps=50, layout="padded")
     assert ending.exit_code == 0
-    assert _losses(again) == _losses(first)
+    assert _learned(again) == _learned(first)
 
 
 def test_a_run_stops_in_time_saves_and_goes_on_when_it_is_started_again(patterned_dataset, tmp_path):
@@ -189,6 +195,30 @@ def test_without_checkpoints_nothing_is_saved_before_the_end(patterned_dataset, 
     assert (ending.exit_code, ending.checkpoint) == (75, None)
     assert "step 3 is not saved" in run.events[-1].message
     assert list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY) == []
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(CheckpointWriter, "write", full)
+
+
+def test_a_disk_that_takes_no_checkpoint_does_not_end_the_training(patterned_dataset, tmp_path, full_disk):
+    run, ending = _train(
+        patterned_dataset, tmp_path / "r", max_steps=4, checkpoint=CheckpointSettings(interval_steps=2)
+    )
+    assert (ending.exit_code, ending.checkpoint, len(run.steps)) == (0, None, 4)
+    assert [event.kind for event in run.events] == ["save_failed"] * 2
+    assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
+
+
+def test_a_run_that_could_not_save_before_it_leaves_does_not_say_that_it_did(patterned_dataset, tmp_path, full_disk):
+    run, ending = _train(patterned_dataset, tmp_path / "r", asked_after=2, max_steps=9)
+    assert (ending.exit_code, ending.checkpoint) == (75, None)
+    (stopped,) = [event for event in run.events if event.kind == "stopped"]
+    assert "step 3 is not saved" in stopped.message
 
 
 def test_saves_by_the_clock_happen_while_training_goes_on(patterned_dataset, tmp_path):
@@ -281,7 +311,7 @@ def test_a_run_that_is_interrupted_after_a_rollback_goes_on_as_it_would_have(pat
             _train(patterned_dataset, tmp_path / out, asked_after=asked_after, **settings)
     run = _run(patterned_dataset, tmp_path / "r", **settings)
     assert run.header.resumed_from == "step-000000022-rollback-1"
-    assert _losses(run) == _losses(read_run(tmp_path / "plain"))
+    assert _learned(run) == _learned(read_run(tmp_path / "plain"))
     assert _same(tmp_path / "plain", tmp_path / "r")
 
 
@@ -295,7 +325,7 @@ def test_training_gives_up_when_rolling_back_does_not_help(patterned_dataset, tm
     assert trouble.tried == 3 + max_rollbacks
     run = read_run(tmp_path / "r")
     assert [event.kind for event in run.events].count("rolled_back") == max_rollbacks
-    assert run.events[-1].action == "give_up"
+    assert [event.action for event in run.events if event.kind == "non_finite"][-1] == "give_up"
     for path in list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY):
         assert all(value.isfinite().all() for value in load_file(path / "rank-00000.safetensors").values())
 
@@ -305,12 +335,24 @@ def test_a_skipped_step_is_left_out_counted_and_named_with_its_samples(patterned
     settings = {"max_steps": 22, "health": _health(on_spike="skip"), "micro_batch_rows": 4}
     run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
     assert ending.exit_code == 0
-    assert [row.skipped_steps for row in run.steps] == [0] * 19 + [1] * 3
+    assert (run.steps[18].skipped_steps, run.steps[-1].skipped_steps) == (0, 1)
     (spike,) = [event for event in run.events if event.kind == "spike"]
     assert (spike.step, spike.action) == (20, "skip")
     dataset, config = TokenDataset.open(patterned_dataset), config_of(**settings)
     plans = list(micro_batch_plans(dataset, config, make_plan(config, len(dataset), 1), 0, steps=20))
     assert spike.samples == sorted(sample for plan in plans[38:40] for sample in plan.segments.samples.tolist())
+
+
+def test_what_was_skipped_and_what_is_usual_is_remembered_when_a_run_goes_on(patterned_dataset, tmp_path, monkeypatch):
+    settings = {"max_steps": 22, "health": _health(on_spike="skip")}
+    with monkeypatch.context() as patch:
+        _Trouble(patch, {5}, factor=math.nan)
+        _train(patterned_dataset, tmp_path / "r", asked_after=18, **settings)
+    _Trouble(monkeypatch, {1})
+    run = _run(patterned_dataset, tmp_path / "r", **settings)
+    (spike,) = [event for event in run.events if event.kind == "spike"]
+    assert (spike.step, spike.action) == (20, "skip")
+    assert run.steps[-1].skipped_steps == 2
 
 
 def test_a_step_that_is_not_finite_is_left_out_by_default_and_the_run_goes_on(patterned_dataset, tmp_path, monkeypatch):

@@ -1,4 +1,7 @@
-"""``python -m tests.system.faults --out FILE``: every fault loop in full, its figures as JSON."""
+"""``python -m tests.system.faults --out FILE``: every fault loop in full, its figures as JSON.
+
+``--only train`` runs the loops of training alone, and leaves the figures of the others as they are in FILE.
+"""
 
 import argparse
 import json
@@ -7,10 +10,16 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from tests.system.faults.jobs import Workplace
+from tests.system.faults.kills import may_mount
 from tests.system.faults.prepare import kill_prepare, kill_workers
 from tests.system.faults.stage import kill_stage
+from tests.system.faults.training_loops import LOOPS, TRAINING
 
 POINTS = 20
 
@@ -19,30 +28,56 @@ def main() -> int:
     """Run the loops; an assertion fails where a fault was not survived."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.faults", description="Run the fault loops in full.")
     parser.add_argument("--out", type=Path, required=True, help="where the figures go")
-    parser.add_argument("--points", type=int, default=POINTS, help="kills of each loop")
+    parser.add_argument("--points", type=int, default=POINTS, help="kills of each loop; those of training are scaled")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--only", choices=("data", "train"), help="loops of the data commands, or of training")
     options = parser.parse_args()
-    loops = {
-        "prepare SIGKILL, 2 workers": lambda place: kill_prepare(place, options.points, options.seed),
-        "prepare SIGKILL, 1 worker": lambda place: kill_prepare(place, options.points, options.seed + 1, workers=1),
-        "prepare SIGINT and SIGTERM, 2 workers": lambda place: kill_prepare(
-            place, options.points, options.seed + 2, signals=(signal.SIGINT, signal.SIGTERM)
-        ),
-        "prepare, its workers and readers SIGKILLed": lambda place: kill_workers(
-            place, options.points, options.seed + 4
-        ),
-        "stage SIGKILL": lambda place: kill_stage(place, options.points, options.seed + 3),
-    }
-    figures: dict[str, object] = {"python": platform.python_version(), "points": options.points, "seed": options.seed}
-    for name, loop in loops.items():
-        started_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="faults-") as place:
-            found = loop(Path(place))
-        figures[name] = found | {"seconds": round(time.monotonic() - started_s, 1)}
-        sys.stderr.write(f"{name}: {json.dumps(figures[name])}\n")
+    figures: dict[str, Any] = json.loads(options.out.read_text()) if options.only and options.out.is_file() else {}
+    figures |= {"python": platform.python_version(), "points": options.points, "seed": options.seed}
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.only != "train":
+        for name, loop in _data_loops(options.points, options.seed).items():
+            with tempfile.TemporaryDirectory(prefix="faults-") as place:
+                figures[name] = _timed(name, loop, Path(place))
+    if options.only != "data":
+        figures[TRAINING] = _train(options.points, options.seed)
     options.out.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
+    return {
+        "prepare SIGKILL, 2 workers": lambda place: kill_prepare(place, points, seed),
+        "prepare SIGKILL, 1 worker": lambda place: kill_prepare(place, points, seed + 1, workers=1),
+        "prepare SIGINT and SIGTERM, 2 workers": lambda place: kill_prepare(
+            place, points, seed + 2, signals=(signal.SIGINT, signal.SIGTERM)
+        ),
+        "prepare, its workers and readers SIGKILLed": lambda place: kill_workers(place, points, seed + 4),
+        "stage SIGKILL": lambda place: kill_stage(place, points, seed + 3),
+    }
+
+
+def _train(points: int, seed: int) -> dict[str, Any]:
+    """All loops of training in one place, as they share the undisturbed runs."""
+    figures = {}
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        place = Workplace(Path(directory))
+        for number, loop in enumerate(LOOPS):
+            if loop.needs_mount and not may_mount():
+                sys.stderr.write(f"{loop.name}: left out, as it needs root to mount\n")
+                continue
+            scaled = max(1, round(loop.in_full * points / POINTS))
+            told = {"injected": loop.injected, "held": loop.held}
+            found = _timed(loop.name, partial(loop.run, points=scaled, seed=seed + number), place)
+            figures[loop.name] = told | found
+    return figures
+
+
+def _timed(name: str, loop: Callable[[Any], dict[str, Any]], place: object) -> dict[str, Any]:
+    started_s = time.monotonic()
+    found = loop(place) | {"seconds": round(time.monotonic() - started_s, 1)}
+    sys.stderr.write(f"{name}: {json.dumps(found)}\n")
+    return found
 
 
 if __name__ == "__main__":
