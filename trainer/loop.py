@@ -363,7 +363,8 @@ class _Run:
         saved = "saved" if self._keeper.saved_step == self._done else "not saved"
         self._journal.event(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._journal.close()
-        return self._ending(REQUEUE, f"{reason}; starting again goes on")
+        newest = self._keeper.newest
+        return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
 
     def _finish(self) -> Ending:
         """Evaluate, save, and export."""
