@@ -8,6 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.watch import SIGNALS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
@@ -30,7 +32,7 @@ def agreed(told: Sequence[float]) -> Agreed:
     reason = None
     if count:
         number, rest = divmod(numbers, count)
-        known = not rest and number in {one.value for one in signal.Signals}
+        known = not rest and number in SIGNALS
         name = signal.Signals(number).name if known else "signals"
         reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
     elif time_is_over:

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from trainer.stream import Position
 CHECKPOINTS_DIRECTORY, LATEST_FILE, MANIFEST_FILE = "checkpoints", "latest", "manifest.json"
 CHECKPOINT_SCHEMA_VERSION: Literal[1] = 1
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
+_FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
 _CHUNK_BYTES = 16 * 2**20
 _POLL_S = 0.05
 _HASH_KEY = "content_sha256"
@@ -204,7 +206,8 @@ class CheckpointWriter:
         if final.exists():  # damaged, or this step would not have been taken again
             final.rename(self._root / f".{self._name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
-        point_to_latest(self._root, self._name)
+        with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
+            point_to_latest(self._root, self._name)
         for replaced in self._root.glob(f".{self._name}.*.replaced"):
             shutil.rmtree(replaced, ignore_errors=True)
 
@@ -271,21 +274,27 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
 
 
-def parse_manifest(table: dict[str, Any], where: str) -> Manifest:
+def parse_manifest(table: object, where: str) -> Manifest:
     """A manifest from its JSON value.
 
     Raises:
         BadCheckpoint: If it is not one, or not as it was written.
     """
+    if not isinstance(table, dict):
+        raise BadCheckpoint(f"{where} is not a table")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
-    if table.get(_HASH_KEY) != canonical_sha256(content):
+    try:
+        as_written = table.get(_HASH_KEY) == canonical_sha256(content)
+    except ValueError:  # NaN, or half a character: nothing that was ever written
+        as_written = False
+    if not as_written:
         raise BadCheckpoint(f"{where} is not as it was written")
     try:
         manifest = parse_table(Manifest, content, where=where)
     except BadConfig as error:
         raise BadCheckpoint(error.message) from error
     names = {file.name for file in manifest.files}
-    if any(Path(name).name != name or name.startswith(".") for name in names):
+    if not all(_FILE_NAME.fullmatch(name) for name in names):
         raise BadCheckpoint(f"{where} names files elsewhere")
     if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
         raise BadCheckpoint(f"{where} does not list all of its files")
@@ -311,9 +320,11 @@ def read_checkpoint(directory: Path) -> Manifest:
 
 
 def _check_file(path: Path, entry: FileEntry) -> None:
-    size = path.stat(follow_symlinks=False).st_size
-    if size != entry.bytes:
-        raise BadCheckpoint(f"{path} has {size:,} bytes instead of {entry.bytes:,}")
+    status = path.stat(follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
+        raise BadCheckpoint(f"{path} is not a file")
+    if status.st_size != entry.bytes:
+        raise BadCheckpoint(f"{path} has {status.st_size:,} bytes instead of {entry.bytes:,}")
     crc = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -379,8 +390,12 @@ def clear_leftovers(root: Path) -> None:
 def point_to_latest(root: Path, name: str) -> None:
     """Let ``latest`` name a checkpoint."""
     partial = root / f".{LATEST_FILE}.{secrets.token_hex(4)}"
-    write_file(partial, [memoryview(f"{name}\n".encode())])
-    partial.rename(root / LATEST_FILE)
+    try:
+        write_file(partial, [memoryview(f"{name}\n".encode())])
+        partial.rename(root / LATEST_FILE)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     _sync_directory(root)
 
 

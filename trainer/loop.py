@@ -169,8 +169,7 @@ class _Run:
             batches = self._next_batches()
             if not batches:
                 break  # every sample was seen as often as it should be
-            self._step(batches)
-            reason = self._act(self._overseer.look())
+            reason = self._act(self._step(batches))
             if reason is not None and self._done < self._config.max_steps:
                 return self._leave(reason)
             self._step_s.append(time.monotonic() - began_s)
@@ -243,7 +242,7 @@ class _Run:
             if empty_rows >= self._plan.lanes:
                 return []
 
-    def _step(self, batches: Sequence[MicroBatch]) -> None:
+    def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
         config, done = self._config, self._done + 1
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
         row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
@@ -261,6 +260,7 @@ class _Run:
         )
         self._done = done
         self._overseer.add(done, result, self._samples)
+        verdict = self._overseer.look()
         self._meter.add(batches, result)
         self._graphs.stepped()
         self._watch.beat(done)
@@ -271,6 +271,7 @@ class _Run:
             self._evaluate()
             self._meter.restart()
         self._tell_startup()
+        return verdict
 
     def _reserve_s(self) -> float:
         """What is still to be done when the time is over."""

@@ -88,8 +88,8 @@ def allotted_cpus(environment: Mapping[str, str] = os.environ, root: Path = Path
     with contextlib.suppress(OSError, ValueError):
         group = Path("/proc/self/cgroup").read_text()
         path = re.search(r"^0::/?(.*)$", group, re.MULTILINE)
-        places = [root / (path[1] if path else ""), root] if path else [root]
-        for place in places:
+        own = Path(path[1]) if path else Path()
+        for place in [root / own, *(root / above for above in own.parents)]:  # a quota of any level counts
             with contextlib.suppress(OSError):
                 quota, period = (place / "cpu.max").read_text().split()
                 if quota != "max":

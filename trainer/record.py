@@ -88,7 +88,7 @@ class StepRow(Table):
     recompilations: int
     """Graphs compiled on rank 0 after the first steps."""
     skipped_steps: int
-    """Steps so far whose update was left out."""
+    """Steps so far whose update was left out; on a GPU without the last two, whose numbers have not arrived."""
     slowest_rank: int | None
     """The one whose forward and backward took longest in the interval before; None until that is known."""
     slowest_rank_ratio: float | None

@@ -5,6 +5,7 @@ the same torchrun began before it was started again. ``--resume PATH`` names a r
 afresh.
 """
 
+import itertools
 import os
 import socket
 from collections.abc import Mapping
@@ -176,6 +177,10 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWrit
         events.append(happened(0, "resumed", f"{directory} has no whole checkpoint: it begins afresh", level="warning"))
         return writer, Start(events=tuple(events), job=job)
     path, manifest = found
+    if gave_up:
+        # They are of the way that led nowhere, and by their names newer than what is saved from here on.
+        for newer in itertools.takewhile(lambda one: one != path, list_checkpoints(root)):
+            newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
     step = manifest.state.step
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
         return writer, Start(finished=over, job=job)

@@ -51,7 +51,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: A
     text = _read_text(path, max_bytes)
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of JSON's grammar, or a number of too many digits
         raise BadConfig(f"{path} is not valid JSON: {error}", next_step="Correct the file at that place.") from error
     _check_depth(value, path)
     return value

@@ -124,7 +124,7 @@ def test_a_run_that_is_interrupted_ends_with_the_same_weights_bit_by_bit(pattern
     for asked_after, steps in ((2, 3), (4, 5)):
         _, ending = _train(patterned_dataset, tmp_path / "r", asked_after=asked_after, **changes)
         assert (ending.exit_code, ending.steps, ending.checkpoint) == (75, steps, f"step-{steps:09d}")
-        assert ending.reason == "SIGTERM on rank 0; starting again goes on"
+        assert ending.reason == f"SIGTERM on rank 0; starting again goes on from {ending.checkpoint}"
     run, ending = _train(patterned_dataset, tmp_path / "r", **changes)
     assert (ending.exit_code, ending.steps) == (0, 7)
     assert _same(tmp_path / "plain", tmp_path / "r")

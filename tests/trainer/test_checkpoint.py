@@ -1,0 +1,369 @@
+import errno
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.checkpoints import CONTENT, entries, state_of, write_checkpoint
+from trainer import checkpoint
+from trainer.checkpoint import (
+    BadCheckpoint,
+    CheckpointWriter,
+    Manifest,
+    checkpoint_name,
+    clear_leftovers,
+    list_checkpoints,
+    manifest_text,
+    newest_checkpoint,
+    parse_manifest,
+    prune,
+    read_checkpoint,
+    step_of,
+)
+from trainer.schema import canonical_sha256
+
+UTC = "2026-01-01T00:00:00Z"
+
+
+def writer_of(root, rank, writers, *, timeout_s=10.0):
+    return CheckpointWriter(root, checkpoint_name(5, 0), attempt=1, rank=rank, writers=writers, timeout_s=timeout_s)
+
+
+def signed(table):
+    """A manifest's JSON value with the hash that it must have."""
+    content = {key: value for key, value in table.items() if key != "content_sha256"}
+    return content | {"content_sha256": canonical_sha256(content)}
+
+
+def changed(path, change):
+    """Change a checkpoint's manifest as one would who means to deceive."""
+    table = json.loads((path / "manifest.json").read_text())
+    change(table)
+    (path / "manifest.json").write_text(json.dumps(signed(table)))
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    path = write_checkpoint(tmp_path, 5, health={"usual": True}, noise_scale=[0.5, 1e-7])
+    manifest = read_checkpoint(path)
+    assert manifest.state == state_of(5, health={"usual": True}, noise_scale=[0.5, 1e-7])
+    assert manifest.tensors == entries()
+    assert manifest.written_utc == UTC
+    (file,) = manifest.files
+    assert (path / file.name).read_bytes() == CONTENT
+    assert parse_manifest(json.loads(manifest_text(manifest)), "told") == manifest
+
+
+def test_the_manifest_comes_last_and_nothing_is_seen_before_it_is_whole(tmp_path, monkeypatch):
+    written, plain = [], checkpoint.write_file
+
+    def watched(path, content):
+        entry = plain(path, content)
+        written.append((path.name, list_checkpoints(tmp_path)))
+        return entry
+
+    monkeypatch.setattr(checkpoint, "write_file", watched)
+    path = write_checkpoint(tmp_path)
+    assert [name for name, _ in written[:2]] == ["rank-00000.safetensors", "manifest.json"]
+    assert all(seen == [] for _, seen in written[:2])
+    assert list_checkpoints(tmp_path) == [path]
+
+
+def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_path):
+    places = [(20, 0), (5, 0), (10, 1), (1_000_000_000, 0), (5, 10), (5, 2)]
+    for step, rollbacks in places:
+        (tmp_path / checkpoint_name(step, rollbacks)).mkdir()
+    for name in ("step-5", "step-000000007.damaged-1", ".step-000000009.attempt-1.partial", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-000000030").symlink_to(tmp_path / "other")
+    (tmp_path / "step-000000031").write_text("")
+    order = [(5, 10), (5, 2), (10, 1), (1_000_000_000, 0), (20, 0), (5, 0)]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [checkpoint_name(*place) for place in order]
+    assert step_of(list_checkpoints(tmp_path)[2]) == 10
+    assert list_checkpoints(tmp_path / "nowhere") == []
+
+
+def test_latest_names_the_one_that_was_written_last(tmp_path):
+    write_checkpoint(tmp_path, 10)
+    write_checkpoint(tmp_path, 5, rollbacks=1)
+    assert (tmp_path / "latest").read_text() == "step-000000005-rollback-1\n"
+
+
+def test_the_last_ones_the_milestones_and_the_newest_good_one_stay(tmp_path):
+    for step in range(1, 10):
+        write_checkpoint(tmp_path, step, good=step in (2, 5))
+    removed = prune(tmp_path, keep_last=2, keep_every_steps=3)
+    assert sorted(map(step_of, list_checkpoints(tmp_path))) == [3, 5, 6, 8, 9]
+    assert sorted(removed) == [checkpoint_name(step, 0) for step in (1, 2, 4, 7)]
+    assert not list(tmp_path.glob(".*"))
+    assert prune(tmp_path, keep_last=2, keep_every_steps=3) == []
+
+
+def test_a_damaged_checkpoint_is_not_taken_for_a_good_one_to_keep(tmp_path):
+    for step in range(1, 5):
+        write_checkpoint(tmp_path, step, good=step < 4)
+    (tmp_path / checkpoint_name(3, 0) / "manifest.json").write_text("{}")
+    prune(tmp_path, keep_last=1, keep_every_steps=None)
+    assert list(map(step_of, list_checkpoints(tmp_path))) == [4, 2]
+
+
+def damage_everywhere(path, tries):
+    """Cut files short, and turn single bits, at seeded places over all files; each is whole again afterwards."""
+    random = np.random.default_rng(0)
+    for number in range(tries):
+        for file in sorted(path.iterdir()):
+            whole = file.read_bytes()
+            place = int(random.integers(len(whole)))
+            turned = bytes([whole[place] ^ (1 << int(random.integers(8)))])
+            file.write_bytes(whole[:place] if number % 2 else whole[:place] + turned + whole[place + 1 :])
+            yield file
+            file.write_bytes(whole)
+
+
+def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path):
+    path = write_checkpoint(tmp_path, 5)
+    for file in damage_everywhere(path, 30):
+        with pytest.raises(BadCheckpoint) as caught:
+            read_checkpoint(path)
+        assert str(file) in str(caught.value)
+    read_checkpoint(path)
+    for file in list(path.iterdir()):
+        whole = file.read_bytes()
+        file.unlink()
+        with pytest.raises(BadCheckpoint, match=path.name):
+            read_checkpoint(path)
+        file.write_bytes(whole + b" ")
+        if file.suffix != ".json":  # a blank behind JSON means nothing
+            with pytest.raises(BadCheckpoint):
+                read_checkpoint(path)
+        file.write_bytes(whole)
+
+
+def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
+    old, middle, new = (write_checkpoint(tmp_path, step, good=step == 1) for step in (1, 2, 3))
+    told = []
+
+    def note(path, why):
+        told.append((path, why))
+
+    assert newest_checkpoint(tmp_path, damaged=note)[0] == new
+    assert newest_checkpoint(tmp_path, damaged=note, good=True)[0] == old
+    assert told == []
+    (new / "rank-00000.safetensors").write_bytes(CONTENT[:-1])
+    (middle / "manifest.json").unlink()
+    found, manifest = newest_checkpoint(tmp_path, damaged=note)
+    assert (found, manifest.state.step) == (old, 1)
+    assert [path for path, _ in told] == [new, middle]
+    assert "1,023 bytes instead of 1,024" in told[0][1]
+    (old / "manifest.json").write_text("")
+    assert newest_checkpoint(tmp_path, damaged=note) is None
+
+
+def test_shares_of_several_writers_are_joined_in_order(tmp_path):
+    def share(rank):
+        content = [memoryview(bytes([rank]) * 10), memoryview(b"end")]
+        writer_of(tmp_path, rank, [0, 2, 3]).write(content, entries(rank, 3 - rank, 4 - rank), state_of(), UTC)
+
+    threads = [threading.Thread(target=share, args=(rank,)) for rank in (3, 0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (path,) = list_checkpoints(tmp_path)
+    manifest = read_checkpoint(path)
+    assert [part.begin for part in manifest.tensors["weights.a"].parts] == [0, 1, 3]
+    names = [f"rank-0000{rank}.safetensors" for rank in (0, 2, 3)]
+    assert [file.name for file in manifest.files] == names
+    assert sorted(file.name for file in path.iterdir()) == ["manifest.json", *names]
+    assert (path / names[1]).read_bytes() == b"\2" * 10 + b"end"
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_writer_that_fails_makes_the_first_fail_and_nothing_is_left(tmp_path, monkeypatch):
+    old = write_checkpoint(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            writer_of(tmp_path, 1, [0, 1]).write([memoryview(CONTENT)], entries(1), state_of(), UTC)
+    with pytest.raises(OSError, match="rank 1 could not write its share"):
+        writer_of(tmp_path, 0, [0, 1]).write([memoryview(CONTENT)], entries(0), state_of(), UTC)
+    assert list_checkpoints(tmp_path) == [old]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_share_that_does_not_come_ends_the_wait(tmp_path):
+    with pytest.raises(TimeoutError, match=r"rank 1 has not written its share within 0\.2 s"):
+        writer_of(tmp_path, 0, [0, 1], timeout_s=0.2).write([memoryview(CONTENT)], entries(), state_of(), UTC)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("failing_call", [1, 2, 3])
+def test_a_full_disk_leaves_the_old_ones_and_nothing_half_done(tmp_path, monkeypatch, failing_call):
+    old = write_checkpoint(tmp_path, 1)
+    calls, sync = [], checkpoint.os.fsync
+
+    def sometimes_full(fd):
+        calls.append(fd)
+        if len(calls) == failing_call:
+            full()
+        sync(fd)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", sometimes_full)
+    with pytest.raises(OSError, match="No space"):
+        write_checkpoint(tmp_path, 2)
+    # Past the renaming it is there, and only the pointer to it is old.
+    whole = list_checkpoints(tmp_path)
+    assert [path.name for path in whole[-1:]] == [old.name]
+    assert not list(tmp_path.glob("*.partial")) + list(tmp_path.glob(".step-*"))
+    for path in whole:
+        read_checkpoint(path)
+    monkeypatch.undo()
+    assert write_checkpoint(tmp_path, 2) == list_checkpoints(tmp_path)[0]
+
+
+def test_a_step_that_is_taken_again_replaces_its_checkpoint(tmp_path):
+    write_checkpoint(tmp_path, 5)
+    path = write_checkpoint(tmp_path, 5, content=b"other")
+    assert read_checkpoint(path).files[0].bytes == 5
+    assert [one.name for one in tmp_path.iterdir() if one.is_dir()] == [path.name]
+
+
+def test_leftovers_of_earlier_starts_are_cleared_and_nothing_else(tmp_path):
+    path = write_checkpoint(tmp_path, 5)
+    kept = {one.name for one in tmp_path.iterdir()} | {"step-000000003.damaged-1"}
+    for name in (
+        ".step-000000006.attempt-1.partial", ".step-000000004.0a0b0c0d.removed", ".step-000000005.0a0b0c0d.replaced",
+        "step-000000003.damaged-1",
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-00000.safetensors").write_bytes(b"x")
+    clear_leftovers(tmp_path)
+    assert {one.name for one in tmp_path.iterdir()} == kept
+    read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["../rank-00000.safetensors", "/etc/passwd", "..", ".hidden", "a/b", ""])
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path, name):
+    path = write_checkpoint(tmp_path)
+
+    def lead_away(table):
+        table["files"][0]["name"] = table["tensors"]["weights.a"]["parts"][0]["file"] = name
+
+    changed(path, lead_away)
+    with pytest.raises(BadCheckpoint):
+        read_checkpoint(path)
+
+
+def test_a_manifest_must_list_every_file_that_tensors_lie_in(tmp_path):
+    path = write_checkpoint(tmp_path)
+    changed(path, lambda table: table["tensors"]["weights.a"]["parts"][0].update(file="rank-00001.safetensors"))
+    with pytest.raises(BadCheckpoint, match="does not list all of its files"):
+        read_checkpoint(path)
+
+
+def test_a_changed_value_is_noticed_by_the_manifests_own_hash(tmp_path):
+    path = write_checkpoint(tmp_path)
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"good": true', '"good": false'))
+    with pytest.raises(BadCheckpoint, match=r"manifest\.json is not as it was written"):
+        read_checkpoint(path)
+
+
+def test_a_manifest_of_another_version_or_with_wrong_types_is_refused(tmp_path):
+    for change in (
+        {"schema_version": 2}, {"state": None}, {"files": [{"name": 1}]}, {"tensors": []}, {"unknown": 1}, {"files": 3},
+        {"written_utc": 5},
+    ):  # fmt: skip
+        path = write_checkpoint(tmp_path)
+        changed(path, lambda table, change=change: table.update(change))
+        with pytest.raises(BadCheckpoint):
+            read_checkpoint(path)
+
+
+def test_a_manifest_that_is_too_deep_or_too_large_is_refused(tmp_path, monkeypatch):
+    path = write_checkpoint(tmp_path)
+    for text in ('{"a":' * 100 + "1" + "}" * 100, "[" * 200_000):
+        (path / "manifest.json").write_text(text)
+        with pytest.raises(BadCheckpoint):
+            read_checkpoint(path)
+    with (path / "manifest.json").open("wb") as file:
+        file.truncate(64 * 2**20 + 1)
+    with pytest.raises(BadCheckpoint, match="is larger than"):
+        read_checkpoint(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("hostile"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(Manifest.model_fields)), JSON)
+def test_a_manifest_with_any_value_in_place_of_its_own_is_refused(hostile, key, value):
+    path = write_checkpoint(hostile.parent)
+    table = json.loads((path / "manifest.json").read_text())
+    assume(value != table[key] and not (key == "tensors" and value == {}) and not (key == "files" and value == []))
+    assume(not (key == "written_utc" and isinstance(value, str)))
+    (path / "manifest.json").write_text(json.dumps(signed(table | {key: value})))
+    with pytest.raises(BadCheckpoint):
+        read_checkpoint(path)
+    assert newest_checkpoint(path.parent, damaged=lambda *_: None) is None
+
+
+def refused(path, raw):
+    (path / "manifest.json").write_bytes(raw)
+    with pytest.raises(BadCheckpoint):
+        read_checkpoint(path)
+    assert newest_checkpoint(path.parent, damaged=lambda *_: None) is None
+    prune(path.parent, keep_last=1, keep_every_steps=None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200) | st.text().map(str.encode) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_a_manifest_of_any_bytes_is_refused_as_damaged(hostile, raw):
+    refused(hostile, raw)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "null", "NaN", '{"state": NaN}', '{"a": "\\ud800"}', "9" * 5000, '"x"'], ids=range(7)
+)
+def test_json_that_is_no_manifest_is_refused_as_damaged(hostile, text):
+    refused(hostile, text.encode())
+
+
+def test_a_file_name_that_no_file_can_have_is_refused(tmp_path):
+    path = write_checkpoint(tmp_path)
+
+    def cut_off(table):
+        table["files"][0]["name"] = table["tensors"]["weights.a"]["parts"][0]["file"] = "a\0b"
+
+    changed(path, cut_off)
+    with pytest.raises(BadCheckpoint):
+        read_checkpoint(path)
+
+
+def test_a_pointer_that_could_not_be_written_leaves_nothing_and_the_checkpoint_is_there(tmp_path, monkeypatch):
+    calls, sync = [], checkpoint.os.fsync
+
+    def full(fd):
+        calls.append(fd)
+        if len(calls) == 4:  # file, manifest, directory, latest
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(fd)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    write_checkpoint(tmp_path, 2)
+    assert len(calls) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000002"]

@@ -1,0 +1,136 @@
+import math
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.oracles import config_of
+from tests.trainer.test_vitals import result_of
+from trainer.config import HealthSettings
+from trainer.finding import Action
+from trainer.overseer import Overseer
+
+
+class _Ranks:
+    """The first of two, whose other has samples 90 and 91."""
+
+    rank, device = 0, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.gathered = 0
+
+    def gather(self, numbers):
+        self.gathered += 1
+        return [numbers, np.array([91, 90])]
+
+
+QUIET = [0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def ranks():
+    return _Ranks()
+
+
+@pytest.fixture
+def overseer_of(events, ranks):
+    def make(**health) -> Overseer:
+        config = config_of(health=HealthSettings(window_steps=16, **health), max_grad_norm=1.0)
+        return Overseer(config, ranks, events.append)
+
+    return make
+
+
+def ordinary(overseer, steps=20, begin=1):
+    """Steps of which nothing is to be said."""
+    for step in range(begin, begin + steps):
+        overseer.add(step, result_of(2.0 + 0.01 * (step % 5), told=QUIET), np.array([step]))
+        assert overseer.look().action is None
+
+
+def test_an_ordinary_step_costs_no_message_and_leads_to_nothing(overseer_of, events, ranks):
+    ordinary(overseer_of())
+    assert (events, ranks.gathered) == ([], 0)
+
+
+def test_an_event_names_the_samples_of_all_ranks_in_that_step(overseer_of, events):
+    overseer = overseer_of()
+    ordinary(overseer)
+    overseer.add(21, result_of(50.0, told=QUIET), np.array([7, 5]))
+    overseer.add(22, result_of(2.0, told=QUIET), np.array([6]))
+    verdict = overseer.look()
+    assert (verdict.action, verdict.at_step) == (Action.WARN, 21)
+    (event,) = events
+    assert (event.kind, event.action, event.level, event.step) == ("spike", "warn", "warning", 21)
+    assert event.samples == [5, 7, 90, 91]
+    assert event.values["loss"] == 50.0
+    assert event.causes
+    assert event.next_step
+
+
+def test_values_that_are_none_become_text_and_their_steps_are_counted(overseer_of, events):
+    overseer = overseer_of()
+    overseer.add(1, result_of(math.nan, math.inf, applied=False, told=QUIET), np.array([1]))
+    assert overseer.look().action is Action.SKIP
+    assert overseer.skipped_steps == 1
+    assert events[0].values == {"loss": "nan", "grad_norm": "inf"}
+
+
+def test_the_strongest_of_several_steps_rules(overseer_of):
+    overseer = overseer_of(on_spike="rollback", on_non_finite="skip")
+    ordinary(overseer)
+    for step, loss in ((21, math.nan), (22, 50.0), (23, math.nan)):
+        overseer.add(step, result_of(loss, applied=False, told=QUIET), np.array([step]))
+    verdict = overseer.look()
+    assert (verdict.action, verdict.at_step) == (Action.ROLL_BACK, 22)
+    assert "the loss of step 22 is 50" in verdict.message
+    assert verdict.next_step
+
+
+def test_what_ranks_told_is_read_with_the_step(overseer_of):
+    overseer = overseer_of()
+    told = overseer.to_tell(signal_number=signal.SIGTERM, time_is_over=False, save_is_due=False)
+    overseer.add(1, result_of(told=QUIET), np.array([1]))
+    overseer.add(2, result_of(told=[0.0, 0.0, 0.0, 0.0, 1.0]), np.array([2]))
+    overseer.add(3, result_of(told=told), np.array([3]))
+    verdict = overseer.look()
+    assert (verdict.action, verdict.stop_reason, verdict.save_asked_at) == (None, "SIGTERM on rank 0", 2)
+    overseer.add(4, result_of(told=[0.0, 0.0, 0.0, 1.0, 0.0]), np.array([4]))
+    assert "is nearly over" in overseer.look().stop_reason
+
+
+def test_limits_are_those_of_the_policies(overseer_of):
+    for policy, limited in (("warn", False), ("skip", True), ("rollback", True)):
+        overseer = overseer_of(on_spike=policy)
+        assert math.isinf(overseer.limits().loss)
+        ordinary(overseer)
+        assert math.isfinite(overseer.limits().loss) == limited
+        assert math.isinf(overseer.limits().grad_norm)
+
+
+def test_a_rollback_forgets_the_steps_that_are_undone(overseer_of, events):
+    overseer = overseer_of(on_spike="rollback")
+    ordinary(overseer)
+    saved = overseer.health.to_json()
+    overseer.add(21, result_of(50.0, applied=False, told=QUIET), np.array([1]))
+    verdict = overseer.look()
+    overseer.add(22, result_of(60.0, applied=False, told=QUIET), np.array([2]))
+    overseer.roll_back(saved, at_step=verdict.at_step, to_step=20)
+    assert overseer.look(all_of_them=True).action is None
+    assert len(events) == 1
+    assert overseer.health.rollbacks == 1
+    assert overseer.health.learning_rate_share(20) == 0.5
+
+
+def test_what_a_checkpoint_remembers_is_taken_up(overseer_of):
+    first, second = overseer_of(on_spike="skip"), overseer_of(on_spike="skip")
+    ordinary(first)
+    second.go_on(first.health.to_json(), skipped_steps=3)
+    assert second.limits() == first.limits()
+    assert second.skipped_steps == 3

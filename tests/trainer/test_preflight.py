@@ -1,0 +1,147 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.checkpoints import resolved_of
+from tests.trainer.oracles import config_of
+from trainer.errors import BadConfig, ProfileRefused
+from trainer.parallel import join_ranks
+from trainer.preflight import (
+    allotted_cpus,
+    check_ranks,
+    check_room,
+    compare_data,
+    compare_profile,
+    compare_ranks,
+    facts_of_rank,
+    pack,
+    unpack,
+)
+
+CONFIG = config_of()
+RANKS = join_ranks(CONFIG, environment={})
+GPU = {"device": "NVIDIA A100", "device_memory_bytes": str(80 * 2**30), "torch": "2.10.0+cu128", "allotted_cpus": "8"}
+FACTS = GPU | {"configuration": "a", "code": "b", "dataset": "c", "transformers": "5.0", "python": "3.12"}
+
+
+def test_ranks_that_are_alike_pass_without_a_word():
+    assert compare_ranks([FACTS] * 4) == []
+    assert compare_ranks([FACTS]) == []
+
+
+@pytest.mark.parametrize("name", ["configuration", "code", "dataset", "torch", "transformers", "python"])
+def test_what_would_make_training_silently_wrong_is_refused_with_the_ranks_that_differ(name):
+    with pytest.raises(BadConfig) as caught:
+        compare_ranks([FACTS, FACTS | {name: "z" * 64}, FACTS])
+    assert caught.value.message == f"ranks differ in their {name}: {FACTS[name]} on ranks 0, 2; {'z' * 24} on rank 1"
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize("name", ["device", "device_memory_bytes", "allotted_cpus"])
+def test_what_only_makes_training_slow_is_said(name):
+    (remark,) = compare_ranks([FACTS] * 6 + [FACTS | {name: "1"}])
+    assert f"{FACTS[name][:24]} on ranks 0, 1, 2, 3 and 2 more; 1 on rank 6; all wait" in remark.message
+
+
+def test_samples_that_two_ranks_got_are_refused_with_both_named():
+    compare_data([])
+    compare_data([np.array([1, 2]), np.array([], dtype=np.int64), np.array([3, 4])])
+    with pytest.raises(BadConfig, match="ranks 1 and 2 were dealt 2 samples in common"):
+        compare_data([np.array([9]), np.array([1, 2, 3]), np.array([3, 4, 2])])
+    with pytest.raises(BadConfig, match="a rank was dealt a sample twice"):
+        compare_data([np.array([9]), np.array([1, 1])])
+
+
+def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
+    with pytest.raises(ProfileRefused, match="of 80 GiB, this one has 40 GiB") as caught:
+        compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": str(40 * 2**30)})
+    assert caught.value.exit_code == 6
+    assert "autotune probe" in caught.value.next_step
+    for here in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30):
+        assert compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": str(here)}) == []
+
+
+def test_another_machine_than_the_profile_was_tuned_on_is_said():
+    tuned = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "allotted_cpus": 8}
+    assert compare_profile({}, GPU) == []
+    assert compare_profile(tuned, GPU) == []
+    for change, told in (
+        ({"gpu_name": "NVIDIA H100"}, "gpu name NVIDIA H100, here is NVIDIA A100"),
+        ({"torch": "2.9.1"}, "torch 2.9.1, here is 2.10.0"),
+        ({"allotted_cpus": 16}, "16 allotted CPUs, this rank has 8"),
+        ({"device": "cpu"}, "tuned on a CPU, this is a GPU"),
+    ):
+        (remark,) = compare_profile(tuned | change, GPU)
+        assert told in remark.message
+        assert remark.next_step
+
+
+def test_a_fingerprint_of_strange_values_is_not_believed():
+    assert compare_profile({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, GPU) == []
+    assert compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": "None"}) == []
+
+
+@pytest.fixture
+def affinity(monkeypatch):
+    monkeypatch.setattr("trainer.preflight.os.sched_getaffinity", lambda _: set(range(64)))
+
+
+def own_group() -> str:
+    found = re.search(r"^0::/?(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    if found is None:
+        pytest.skip("no unified control groups here")
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 64), ("800000 100000", 8), ("50000 100000", 1), ("x", 64), ("", 64)]
+)
+def test_a_quota_of_the_control_group_counts(affinity, tmp_path, quota, expected):
+    place = tmp_path / own_group()
+    place.mkdir(exist_ok=True, parents=True)
+    (place / "cpu.max").write_text(quota)
+    assert allotted_cpus({}, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("quota_us", "expected"), [("-1", 64), ("400000", 4), ("1000", 1)])
+def test_a_quota_of_the_older_control_groups_counts(affinity, tmp_path, quota_us, expected):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota_us + "\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert allotted_cpus({}, tmp_path) == expected
+
+
+def test_the_least_of_affinity_quota_and_slurms_word_counts(affinity, tmp_path, monkeypatch):
+    assert allotted_cpus({}, tmp_path) == 64
+    assert allotted_cpus({"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 12
+    assert allotted_cpus({"SLURM_CPUS_PER_TASK": "many"}, tmp_path) == 64
+    monkeypatch.setattr("trainer.preflight.os.sched_getaffinity", lambda _: {3, 5})
+    assert allotted_cpus({"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 2
+
+
+def test_facts_survive_their_way_between_ranks():
+    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="ä" * 64, ranks=RANKS)
+    assert unpack(pack(facts)) == facts
+    assert facts["device_memory_bytes"] == "None"
+    assert len(facts["code"]) == 64
+
+
+def test_a_single_rank_on_its_own_machine_passes():
+    assert check_ranks(resolved_of(CONFIG), "d", RANKS) == []
+
+
+def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, monkeypatch):
+    class _Disk:
+        free = 150
+
+    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: _Disk)
+    assert check_room(tmp_path, 75, 0, RANKS) == []
+    with pytest.raises(BadConfig, match="has 0 MiB free, and 2 checkpoints take") as caught:
+        check_room(tmp_path, 76, 0, RANKS)
+    assert "train.checkpoint.enabled=false" in caught.value.next_step
+    assert check_room(tmp_path, 150, 1, RANKS) == []
+    for there in (1, 2, 5):  # a run that can go on does so, with a word
+        (remark,) = check_room(tmp_path, 151, there, RANKS)
+        assert "the next save fails" in remark.next_step

@@ -1,0 +1,298 @@
+import json
+import os
+
+import pytest
+
+from tests.trainer.checkpoints import end_of, leave, resolved_of, write_checkpoint, write_run
+from tests.trainer.oracles import SHAPES, config_of
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, prune
+from trainer.config import CheckpointSettings, DataSettings, ModelSettings
+from trainer.errors import BadConfig, TrainingFailed
+from trainer.record import read_run
+from trainer.resume import choose_run, job_name
+
+CONFIG = config_of(max_steps=20)
+SLURM = {"SLURM_JOB_ID": "17"}
+AGAIN = SLURM | {"SLURM_RESTART_COUNT": "1"}
+
+
+@pytest.fixture(autouse=True)
+def cwd(tmp_path, monkeypatch):
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+def chosen(out, resume="auto", config=CONFIG, environment=None):
+    """Directory, number of the start, and what it goes on from; as a process would that ends at once."""
+    writer, start = choose_run(out, resume, resolved_of(config), environment or {})
+    leave(writer)
+    return writer, start
+
+
+def messages(start):
+    return [event.message for event in start.events]
+
+
+def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_path):
+    for resume in ("auto", "never"):
+        writer, start = chosen(tmp_path / resume, resume)
+        assert (writer.directory, writer.attempt) == (tmp_path / resume, 1)
+        assert (start.checkpoint, start.manifest, start.finished, start.events) == (None, None, None, ())
+    writer, _ = chosen(None)
+    assert writer.directory.parts[0] == "runs"
+    assert writer.directory.name.endswith("Z-m")
+
+
+def test_auto_goes_on_with_the_newest_checkpoint_of_the_run_that_is_there(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, (5, 10))
+    writer, start = chosen(run)
+    assert (writer.directory, writer.attempt) == (run, 2)
+    assert start.checkpoint == run / CHECKPOINTS_DIRECTORY / "step-000000010"
+    assert start.manifest.state.step == 10
+    assert messages(start) == ["goes on from step-000000010"]
+    assert start.origin == "step-000000010"
+
+
+def test_auto_begins_a_run_anew_that_has_no_checkpoint_yet(tmp_path):
+    writer, start = chosen(write_run(tmp_path / "r", CONFIG, ()))
+    assert (writer.attempt, start.checkpoint) == (2, None)
+    assert start.events[0].level == "warning"
+    assert "no whole checkpoint" in messages(start)[0]
+
+
+def test_never_does_not_touch_a_run_that_is_there(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    with pytest.raises(BadConfig, match="holds a run already"):
+        chosen(run, "never")
+    assert chosen(run)[1].manifest.state.step == 10
+
+
+def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
+    writer, start = chosen(None, environment=SLURM)
+    assert start.job == "slurm-17"
+    for name, job in (("a", "slurm-17"), ("b", "slurm-18"), ("c", "")):
+        write_run(tmp_path / "cwd" / "runs" / name, CONFIG, job=job)
+    (tmp_path / "cwd" / "runs" / "d").mkdir()
+    (tmp_path / "cwd" / "runs" / "d" / "run.json").write_text("{")
+    writer, start = chosen(None, environment=AGAIN)
+    assert (writer.directory.name, start.manifest.state.step) == ("a", 10)
+    for other in (SLURM, {}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "19", "SLURM_RESTART_COUNT": "1"}):
+        assert chosen(None, environment=other)[1].checkpoint is None
+    assert chosen(None, "never", environment=AGAIN)[1].checkpoint is None
+    assert chosen(tmp_path / "out", environment=AGAIN)[1].checkpoint is None
+
+
+def test_the_newest_of_the_runs_that_a_job_began_is_its_own(tmp_path):
+    for number, name in enumerate(("z", "a", "m")):
+        run = write_run(tmp_path / "cwd" / "runs" / name, CONFIG, job="slurm-17")
+        os.utime(run / "run.json", (1000 + number, 1000 + number))
+    assert chosen(None, environment=AGAIN)[0].directory.name == "m"
+
+
+def test_a_torchrun_that_starts_its_ranks_again_finds_its_own_run(tmp_path):
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+    job = job_name(torchrun)
+    assert job.startswith("torchrun-")
+    assert job == job_name(torchrun | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    write_run(tmp_path / "cwd" / "runs" / "a", CONFIG, job=job)
+    assert chosen(None, environment=torchrun)[1].checkpoint is None
+    again = chosen(None, environment=torchrun | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert (again[0].directory.name, again[1].manifest.state.step) == ("a", 10)
+    assert job_name({}) == ""
+    assert job_name(torchrun | SLURM) == "slurm-17"
+
+
+def test_a_run_that_is_over_is_left_as_it_is_unless_it_has_more_steps_to_take(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, (10, 20), end=end_of(0, steps=20))
+    writer, start = chosen(run)
+    assert start.finished == end_of(0, steps=20)
+    assert start.checkpoint is None
+    assert read_run(run).header.attempt == 1
+    writer.finish(start.finished)
+    longer = config_of(max_steps=30)
+    _, start = chosen(run, config=longer)
+    assert (start.finished, start.manifest.state.step) == (None, 20)
+    assert "train.max_steps is now 30, it was 20" in messages(start)[0]
+
+
+def test_a_run_that_was_asked_to_leave_goes_on_unchanged(tmp_path):
+    _, start = chosen(write_run(tmp_path / "r", CONFIG, (5, 20), end=end_of(75)))
+    assert (start.finished, start.manifest.state.step) == (None, 20)
+
+
+def test_a_run_that_gave_up_goes_on_only_with_another_setting_and_from_a_good_checkpoint(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, (5, 10), end=end_of(76, reason="nothing helped"), good=False)
+    with pytest.raises(TrainingFailed, match=r"gave up before, and nothing was changed since: nothing helped"):
+        chosen(run)
+    with pytest.raises(TrainingFailed):  # asking twice changes nothing
+        chosen(run)
+    writer, start = chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))
+    assert (writer.attempt, start.manifest.state.step) == (2, 5)
+    assert "train.learning_rate is now 1e-05, it was 0.0001" in messages(start)[0]
+    assert start.events[0].level == "warning"
+
+
+def test_a_damaged_newest_checkpoint_is_put_aside_and_told(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, (5, 10))
+    root = run / CHECKPOINTS_DIRECTORY
+    (root / "step-000000010" / "rank-00000.safetensors").write_bytes(b"short")
+    _, start = chosen(run)
+    assert start.manifest.state.step == 5
+    assert (root / "step-000000010.damaged-2" / "rank-00000.safetensors").read_bytes() == b"short"
+    assert [event.level for event in start.events] == ["error", "info"]
+    assert "step-000000010 is damaged and was passed over" in messages(start)[0]
+    assert "5 bytes instead of 1,024" in messages(start)[0]
+    assert messages(chosen(run)[1]) == ["goes on from step-000000005"]
+
+
+def test_what_an_earlier_start_left_unfinished_is_cleared(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
+    partial.mkdir()
+    chosen(run)
+    assert not partial.exists()
+
+
+OTHERS = {
+    "model.config": {"model": ModelSettings(name="m", config=SHAPES["bert"] | {"hidden_act": "relu"})},
+    "model.null_keys": {"model": ModelSettings(name="m", config=SHAPES["bert"], null_keys=["classifier_dropout"])},
+    "seq_length_tokens": {"seq_length_tokens": 32},
+    "layout": {"layout": "padded"},
+    "global_batch_rows": {"global_batch_rows": 16},
+    "global_batch_tokens": {"global_batch_tokens": 512},
+    "global_batch_samples": {"global_batch_samples": 8},
+    "seed": {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_settings_that_a_position_and_weights_depend_on_cannot_change(tmp_path, key):
+    run = write_run(tmp_path / "r", CONFIG)
+    before = sorted(run.rglob("*"))
+    for resume, out in (("auto", run), (str(run), None), (str(run), tmp_path / "fork")):
+        with pytest.raises(BadConfig, match=rf"train\.{key} ") as caught:
+            chosen(out, resume, config_of(max_steps=20, **OTHERS[key]))
+        assert "begin afresh" in caught.value.next_step
+    assert sorted(run.rglob("*")) == before
+    assert not (tmp_path / "fork").exists()
+
+
+RECIPE = {
+    "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "decay_share": 0.2,
+    "final_learning_rate_share": 0.1, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6,
+    "max_grad_norm": 1.0, "max_steps": 30, "masking_probability": 0.3, "attention_dropout": 0.1, "precision": "bf16",
+    "tf32": False,
+}  # fmt: skip
+
+
+def test_changes_of_the_recipe_are_each_named(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    _, start = chosen(run, config=config_of(**RECIPE))
+    before = CONFIG.model_dump()
+    (message,) = messages(start)
+    for key, value in RECIPE.items():
+        assert f"train.{key} is now {value}, it was {before[key]}" in message
+
+
+def test_settings_that_change_nothing_of_the_result_may_change_silently(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    other = config_of(
+        max_steps=20, micro_batch_rows=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
+        data=DataSettings(loader_workers=2),
+    )  # fmt: skip
+    assert messages(chosen(run, config=other)[1]) == ["goes on from step-000000010"]
+
+
+def test_another_dataset_is_refused(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    other = config_of(max_steps=20, data=DataSettings(dataset_hash="e" * 64))
+    for resume, out in (("auto", run), (str(run / CHECKPOINTS_DIRECTORY / "step-000000010"), tmp_path / "fork")):
+        with pytest.raises(BadConfig, match="another dataset: its hash begins d, not eeeeeeeeeeee"):
+            chosen(out, resume, other)
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-000000010"])
+def test_a_run_its_checkpoints_or_the_newest_of_them_can_be_named_to_go_on_in_place(tmp_path, place):
+    run = write_run(tmp_path / "r", CONFIG)
+    for out in (None, run):
+        writer, start = chosen(out, str(run / place))
+        assert (writer.directory, start.manifest.state.step) == (run, 10)
+
+
+def test_an_older_checkpoint_is_not_gone_on_from_in_place(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    older = str(run / CHECKPOINTS_DIRECTORY / "step-000000005")
+    for out in (None, run):
+        with pytest.raises(BadConfig, match="has newer checkpoints than step-000000005") as caught:
+            chosen(out, older)
+        assert "--out" in caught.value.next_step
+
+
+@pytest.mark.parametrize(("place", "step"), [("", 10), ("checkpoints/step-000000005", 5)])
+def test_another_run_can_begin_from_a_checkpoint(tmp_path, place, step):
+    run = write_run(tmp_path / "r", CONFIG, end=end_of(76))
+    writer, start = chosen(tmp_path / "fork", str(run / place))
+    assert (writer.directory, writer.attempt, start.manifest.state.step) == (tmp_path / "fork", 1, step)
+    assert start.checkpoint.parent.parent == run
+    assert start.origin == str(start.checkpoint)
+    assert messages(start) == [f"begins from {start.checkpoint}"]
+
+
+def test_a_fork_passes_a_damaged_checkpoint_over_and_leaves_it_where_it_is(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    newest = run / CHECKPOINTS_DIRECTORY / "step-000000010"
+    (newest / "manifest.json").unlink()
+    (newest / "rank-00000.safetensors").write_bytes(b"")
+    _, start = chosen(tmp_path / "fork", str(run))
+    assert start.manifest.state.step == 5
+    assert newest.is_dir()
+    assert "damaged and was passed over" in messages(start)[0]
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    path = run / CHECKPOINTS_DIRECTORY / "step-000000005"
+    (path / "rank-00000.safetensors").write_bytes(b"")
+    with pytest.raises(BadConfig, match="the checkpoint is damaged"):
+        chosen(tmp_path / "fork", str(path))
+    assert not (tmp_path / "fork").exists()
+
+
+def test_what_is_no_run_and_a_place_that_is_taken_are_refused(tmp_path):
+    run, other = write_run(tmp_path / "r", CONFIG), write_run(tmp_path / "other", CONFIG)
+    with pytest.raises(BadConfig, match="neither a run with checkpoints nor a checkpoint"):
+        chosen(None, str(tmp_path / "nowhere"))
+    with pytest.raises(BadConfig, match="holds a run already"):
+        chosen(other, str(run))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadConfig, match="cannot write"):
+        chosen(tmp_path / "file" / "r")
+
+
+def test_a_run_without_a_whole_checkpoint_cannot_be_begun_from(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, ())
+    (run / CHECKPOINTS_DIRECTORY).mkdir()
+    with pytest.raises(BadConfig, match="has no whole checkpoint"):
+        chosen(tmp_path / "fork", str(run))
+
+
+def test_a_run_whose_record_cannot_be_read_is_refused(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    table = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(table | {"schema_version": 2}))
+    with pytest.raises(BadConfig):
+        chosen(run)
+
+
+def test_what_a_run_that_gave_up_left_behind_the_good_checkpoint_is_not_gone_on_from_later(tmp_path):
+    run = write_run(tmp_path / "r", config_of(max_steps=20), (5, 10), end=end_of(76), good=False)
+    resolved = resolved_of(config_of(max_steps=20, learning_rate=1e-5))
+    writer, start = choose_run(run, "auto", resolved, {})
+    assert start.manifest.state.step == 5
+    root = run / CHECKPOINTS_DIRECTORY
+    for step in (6, 7):  # what that start saves before it is killed
+        write_checkpoint(root, step, config=resolved.config.model_dump(mode="json"))
+        prune(root, keep_last=2, keep_every_steps=None)
+    leave(writer)
+    _, start = choose_run(run, "auto", resolved, {})
+    assert start.manifest.state.step == 7

@@ -1,0 +1,181 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.checkpoints import state_of
+from tests.trainer.oracles import SHAPES, config_of, micro_batches, training_of
+from trainer.checkpoint import CheckpointWriter, checkpoint_name, read_checkpoint
+from trainer.config import ModelSettings
+from trainer.dataset import TokenDataset
+from trainer.errors import BadConfig
+from trainer.optimizer import make_optimizer
+from trainer.parallel import join_ranks
+from trainer.snapshot import HostCopy, held_tensors, make_state, restore
+from trainer.step import TrainStep
+
+CONFIG = config_of()
+RANKS = join_ranks(CONFIG, environment={})
+FILE = "rank-00000.safetensors"
+
+
+@pytest.fixture(scope="module")
+def dataset(patterned_dataset):
+    return TokenDataset.open(patterned_dataset)
+
+
+@pytest.fixture(scope="module")
+def batches(dataset):
+    return micro_batches(dataset, CONFIG, steps=5)
+
+
+def trained(dataset, batches, config=CONFIG):
+    training = training_of(config, dataset)
+    for batch in batches:
+        training.step.run([batch], 1e-3)
+    return training
+
+
+def written(training, root, parts=1):
+    """A checkpoint of a training; with more than one part, as so many ranks would share it out."""
+    held = held_tensors(training, RANKS)
+    for rank in reversed(range(parts)):
+        copy = HostCopy(
+            [own for one in held for own in share(one, rank, parts)], f"rank-{rank:05d}.safetensors", pinned=False
+        )
+        copy.take([own for one in held for own in share(one, rank, parts)])
+        writer = CheckpointWriter(
+            root, checkpoint_name(5, 0), attempt=1, rank=rank, writers=range(parts), timeout_s=1.0
+        )
+        writer.write(copy.content, copy.tensors, state_of(5), "2026-01-01T00:00:00Z")
+    path = root / checkpoint_name(5, 0)
+    return path, read_checkpoint(path)
+
+
+def share(one, rank, parts):
+    if parts == 1 or not one.shape:
+        return [one] if rank == 0 else []
+    rows = -(-one.shape[0] // parts)
+    local = one.local[rank * rows : (rank + 1) * rows]
+    return [replace(one, local=local, begin=min(one.shape[0], rank * rows))]
+
+
+def contents(training):
+    return {one.name: one.local.clone() for one in held_tensors(training, RANKS)}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_file_is_one_that_safetensors_reads_and_holds_everything(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:2])
+    path, manifest = written(training, tmp_path)
+    read = load_file(path / FILE)
+    assert same(read, contents(training))
+    assert read.keys() == manifest.tensors.keys()
+    names = [name for name, _ in training.module.named_parameters()]
+    assert read.keys() >= {f"{kind}.{name}" for kind in ("weights", "step", "exp_avg", "exp_avg_sq") for name in names}
+    assert float(read[f"step.{names[0]}"]) == 2.0
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_restored_training_goes_on_bit_by_bit_as_the_one_that_was_saved(dataset, batches, tmp_path, parts):
+    training = trained(dataset, batches[:2])
+    path, manifest = written(training, tmp_path, parts)
+    other = training_of(config_of(seed=7), dataset)
+    assert not same(contents(other), contents(training))
+    restore(other, path, manifest, RANKS)
+    assert same(contents(other), contents(training))
+    for batch in batches[2:]:
+        first, second = (one.step.run([batch], 1e-3) for one in (training, other))
+        assert torch.equal(first.loss, second.loss)
+        assert torch.equal(first.grad_norm, second.grad_norm)
+    assert same(contents(other), contents(training))
+
+
+def test_a_state_from_before_the_first_step_leads_to_the_same_first_step(dataset, batches, tmp_path):
+    plain = trained(dataset, batches[:1])
+    training = training_of(CONFIG, dataset)
+    make_state(training)
+    path, manifest = written(training, tmp_path)
+    other = trained(dataset, batches[:3])
+    restore(other, path, manifest, RANKS)
+    other.step.run([batches[0]], 1e-3)
+    assert same(contents(other), contents(plain))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(dataset, batches, tmp_path):
+    path, manifest = written(trained(dataset, batches[:1]), tmp_path)
+    wider = ModelSettings(name="m", config=SHAPES["bert"] | {"intermediate_size": 96})
+    other = training_of(config_of(model=wider), dataset)
+    before = {name: value.clone() for name, value in other.module.named_parameters()}
+    with pytest.raises(BadConfig, match=r"of another model: it has F32 \[64.* for weights\.\S*intermediate.*\[96"):
+        restore(other, path, manifest, RANKS)
+    assert all(torch.equal(before[name], value) for name, value in other.module.named_parameters())
+    deeper = ModelSettings(name="m", config=SHAPES["bert"] | {"num_hidden_layers": 3})
+    with pytest.raises(BadConfig, match=r"it has nothing for weights\.\S*layer\.2\."):
+        restore(training_of(config_of(model=deeper), dataset), path, manifest, RANKS)
+
+
+def test_a_checkpoint_that_lacks_rows_of_a_tensor_is_refused(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:1])
+    path, manifest = written(training, tmp_path, parts=2)
+    name = next(name for name, entry in manifest.tensors.items() if len(entry.shape) == 2)
+    for parts in (manifest.tensors[name].parts[:1], manifest.tensors[name].parts[1:], []):
+        lacking = manifest.tensors | {name: manifest.tensors[name].model_copy(update={"parts": parts})}
+        with pytest.raises(BadConfig, match=f"lacks rows of {name}"):
+            restore(training, path, manifest.model_copy(update={"tensors": lacking}), RANKS)
+
+
+def test_weights_that_are_tied_are_kept_once_and_stay_tied(dataset, batches, tmp_path):
+    training = trained(dataset, batches[:1])
+    table = training.model.get_input_embeddings().weight
+    assert training.model.get_output_embeddings().weight is table
+    held = [one for one in held_tensors(training, RANKS) if one.name.startswith("weights.")]
+    assert [one.shape for one in held].count(tuple(table.shape)) == 1
+    assert len({one.local.data_ptr() for one in held}) == len(held)
+    path, manifest = written(training, tmp_path)
+    other = training_of(config_of(seed=7), dataset)
+    restore(other, path, manifest, RANKS)
+    assert other.model.get_output_embeddings().weight is other.model.get_input_embeddings().weight
+
+
+def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches, tmp_path):
+    def frozen(seed):
+        training = training_of(config_of(seed=seed), dataset)
+        training.model.get_submodule("bert.embeddings.position_embeddings").requires_grad_(False)
+        optimizer = make_optimizer(training.module, CONFIG, RANKS)
+        step = TrainStep(training.shared, optimizer, CONFIG, RANKS)
+        return replace(training, optimizer=optimizer, step=step)
+
+    training, other = frozen(0), frozen(7)
+    training.step.run([batches[0]], 1e-3)
+    path, manifest = written(training, tmp_path)
+    name = "model.bert.embeddings.position_embeddings.weight"
+    assert f"weights.{name}" in manifest.tensors
+    assert f"exp_avg.{name}" not in manifest.tensors
+    restore(other, path, manifest, RANKS)
+    assert same(contents(other), contents(training))
+
+
+def test_tensors_of_all_widths_lie_where_their_numbers_may():
+    from trainer.snapshot import Held
+
+    values = [
+        torch.ones(3, dtype=torch.uint8), torch.full((3, 1), 2.5), torch.tensor(7), torch.zeros(0, 4),
+        torch.full((5,), 1.5, dtype=torch.bfloat16), torch.tensor([True]), torch.full((1,), 9.0, dtype=torch.float64),
+    ]  # fmt: skip
+    held = [
+        Held(name=str(number), local=value, shape=tuple(value.shape), begin=0, keeper=True, shared=True)
+        for number, value in enumerate(values)
+    ]
+    copy = HostCopy(held, FILE, pinned=False)
+    copy.take(held)
+    from safetensors.torch import load
+
+    raw = b"".join(copy.content)
+    assert len(raw) == copy.size_bytes
+    read = load(raw)
+    assert all(torch.equal(read[str(number)], value) for number, value in enumerate(values))

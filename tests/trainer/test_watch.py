@@ -1,0 +1,236 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer import watch
+from trainer.watch import REQUEUE, TimeBudget, Watch, ignore_signals, parse_slurm_time_s, slurm_left_s
+
+PROGRAM = """
+import ctypes, json, signal, sys, time
+from pathlib import Path
+from trainer import watch
+watch.PATIENCE_S, watch._LAST_RESORT_S, watch._REARM_EVERY_S = 0.5, 0.7, 0.1
+
+def record(leaving):
+    with (place / "left.jsonl").open("a") as file:
+        file.write(json.dumps([leaving.reason, leaving.step, leaving.perhaps]) + "\\n")
+
+def sleep_in_c():
+    time.sleep(30)
+
+def keep_the_interpreter():
+    ctypes.PyDLL(None).sleep(30)
+
+place = Path(sys.argv[1])
+watching = watch.Watch(timeout_s=float(sys.argv[2]), record=record)
+watching.traceback_file = place / "traceback.txt"
+watching.start()
+watching.beat(7)
+print("ready", flush=True)
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Starts a program that watches; it has said that it is ready."""
+    started = []
+
+    def start(body, timeout_s=60.0):
+        one = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM + body, tmp_path, str(timeout_s)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(one)
+        assert one.stdout.readline() == "ready\n"
+        return one
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def left(tmp_path):
+    path = tmp_path / "left.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_the_first_signal_is_noted_and_the_program_goes_on(process, tmp_path):
+    one = process(
+        "while watching.asked_by is None: time.sleep(0.01)\n"
+        "print(watching.asked_by, watching.step)\nwatching.stop()\nsys.exit(9)"
+    )
+    one.send_signal(signal.SIGUSR1)
+    out, err = one.communicate(timeout=20)
+    assert (out, one.returncode) == (f"{signal.SIGUSR1.value} 7\n", 9)
+    assert "SIGUSR1: saving and leaving at the end of this step" in err
+    assert left(tmp_path) == []
+
+
+def test_signals_that_come_within_a_second_are_one_request(process):
+    one = process("time.sleep(0.7)\nprint(watching.asked_by)\nwatching.stop()")
+    one.send_signal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        time.sleep(0.1)
+        one.send_signal(number)
+    out, err = one.communicate(timeout=20)
+    assert (out, one.returncode) == (f"{signal.SIGTERM.value}\n", 0)
+    assert err.count("saving and leaving") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_leaves_at_once_though_the_main_thread_sleeps_in_c(process, tmp_path, number):
+    one = process("while watching.asked_by is None: time.sleep(0.01)\nsleep_in_c()")
+    one.send_signal(number)
+    time.sleep(1.6)
+    one.send_signal(number)
+    sent_s = time.monotonic()
+    _, err = one.communicate(timeout=20)
+    assert time.monotonic() - sent_s < 5
+    assert one.returncode == REQUEUE
+    assert f"a second signal, {number.name}: left without saving" in err
+    perhaps, last = left(tmp_path)
+    assert "killed before the step ended" in perhaps
+    assert perhaps.endswith("7, true]")
+    assert "a second signal" in last
+    assert last.endswith("7, false]")
+
+
+def test_a_program_that_hangs_leaves_and_says_in_which_function(process, tmp_path):
+    one = process("sleep_in_c()", timeout_s=1.0)
+    _, err = one.communicate(timeout=20)
+    assert one.returncode == REQUEUE
+    assert "nothing moved for 1 s after step 7: it hangs, or waits for a rank that does" in err
+    assert "in sleep_in_c" in err
+    assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
+    (line,) = left(tmp_path)
+    assert "traceback.txt says where" in line
+
+
+def test_a_program_that_shows_signs_of_life_does_not_hang(process, tmp_path):
+    one = process(
+        "for step in range(8, 24):\n    time.sleep(0.1)\n    watching.beat(step)\n"
+        "watching.stop()\nprint(watching.step)",
+        timeout_s=1.0,
+    )
+    assert one.communicate(timeout=20)[0] == "23\n"
+    assert (one.returncode, left(tmp_path)) == (0, [])
+
+
+def test_a_main_thread_that_lets_no_other_run_is_ended_by_the_interpreter(process, tmp_path):
+    one = process("keep_the_interpreter()", timeout_s=0.5)
+    began_s = time.monotonic()
+    _, err = one.communicate(timeout=20)
+    assert time.monotonic() - began_s < 10
+    assert one.returncode == 1
+    assert "in keep_the_interpreter" in err
+
+
+def test_a_watch_that_was_stopped_leaves_a_slow_end_alone(process, tmp_path):
+    one = process("watching.stop()\ntime.sleep(2)\nprint('end')", timeout_s=0.5)
+    one.send_signal(signal.SIGTERM)
+    assert one.communicate(timeout=20)[0] == "end\n"
+    assert (one.returncode, left(tmp_path)) == (0, [])
+
+
+def test_a_disk_that_takes_no_record_does_not_keep_a_program_from_leaving(process):
+    one = process("place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()", timeout_s=0.5)
+    _, err = one.communicate(timeout=20)
+    assert one.returncode == REQUEUE
+    assert "in sleep_in_c" in err
+
+
+def test_a_watch_that_was_not_started_only_remembers():
+    idle = Watch(timeout_s=0.0)
+    idle.beat(3)
+    idle.beat()
+    idle.stop()
+    assert (idle.step, idle.asked_by) == (3, None)
+
+
+def test_loader_processes_leave_signals_to_the_training():
+    pid = os.fork()
+    if not pid:
+        ignore_signals()
+        for number in watch.SIGNALS:
+            os.kill(os.getpid(), number)
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """Both clocks, standing until they are moved."""
+    moment = [500.0]
+    monkeypatch.setattr(time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(time, "time", lambda: moment[0] + 1e9)
+    return moment
+
+
+def test_a_budget_is_over_when_what_is_left_to_do_would_be_late(now):
+    budget = TimeBudget(100.0, 450.0)  # the process began 50 s ago
+    assert not budget.over(49.9)
+    assert budget.over(50.0)
+    now[0] = 549.0
+    assert not budget.over(0.5)
+    assert budget.over(2.0)
+    now[0] = 551.0
+    assert budget.over(0.0)
+
+
+def test_without_a_budget_there_is_time_for_ever(now):
+    assert not TimeBudget(None, 0.0).over(1e12)
+
+
+@pytest.mark.parametrize(
+    ("stop_after_s", "slurm_left", "expected"), [(None, 30.0, 30), (100.0, 30.0, 30), (70.0, 30.0, 20)]
+)
+def test_the_nearer_end_counts(now, stop_after_s, slurm_left, expected):
+    budget = TimeBudget(stop_after_s, 450.0, slurm_left)
+    assert not budget.over(expected - 0.1)
+    assert budget.over(expected)
+
+
+def test_slurm_tells_the_end_of_a_job_in_the_environment(now):
+    assert slurm_left_s({"SLURM_JOB_END_TIME": str(now[0] + 1e9 + 60)}) == 60
+    assert slurm_left_s({}) is None
+    assert slurm_left_s({"SLURM_JOB_END_TIME": "soon"}) is None
+
+
+def test_older_versions_of_slurm_are_asked(monkeypatch):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return SimpleNamespace(stdout="  1:30\n")
+
+    monkeypatch.setattr(watch.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(watch.subprocess, "run", run)
+    assert slurm_left_s({"SLURM_JOB_ID": "17"}) == 90
+    assert "17" in asked[0]
+    assert slurm_left_s({"SLURM_JOB_ID": "17; rm"}) is None
+    assert len(asked) == 1
+    monkeypatch.setattr(watch.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(OSError))
+    assert slurm_left_s({"SLURM_JOB_ID": "17"}) is None
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "NOT_SET", "INVALID", "", "1-", "1:2:3:4", "-5"])
+def test_slurms_words_for_no_limit_are_no_time(text):
+    assert parse_slurm_time_s(text) is None
+
+
+@given(st.integers(1, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_slurms_times_are_understood_with_and_without_days_and_hours(days, hours, minutes, seconds):
+    texts = [f"{seconds:02}", f"{minutes}:{seconds:02}", f"{hours}:{minutes:02}:{seconds:02}"]
+    texts.append(f"{days}-{hours:02}:{minutes:02}:{seconds:02}")
+    expected = [seconds, 60 * minutes, 3600 * hours, 86400 * days]
+    assert [parse_slurm_time_s(text) for text in texts] == [sum(expected[: count + 1]) for count in range(4)]
+    assert all(parse_slurm_time_s(one) <= parse_slurm_time_s(other) for one, other in pairwise(texts))
