@@ -76,6 +76,22 @@ Memory limited for real on a CPU, the same step everywhere. Ours counts tracing,
 | case | finder | rows | trials | refused | time |
 |---|---|---:|---:|---:|---:|
 """
+_CHECKPOINT = """
+## Saving, and going on
+
+{steps} optimizer steps of {model} on {device}, in turns with and without a save of its {state} at their beginning; what
+a block takes longer than the one without is what the save cost. In an asynchronous one the loop itself stood still for
+{blocked:.3f} s.
+
+| | time | more than without |
+|---|---:|---:|
+"""
+_RESUME = """
+`python -m trainer` going on at {samples:,} samples, page cache {cache}: dataset, model, checkpoint and first batch.
+
+| position | time | first batch alone |
+|---|---:|---:|
+"""
 _GPU_TRAIN = """
 ## The training step on a GPU
 
@@ -158,6 +174,8 @@ def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> st
         text += _ESTIMATE + _estimates(figures["estimate"]["parts"].get("accuracy", {}))
     if "probe" in figures:
         text += _PROBE + _probes(figures["probe"]["cases"])
+    if "checkpoint" in figures:
+        text += _saving(figures["checkpoint"]["stall"]) + _resuming(figures["checkpoint"]["resume"])
     return text + (_NO_GPU if gpu is None else _gpu_training(gpu))
 
 
@@ -195,6 +213,29 @@ def _probes(cases: Mapping[str, Any]) -> str:
                 f"| {case} | {name.replace('_', ' ')} | {rows} | {found['trials']} | {found['refused']} | "
                 f"{found['seconds']:.1f} s |\n"
             )
+    return text
+
+
+def _saving(stall: Mapping[str, Any]) -> str:
+    blocks = stall["block_s"]
+    text = _CHECKPOINT.format(
+        steps=stall["steps_per_block"],
+        model=stall["model"],
+        device="two CPU cores" if stall["device"] == "cpu" else stall["device"],
+        state=format_bytes(stall["state_bytes"]),
+        blocked=_median(stall["blocked_s"]),
+    )
+    for name, seconds in blocks.items():
+        more = _median([one - without for one, without in zip(seconds, blocks["none"], strict=True)])
+        what = "no save" if name == "none" else f"{name} save" if name.endswith("synchronous") else f"`{name}`, synced"
+        text += f"| {what} | {_median(seconds):.2f} s | {'' if name == 'none' else f'{more:.2f} s'} |\n"
+    return text
+
+
+def _resuming(resume: Mapping[str, Any]) -> str:
+    text = _RESUME.format(samples=resume["samples"], cache=resume["page_cache"])
+    for name, key in (("near the start of the epoch", "start_s"), ("in its middle", "middle_s")):
+        text += f"| {name} | {_median(resume[key]):.3f} s | {_median(resume['first_batch'][key]):.3f} s |\n"
     return text
 
 

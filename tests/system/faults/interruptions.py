@@ -1,0 +1,176 @@
+"""Ways to end a training before its end; each starts a job, strikes, and sees that it left as it should.
+
+A job that is started again afterwards goes on; what it comes to in the end, ``tests.system.faults.train`` compares.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tests.system.faults.jobs import PACE_S, STEPS, Job
+from tests.system.faults.kills import kill_tree
+from trainer.checkpoint import list_checkpoints, step_of
+from trainer.record import RunExit
+from trainer.watch import REQUEUE, SIGNALS
+
+Interruption = Callable[[Job, random.Random], bool]
+"""Returns whether it struck: a kill at any moment may come too late."""
+
+MOST_STEPS = 2
+"""A start is struck within so many."""
+TIMEOUT_S = 8.0
+LEAVES_WITHIN_S = 45.0
+AT_ONCE_S = 3.0
+SECOND_AFTER_S = 1.3
+
+
+def kill_all(job: Job, rng: random.Random) -> bool:
+    """SIGKILL everything, half of the times during training, else at any moment from the start on."""
+    startup = job.place.undisturbed(job.ranks).record().startup
+    assert startup is not None
+    before = job.steps_written()
+    process = job.start()
+    after_s = rng.uniform(0, startup.total_s + 3)
+    if rng.random() < 0.5:
+        job.wait_for_steps(process, 1, before=before)
+        after_s = rng.uniform(0, STEPS * PACE_S)
+    deadline_s = time.monotonic() + after_s
+    while time.monotonic() < deadline_s and process.poll() is None:
+        time.sleep(0.002)
+    struck = process.poll() is None
+    kill_tree(process)
+    job.end(process)
+    job.check_checkpoints()
+    return struck
+
+
+def signal_rank(job: Job, rng: random.Random) -> bool:
+    """One of the signals that ask to leave, to one rank."""
+    number, rank = rng.choice(SIGNALS), rng.randrange(job.ranks)
+    process = _started(job, rng)
+    job.rank_processes(process)[rank].send_signal(number)
+    left = job.leave(process)
+    assert left.reason.startswith(f"{signal.Signals(number).name} on rank {rank};"), left
+    _check_saved(job, left)
+    return True
+
+
+def signal_torchrun(job: Job, rng: random.Random) -> bool:
+    """SIGTERM to torchrun, which passes it on to every rank."""
+    process = _started(job, rng)
+    process.terminate()
+    left = job.leave(process)
+    assert re.match(r"SIGTERM on (rank \d+|\d+ ranks);", left.reason), left
+    _check_saved(job, left)
+    return True
+
+
+def signal_twice(job: Job, rng: random.Random) -> bool:
+    """A signal while a rank hangs, and another one, as nothing comes of it; to that rank, or to all."""
+    hung, steps = rng.randrange(job.ranks), rng.randint(1, MOST_STEPS)
+    before = job.steps_written()
+    process = job.start([{"kind": "hang", "step": steps + 1, "rank": hung}])
+    job.wait_for_steps(process, steps, before=before)
+    time.sleep(0.5)
+    there = set(list_checkpoints(job.checkpoints))
+    ranks = job.rank_processes(process)
+    signalled = [ranks[hung]] if rng.random() < 0.5 else list(ranks.values())
+    for one in signalled:
+        one.terminate()
+    time.sleep(SECOND_AFTER_S)
+    for one in signalled:
+        one.terminate()
+    _, alive = psutil.wait_procs(signalled, timeout=AT_ONCE_S)
+    assert not alive, alive
+    left = job.leave(process, LEAVES_WITHIN_S)
+    assert (left.exit_code, left.requeue) == (REQUEUE, True)
+    assert "a second signal, SIGTERM: left without saving" in left.reason
+    assert there <= set(list_checkpoints(job.checkpoints))
+    job.check_checkpoints()
+    return True
+
+
+def hang(job: Job, rng: random.Random) -> bool:
+    """A rank that does nothing any more."""
+    rank, steps = rng.randrange(job.ranks), rng.randint(1, MOST_STEPS)
+    before = job.steps_written()
+    settings = {"train.parallel.timeout_s": TIMEOUT_S}
+    process = job.start([{"kind": "hang", "step": steps + 1, "rank": rank}], settings=settings)
+    job.wait_for_steps(process, steps, before=before)
+    left = job.leave(process, TIMEOUT_S + LEAVES_WITHIN_S)
+    assert (left.exit_code, left.requeue) == (REQUEUE, True)
+    assert "hang_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
+    return True
+
+
+def kill_rank(job: Job, rng: random.Random) -> bool:
+    """One rank dies."""
+    rank = rng.randrange(job.ranks)
+    process = job.start([{"kind": "kill", "step": 1 + rng.randint(1, MOST_STEPS), "rank": rank}])
+    left = job.leave(process)
+    assert (left.exit_code, left.requeue) == (REQUEUE, True), left
+    assert "another rank is gone" in left.reason
+    return True
+
+
+def raise_on_rank(job: Job, rng: random.Random) -> bool:
+    """One rank comes upon a bug."""
+    rank = rng.randrange(job.ranks)
+    process = job.start([{"kind": "raise", "step": 1 + rng.randint(1, MOST_STEPS), "rank": rank}])
+    left = job.leave(process)
+    assert (left.exit_code, left.reason, left.requeue) == (70, "ValueError: broken on purpose", False)
+    assert "raise_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
+    return True
+
+
+def damage(job: Job, rng: random.Random) -> bool:
+    """SIGKILL everything, and cut one file of the newest checkpoint short: a start goes on from the one before."""
+    before = job.steps_written()
+    process = job.start()
+    job.wait_for_steps(process, rng.randint(1, MOST_STEPS), before=before)
+    job.wait_until(process, lambda: len(list_checkpoints(job.checkpoints)) > 1)
+    kill_tree(process)
+    job.end(process)
+    newest, older = list_checkpoints(job.checkpoints)[:2]
+    file = rng.choice(sorted(newest.iterdir()))
+    os.truncate(file, rng.randrange(file.stat().st_size))
+    job.damaged.append((newest.name, older.name))
+    return True
+
+
+def run_out_of_time(job: Job, rng: random.Random) -> bool:
+    """``train.stop_after_s`` ends before the training does."""
+    startup = job.place.undisturbed(job.ranks).record().startup
+    assert startup is not None
+    stop_after_s = round(1.5 * startup.total_s + rng.uniform(3, 3.5), 1)
+    process = job.start(pace_s=0.4, settings={"train.stop_after_s": stop_after_s})
+    left = job.leave(process)
+    assert "train.stop_after_s" in left.reason, left
+    assert left.seconds < stop_after_s
+    _check_saved(job, left)
+    return True
+
+
+def _started(job: Job, rng: random.Random) -> "subprocess.Popen[bytes]":
+    """A start that has taken a few steps, and is somewhere in the next."""
+    before = job.steps_written()
+    process = job.start()
+    job.wait_for_steps(process, rng.randint(1, MOST_STEPS), before=before)
+    time.sleep(rng.uniform(0, 2 * PACE_S))
+    return process
+
+
+def _check_saved(job: Job, left: RunExit) -> None:
+    """That nothing is lost: what was saved is the last step of the record."""
+    assert (left.exit_code, left.requeue) == (REQUEUE, True)
+    newest = list_checkpoints(job.checkpoints)[0]
+    assert left.checkpoint == newest.name
+    assert left.steps == step_of(newest) == job.record().steps[-1].step
+    assert job.events()[-1].kind == "stopped"
+    job.check_checkpoints()

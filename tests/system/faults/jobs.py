@@ -1,0 +1,296 @@
+"""Trainings under torchrun that are there to be disturbed, and what they come to when nobody does."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.conftest import write_dataset
+from tests.system.faults.kills import kill_tree
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
+from trainer.events import EventRow
+from trainer.record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_run
+
+ROOT = Path(__file__).parents[3]
+JOB = Path(__file__).with_name("train_job.py")
+STEPS = 36
+PACE_S = 0.02
+END_S = 120.0
+"""No job takes so long."""
+# Several buckets of gradients, accumulation, dropout, more than one epoch.
+PROFILE = f"""\
+schema_version = 1
+[train]
+seq_length_tokens = 64
+layout = "packed"
+micro_batch_rows = 2
+global_batch_rows = 12
+max_steps = {STEPS}
+warmup_steps = 5
+learning_rate = 1e-3
+[train.parallel]
+bucket_cap_mib = 1
+[train.checkpoint]
+interval_steps = 2
+[train.model]
+name = "tiny"
+[train.model.config]
+model_type = "bert"
+num_hidden_layers = 4
+hidden_size = 128
+num_attention_heads = 2
+intermediate_size = 256
+hidden_dropout_prob = 0.1
+attention_probs_dropout_prob = 0.1
+"""
+NO_DROPOUT = {
+    "train.model.config.hidden_dropout_prob": 0.0,
+    "train.model.config.attention_probs_dropout_prob": 0.0,
+}
+
+Settings = Mapping[str, object]
+StepSamples = dict[int, list[tuple[int, int]]]
+
+
+class Workplace:
+    """A dataset, a profile, and the jobs that use them.
+
+    Args:
+        place: A directory of its own.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        rng = random.Random(0)
+        starts = [(rng.randrange(5, 65), rng.randrange(8, 40)) for _ in range(900)]
+        samples = [[5 + (start + step) % 60 for step in range(length)] for start, length in starts]
+        self.data = write_dataset(place / "data", samples[100:], vocab_size=128, validation=samples[:100])
+        self.profile = place / "profile.toml"
+        self.profile.write_text(PROFILE)
+        self._undisturbed: dict[str, Job] = {}
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._numbers = itertools.count(1)
+
+    def job(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
+        """Another one."""
+        directory = self.place / f"run-{next(self._numbers)}"
+        return Job(place=self, directory=directory, ranks=ranks, settings=dict(settings or {}))
+
+    def undisturbed(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
+        """One that came to its end; made once, however many loops ask for it at the same time."""
+        key = json.dumps([ranks, settings or {}])
+        with self._locks[key]:
+            if key not in self._undisturbed:
+                job = self.job(ranks, settings)
+                job.finish()
+                self._undisturbed[key] = job
+            return self._undisturbed[key]
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One run, however often it is started."""
+
+    place: Workplace
+    directory: Path
+    ranks: int
+    settings: dict[str, object]
+    starts: int = 0
+    notes: list[Path] = field(default_factory=list)
+    """Of each start, what its ranks wrote down."""
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+    """Checkpoints that were damaged on purpose, and those before them."""
+
+    @cached_property
+    def log(self) -> Path:
+        """What all starts said."""
+        return self.directory.with_suffix(".log")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / CHECKPOINTS_DIRECTORY
+
+    @property
+    def model(self) -> bytes:
+        """The trained weights, byte for byte."""
+        return (self.directory / MODEL_DIRECTORY / "model.safetensors").read_bytes()
+
+    def start(
+        self, faults: Sequence[dict[str, Any]] = (), *, pace_s: float = PACE_S, settings: Settings | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start it, or start it again, with faults in it."""
+        self.starts += 1
+        notes = self.directory.with_suffix(f".notes-{self.starts}")
+        notes.mkdir()
+        self.notes.append(notes)
+        request = json.dumps({"faults": list(faults), "pace_s": pace_s, "notes": str(notes)})
+        # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                self._command(self.settings | dict(settings or {})),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment | {"FAULTS_REQUEST": request},
+            )
+
+    def _command(self, settings: Settings) -> list[str]:
+        sets = [f"--set={key}={str(value).lower()}" for key, value in settings.items()]
+        return [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", str(JOB),
+            "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
+        ]  # fmt: skip
+
+    def end(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> float:
+        """Wait until it and all that it has started are gone; returns how long that took."""
+        began_s = time.monotonic()
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            kill_tree(process)
+            raise AssertionError(f"not over after {within_s:g} s; {self.told()}") from None
+        while left := self._processes():
+            assert time.monotonic() - began_s < within_s + 30, f"left behind: {left}"
+            time.sleep(0.05)
+        return time.monotonic() - began_s
+
+    def _processes(self) -> list[psutil.Process]:
+        """That name this run, such as loaders of a killed rank."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if str(self.directory) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def finish(self, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None) -> Run:
+        """Let it come to its end."""
+        process = self.start(faults, settings=settings)
+        self.end(process)
+        assert process.returncode == 0, self.told()
+        record = self.record()
+        assert record.end is not None
+        assert (record.end.exit_code, record.end.reason, record.end.steps) == (0, "finished", STEPS)
+        return record
+
+    def leave(self, process: "subprocess.Popen[bytes]", within_s: float = END_S) -> RunExit:
+        """Wait until it has left before its end; how it says it did."""
+        self.end(process, within_s)
+        assert process.returncode != 0
+        left = self.record().end
+        assert left is not None, self.told()
+        return left
+
+    def record(self) -> Run:
+        return read_run(self.directory)
+
+    def told(self) -> str:
+        """The last of its log."""
+        return f"{self.log}:\n{self.log.read_text(errors='replace')[-4000:]}" if self.log.exists() else ""
+
+    def steps_written(self) -> int:
+        """Lines of the record so far, those of steps that are taken again included."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.directory / STEPS_FILE).read_bytes().count(b"\n")
+        return 0
+
+    def wait_for_steps(self, process: "subprocess.Popen[bytes]", count: int, *, before: int) -> None:
+        """Until this start has taken so many.
+
+        Args:
+            process: Of this start.
+            count: Of steps.
+            before: What ``steps_written`` was before it.
+        """
+        self.wait_until(process, lambda: self.steps_written() >= before + count)
+
+    def wait_until(self, process: "subprocess.Popen[bytes]", come: Any) -> None:
+        """Until something is so; the job must not end before."""
+        deadline_s = time.monotonic() + END_S
+        while not come():
+            assert process.poll() is None, f"ended with {process.returncode}; {self.told()}"
+            if time.monotonic() > deadline_s:
+                kill_tree(process)
+                raise AssertionError(f"nothing came; {self.told()}")
+            time.sleep(0.01)
+
+    def events(self) -> list[EventRow]:
+        """So far, while it runs."""
+        lines = []
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.directory / EVENTS_FILE).read_bytes().split(b"\n")[:-1]
+        return [EventRow.model_validate_json(line) for line in lines]
+
+    def rank_processes(self, process: "subprocess.Popen[bytes]") -> dict[int, psutil.Process]:
+        """By their ranks."""
+        children = psutil.Process(process.pid).children()
+        return {int(child.environ()["RANK"]): child for child in children if str(JOB) in child.cmdline()}
+
+    def check_checkpoints(self) -> None:
+        """All that have their name are whole."""
+        for path in list_checkpoints(self.checkpoints):
+            read_checkpoint(path)
+
+    def samples(self) -> StepSamples:
+        """Epoch and number of all samples of every step, over all ranks, in order; a step that was taken again counts
+        as it was taken last.
+        """
+        found: StepSamples = {}
+        for notes in self.notes:
+            joined: StepSamples = {}
+            for file in sorted(notes.glob("samples-*.jsonl")):
+                for step, pairs in _last_of_each_step(file).items():
+                    joined.setdefault(step, []).extend(pairs)
+            first = min(joined, default=STEPS + 1)
+            found = {step: pairs for step, pairs in found.items() if step < first} | joined
+        return {step: sorted(pairs) for step, pairs in sorted(found.items())}
+
+    def weights_sha256(self) -> list[str]:
+        """Of all ranks of the last start."""
+        return [path.read_text() for path in sorted(self.notes[-1].glob("weights-*.txt"))]
+
+
+def _last_of_each_step(file: Path) -> StepSamples:
+    found: StepSamples = {}
+    for line in file.read_bytes().split(b"\n")[:-1]:
+        step, pairs = json.loads(line)
+        found = {known: those for known, those in found.items() if known < step}
+        found[step] = [(epoch, sample) for epoch, sample in pairs]
+    return found
+
+
+def check_the_same(job: Job, expected: Job) -> None:
+    """That a run came to the end that another came to, bit for bit, and each step is in its record once."""
+    found, whole = job.record(), expected.record()
+    assert [row.step for row in found.steps] == list(range(1, STEPS + 1))
+    for row, other in zip(found.steps, whole.steps, strict=True):
+        numbers = (row.loss, row.grad_norm, row.learning_rate, row.real_tokens, row.skipped_steps)
+        others = (other.loss, other.grad_norm, other.learning_rate, other.real_tokens, other.skipped_steps)
+        assert numbers == others, f"step {row.step}; {job.told()}"
+    last, other_last = found.evaluations[-1], whole.evaluations[-1]
+    assert (last.step, last.loss, last.masked_accuracy) == (STEPS, other_last.loss, other_last.masked_accuracy)
+    assert job.model == expected.model
+    assert job.samples() == expected.samples()
+    assert list(job.checkpoints.glob(".step-*")) == []
+    resumed = [event for event in found.events if event.kind == "resumed"]
+    passed_over = [
+        (one.message.split()[1], after.message.split()[3])
+        for one, after in itertools.pairwise(resumed)
+        if one.level == "error"
+    ]
+    assert passed_over == job.damaged

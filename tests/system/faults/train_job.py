@@ -1,0 +1,135 @@
+"""What the fault loops run under torchrun: the trainer, with faults where ``FAULTS_REQUEST`` asks for them.
+
+The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps count those of this start from 1;
+``pace_s``, a pause before every step; ``notes``, a directory where every rank writes down the samples of each of its
+steps and what its weights are in the end.
+"""
+
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import trainer.__main__
+
+SPIKE = 20.0
+FACTORS = {"nan": math.nan, "nan_for_ever": math.nan, "spike": SPIKE}
+
+
+def hang_here() -> None:
+    time.sleep(3600)
+
+
+def raise_here() -> None:
+    raise ValueError("broken on purpose")
+
+
+def die_here() -> None:
+    os.kill(os.getpid(), 9)
+
+
+DEEDS = {"hang": hang_here, "raise": raise_here, "kill": die_here}
+
+
+class Disturbed:
+    """Optimizer steps with faults in between.
+
+    Args:
+        request: What is asked for.
+        rank: Of this process.
+    """
+
+    def __init__(self, request: dict, rank: int) -> None:
+        self._faults = [fault for fault in request["faults"] if fault["rank"] == rank]
+        self._pace_s = request["pace_s"]
+        self._taken = 0
+        self.module = None
+
+    def install(self) -> None:
+        """Take the place of ``TrainStep.run``."""
+        from trainer.step import TrainStep
+
+        self._run = TrainStep.run
+
+        def run(step, batches, lr, **more):
+            return self._step(step, batches, lr, **more)
+
+        TrainStep.run = run
+
+    def _step(self, step, batches, lr, **more):
+        self._taken += 1
+        self.module = step._shared.module
+        time.sleep(self._pace_s)
+        factor = 1.0
+        for fault in self._faults:
+            if fault["step"] == self._taken and fault["kind"] in DEEDS:
+                DEEDS[fault["kind"]]()
+            lasting = fault["kind"] == "nan_for_ever"
+            if fault["kind"] in FACTORS and (fault["step"] == self._taken or (lasting and fault["step"] < self._taken)):
+                factor = FACTORS[fault["kind"]]
+        if factor == 1:
+            return self._run(step, batches, lr, **more)
+        hook = self.module.register_forward_hook(lambda module, taken, loss: loss * factor)
+        try:
+            return self._run(step, batches, lr, **more)
+        finally:
+            hook.remove()
+
+    def weights_sha256(self) -> str:
+        """Of what this rank has of them."""
+        from torch.distributed.tensor import DTensor
+
+        digest = hashlib.sha256()
+        for parameter in self.module.parameters():
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            digest.update(own.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def write_samples_down(place: Path) -> None:
+    """One line a step: its number, and epoch and number of every sample."""
+    from trainer.feed import Upcoming
+    from trainer.overseer import Overseer
+
+    used, add = Upcoming.used, Overseer.add
+    pairs: list[list[int]] = []
+
+    def used_and_noted(upcoming):
+        plan = used(upcoming)
+        pairs.extend(zip(plan.segments.epochs.tolist(), plan.segments.samples.tolist(), strict=True))
+        return plan
+
+    def add_and_write(overseer, step, result, samples):
+        with place.open("a") as file:
+            file.write(json.dumps([step, pairs]) + "\n")
+        pairs.clear()
+        add(overseer, step, result, samples)
+
+    Upcoming.used = used_and_noted
+    Overseer.add = add_and_write
+
+
+def main() -> int:
+    request = json.loads(os.environ["FAULTS_REQUEST"])
+    rank, notes = int(os.environ["RANK"]), Path(request["notes"])
+    disturbed = Disturbed(request, rank)
+    prepare = trainer.__main__._Job.prepare
+
+    def prepare_and_install(job) -> None:
+        # After the trainer's own imports, so that a start takes the course that it always takes.
+        prepare(job)
+        disturbed.install()
+        write_samples_down(notes / f"samples-{rank}.jsonl")
+
+    trainer.__main__._Job.prepare = prepare_and_install
+    code = trainer.__main__.main()
+    if disturbed.module is not None:
+        (notes / f"weights-{rank}.txt").write_text(disturbed.weights_sha256())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
