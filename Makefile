@@ -32,7 +32,7 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe
 test: $(STAMP) ## run the tests, with a sample of every fault loop
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-soak: $(STAMP) ## run every fault loop in full (about 20 minutes), and keep its figures
+soak: $(STAMP) ## run every fault loop in full (about 25 minutes), and keep its figures
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document
 

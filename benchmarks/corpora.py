@@ -79,17 +79,16 @@ def write_learnable_corpus(
         train=(train_lengths, draw(train_lengths)),
         validation=(validation_lengths, draw(validation_lengths)),
     )
-    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in ordinary)]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.save(str(directory / TOKENIZER_NAME))
     return directory
 
 
 def _write(directory: Path, vocab_size: int, **splits: tuple[Int64, npt.NDArray[np.uint16] | None]) -> None:
     directory.mkdir(parents=True)
     written = {name: _write_split(directory, name, *content) for name, content in splits.items()}
-    (directory / TOKENIZER_NAME).write_text("{}")
+    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(len(SPECIAL_TOKENS), vocab_size))]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(directory / TOKENIZER_NAME))
     manifest = synthetic_manifest(vocab_size, **written)
     (directory / MANIFEST_NAME).write_bytes(canonical_json(manifest.model_dump(mode="json")))
 

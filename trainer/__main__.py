@@ -51,6 +51,10 @@ def main() -> int:
     try:
         with _early_signals():
             resolved = resolve(arguments.profile, assignments=arguments.set, data=arguments.data)
+            if resolved.config.device == "cpu":
+                # Before torch is imported: its threads wait by spinning, and where others use a core as well, one of
+                # them then keeps the next from its turn for seconds.
+                os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             if leads:
                 writer, start = choose_run(arguments.out, arguments.resume, resolved)
                 _print_settings(resolved)

@@ -22,3 +22,13 @@ def test_figures_from_a_gpu_carry_the_name_of_their_card_and_their_absence_is_sa
     text = performance({}, gpu)
     assert "Measured on one NVIDIA H200 with torch 2.11" in text
     assert "| mfu: bert-120m | 1,000,000 | 47.0% |" in text
+
+
+def test_loops_of_training_say_what_was_injected_and_what_held():
+    loop = {"injected": "SIGKILL", "held": "same weights", "faults": 3, "runs": 2, "seconds": 12.3}
+    moved = loop | {"runs": 0, "largest_relative_difference_of_loss": 5.4e-8}
+    text = reliability({"points": 20, "training": {"killed": loop, "moved": moved}})
+    assert "| killed | SIGKILL | 3 | 2 | same weights | 12 s |" in text
+    assert "| moved | SIGKILL | 3 | n/a | same weights | 12 s |" in text
+    assert "no loss was further than 5e-08, relative" in text
+    assert "## Training" not in reliability({"points": 20})

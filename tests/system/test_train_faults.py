@@ -47,7 +47,7 @@ ON_A_SMALL_DISK: dict[str, Callable[[Workplace], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory):
-    """What comes of the loops that were selected, three at a time: one alone leaves both cores idle half of the time."""
+    """What comes of the loops that were selected, three at a time: one alone leaves cores idle half of the time."""
     place = Workplace(tmp_path_factory.mktemp("trainings"))
     names = [item.callspec.params["name"] for item in request.session.items if item.path == request.path]
     loops = {name: loop for name, loop in (LOOPS | ON_A_SMALL_DISK).items() if name in names}
