@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from trainer.build import Training
-from trainer.checkpoint import Manifest, Part, TensorEntry
+from trainer.checkpoint import DISK_BLOCK_BYTES, Manifest, Part, TensorEntry
 from trainer.errors import BadConfig
 from trainer.optimizer import own_optimizer
 from trainer.parallel import Ranks
@@ -36,7 +36,8 @@ _DTYPE_NAMES = {
 }
 _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's."""
-_ALIGNMENT_BYTES = 8
+_LENGTH_BYTES = 8
+"""In front of a safetensors header, and its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +142,14 @@ class HostCopy:
             offset += size
             ends.append(offset)
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-        self._header = len(text).to_bytes(8, "little") + text
-        self._room = torch.empty(offset, dtype=torch.uint8, pin_memory=pinned)
-        self._room.fill_(0)  # the system gives the pages now, and not when training waits for the first copy
+        text += b" " * (-(len(text) + _LENGTH_BYTES) % DISK_BLOCK_BYTES)
+        head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        self._file = _aligned_room(len(head) + offset, pinned=pinned)
+        self._file.fill_(0)  # the system gives the pages now, and not when training waits for the first copy
+        self._file[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        room = self._file[len(head) :]
         self._views = [
-            self._room[end - size : end].view(one.local.dtype).view(one.local.shape)
+            room[end - size : end].view(one.local.dtype).view(one.local.shape)
             for end, one, size in (
                 (end, kept[number], kept[number].local.numel() * kept[number].local.element_size())
                 for end, number in zip(ends, self._order, strict=True)
@@ -156,7 +159,7 @@ class HostCopy:
     @property
     def size_bytes(self) -> int:
         """Of the file."""
-        return len(self._header) + self._room.numel()
+        return self._file.numel()
 
     def take(self, kept: Sequence[Held]) -> None:
         """Copy all tensors; on a GPU the device may still be at it when this returns."""
@@ -165,9 +168,16 @@ class HostCopy:
             view.copy_(source, non_blocking=True)
 
     @property
-    def content(self) -> list[memoryview]:
+    def content(self) -> memoryview:
         """The file's bytes."""
-        return [memoryview(self._header), self._room.numpy().data]
+        return self._file.numpy().data
+
+
+def _aligned_room(size_bytes: int, *, pinned: bool) -> torch.Tensor:
+    """Host memory that begins where disks can take it from directly."""
+    room = torch.empty(size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+    begin = -room.data_ptr() % DISK_BLOCK_BYTES
+    return room[begin : begin + size_bytes]
 
 
 def restore(training: Training, directory: Path, manifest: Manifest, ranks: Ranks) -> None:

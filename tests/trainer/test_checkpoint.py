@@ -1,6 +1,7 @@
 import errno
 import json
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.checkpoints import CONTENT, entries, state_of, write_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import (
+    DISK_BLOCK_BYTES,
     BadCheckpoint,
     CheckpointWriter,
     Manifest,
@@ -22,6 +24,7 @@ from trainer.checkpoint import (
     prune,
     read_checkpoint,
     step_of,
+    write_file,
 )
 from trainer.schema import canonical_sha256
 
@@ -163,7 +166,7 @@ def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
 
 def test_shares_of_several_writers_are_joined_in_order(tmp_path):
     def share(rank):
-        content = [memoryview(bytes([rank]) * 10), memoryview(b"end")]
+        content = memoryview(bytes([rank]) * 10 + b"end")
         writer_of(tmp_path, rank, [0, 2, 3]).write(content, entries(rank, 3 - rank, 4 - rank), state_of(), UTC)
 
     threads = [threading.Thread(target=share, args=(rank,)) for rank in (3, 0, 2)]
@@ -189,16 +192,16 @@ def test_a_writer_that_fails_makes_the_first_fail_and_nothing_is_left(tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            writer_of(tmp_path, 1, [0, 1]).write([memoryview(CONTENT)], entries(1), state_of(), UTC)
+            writer_of(tmp_path, 1, [0, 1]).write(memoryview(CONTENT), entries(1), state_of(), UTC)
     with pytest.raises(OSError, match="rank 1 could not write its share"):
-        writer_of(tmp_path, 0, [0, 1]).write([memoryview(CONTENT)], entries(0), state_of(), UTC)
+        writer_of(tmp_path, 0, [0, 1]).write(memoryview(CONTENT), entries(0), state_of(), UTC)
     assert list_checkpoints(tmp_path) == [old]
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_share_that_does_not_come_ends_the_wait(tmp_path):
     with pytest.raises(TimeoutError, match=r"rank 1 has not written its share within 0\.2 s"):
-        writer_of(tmp_path, 0, [0, 1], timeout_s=0.2).write([memoryview(CONTENT)], entries(), state_of(), UTC)
+        writer_of(tmp_path, 0, [0, 1], timeout_s=0.2).write(memoryview(CONTENT), entries(), state_of(), UTC)
     assert not list(tmp_path.iterdir())
 
 
@@ -367,3 +370,43 @@ def test_a_pointer_that_could_not_be_written_leaves_nothing_and_the_checkpoint_i
     write_checkpoint(tmp_path, 2)
     assert len(calls) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000002"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 3 * 4096, 16 * 2**20, 16 * 2**20 + 4096, 32 * 2**20 + 5])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_what_is_written_past_the_page_cache_is_what_was_to_be_written(tmp_path, size, shift):
+    room = np.random.default_rng(0).integers(0, 256, size + 2 * DISK_BLOCK_BYTES, dtype=np.uint8)
+    begin = -room.ctypes.data % DISK_BLOCK_BYTES + shift
+    content = room[begin : begin + size]
+    entry = write_file(tmp_path / "file", content.data)
+    assert (tmp_path / "file").read_bytes() == content.tobytes()
+    assert (entry.bytes, entry.crc32) == (size, zlib.crc32(content.tobytes()))
+
+
+def test_a_file_system_that_has_nothing_but_a_page_cache_is_written_to_as_well(tmp_path, monkeypatch):
+    def refused(fd, chunk):
+        return False
+
+    room = np.arange(3 * DISK_BLOCK_BYTES, dtype=np.uint8)
+    begin = -room.ctypes.data % DISK_BLOCK_BYTES
+    content = room[begin : begin + DISK_BLOCK_BYTES]
+    monkeypatch.setattr(checkpoint, "_write_directly", refused)
+    write_file(tmp_path / "file", content.data)
+    assert (tmp_path / "file").read_bytes() == content.tobytes()
+
+
+def test_a_refusal_in_the_middle_leaves_the_rest_to_the_page_cache(tmp_path, monkeypatch):
+    room = np.random.default_rng(0).integers(0, 256, 49 * 2**20, dtype=np.uint8)
+    begin = -room.ctypes.data % DISK_BLOCK_BYTES
+    content = room[begin : begin + 48 * 2**20]
+    calls, write = [], checkpoint.os.write
+
+    def refuse_the_second(fd, chunk):
+        calls.append(len(chunk))
+        if len(calls) == 2:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return write(fd, chunk)
+
+    monkeypatch.setattr(checkpoint.os, "write", refuse_the_second)
+    write_file(tmp_path / "file", content.data)
+    assert (tmp_path / "file").read_bytes() == content.tobytes()
