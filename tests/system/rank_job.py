@@ -42,7 +42,7 @@ def run(case: dict, dataset: TokenDataset, ranks: Ranks, out: Path) -> dict[str,
     gradients: dict[str, torch.Tensor] = {}
     # ZeRO's optimizer has hooks of its own kind, so gradients are taken where they are clipped.
     update = training.step._update
-    training.step._update = lambda lr: gradients or gradients.update(_gradients(training)) or update(lr)
+    training.step._update = lambda *known: gradients or gradients.update(_gradients(training)) or update(*known)
     losses, norms = [], []
     plan = make_plan(config, len(dataset), ranks.world_size)
     plans = micro_batch_plans(dataset, config, plan, ranks.rank)
