@@ -205,7 +205,7 @@ class CheckpointWriter:
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self._writers[1:]:
             (self._partial / f"{_stem(rank)}.json").unlink()
-        _sync_directory(self._partial)
+        sync(self._partial)
         final = self._root / self._name
         if final.exists():  # damaged, or this step would not have been taken again
             final.rename(self._root / f".{self._name}.{secrets.token_hex(4)}.replaced")
@@ -434,10 +434,11 @@ def point_to_latest(root: Path, name: str) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    _sync_directory(root)
+    sync(root)
 
 
-def _sync_directory(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

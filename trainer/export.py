@@ -1,6 +1,5 @@
 """Save the trained model in the form that transformers loads: safetensors, config, tokenizer. No pickle."""
 
-import os
 import secrets
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedTokenizerFast
 
+from trainer.checkpoint import sync
 from trainer.dataset import TOKENIZER_NAME, SpecialIds
 from trainer.objective import MaskedLM
 
@@ -36,7 +36,7 @@ def export_model(
     module.model.save_pretrained(partial, state_dict=weights)
     _tokenizer(dataset_dir, special_ids, seq_length_tokens).save_pretrained(str(partial))
     for path in partial.iterdir():
-        _sync(path)
+        sync(path)
     if directory.exists():  # a run that was finished before, and has gone on
         before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
         directory.rename(before)
@@ -44,7 +44,7 @@ def export_model(
         shutil.rmtree(before, ignore_errors=True)
     else:
         partial.rename(directory)
-    _sync(directory.parent)
+    sync(directory.parent)
 
 
 def _whole_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
@@ -67,11 +67,3 @@ def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: in
         model_max_length=seq_length_tokens,
         **{f"{role}_token": name for role, name in names.items()},
     )
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
