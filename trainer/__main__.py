@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.attempt import process_started_s
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.config import ResolvedConfig, resolve
 from trainer.errors import BadConfig, DoesNotFit, RanksLost, TrainerError
 from trainer.events import EventRow, utc_now
+from trainer.manifest import manifest_text, parse_manifest
 from trainer.progress import Update, progress
 from trainer.record import (
     MODEL_DIRECTORY,

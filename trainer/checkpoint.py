@@ -12,107 +12,30 @@ and the first rank makes the manifest of them.
 """
 
 import contextlib
-import errno
-import fcntl
-import json
-import os
 import re
 import secrets
 import shutil
-import stat
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
-import numpy as np
-
+from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_file
 from trainer.errors import BadConfig
-from trainer.schema import Table, canonical_sha256, parse_table, read_json
-from trainer.stream import Position
+from trainer.manifest import (
+    CHECKPOINT_SCHEMA_VERSION,
+    MANIFEST_FILE,
+    BadCheckpoint,
+    Manifest,
+    TensorEntry,
+    TrainingState,
+    manifest_text,
+    parse_manifest,
+)
+from trainer.schema import Table, parse_table, read_json
 
-CHECKPOINTS_DIRECTORY, LATEST_FILE, MANIFEST_FILE = "checkpoints", "latest", "manifest.json"
-CHECKPOINT_SCHEMA_VERSION: Literal[1] = 1
+CHECKPOINTS_DIRECTORY, LATEST_FILE = "checkpoints", "latest"
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
-_FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
-_CHUNK_BYTES = 16 * 2**20
-DISK_BLOCK_BYTES = 4096
-"""What begins and ends at multiples of this can go to any disk directly."""
 _POLL_S = 0.05
-_HASH_KEY = "content_sha256"
-
-
-class FileEntry(Table):
-    """One file of a checkpoint."""
-
-    name: str
-    bytes: int
-    crc32: int
-
-
-class Part(Table):
-    """A part of a tensor: rows ``begin`` to ``end`` of its first dimension, or all of it."""
-
-    file: str
-    begin: int
-    end: int
-
-
-class TensorEntry(Table):
-    """A tensor and where its parts lie."""
-
-    dtype: str
-    """As safetensors names it."""
-    shape: list[int]
-    parts: list[Part]
-
-
-class PositionEntry(Table):
-    """Where the job is in its data."""
-
-    steps: int
-    rows: int
-    lanes: list[int]
-
-    def position(self) -> Position:
-        """As streams take it."""
-        return Position(steps=self.steps, rows=self.rows, lanes=tuple(self.lanes))
-
-
-class TrainingState(Table):
-    """What is not a tensor.
-
-    The learning rate follows from the step and from ``health``, dropout from the seed, the position and the rank; so
-    schedule and random numbers need no more than this.
-    """
-
-    step: int
-    """Optimizer steps taken."""
-    position: PositionEntry
-    config: dict[str, Any]
-    """The configuration that led here."""
-    config_sha256: str
-    dataset_hash: str
-    world_size: int
-    good: bool
-    """Whether nothing was wrong with loss and gradient: what a rollback may return to."""
-    health: dict[str, Any]
-    """The monitors' memory, as ``trainer.health`` writes it."""
-    noise_scale: list[float]
-    """Smoothed signal and noise of the gradient noise scale."""
-    head_overflows: int
-    skipped_steps: int
-
-
-class Manifest(Table):
-    """``manifest.json``; on disk with a hash of itself."""
-
-    schema_version: Literal[1]
-    written_utc: str
-    state: TrainingState
-    files: list[FileEntry]
-    tensors: dict[str, TensorEntry]
 
 
 class _Share(Table):
@@ -120,10 +43,6 @@ class _Share(Table):
 
     file: FileEntry
     tensors: dict[str, TensorEntry]
-
-
-class BadCheckpoint(Exception):
-    """A checkpoint is damaged or incomplete; the message says what is wrong."""
 
 
 def checkpoint_name(step: int, rollbacks: int) -> str:
@@ -256,89 +175,6 @@ def _joined(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
     return joined
 
 
-def write_file(path: Path, content: memoryview) -> FileEntry:
-    """Write a file anew, and sync it.
-
-    Where memory and file system allow it, bytes go to the disk without a copy in the page cache, which would take
-    memory bandwidth and a core from a training that goes on meanwhile.
-    """
-    crc = 0
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        direct = _is_aligned(content)
-        for begin in range(0, len(content), _CHUNK_BYTES):
-            chunk = content[begin : begin + _CHUNK_BYTES]
-            crc = zlib.crc32(chunk, crc)
-            direct = direct and not len(chunk) % DISK_BLOCK_BYTES and _write_directly(fd, chunk)
-            if not direct:
-                _write_all(fd, chunk)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    return FileEntry(name=path.name, bytes=len(content), crc32=crc)
-
-
-def _is_aligned(content: memoryview) -> bool:
-    return len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
-
-
-def _write_directly(fd: int, chunk: memoryview) -> bool:
-    """Whether the file system takes it past the page cache; if not, none of it was written."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    begin = os.lseek(fd, 0, os.SEEK_CUR)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
-        written = os.write(fd, chunk)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-        written = 0
-    finally:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
-    if written < len(chunk):
-        os.lseek(fd, begin, os.SEEK_SET)
-    return written == len(chunk)
-
-
-def _write_all(fd: int, chunk: memoryview) -> None:
-    done = 0
-    while done < len(chunk):
-        done += os.write(fd, chunk[done:])
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """As it lies on disk."""
-    table = manifest.model_dump(mode="json")
-    return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
-
-
-def parse_manifest(table: object, where: str) -> Manifest:
-    """A manifest from its JSON value.
-
-    Raises:
-        BadCheckpoint: If it is not one, or not as it was written.
-    """
-    if not isinstance(table, dict):
-        raise BadCheckpoint(f"{where} is not a table")
-    content = {key: value for key, value in table.items() if key != _HASH_KEY}
-    try:
-        as_written = table.get(_HASH_KEY) == canonical_sha256(content)
-    except ValueError:  # NaN, or half a character: nothing that was ever written
-        as_written = False
-    if not as_written:
-        raise BadCheckpoint(f"{where} is not as it was written")
-    try:
-        manifest = parse_table(Manifest, content, where=where)
-    except BadConfig as error:
-        raise BadCheckpoint(error.message) from error
-    names = {file.name for file in manifest.files}
-    if not all(_FILE_NAME.fullmatch(name) for name in names):
-        raise BadCheckpoint(f"{where} names files elsewhere")
-    if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
-        raise BadCheckpoint(f"{where} does not list all of its files")
-    return manifest
-
-
 def read_checkpoint(directory: Path) -> Manifest:
     """Read a checkpoint's manifest and check all of its files, size and content.
 
@@ -349,26 +185,14 @@ def read_checkpoint(directory: Path) -> Manifest:
     try:
         manifest = parse_manifest(read_json(path), str(path))
         for file in manifest.files:
-            _check_file(directory / file.name, file)
+            check_file(directory / file.name, file)
     except BadConfig as error:
         raise BadCheckpoint(error.message) from error
+    except DamagedFile as error:
+        raise BadCheckpoint(str(error)) from error
     except OSError as error:
         raise BadCheckpoint(f"{directory} cannot be read: {error.strerror or error}") from error
     return manifest
-
-
-def _check_file(path: Path, entry: FileEntry) -> None:
-    status = path.stat(follow_symlinks=False)
-    if not stat.S_ISREG(status.st_mode):
-        raise BadCheckpoint(f"{path} is not a file")
-    if status.st_size != entry.bytes:
-        raise BadCheckpoint(f"{path} has {status.st_size:,} bytes instead of {entry.bytes:,}")
-    crc = 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc = zlib.crc32(chunk, crc)
-    if crc != entry.crc32:
-        raise BadCheckpoint(f"{path} is not as it was written: its checksum differs")
 
 
 def newest_checkpoint(
@@ -435,12 +259,3 @@ def point_to_latest(root: Path, name: str) -> None:
         partial.unlink(missing_ok=True)
         raise
     sync(root)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -10,8 +10,8 @@ from tokenizers.processors import TemplateProcessing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedTokenizerFast
 
-from trainer.checkpoint import sync
 from trainer.dataset import TOKENIZER_NAME, SpecialIds
+from trainer.disk import sync
 from trainer.objective import MaskedLM
 
 

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.build import Training
-from trainer.checkpoint import (
-    CHECKPOINTS_DIRECTORY,
-    Manifest,
-    TrainingState,
-    manifest_text,
-    newest_checkpoint,
-    parse_manifest,
-)
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, newest_checkpoint
 from trainer.config import TrainConfig
 from trainer.errors import TrainingFailed
 from trainer.events import EventRow, happened
+from trainer.manifest import Manifest, TrainingState, manifest_text, parse_manifest
 from trainer.parallel import Ranks
 from trainer.saver import Saved, Saver
 from trainer.snapshot import restore

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
 from trainer.build import build_training
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.config import ResolvedConfig
 from trainer.dataset import TokenDataset
 from trainer.describe import describe_run, open_dataset, peak_of
@@ -26,6 +26,7 @@ from trainer.feed import MicroBatch, MicroBatchSource, Upcoming, make_loader, mi
 from trainer.finding import Action
 from trainer.journal import Journal, Screen
 from trainer.keeper import Keeper, state_bytes
+from trainer.manifest import PositionEntry, TrainingState
 from trainer.meter import DeviceFacts, Meter
 from trainer.overseer import Overseer, Verdict, event_of
 from trainer.parallel import Ranks

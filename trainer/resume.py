@@ -15,9 +15,6 @@ from typing import Any
 
 from trainer.checkpoint import (
     CHECKPOINTS_DIRECTORY,
-    MANIFEST_FILE,
-    BadCheckpoint,
-    Manifest,
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
@@ -26,6 +23,7 @@ from trainer.checkpoint import (
 from trainer.config import ResolvedConfig, TrainConfig
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.events import EventRow, happened
+from trainer.manifest import MANIFEST_FILE, BadCheckpoint, Manifest
 from trainer.record import (
     RUN_FILE,
     RunExit,

@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from trainer.build import Training
-from trainer.checkpoint import CheckpointWriter, TrainingState, checkpoint_name, prune
+from trainer.checkpoint import CheckpointWriter, checkpoint_name, prune
 from trainer.config import CheckpointSettings
 from trainer.events import utc_now
+from trainer.manifest import TrainingState
 from trainer.parallel import Ranks
 from trainer.snapshot import Held, HostCopy, held_tensors, make_state
 

@@ -4,16 +4,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from trainer.checkpoint import (
-    CHECKPOINTS_DIRECTORY,
-    CheckpointWriter,
-    Part,
-    PositionEntry,
-    TensorEntry,
-    TrainingState,
-    checkpoint_name,
-)
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, checkpoint_name
 from trainer.config import ResolvedConfig, TrainConfig
+from trainer.manifest import Part, PositionEntry, TensorEntry, TrainingState
 from trainer.record import RunExit, RunHeader, RunWriter
 
 CONTENT = bytes(range(256)) * 4

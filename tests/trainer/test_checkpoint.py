@@ -1,7 +1,7 @@
 import errno
 import json
+import os
 import threading
-import zlib
 
 import numpy as np
 import pytest
@@ -11,21 +11,16 @@ from hypothesis import strategies as st
 from tests.trainer.checkpoints import CONTENT, entries, state_of, write_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import (
-    DISK_BLOCK_BYTES,
-    BadCheckpoint,
     CheckpointWriter,
-    Manifest,
     checkpoint_name,
     clear_leftovers,
     list_checkpoints,
-    manifest_text,
     newest_checkpoint,
-    parse_manifest,
     prune,
     read_checkpoint,
     step_of,
-    write_file,
 )
+from trainer.manifest import BadCheckpoint, Manifest, manifest_text, parse_manifest
 from trainer.schema import canonical_sha256
 
 UTC = "2026-01-01T00:00:00Z"
@@ -190,7 +185,7 @@ def full(*_):
 def test_a_writer_that_fails_makes_the_first_fail_and_nothing_is_left(tmp_path, monkeypatch):
     old = write_checkpoint(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             writer_of(tmp_path, 1, [0, 1]).write(memoryview(CONTENT), entries(1), state_of(), UTC)
     with pytest.raises(OSError, match="rank 1 could not write its share"):
@@ -208,7 +203,7 @@ def test_a_share_that_does_not_come_ends_the_wait(tmp_path):
 @pytest.mark.parametrize("failing_call", [1, 2, 3])
 def test_a_full_disk_leaves_the_old_ones_and_nothing_half_done(tmp_path, monkeypatch, failing_call):
     old = write_checkpoint(tmp_path, 1)
-    calls, sync = [], checkpoint.os.fsync
+    calls, sync = [], os.fsync
 
     def sometimes_full(fd):
         calls.append(fd)
@@ -216,7 +211,7 @@ def test_a_full_disk_leaves_the_old_ones_and_nothing_half_done(tmp_path, monkeyp
             full()
         sync(fd)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", sometimes_full)
+    monkeypatch.setattr(os, "fsync", sometimes_full)
     with pytest.raises(OSError, match="No space"):
         write_checkpoint(tmp_path, 2)
     # Past the renaming it is there, and only the pointer to it is old.
@@ -358,7 +353,7 @@ def test_a_file_name_that_no_file_can_have_is_refused(tmp_path):
 
 
 def test_a_pointer_that_could_not_be_written_leaves_nothing_and_the_checkpoint_is_there(tmp_path, monkeypatch):
-    calls, sync = [], checkpoint.os.fsync
+    calls, sync = [], os.fsync
 
     def full(fd):
         calls.append(fd)
@@ -366,47 +361,7 @@ def test_a_pointer_that_could_not_be_written_leaves_nothing_and_the_checkpoint_i
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(fd)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     write_checkpoint(tmp_path, 2)
     assert len(calls) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000002"]
-
-
-@pytest.mark.parametrize("size", [0, 1, 4096, 3 * 4096, 16 * 2**20, 16 * 2**20 + 4096, 32 * 2**20 + 5])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_what_is_written_past_the_page_cache_is_what_was_to_be_written(tmp_path, size, shift):
-    room = np.random.default_rng(0).integers(0, 256, size + 2 * DISK_BLOCK_BYTES, dtype=np.uint8)
-    begin = -room.ctypes.data % DISK_BLOCK_BYTES + shift
-    content = room[begin : begin + size]
-    entry = write_file(tmp_path / "file", content.data)
-    assert (tmp_path / "file").read_bytes() == content.tobytes()
-    assert (entry.bytes, entry.crc32) == (size, zlib.crc32(content.tobytes()))
-
-
-def test_a_file_system_that_has_nothing_but_a_page_cache_is_written_to_as_well(tmp_path, monkeypatch):
-    def refused(fd, chunk):
-        return False
-
-    room = np.arange(3 * DISK_BLOCK_BYTES, dtype=np.uint8)
-    begin = -room.ctypes.data % DISK_BLOCK_BYTES
-    content = room[begin : begin + DISK_BLOCK_BYTES]
-    monkeypatch.setattr(checkpoint, "_write_directly", refused)
-    write_file(tmp_path / "file", content.data)
-    assert (tmp_path / "file").read_bytes() == content.tobytes()
-
-
-def test_a_refusal_in_the_middle_leaves_the_rest_to_the_page_cache(tmp_path, monkeypatch):
-    room = np.random.default_rng(0).integers(0, 256, 49 * 2**20, dtype=np.uint8)
-    begin = -room.ctypes.data % DISK_BLOCK_BYTES
-    content = room[begin : begin + 48 * 2**20]
-    calls, write = [], checkpoint.os.write
-
-    def refuse_the_second(fd, chunk):
-        calls.append(len(chunk))
-        if len(calls) == 2:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return write(fd, chunk)
-
-    monkeypatch.setattr(checkpoint.os, "write", refuse_the_second)
-    write_file(tmp_path / "file", content.data)
-    assert (tmp_path / "file").read_bytes() == content.tobytes()

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 from tests.trainer.checkpoints import state_of
 from tests.trainer.oracles import config_of, training_of
-from trainer import checkpoint
 from trainer.checkpoint import CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings
 from trainer.dataset import TokenDataset
@@ -101,7 +100,7 @@ def test_a_full_disk_is_told_and_later_saves_work(saver_of, tmp_path, monkeypatc
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         saver.save(state_of(2), rollbacks=0, wait=True)
     saver.save(state_of(3), rollbacks=0, wait=True)
     assert [saved.error for saved in saver.take_finished()] == [None, "Disk quota exceeded", None]
