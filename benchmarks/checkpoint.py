@@ -28,7 +28,7 @@ from autotune.store import write_atomically
 from benchmarks.bars import Bar, exit_code, lines
 
 MODEL = "bert-120m"
-STEPS, REPEATS = 6, 7
+STEPS, REPEATS = 6, 11
 ROW_TOKENS, ROWS = 64, 2
 DEFAULT_INTERVAL_S = 600.0
 STALL_BAR, TIME_BAR, RESUME_BAR = 0.20, 0.02, 1.5
