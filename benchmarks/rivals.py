@@ -22,7 +22,7 @@ from torch.nn import functional
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 from benchmarks.paper import PaperModel
-from trainer.config import ResolvedConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.dataset import TOKENIZER_NAME, TokenDataset
 from trainer.events import EventRow
 from trainer.loop import train
@@ -30,8 +30,10 @@ from trainer.model import build_config
 from trainer.optimizer import set_learning_rate
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.record import EvaluationRow, RunHeader, RunWriter, StepRow
+from trainer.record import EvaluationRow, RunHeader, StepRow
+from trainer.resolve import ResolvedConfig
 from trainer.schedule import learning_rate
+from trainer.writer import RunWriter
 
 _START_TIMEOUT_S = 900.0
 

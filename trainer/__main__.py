@@ -18,24 +18,17 @@ from pathlib import Path
 
 from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
-from trainer.config import ResolvedConfig, resolve
 from trainer.errors import BadConfig, DoesNotFit, RanksLost, TrainerError
 from trainer.events import EventRow, utc_now
 from trainer.manifest import manifest_text, parse_manifest
 from trainer.progress import Update, progress
-from trainer.record import (
-    MODEL_DIRECTORY,
-    EvaluationRow,
-    RunExit,
-    RunHeader,
-    RunWriter,
-    StepRow,
-    read_exit,
-)
+from trainer.record import MODEL_DIRECTORY, EvaluationRow, RunExit, RunHeader, StepRow, read_exit
+from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
 from trainer.startup import StartClock
 from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent
+from trainer.writer import RunWriter
 
 _CAUSE_WAIT_S = 5.0
 """How long a rank that lost another waits for that one's own word of why."""

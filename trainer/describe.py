@@ -6,7 +6,7 @@ import platform
 import torch
 
 from trainer.build import Training
-from trainer.config import ResolvedConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.events import utc_now
@@ -15,6 +15,7 @@ from trainer.parallel import Ranks
 from trainer.peaks import Format, peak_flops_per_s
 from trainer.plan import BatchPlan
 from trainer.record import RUN_SCHEMA_VERSION, RunHeader
+from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 
 

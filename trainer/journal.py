@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from trainer.events import EventRow, happened
-from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, RunWriter, StepRow
+from trainer.record import TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, StepRow
 from trainer.schema import Table
+from trainer.writer import RunWriter
 
 
 class Screen(Protocol):

@@ -15,7 +15,6 @@ from transformers.utils import logging as transformers_logging
 from trainer.batch import in_rows, make_plan
 from trainer.build import build_training
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
-from trainer.config import ResolvedConfig
 from trainer.dataset import TokenDataset
 from trainer.describe import describe_run, open_dataset, peak_of
 from trainer.errors import BadConfig, TrainingFailed
@@ -33,12 +32,14 @@ from trainer.parallel import Ranks
 from trainer.permutation import hash_words
 from trainer.preflight import check_ranks, check_room, compare_data
 from trainer.recompute import GraphCounter
-from trainer.record import MODEL_DIRECTORY, RunWriter
+from trainer.record import MODEL_DIRECTORY
+from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.schedule import learning_rate
 from trainer.startup import Phase, StartClock
 from trainer.stream import Position, join_positions
 from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
+from trainer.writer import RunWriter
 
 _STEPS_IN_RESERVE = 4
 """Steps between the moment when the time is over and the save: numbers are read some steps later."""

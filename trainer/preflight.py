@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import ResolvedConfig
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.parallel import Ranks
+from trainer.resolve import ResolvedConfig
 
 CHECKPOINTS_THAT_FIT = 2
 """The newest stays until the next one is whole."""

@@ -16,18 +16,12 @@ runs/<UTC>-<name>/
 A run that is resumed appends: a step that is taken again, after a crash or a rollback, replaces the rows from there on.
 """
 
-import contextlib
-import datetime
-import os
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trainer.attempt import wait_for_lock
 from trainer.errors import BadConfig
 from trainer.events import EventRow
 from trainer.schema import Table, parse_table, read_json
@@ -37,7 +31,6 @@ MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
 EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
 RUN_SCHEMA_VERSION: Literal[3] = 3
-_LOCK_TIMEOUT_S = 30.0
 
 
 RowT = TypeVar("RowT", bound=Table)
@@ -195,156 +188,6 @@ class Run:
     events: tuple[EventRow, ...]
     startup: StartUp | None
     end: RunExit | None
-
-
-class RunWriter:
-    """Writes a run record; on every rank but the first, all of it but the end does nothing.
-
-    Args:
-        directory: Of the run; made where it is not there.
-        active: Whether this is the first rank.
-        again: Whether a run that is there already is to go on.
-
-    Raises:
-        BadConfig: If the directory holds a run already and must not, or another process is at it: one record must not
-            be mixed with another's.
-    """
-
-    def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
-        self.directory = directory
-        self.attempt = 1
-        self.last_step = 0
-        self._active = active
-        self._lock: int | None = None
-        self._waiting: dict[str, bytes] = {}
-        self.trouble: str | None = None
-        """Why rows wait to be written, such as a full disk; they are written when it has gone."""
-        if not active:
-            return
-        there = (directory / RUN_FILE).exists()
-        if there and not again:
-            raise BadConfig(
-                f"{directory} holds a run already", next_step="Go on with it: --resume auto; or choose another --out."
-            )
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory / LOCK_FILE)
-        if there:
-            self._put_earlier_aside()
-
-    def _put_earlier_aside(self) -> None:
-        place = self.directory / EARLIER_DIRECTORY
-        place.mkdir(exist_ok=True)
-        self.attempt = 2 + max((int(path.name) for path in place.iterdir() if path.name.isdecimal()), default=0)
-        earlier = place / str(self.attempt - 1)
-        earlier.mkdir()
-        # A copy: as long as no other takes its place, this is what says that here is a run.
-        shutil.copyfile(self.directory / RUN_FILE, earlier / RUN_FILE)
-        for name in (STARTUP_FILE, EXIT_FILE):
-            with contextlib.suppress(FileNotFoundError):
-                (self.directory / name).rename(earlier / name)
-        for name in (STEPS_FILE, EVALUATIONS_FILE, EVENTS_FILE):
-            _cut_torn_tail(self.directory / name)
-
-    def start(self, header: RunHeader) -> None:
-        """Write ``run.json``."""
-        self._write(RUN_FILE, header)
-
-    def started(self, startup: StartUp) -> None:
-        """Write ``startup.json``."""
-        self._write(STARTUP_FILE, startup)
-
-    def step(self, row: StepRow) -> None:
-        """Append a step."""
-        self.last_step = row.step
-        self._append(STEPS_FILE, row)
-
-    def event(self, row: EventRow) -> None:
-        """Append an event."""
-        self._append(EVENTS_FILE, row)
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """Append an evaluation."""
-        self._append(EVALUATIONS_FILE, row)
-
-    def finish(self, end: RunExit) -> None:
-        """Write ``exit.json``; any rank may, as the first may be gone."""
-        write_exit(self.directory, end)
-
-    def _append(self, name: str, row: Table) -> None:
-        if not self._active:
-            return
-        self._waiting[name] = self._waiting.get(name, b"") + row.model_dump_json().encode() + b"\n"
-        self.trouble = None
-        for waiting in list(self._waiting):
-            try:
-                _append_whole(self.directory / waiting, self._waiting[waiting])
-                del self._waiting[waiting]
-            except OSError as error:
-                self.trouble = error.strerror or str(error)
-
-    def _write(self, name: str, value: Table) -> None:
-        if self._active:
-            _write_whole(self.directory / name, value)
-
-
-def write_exit(directory: Path, end: RunExit) -> None:
-    """Write ``exit.json``, whole or not at all."""
-    _write_whole(directory / EXIT_FILE, end)
-
-
-def _append_whole(path: Path, content: bytes) -> None:
-    """Append all of it, or nothing: a disk that fills up in the middle must not leave half a line."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        before = os.fstat(fd).st_size
-        done = 0
-        try:
-            while done < len(content):
-                done += os.write(fd, content[done:])
-        except OSError:
-            os.ftruncate(fd, before)
-            raise
-    finally:
-        os.close(fd)
-
-
-def _write_whole(path: Path, value: Table) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    with partial.open("x", encoding="utf-8") as file:
-        file.write(value.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _lock(path: Path) -> int | None:
-    """Keep other processes away while this one lives; None on file systems that cannot."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        # A killed process's loaders hold on to its lock for the moment until they notice.
-        if wait_for_lock(fd, _LOCK_TIMEOUT_S):
-            return fd
-    except OSError:
-        os.close(fd)
-        return None
-    os.close(fd)
-    raise BadConfig(
-        f"another process is training in {path.parent}",
-        next_step="Wait until it has ended, or choose another --out.",
-    )
-
-
-def _cut_torn_tail(path: Path) -> None:
-    """Remove a last line that was not finished, so that the next one begins on its own."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
-
-
-def default_run_directory(name: str) -> Path:
-    """``runs/<UTC>-<name>`` under the working directory."""
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    return Path("runs") / f"{stamp}-{name}"
 
 
 def read_run(directory: Path) -> Run:

@@ -20,19 +20,13 @@ from trainer.checkpoint import (
     newest_checkpoint,
     read_checkpoint,
 )
-from trainer.config import ResolvedConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.events import EventRow, happened
 from trainer.manifest import MANIFEST_FILE, BadCheckpoint, Manifest
-from trainer.record import (
-    RUN_FILE,
-    RunExit,
-    RunWriter,
-    default_run_directory,
-    read_exit,
-    read_header,
-    read_origin,
-)
+from trainer.record import RUN_FILE, RunExit, read_exit, read_header, read_origin
+from trainer.resolve import ResolvedConfig
+from trainer.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
 _SAME_DATA = (

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.attempt import Attempt, Standing, job_key
-from trainer.config import ResolvedConfig
 from trainer.copying import CopyFigures, copy_files, dataset_files, seconds_per_sample
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig
 from trainer.place import Place, writing
 from trainer.progress import Update
+from trainer.resolve import ResolvedConfig
 
 DEFAULT_TIMEOUT_S = 3600.0
 _POLL_S = 0.1

@@ -21,9 +21,10 @@ from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
-from trainer.config import DataSettings, TrainConfig, read_profile_tables
+from trainer.config import DataSettings, TrainConfig
 from trainer.errors import TrainerError
 from trainer.events import utc_now
+from trainer.resolve import read_profile_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

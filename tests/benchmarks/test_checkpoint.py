@@ -5,11 +5,11 @@ from benchmarks.saves import move_to_middle, write_profile
 from tests.conftest import write_dataset
 from trainer.batch import make_plan
 from trainer.checkpoint import read_checkpoint
-from trainer.config import resolve
 from trainer.dataset import TokenDataset
 from trainer.loop import train
 from trainer.parallel import join_ranks
-from trainer.record import RunWriter
+from trainer.resolve import resolve
+from trainer.writer import RunWriter
 
 STALL = {
     "block_s": {

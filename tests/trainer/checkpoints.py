@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, checkpoint_name
-from trainer.config import ResolvedConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.manifest import Part, PositionEntry, TensorEntry, TrainingState
-from trainer.record import RunExit, RunHeader, RunWriter
+from trainer.record import RunExit, RunHeader
+from trainer.resolve import ResolvedConfig
+from trainer.writer import RunWriter
 
 CONTENT = bytes(range(256)) * 4
 

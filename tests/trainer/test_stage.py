@@ -10,9 +10,9 @@ import pytest
 
 from tests.conftest import write_dataset
 from tests.system.faults.corpora import content
-from trainer.config import resolve
 from trainer.copying import CopyFigures
 from trainer.errors import BadConfig
+from trainer.resolve import resolve
 from trainer.stage import Staged, local_rank_of, stage, stage_data
 
 SAMPLES = [[5 + number % 90] * (1 + number % 40) for number in range(2000)]

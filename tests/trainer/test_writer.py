@@ -7,60 +7,20 @@ import sys
 import pytest
 
 from tests.trainer.checkpoints import end_of, header_of, leave
-from trainer import record
+from tests.trainer.rows import evaluation_of, event_of, row_of, startup_of
+from trainer import writer as run_writer
 from trainer.errors import BadConfig
-from trainer.events import EventRow
-from trainer.record import (
-    EARLIER_DIRECTORY,
-    EvaluationRow,
-    RunHeader,
-    RunWriter,
-    StartUp,
-    StepRow,
-    read_exit,
-    read_run,
-)
+from trainer.record import EARLIER_DIRECTORY, read_exit, read_run
+from trainer.writer import RunWriter
 
 LOCKS = """
 import sys
 from pathlib import Path
-from trainer.record import RunWriter
+from trainer.writer import RunWriter
 writer = RunWriter(Path(sys.argv[1]), active=True, again=True)
 print("locked", flush=True)
 sys.stdin.read()
 """
-
-
-def _header(**changes) -> RunHeader:
-    return header_of(**changes)
-
-
-def _row(step: int, **changes) -> StepRow:
-    values = {
-        "step": step, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 0.1, "step_s": 1.0, "data_wait_s": 0.0,
-        "compute_s": 0.8, "communication_s": None, "optimizer_s": 0.1, "real_tokens": 5, "slot_tokens": 8,
-        "packing_efficiency": 0.625, "real_tokens_per_s": 5.0, "real_tokens_per_s_per_rank": 2.5,
-        "slot_tokens_per_s": 8.0, "slot_tokens_per_s_per_rank": 4.0, "model_flops_per_s_per_rank": 1e9, "mfu": None,
-        "mfu_6n": None, "peak_memory_bytes": 100, "gradient_noise_scale_tokens": None, "head_overflows": 0,
-        "recompilations": 0, "skipped_steps": 0, "slowest_rank": None, "slowest_rank_ratio": None,
-    }  # fmt: skip
-    return StepRow(**values | changes)
-
-
-def _evaluation(step: int, **changes) -> EvaluationRow:
-    values = {"loss": 1.0, "perplexity": 2.7, "masked_accuracy": 0.5, "predicted_tokens": 9, "rows": 3, "seconds": 0.1}
-    return EvaluationRow(step=step, **values | changes)
-
-
-def _event(step: int) -> EventRow:
-    return EventRow(
-        step=step, utc="2026-01-01T00:00:01Z", kind="spike", level="warning", action="warn", message="high",
-        causes=["data"], next_step="look", values={"loss": "inf", "median": 2.5}, samples=[3, 4],
-    )  # fmt: skip
-
-
-def _startup() -> StartUp:
-    return StartUp(**dict.fromkeys(StartUp.model_fields, 0.5))
 
 
 @pytest.fixture
@@ -72,7 +32,7 @@ def begin(tmp_path):
         if writers:
             leave(writers[-1])
         writers.append(RunWriter(tmp_path / "r", active=True, again=True))
-        writers[-1].start(_header(attempt=writers[-1].attempt, **changes))
+        writers[-1].start(header_of(attempt=writers[-1].attempt, **changes))
         return writers[-1]
 
     return start
@@ -80,43 +40,43 @@ def begin(tmp_path):
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path):
     writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(_header())
-    writer.started(_startup())
+    writer.start(header_of())
+    writer.started(startup_of())
     for step in (1, 2):
-        writer.step(_row(step))
-    writer.evaluation(_evaluation(2))
-    writer.event(_event(2))
+        writer.step(row_of(step))
+    writer.evaluation(evaluation_of(2))
+    writer.event(event_of(2))
     writer.finish(end_of(75, checkpoint="step-000000002"))
     run = read_run(tmp_path / "r")
-    assert (run.header, run.steps) == (_header(), (_row(1), _row(2)))
-    assert (run.evaluations, run.events, run.startup) == ((_evaluation(2),), (_event(2),), _startup())
+    assert (run.header, run.steps) == (header_of(), (row_of(1), row_of(2)))
+    assert (run.evaluations, run.events, run.startup) == ((evaluation_of(2),), (event_of(2),), startup_of())
     assert run.end == read_exit(tmp_path / "r") == end_of(75, checkpoint="step-000000002")
     assert run.end.requeue
 
 
 def test_a_torn_step_is_left_out(begin, tmp_path):
-    begin().step(_row(1))
+    begin().step(row_of(1))
     with (tmp_path / "r" / "steps.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
     run = read_run(tmp_path / "r")
-    assert run.steps == (_row(1),)
+    assert run.steps == (row_of(1),)
     assert run.end is None
 
 
 def test_a_start_that_goes_on_cuts_torn_tails_and_writes_on(begin, tmp_path):
     first = begin()
-    for name, row in (("steps", _row(1)), ("evaluations", _evaluation(1)), ("events", _event(1))):
+    for name, row in (("steps", row_of(1)), ("evaluations", evaluation_of(1)), ("events", event_of(1))):
         getattr(first, {"steps": "step", "evaluations": "evaluation", "events": "event"}[name])(row)
         with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
             file.write('{"step": 2, "ä')
     second = begin()
-    second.step(_row(2))
-    second.evaluation(_evaluation(2))
-    second.event(_event(2))
+    second.step(row_of(2))
+    second.evaluation(evaluation_of(2))
+    second.event(event_of(2))
     run = read_run(tmp_path / "r")
-    assert run.steps == (_row(1), _row(2))
-    assert run.evaluations == (_evaluation(1), _evaluation(2))
-    assert run.events == (_event(1), _event(2))
+    assert run.steps == (row_of(1), row_of(2))
+    assert run.evaluations == (evaluation_of(1), evaluation_of(2))
+    assert run.events == (event_of(1), event_of(2))
 
 
 def test_a_file_that_is_one_torn_line_becomes_empty(begin, tmp_path):
@@ -129,13 +89,13 @@ def test_a_file_that_is_one_torn_line_becomes_empty(begin, tmp_path):
 def test_rows_of_steps_that_are_taken_again_replace_those_from_there_on(begin, tmp_path):
     first = begin()
     for step in (1, 2, 3, 4):
-        first.step(_row(step, loss=1.0))
-        first.evaluation(_evaluation(step, loss=1.0))
-        first.event(_event(step))
+        first.step(row_of(step, loss=1.0))
+        first.evaluation(evaluation_of(step, loss=1.0))
+        first.event(event_of(step))
     second = begin()
-    second.step(_row(3, loss=2.0))
-    second.evaluation(_evaluation(2, loss=2.0))
-    second.event(_event(3))
+    second.step(row_of(3, loss=2.0))
+    second.evaluation(evaluation_of(2, loss=2.0))
+    second.event(event_of(3))
     run = read_run(tmp_path / "r")
     assert [(row.step, row.loss) for row in run.steps] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert [(row.step, row.loss) for row in run.evaluations] == [(1, 1.0), (2, 2.0)]
@@ -144,7 +104,7 @@ def test_rows_of_steps_that_are_taken_again_replace_those_from_there_on(begin, t
 
 def test_every_start_puts_what_the_one_before_wrote_aside(begin, tmp_path):
     first = begin()
-    first.started(_startup())
+    first.started(startup_of())
     first.finish(end_of(75))
     second = begin(resumed_from="step-000000002", resumed_step=2, job="slurm-1")
     assert (first.attempt, second.attempt) == (1, 2)
@@ -169,7 +129,7 @@ def test_a_start_that_dies_before_its_header_leaves_a_run_that_can_go_on(begin, 
 
 def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, tmp_path, monkeypatch):
     writer, write = begin(), os.write
-    writer.step(_row(1))
+    writer.step(row_of(1))
 
     def fills_up(fd, content):
         if len(content) > 20:
@@ -177,24 +137,24 @@ def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, t
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.os, "write", fills_up)
-        writer.step(_row(2))
-        writer.event(_event(2))
+        patch.setattr(os, "write", fills_up)
+        writer.step(row_of(2))
+        writer.event(event_of(2))
         assert writer.trouble == "No space left on device"
-        assert read_run(tmp_path / "r").steps == (_row(1),)
+        assert read_run(tmp_path / "r").steps == (row_of(1),)
         assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
-    writer.step(_row(3))
+    writer.step(row_of(3))
     assert writer.trouble is None
     run = read_run(tmp_path / "r")
-    assert (run.steps, run.events) == ((_row(1), _row(2), _row(3)), (_event(2),))
+    assert (run.steps, run.events) == ((row_of(1), row_of(2), row_of(3)), (event_of(2),))
 
 
 def test_a_rank_that_does_not_lead_writes_nothing_but_the_end(tmp_path):
     writer = RunWriter(tmp_path / "r", active=False)
-    writer.start(_header())
-    writer.step(_row(1))
-    writer.event(_event(1))
-    writer.started(_startup())
+    writer.start(header_of())
+    writer.step(row_of(1))
+    writer.event(event_of(1))
+    writer.started(startup_of())
     assert not (tmp_path / "r").exists()
     (tmp_path / "r").mkdir()
     writer.finish(end_of(75))
@@ -204,7 +164,7 @@ def test_a_rank_that_does_not_lead_writes_nothing_but_the_end(tmp_path):
 def test_what_is_no_run_or_another_version_is_refused(tmp_path):
     with pytest.raises(BadConfig, match="not a run"):
         read_run(tmp_path)
-    RunWriter(tmp_path / "r", active=True).start(_header())
+    RunWriter(tmp_path / "r", active=True).start(header_of())
     path = tmp_path / "r" / "run.json"
     for version in (2, 9):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
@@ -214,7 +174,7 @@ def test_what_is_no_run_or_another_version_is_refused(tmp_path):
 
 def test_a_directory_that_holds_a_run_is_written_into_only_to_go_on(tmp_path):
     writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(_header())
+    writer.start(header_of())
     leave(writer)
     with pytest.raises(BadConfig, match="holds a run already"):
         RunWriter(tmp_path / "r", active=True)
@@ -226,7 +186,7 @@ def test_to_go_on_where_nothing_is_yet_is_the_first_start(tmp_path):
 
 
 def test_a_second_process_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "_LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(run_writer, "_LOCK_TIMEOUT_S", 0.2)
     holder = subprocess.Popen(
         [sys.executable, "-c", LOCKS, tmp_path / "r"], stdout=subprocess.PIPE, stdin=subprocess.PIPE
     )

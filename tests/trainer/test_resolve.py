@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import BadConfig
+from trainer.resolve import resolve
+
+PROFILE = """
+schema_version = 1
+[train]
+micro_batch_rows = 4
+learning_rate = 0.001
+[train.model]
+name = "m"
+[train.model.config]
+model_type = "bert"
+[train.data]
+path = "../data"
+"""
+
+
+@pytest.fixture
+def profile(tmp_path) -> Path:
+    path = tmp_path / "profiles" / "p.toml"
+    path.parent.mkdir()
+    path.write_text(PROFILE)
+    return path
+
+
+def test_the_command_line_comes_before_the_profile_and_the_profile_before_the_default(profile):
+    resolved = resolve(profile, assignments=["train.micro_batch_rows=7"], environment={})
+    assert resolved.config.micro_batch_rows == 7
+    assert resolved.sources["train.micro_batch_rows"] == "command line"
+    assert resolved.sources["train.learning_rate"] == "profile"
+    assert resolved.sources["train.max_steps"] == "default"
+
+
+def test_every_setting_has_a_source(profile):
+    resolved = resolve(profile, environment={})
+    assert {"train.seed", "train.data.loader_workers", "train.parallel.strategy", "train.model.config"} <= set(
+        resolved.sources
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "environment", "expected", "source"),
+    [
+        (Path("cli"), {"AUTOTUNE_DATA": "env"}, Path("cli"), "command line"),
+        (None, {"AUTOTUNE_DATA": "env"}, Path("env"), "environment"),
+        (None, {}, None, "profile"),
+    ],
+)
+def test_the_dataset_is_named_by_command_line_then_environment_then_profile(
+    profile, data, environment, expected, source
+):
+    resolved = resolve(profile, data=data, environment=environment)
+    assert resolved.data_dir == (expected or profile.parent / "../data")
+    assert resolved.sources["train.data.path"] == source
+
+
+def test_an_integer_on_the_command_line_is_a_float_where_one_is_asked_for(profile):
+    assert resolve(profile, assignments=["train.weight_decay=0"], environment={}).config.weight_decay == 0.0
+
+
+def test_a_bare_word_on_the_command_line_is_a_string(profile):
+    assert resolve(profile, assignments=["train.precision=bf16"], environment={}).config.precision == "bf16"
+
+
+@pytest.mark.parametrize("assignment", ["max_steps=3", "train.max_steps", "=3", "train=3"])
+def test_an_assignment_of_another_form_is_refused_with_an_example(profile, assignment):
+    with pytest.raises(BadConfig) as caught:
+        resolve(profile, assignments=[assignment], environment={})
+    assert "train.max_steps=30" in caught.value.next_step
+
+
+def test_a_misspelt_assignment_suggests_the_nearest_key(profile):
+    with pytest.raises(BadConfig) as caught:
+        resolve(profile, assignments=["train.max_step=3"], environment={})
+    assert "'max_steps'" in caught.value.next_step
+
+
+def test_another_schema_version_is_refused(profile):
+    profile.write_text(PROFILE.replace("schema_version = 1", "schema_version = 99"))
+    with pytest.raises(BadConfig, match="schema version 99"):
+        resolve(profile, environment={})
+
+
+def test_an_absolute_data_path_in_a_profile_is_refused(profile):
+    profile.write_text(PROFILE.replace("../data", "/data"))
+    with pytest.raises(BadConfig, match="relative to the profile"):
+        resolve(profile, environment={})
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["train.parallel.shard_ranks=2"], "parallel.shard_ranks needs parallel.strategy = 'fsdp2'"),
+        (["train.parallel.strategy=fsdp2", "train.parallel.static_graph=true"], "parallel.static_graph is DDP's"),
+        (["train.global_batch_tokens=9", "train.global_batch_samples=9"], "cannot both decide"),
+        (["train.precision=fp16"], "fp16 is not offered"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_in_words(profile, assignments, message):
+    with pytest.raises(BadConfig, match=message) as caught:
+        resolve(profile, assignments=assignments, data=Path("d"), environment={})
+    assert "Value error" not in caught.value.message
+    assert "''" not in caught.value.next_step
