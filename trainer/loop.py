@@ -1,14 +1,12 @@
 """The training loop, readable top to bottom."""
 
-import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -21,23 +19,23 @@ from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.events import happened
 from trainer.export import export_model
-from trainer.feed import MicroBatch, MicroBatchSource, Upcoming, make_loader, micro_batch_plans
+from trainer.feed import MicroBatch
 from trainer.finding import Action
 from trainer.journal import Journal, Screen
 from trainer.keeper import Keeper, state_bytes
 from trainer.manifest import PositionEntry, TrainingState
 from trainer.meter import DeviceFacts, Meter
-from trainer.overseer import Overseer, Verdict, event_of
+from trainer.overseer import Overseer, Verdict, event_of, rollback_event
 from trainer.parallel import Ranks
 from trainer.permutation import hash_words
-from trainer.preflight import check_ranks, check_room, compare_data
+from trainer.preflight import check_ranks, check_room
 from trainer.recompute import GraphCounter
 from trainer.record import MODEL_DIRECTORY
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.schedule import learning_rate
 from trainer.startup import Phase, StartClock
-from trainer.stream import Position, join_positions
+from trainer.supply import Supply
 from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter
 
@@ -140,9 +138,9 @@ class _Run:
             attempt=writer.attempt,
             tell_event=self._journal.event,
         )
-        self._loader: Iterator[MicroBatch] = iter(())
         self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._done, self._position = 0, Position.start(self._plan)
+        self._supply = Supply(dataset, config, self._plan, ranks)
+        self._done = 0
         for event in start.events:
             self._journal.event(event)
         for remark in remarks:
@@ -163,12 +161,12 @@ class _Run:
         try:
             return self._take_steps()
         finally:
-            self._loader = iter(())  # its processes end with it
+            self._supply.close()
 
     def _take_steps(self) -> Ending:
         while self._done < self._config.max_steps:
             began_s = time.monotonic()
-            batches = self._next_batches()
+            batches = self._supply.next_step(self._meter.take)
             if not batches:
                 break  # every sample was seen as often as it should be
             reason = self._act(self._step(batches))
@@ -192,21 +190,20 @@ class _Run:
                 next_step="Name that dataset with --data, or begin afresh with another --out.",
             )
         self._keeper.restore(path, manifest)
-        self._done, self._position = state.step, state.position.position()
+        self._done, self._supply.position = state.step, state.position.position()
         self._overseer.go_on(state.health, state.skipped_steps)
         self._meter.noise.recall(state.noise_scale)
         self._training.module.overflows = state.head_overflows
 
     def _begin(self) -> None:
         """Everything that the first step would otherwise wait for."""
-        rest = self._feed()
-        first = list(itertools.islice(rest, self._plan.accumulation_steps))
+        self._supply.start_at(self._supply.position)
+        first = self._supply.wait_for_first()
         self._ended("first_batch")
-        compare_data(self._ranks.gather(self._upcoming.numbers_of_samples(len(first), len(self._dataset))))
+        self._supply.compare_first()
         overflows = self._training.module.overflows
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
-        self._loader = itertools.chain(first, rest)
         self._ended("compile")
         health, before = self._config.health, self._start.checkpoint
         may_roll_back = "rollback" in {health.on_non_finite, health.on_spike, health.on_explosion}
@@ -219,37 +216,14 @@ class _Run:
         self._clock.ended(phase)
         self._watch.beat(self._done)
 
-    def _feed(self) -> Iterator[MicroBatch]:
-        """Micro-batches from the present position on."""
-        plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=self._position)
-        self._upcoming = Upcoming(plans)
-        source = MicroBatchSource(self._dataset, self._config, self._plan)
-        return make_loader(source, self._config, self._upcoming)
-
     # A step.
-
-    def _next_batches(self) -> list[MicroBatch]:
-        """Those of the next step; none when the last epoch is over."""
-        empty_rows = 0
-        while True:
-            batches = self._meter.take(self._loader, self._plan.accumulation_steps)
-            plans = [self._upcoming.used() for _ in batches]
-            self._samples: npt.NDArray[np.int64] = np.concatenate([plan.segments.samples for plan in plans])
-            assert plans[-1].after is not None
-            self._position = plans[-1].after
-            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.real_tokens for one in batches))):
-                return batches
-            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
-            empty_rows += self._config.global_batch_rows
-            if empty_rows >= self._plan.lanes:
-                return []
 
     def _step(self, batches: Sequence[MicroBatch]) -> Verdict:
         config, done = self._config, self._done + 1
         evaluation_due = bool(len(self._validation)) and _due(done, config.evaluation.interval_steps)
         row_due = _due(done, config.log_interval_steps) or done == config.max_steps or evaluation_due
         # Dropout follows from the place in the data and the rank, so it has no state that would have to be saved.
-        seed = hash_words(config.seed, self._position.steps, self._ranks.rank)[0] >> np.uint64(1)
+        seed = hash_words(config.seed, self._supply.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
         told = self._overseer.to_tell(
@@ -261,7 +235,7 @@ class _Run:
             batches, self._lr, part_of_it=row_due, limits=self._overseer.limits(), told=told
         )
         self._done = done
-        self._overseer.add(done, result, self._samples)
+        self._overseer.add(done, result, self._supply.samples)
         verdict = self._overseer.look()
         self._meter.add(batches, result)
         self._graphs.stepped()
@@ -304,29 +278,14 @@ class _Run:
     def _roll_back(self, verdict: Verdict) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""
         good = self._keeper.newest_good()
-        behind, state = self._joined_position(), good.manifest.state
+        behind, state = self._supply.whole_position(), good.manifest.state
         self._keeper.restore(good.path, good.manifest)
         self._overseer.roll_back(state.health, at_step=verdict.at_step, to_step=state.step)
-        undone, self._done, self._position = self._done, state.step, behind
+        undone, self._done = self._done, state.step
         self._meter.forget()
-        self._loader = self._feed()
-        share = self._overseer.health.learning_rate_share(state.step)
-        told = happened(
-            state.step,
-            "rolled_back",
-            f"rolled back from step {undone} to {good.path.name}; rows {state.position.rows:,} to {behind.rows:,} of "
-            f"the data are left out, and the learning rate is eased to {share:.3g} of its schedule",
-            level="error",
-            action="rollback",
-            next_step=verdict.next_step,
-            values={
-                "from_step": undone,
-                "to_step": state.step,
-                "first_row_left_out": state.position.rows,
-                "first_row_after": behind.rows,
-                "learning_rate_share": share,
-                "rollbacks": self._overseer.health.rollbacks,
-            },
+        self._supply.start_at(behind)
+        told = rollback_event(
+            verdict, from_step=undone, to=state, name=good.path.name, behind=behind, health=self._overseer.health
         )
         self._journal.event(told)
         self._save()
@@ -334,7 +293,7 @@ class _Run:
     # Saving, and the end.
 
     def _save(self, *, wait: bool = False) -> None:
-        position = self._joined_position()
+        position = self._supply.whole_position()
         state = TrainingState(
             step=self._done,
             position=PositionEntry(steps=position.steps, rows=position.rows, lanes=list(position.lanes)),
@@ -349,12 +308,6 @@ class _Run:
             skipped_steps=self._overseer.skipped_steps,
         )
         self._keeper.save(state, rollbacks=self._overseer.health.rollbacks, wait=wait)
-
-    def _joined_position(self) -> Position:
-        """Where the whole job is, from what each rank knows of it."""
-        lanes = self._ranks.max(*map(float, self._position.lanes))
-        own = self._position
-        return join_positions([Position(steps=own.steps, rows=own.rows, lanes=tuple(round(lane) for lane in lanes))])
 
     def _leave(self, reason: str) -> Ending:
         """Save, and say that starting again goes on."""

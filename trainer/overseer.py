@@ -13,8 +13,10 @@ from trainer.config import TrainConfig
 from trainer.events import EventRow, happened
 from trainer.finding import SEVERITY, Action, Finding, strongest
 from trainer.health import HealthMonitor, Limits
+from trainer.manifest import TrainingState
 from trainer.parallel import Ranks
 from trainer.step import StepResult
+from trainer.stream import Position
 from trainer.vitals import Arrived, VitalsQueue
 
 _REMEMBERED_STEPS = 8
@@ -130,6 +132,39 @@ def event_of(found: Finding, step: int, samples: Sequence[int] = ()) -> EventRow
         next_step=found.next_step,
         values=found.values,
         samples=samples,
+    )
+
+
+def rollback_event(
+    verdict: Verdict, *, from_step: int, to: TrainingState, name: str, behind: Position, health: HealthMonitor
+) -> EventRow:
+    """A rollback as the run record has it.
+
+    Args:
+        verdict: That asked for it.
+        from_step: The last step that is undone.
+        to: What was returned to.
+        name: Of that checkpoint.
+        behind: Where training goes on in the data.
+        health: After the rollback.
+    """
+    share = health.learning_rate_share(to.step)
+    return happened(
+        to.step,
+        "rolled_back",
+        f"rolled back from step {from_step} to {name}; rows {to.position.rows:,} to {behind.rows:,} of the data are "
+        f"left out, and the learning rate is eased to {share:.3g} of its schedule",
+        level="error",
+        action="rollback",
+        next_step=verdict.next_step,
+        values={
+            "from_step": from_step,
+            "to_step": to.step,
+            "first_row_left_out": to.position.rows,
+            "first_row_after": behind.rows,
+            "learning_rate_share": share,
+            "rollbacks": health.rollbacks,
+        },
     )
 
 

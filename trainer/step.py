@@ -117,26 +117,7 @@ class TrainStep:
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
         sums = torch.tensor([float(own_tokens), *told], dtype=torch.float64).to(device, non_blocking=True)
-        tokens = sums[0]
-        summed = self._ranks.begin_sum(sums)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        partial: PartialGradient | None = None
-        for number, batch in enumerate(batches):
-            self.progressed()
-            last = number == len(batches) - 1
-            with self._shared.synchronise(last or self._learning):
-                loss = self._shared.module(batch)
-                if number == 0:
-                    summed()
-                    weight = 1 / tokens.clamp(min=1)
-                loss_sum += loss.detach()
-                if last:
-                    loss_sum *= weight
-                    all_summed = self._ranks.begin_sum(loss_sum)  # while the gradients are computed
-                # Ranks are averaged, and the loss is already divided by what all of them predict.
-                (loss * (weight * self._ranks.world_size)).backward()
-            if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
-                partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
+        loss, partial = self._forward_and_backward(batches, own_tokens, sums, part_of_it=part_of_it)
         reduced = mark(device)
         departed = None
         if self._shared.traffic is not None:
@@ -146,10 +127,9 @@ class TrainStep:
             else:
                 partial = PartialGradient(square=square, share=1 / self._ranks.world_size)
         self._learning = False
-        all_summed()
-        grad_norm, applied = self._update(lr, loss_sum, limits)
+        grad_norm, applied = self._update(lr, loss, limits)
         return StepResult(
-            loss=loss_sum,
+            loss=loss,
             grad_norm=grad_norm,
             applied=applied,
             told=sums[1:],
@@ -159,6 +139,42 @@ class TrainStep:
             reduced=reduced,
             updated=mark(device),
         )
+
+    def _forward_and_backward(
+        self, batches: Sequence[MicroBatch], own_tokens: int, sums: torch.Tensor, *, part_of_it: bool
+    ) -> tuple[torch.Tensor, PartialGradient | None]:
+        """Add up the gradients of all micro-batches and ranks.
+
+        Args:
+            batches: On the device.
+            own_tokens: That they predict.
+            sums: Its first number becomes what all ranks predict, while the first forward is computed.
+            part_of_it: As ``run`` takes it.
+
+        Returns:
+            The mean loss over all ranks, shape (), and the first part's gradient.
+        """
+        summed = self._ranks.begin_sum(sums)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
+        partial: PartialGradient | None = None
+        for number, batch in enumerate(batches):
+            self.progressed()
+            last = number == len(batches) - 1
+            with self._shared.synchronise(last or self._learning):
+                loss = self._shared.module(batch)
+                if number == 0:
+                    summed()
+                    weight = 1 / sums[0].clamp(min=1)
+                loss_sum += loss.detach()
+                if last:
+                    loss_sum *= weight
+                    all_summed = self._ranks.begin_sum(loss_sum)  # while the gradients are computed
+                # Ranks are averaged, and the loss is already divided by what all of them predict.
+                (loss * (weight * self._ranks.world_size)).backward()
+            if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
+                partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
+        all_summed()
+        return loss_sum, partial
 
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip and update; the norm before clipping, and whether the update was taken."""

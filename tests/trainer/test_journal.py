@@ -71,7 +71,7 @@ def test_a_record_that_cannot_be_written_is_said_once_and_again_when_it_happens_
 
     for begin in (1, 11):
         with monkeypatch.context() as patch:
-            patch.setattr("trainer.record._append_whole", full)
+            patch.setattr("trainer.writer._append_whole", full)
             journal.steps(map(row_of, range(begin, begin + 3)))
         journal.steps([row_of(begin + 3)])
     told = [row for row in screen.seen if isinstance(row, EventRow)]
