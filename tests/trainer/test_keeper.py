@@ -1,12 +1,11 @@
 import errno
-import time
+import os
 
 import pytest
 import torch
 
 from tests.trainer.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
-from trainer import checkpoint
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY
 from trainer.config import CheckpointSettings
 from trainer.dataset import TokenDataset
@@ -51,15 +50,27 @@ def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_
     assert keeper.is_due(7, asked_at=6)
 
 
-def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of):
-    keeper = keeper_of(interval_s=0.2)
+class _Clock:
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
+    clock = _Clock()
+    monkeypatch.setattr("trainer.keeper.time", clock)
+    keeper = keeper_of(interval_s=60.0)
+    clock.now_s += 59
     assert not keeper.is_due_by_time()
-    time.sleep(0.25)
+    clock.now_s += 1
     assert keeper.is_due_by_time()
     keeper.save(state_of(5), rollbacks=0, wait=True)
     assert not keeper.is_due_by_time()
-    assert not keeper_of(interval_s=1e-9, enabled=False).is_due_by_time()
-    assert keeper_of(interval_s=1e-9).is_due_by_time()
+    disabled = keeper_of(interval_s=60.0, enabled=False)
+    clock.now_s += 60
+    assert keeper.is_due_by_time()
+    assert not disabled.is_due_by_time()
 
 
 def test_a_save_takes_as_long_as_the_last_one_or_as_a_guess_that_grows_with_the_state(keeper_of, training, told):
@@ -98,11 +109,11 @@ def test_a_failed_save_says_what_is_still_there_and_training_goes_on(keeper_of, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         keeper.save(state_of(1), rollbacks=0, wait=True)
     keeper.save(state_of(2), rollbacks=0, wait=True)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         keeper.save(state_of(3), rollbacks=0, wait=True)
     keeper.tell_finished()
     assert [event.kind for event in told] == ["save_failed", "saved", "save_failed"]
