@@ -66,8 +66,13 @@ def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
     assert isinstance(found[1], Manifest)
 
 
-def fill(place: Workplace, strategy: str = "ddp") -> dict[str, Any]:
+def fill(place: Workplace, strategy: str = "ddp", *, with_record: bool = False) -> dict[str, Any]:
     """Fill the disk that checkpoints go to while training, and free it again; needs root.
+
+    Args:
+        place: Where the runs are.
+        strategy: ``zero1`` lets every rank write a share.
+        with_record: Whether the run's record lies on the same disk, so that its rows must wait.
 
     Returns:
         Figures of the loop, as JSON.
@@ -75,33 +80,34 @@ def fill(place: Workplace, strategy: str = "ddp") -> dict[str, Any]:
     settings = {} if strategy == "ddp" else {"train.parallel.strategy": strategy}
     expected = place.undisturbed(2, settings)
     job = place.job(2, settings | {"train.checkpoint.interval_steps": 4})
+    disk = job.directory if with_record else job.checkpoints
     job.directory.mkdir()
-    mount_tmpfs(job.checkpoints, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected)))
+    mount_tmpfs(disk, round(CHECKPOINTS_THAT_FIT * _checkpoint_bytes(expected)))
     try:
-        _fill_and_free(job)
+        _fill_and_free(job, disk)
         check_the_same(job, expected)
     finally:
-        unmount(job.checkpoints)
+        unmount(disk)
     return {"faults": 1, "runs": 1, "bit_identical": 1}
 
 
-def _fill_and_free(job: Job) -> None:
+def _fill_and_free(job: Job, disk: Path) -> None:
     process = job.start(pace_s=0.08)
     job.wait_until(process, lambda: _count(job, "saved") >= 2)
-    filler = job.checkpoints / "filler"
+    filler = disk / "filler"
     _write_until_full(filler)
-    job.wait_until(process, lambda: _count(job, "save_failed"))
-    failed = next(event for event in job.events() if event.kind == "save_failed")
-    assert failed.level == "error"
-    assert "No space left on device" in failed.message or "could not write its share" in failed.message
+    job.wait_until(process, lambda: "error: could not save step" in job.log.read_text(errors="replace"))
     newest = list_checkpoints(job.checkpoints)[0]
     read_checkpoint(newest)
-    assert f"the newest checkpoint is still {newest.name}" in failed.message
     filler.unlink()
     saved = _count(job, "saved")
     job.wait_until(process, lambda: _count(job, "saved") > saved)
     job.end(process)
     assert process.returncode == 0, job.told()
+    failed = next(event for event in job.events() if event.kind == "save_failed")
+    assert failed.level == "error"
+    assert "No space left on device" in failed.message or "could not write its share" in failed.message
+    assert f"the newest checkpoint is still {newest.name}" in failed.message
     job.check_checkpoints()
 
 

@@ -73,6 +73,16 @@ def signal_torchrun(job: Job, rng: random.Random) -> bool:
     return True
 
 
+def kill_torchrun(job: Job, rng: random.Random) -> bool:
+    """SIGKILL to torchrun alone: ranks that nobody waits for any more must not train on, and save before they leave."""
+    process = _started(job, rng)
+    process.kill()
+    left = job.leave(process)
+    assert re.match(r"SIGTERM on (rank \d+|\d+ ranks);", left.reason), left
+    _check_saved(job, left)
+    return True
+
+
 def signal_twice(job: Job, rng: random.Random) -> bool:
     """A signal while a rank hangs, and another one, as nothing comes of it; to that rank, or to all."""
     hung, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)

@@ -10,6 +10,7 @@ from tests.system.faults.interruptions import (
     hang,
     kill_all,
     kill_rank,
+    kill_torchrun,
     raise_on_rank,
     run_out_of_time,
     signal_rank,
@@ -66,9 +67,10 @@ def _moved(*stages: Stage) -> Run:
 
 
 def _filled(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
-    """As rank 0 writes alone, and as all ranks write a share."""
+    """As rank 0 writes alone, as all ranks write a share, and as the record lies on that disk, too."""
     del seed
-    found = [fill(place, ("ddp", "zero1")[point % 2]) for point in range(points)]
+    ways: tuple[dict[str, Any], ...] = ({}, {"strategy": "zero1"}, {"with_record": True})
+    found = [fill(place, **ways[point % len(ways)]) for point in range(points)]
     refuse_a_small_disk(place)
     return {"faults": points + 1, "runs": points + 1, "bit_identical": sum(one["bit_identical"] for one in found)}
 
@@ -101,6 +103,13 @@ LOOPS = (
         held=NOTHING_LOST,
         in_full=3,
         run=_interrupted(signal_torchrun),
+    ),
+    Loop(
+        name="torchrun dead",
+        injected="SIGKILL to torchrun alone",
+        held=f"the ranks notice, and leave; {NOTHING_LOST}",
+        in_full=2,
+        run=_interrupted(kill_torchrun),
     ),
     Loop(
         name="out of time",
@@ -153,9 +162,10 @@ LOOPS = (
     ),
     Loop(
         name="full disk",
-        injected="the disk of the checkpoints is filled for a while; one that is too small from the start",
-        held="training goes on, the old checkpoint is whole, the next save works; refused with code 3",
-        in_full=2,
+        injected="the disk of the checkpoints, or of the whole run, is filled for a while; one that is too small from "
+        "the start",
+        held="training goes on, the old checkpoint is whole, the next save works, no row is lost; refused with code 3",
+        in_full=3,
         run=_filled,
         needs_mount=True,
     ),
