@@ -10,10 +10,9 @@ from tests.system.faults.interruptions import (
     hang,
     kill_all,
     kill_rank,
-    raise_on_rank,
+    kill_torchrun,
     run_out_of_time,
     signal_rank,
-    signal_torchrun,
     signal_twice,
 )
 from tests.system.faults.jobs import Workplace
@@ -24,14 +23,13 @@ from tests.system.faults.train import PRESSED, WITH_LOADERS, interrupt
 
 pytestmark = pytest.mark.system
 
-ASKED_TO_LEAVE = [signal_rank, signal_torchrun, run_out_of_time]
-TORN_AWAY = [signal_twice, hang, kill_rank, raise_on_rank, damage]
+INTERRUPTIONS = [signal_rank, run_out_of_time, kill_torchrun, signal_twice, hang, kill_rank, damage]
 LOOPS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
     "asked_to_leave_or_torn_away_it_goes_on_and_ends_bit_identical": lambda place: interrupt(
-        place, 8, 2, ASKED_TO_LEAVE + TORN_AWAY, most_of_a_run=8
+        place, len(INTERRUPTIONS), 2, INTERRUPTIONS, most_of_a_run=len(INTERRUPTIONS)
     ),
     "killed_at_any_moment_three_ranks_go_on_and_end_bit_identical": lambda place: interrupt(
-        place, 3, 1, [kill_all], ranks=3, settings=PRESSED | WITH_LOADERS
+        place, 1, 1, [kill_all], ranks=3, settings=PRESSED | WITH_LOADERS
     ),
     "killed_after_a_rollback_it_is_still_rolled_back": lambda place: roll_back(place, 1, 7),
     "a_run_goes_on_with_other_ranks_and_strategies": lambda place: move(place, BOTH, 9),
