@@ -1,0 +1,61 @@
+import platform
+
+import pytest
+import torch
+
+from tests.conftest import write_dataset
+from tests.trainer.checkpoints import resolved_of, write_checkpoint
+from tests.trainer.oracles import config_of
+from trainer.batch import make_plan
+from trainer.build import build_training
+from trainer.checkpoint import read_checkpoint
+from trainer.config import DataSettings
+from trainer.describe import describe_run, open_dataset, peak_of
+from trainer.errors import BadConfig
+from trainer.meter import DeviceFacts
+from trainer.parallel import join_ranks
+from trainer.resume import Start
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_dataset(tmp_path / "data", [[5 + step % 60 for step in range(20)]] * 40, vocab_size=128)
+
+
+def test_a_dataset_is_held_against_the_profile(data):
+    found = open_dataset(resolved_of(config_of(), data)).manifest.dataset_hash
+    right = config_of(data=DataSettings(dataset_hash=found))
+    assert len(open_dataset(resolved_of(right, data))) == 40
+    other = config_of(data=DataSettings(dataset_hash="0" * len(found)))
+    with pytest.raises(BadConfig, match=f"its hash begins {found[:12]}, not 000000000000") as refused:
+        open_dataset(resolved_of(other, data))
+    assert "--data" in refused.value.next_step
+
+
+def test_a_dataset_without_samples_is_refused(tmp_path):
+    empty = write_dataset(tmp_path / "empty", [], vocab_size=128)
+    with pytest.raises(BadConfig, match="holds no samples"):
+        open_dataset(resolved_of(config_of(), empty))
+
+
+def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp_path, data):
+    config = config_of(attention_dropout=0.25)
+    resolved, ranks = resolved_of(config, data), join_ranks(config, environment={})
+    dataset = open_dataset(resolved)
+    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+    facts = DeviceFacts(work=training.work, peak_flops_per_s=peak_of(config, ranks))
+    path = write_checkpoint(tmp_path / "checkpoints", 7)
+    start = Start(checkpoint=path, manifest=read_checkpoint(path), job="slurm 17")
+    plan = make_plan(config, len(dataset), 1)
+    header = describe_run(resolved, dataset, plan, training, facts=facts, ranks=ranks, start=start, attempt=3)
+    assert (header.attempt, header.resumed_step, header.job) == (3, 7, "slurm 17")
+    assert header.resumed_from == start.origin
+    assert "step-000000007" in (header.resumed_from or "")
+    assert (header.config_sha256, header.dataset_hash) == (resolved.config_sha256, dataset.manifest.dataset_hash)
+    assert (header.global_batch_rows, header.accumulation_steps) == (plan.global_batch_rows, plan.accumulation_steps)
+    assert header.parameters == sum(one.numel() for one in training.module.parameters())
+    assert any("0.25" in change for change in header.recipe_changes)
+    assert (header.versions["torch"], header.versions["python"]) == (torch.__version__, platform.python_version())
+    assert header.peak_flops_per_s is None  # of a CPU nobody knows it
+    fresh = describe_run(resolved, dataset, plan, training, facts=facts, ranks=ranks, start=Start(), attempt=1)
+    assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)
