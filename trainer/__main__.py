@@ -41,6 +41,7 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
     writer: RunWriter | None = None
+    opened: list[RunWriter] = []
     start = Start()
     try:
         with _early_signals():
@@ -50,7 +51,9 @@ def main() -> int:
                 # them then keeps the next from its turn for seconds.
                 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             if leads:
-                writer, start = choose_run(arguments.out, arguments.resume, resolved)
+                clock.ended("import")
+                writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
+                clock.ended("restore")
                 _print_settings(resolved)
             job = _Job(resolved=resolved, rank=rank, writer=writer, start=start, clock=clock)
             job.prepare()
@@ -60,12 +63,12 @@ def main() -> int:
         reason = f"{name} before training began"
         code = 130 if signalled.number == signal.SIGINT else REQUEUE
         sys.stderr.write(f"train: {reason}\n")
-        _record(writer, code, reason, clock)
+        _record(opened[0] if opened else None, code, reason, clock)
         return code
     except TrainerError as error:
         # One rank of each node: what is wrong may be wrong there only.
         _complain(error, aloud=os.environ.get("LOCAL_RANK", "0") == "0")
-        _record(writer, error.exit_code, error.message, clock)
+        _record(opened[0] if opened else None, error.exit_code, error.message, clock)
         return error.exit_code
 
 

@@ -12,6 +12,7 @@ and the first rank makes the manifest of them.
 """
 
 import contextlib
+import errno
 import re
 import secrets
 import shutil
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_file
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, DiskTrouble
 from trainer.manifest import (
     CHECKPOINT_SCHEMA_VERSION,
     MANIFEST_FILE,
@@ -71,21 +72,36 @@ def step_of(path: Path) -> int:
 class CheckpointWriter:
     """Writes one rank's share of a checkpoint; the first rank's call ends when the whole is there.
 
+    A writer that fails leaves word of it for the first one, which then gives up as well.
+
     Args:
         root: The directory of all checkpoints.
         name: Of this one.
         attempt: Number of the run's start, so that what an earlier start left unfinished is not taken for this one's.
         rank: Of this process.
         writers: Ranks that write, the first among them.
-        timeout_s: How long the first rank waits for the others' shares.
+        timeout_s: How long the first rank waits for a share that does not grow.
+        number: Of the save, counted by every rank alike from the start on: one that is tried again must not find what
+            the first try left.
+        progressed: Called now and then as long as something is written, by this rank or by one that it waits for.
     """
 
     def __init__(
-        self, root: Path, name: str, *, attempt: int, rank: int, writers: Sequence[int], timeout_s: float
+        self,
+        root: Path,
+        name: str,
+        *,
+        attempt: int,
+        rank: int,
+        writers: Sequence[int],
+        timeout_s: float,
+        number: int = 1,
+        progressed: Callable[[], None] = lambda: None,
     ) -> None:
         self._root, self._name, self._rank, self._writers = root, name, rank, writers
-        self._timeout_s = timeout_s
-        self._partial = root / f".{name}.attempt-{attempt}.partial"
+        self._timeout_s, self._progressed = timeout_s, progressed
+        self._of_this_start = f".step-*.attempt-{attempt}.save-*.partial"
+        self._partial = root / f".{name}.attempt-{attempt}.save-{number}.partial"
 
     def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState, utc: str) -> None:
         """Write this rank's file, and on the first rank the manifest of all, and publish.
@@ -101,10 +117,12 @@ class CheckpointWriter:
             TimeoutError: If another rank's share did not come.
         """
         try:
+            if self._leads:
+                self._clear_earlier()
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-            entry = write_file(self._partial / f"{_stem(self._rank)}.safetensors", content)
+            entry = write_file(self._partial / f"{_stem(self._rank)}.safetensors", content, progressed=self._progressed)
             share = _Share(file=entry, tensors=tensors)
-            if self._rank != self._writers[0]:
+            if not self._leads:
                 self._leave(share)
                 return
             shares = [share, *(self._wait_for(rank) for rank in self._writers[1:])]
@@ -116,9 +134,19 @@ class CheckpointWriter:
                 tensors=_joined(shares),
             )
             self._publish(manifest)
-        except OSError:
-            self._give_up()
+        except OSError as error:
+            self.give_up(error)
             raise
+
+    @property
+    def _leads(self) -> bool:
+        return self._rank == self._writers[0]
+
+    def _clear_earlier(self) -> None:
+        """Remove what earlier saves of this start left: a rank may have written on after the first gave up."""
+        for partial in self._root.glob(self._of_this_start):
+            if partial != self._partial:
+                shutil.rmtree(partial, ignore_errors=True)
 
     def _publish(self, manifest: Manifest) -> None:
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
@@ -140,24 +168,47 @@ class CheckpointWriter:
         final.with_suffix(".half").rename(final)
 
     def _wait_for(self, rank: int) -> _Share:
-        share, failed = (self._partial / f"{_stem(rank)}{end}" for end in (".json", ".failed"))
-        deadline_s = time.monotonic() + self._timeout_s
+        share, failed, file = (self._partial / f"{_stem(rank)}{end}" for end in (".json", ".failed", ".safetensors"))
+        grown_s, size = time.monotonic(), -1
         while not share.is_file():
-            if failed.exists():
-                raise OSError(f"rank {rank} could not write its share")
-            if time.monotonic() > deadline_s:
+            if failed.is_symlink():
+                raise OSError(_errno_in(failed), f"rank {rank} could not write its share")
+            now_s, now_size = time.monotonic(), _size_of(file)
+            if now_size != size:
+                grown_s, size = now_s, now_size
+                self._progressed()
+            if now_s - grown_s > self._timeout_s:
                 raise TimeoutError(f"rank {rank} has not written its share within {self._timeout_s:g} s")
             time.sleep(_POLL_S)
         return parse_table(_Share, read_json(share), where=str(share))
 
-    def _give_up(self) -> None:
-        """Leave nothing behind, or, where others write as well, the word that it failed."""
+    def give_up(self, error: Exception) -> None:
+        """Leave nothing behind, or, where others write as well, the word that it failed.
+
+        Args:
+            error: Why.
+        """
         with contextlib.suppress(OSError):
-            if self._rank == self._writers[0]:
+            if self._leads:
                 shutil.rmtree(self._partial, ignore_errors=True)
             else:
+                self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
                 (self._partial / f"{_stem(self._rank)}.safetensors").unlink(missing_ok=True)
-                (self._partial / f"{_stem(self._rank)}.failed").touch()
+                number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+                # A name needs no room on a full disk, as what is in a file would.
+                (self._partial / f"{_stem(self._rank)}.failed").symlink_to(str(number))
+
+
+def _errno_in(failed: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(failed.readlink().name)
+    return errno.EIO
+
+
+def _size_of(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.stat().st_size
+    return -1
 
 
 def _stem(rank: int) -> str:
@@ -179,7 +230,9 @@ def read_checkpoint(directory: Path) -> Manifest:
     """Read a checkpoint's manifest and check all of its files, size and content.
 
     Raises:
-        BadCheckpoint: If anything is not as it was written.
+        BadCheckpoint: If anything is not there, or not as it was written.
+        DiskTrouble: If it cannot be read at the moment, which says nothing about it.
+        BadConfig: If this user may not read it.
     """
     path = directory / MANIFEST_FILE
     try:
@@ -187,12 +240,27 @@ def read_checkpoint(directory: Path) -> Manifest:
         for file in manifest.files:
             check_file(directory / file.name, file)
     except BadConfig as error:
+        if isinstance(error.__cause__, OSError):
+            raise _unreadable(directory, error.__cause__) from error
         raise BadCheckpoint(error.message) from error
     except DamagedFile as error:
         raise BadCheckpoint(str(error)) from error
     except OSError as error:
-        raise BadCheckpoint(f"{directory} cannot be read: {error.strerror or error}") from error
+        raise _unreadable(directory, error) from error
     return manifest
+
+
+def _unreadable(directory: Path, error: OSError) -> Exception:
+    """What a file system's refusal means: only that a file is not there says that a checkpoint is damaged."""
+    message = f"{directory} cannot be read: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or error.errno == errno.ELOOP:
+        return BadCheckpoint(message)
+    if isinstance(error, PermissionError):
+        return BadConfig(message, next_step="Start as the user who wrote it, or let this one read it.")
+    return DiskTrouble(
+        message,
+        next_step="Nothing was changed. Start again when the file system is well: it goes on from that checkpoint.",
+    )
 
 
 def newest_checkpoint(

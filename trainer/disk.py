@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,8 @@ class FileEntry(Table):
     """As zlib's; zlib-ng takes a third of the time for it."""
 
 
-def write_file(path: Path, content: memoryview) -> FileEntry:
-    """Write a file anew, and sync it.
+def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None) -> FileEntry:
+    """Write a file anew, and sync it; ``progressed`` is called now and then.
 
     Where memory and file system allow it, bytes go to the disk without a copy in the page cache, which would take
     memory bandwidth and a core from a training that goes on meanwhile.
@@ -47,6 +48,7 @@ def write_file(path: Path, content: memoryview) -> FileEntry:
             direct = direct and not len(chunk) % DISK_BLOCK_BYTES and _write_directly(fd, chunk)
             if not direct:
                 _write_all(fd, chunk)
+            progressed()
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -65,7 +67,7 @@ def _write_directly(fd: int, chunk: memoryview) -> bool:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
         written = os.write(fd, chunk)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT):
             raise
         written = 0
     finally:

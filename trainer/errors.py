@@ -5,6 +5,7 @@ TrainerError
 ├── DoesNotFit      4   out of memory
 ├── DeviceMissing   5   the asked-for device is not here
 ├── ProfileRefused  6   the profile was tuned for something else
+├── DiskTrouble    75   a disk or file system failed; nothing was changed, and starting again goes on
 ├── RanksLost      75   another rank is gone; starting again goes on from the newest checkpoint
 └── TrainingFailed 76   the run cannot go on, and starting it again would not help
 """
@@ -47,6 +48,12 @@ class ProfileRefused(TrainerError):
 
 class RanksLost(TrainerError):
     """Another rank died, hung or was cut off; what was saved is intact."""
+
+    exit_code = 75
+
+
+class DiskTrouble(TrainerError):
+    """A disk or file system failed to read what may well be whole; nothing was changed."""
 
     exit_code = 75
 

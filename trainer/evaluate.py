@@ -12,7 +12,7 @@ from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
 from trainer.objective import MaskedLM
-from trainer.parallel import Ranks
+from trainer.parallel import Ranks, give_up_gathered
 from trainer.record import EvaluationRow
 
 
@@ -51,6 +51,7 @@ def evaluate(
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
         sums = _sums(module, validation, config, ranks, progressed)
+    give_up_gathered(module)
     module.train()
     ranks.begin_sum(sums)()
     loss_sum, correct, predicted, rows = sums.tolist()

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainer.dataset import TOKENIZER_NAME, SpecialIds
 from trainer.disk import sync
+from trainer.errors import BadConfig
 from trainer.objective import MaskedLM
 
 
@@ -27,24 +29,45 @@ def export_model(
     """Write the model and its tokenizer; the directory appears whole or not at all.
 
     All ranks take part, as each may hold a share of the weights; the one that leads writes.
+
+    Raises:
+        BadConfig: If the disk is full, or refuses otherwise.
     """
     weights = _whole_weights(module)
     if not leads:
         return
+    for left in directory.parent.glob(f".{directory.name}.*.partial"):  # by a start that was killed
+        shutil.rmtree(left, ignore_errors=True)
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
-    partial.mkdir(mode=0o700, parents=True)
-    module.model.save_pretrained(partial, state_dict=weights)
-    _tokenizer(dataset_dir, special_ids, seq_length_tokens).save_pretrained(str(partial))
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        _write(module, weights, _tokenizer(dataset_dir, special_ids, seq_length_tokens), partial)
+        if directory.exists():  # a run that was finished before, and has gone on
+            before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
+            directory.rename(before)
+            partial.rename(directory)
+            shutil.rmtree(before, ignore_errors=True)
+        else:
+            partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    sync(directory.parent)
+
+
+def _write(
+    module: MaskedLM, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast, partial: Path
+) -> None:
+    try:
+        module.model.save_pretrained(partial, state_dict=weights)
+    except SafetensorError as error:  # whatever the system refused it
+        raise BadConfig(
+            f"cannot write the model into {partial.parent}: {error}",
+            next_step="Free room there, and start again: it goes on from the last checkpoint, and only exports.",
+        ) from error
+    tokenizer.save_pretrained(str(partial))
     for path in partial.iterdir():
         sync(path)
-    if directory.exists():  # a run that was finished before, and has gone on
-        before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
-        directory.rename(before)
-        partial.rename(directory)
-        shutil.rmtree(before, ignore_errors=True)
-    else:
-        partial.rename(directory)
-    sync(directory.parent)
+    sync(partial)
 
 
 def _whole_weights(module: MaskedLM) -> dict[str, torch.Tensor]:

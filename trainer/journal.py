@@ -43,7 +43,8 @@ class Journal:
             return
         # What an earlier start drew of steps that are taken again is hidden.
         again = header.resumed_step + 1 if header.attempt > 1 else None
-        self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)
+        with contextlib.suppress(OSError):  # the record holds the same numbers
+            self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)
 
     def _tell_trouble(self, step: int) -> None:
         """Once, when rows begin to wait; they are kept until they can be written."""

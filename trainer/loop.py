@@ -1,5 +1,6 @@
 """The training loop, readable top to bottom."""
 
+import dataclasses
 import math
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from trainer.meter import DeviceFacts, Meter
 from trainer.overseer import Overseer, Verdict, event_of, rollback_event
 from trainer.parallel import Ranks
 from trainer.permutation import hash_words
-from trainer.preflight import check_ranks, check_room
+from trainer.preflight import Remark, check_ranks, check_room, check_shared
 from trainer.recompute import GraphCounter
 from trainer.record import MODEL_DIRECTORY
 from trainer.resolve import ResolvedConfig
@@ -56,7 +57,7 @@ class Ending:
     steps: int
     """Optimizer steps finished."""
     checkpoint: str | None
-    """The newest."""
+    """The newest, or, where this run has none yet, the one that it began from."""
 
 
 def train(
@@ -123,7 +124,16 @@ class _Run:
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             there = round(ranks.tell_number(there))
-            remarks += check_room(writer.directory, state_bytes(self._training), there, ranks)
+            size_bytes, kept = state_bytes(self._training), config.checkpoint.keep_last
+            remarks += check_room(writer.directory, size_bytes, ranks, there=there, kept=kept)
+            remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
+        if ranks.leads and not writer.locked:
+            remarks.append(
+                Remark(
+                    message=f"the file system of {writer.directory} has no locks: nothing keeps a second start away",
+                    next_step="See that no other job goes on with this run at the same time.",
+                )
+            )
         facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak_of(config, ranks))
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         header = describe_run(
@@ -137,6 +147,7 @@ class _Run:
             ranks,
             attempt=writer.attempt,
             tell_event=self._journal.event,
+            progressed=self._watch.beat,
         )
         self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._supply = Supply(dataset, config, self._plan, ranks)
@@ -160,6 +171,9 @@ class _Run:
             self._begin()
         try:
             return self._take_steps()
+        except Exception:
+            self._keeper.abandon()
+            raise
         finally:
             self._supply.close()
 
@@ -316,11 +330,12 @@ class _Run:
         if self._keeper.enabled and verdict.action not in (Action.GIVE_UP, Action.ROLL_BACK):
             self._save(wait=True)
         self._keeper.wait()
-        saved = "saved" if self._keeper.saved_step == self._done else "not saved"
+        saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
         self._journal.event(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._journal.close()
-        newest = self._keeper.newest
-        return self._ending(REQUEUE, f"{reason}; starting again goes on from {newest or 'the beginning'}")
+        ending = self._ending(REQUEUE, reason)
+        again = ending.checkpoint or "the beginning"
+        return dataclasses.replace(ending, reason=f"{reason}; starting again goes on from {again}")
 
     def _finish(self) -> Ending:
         """Evaluate, save, and export."""
@@ -330,10 +345,11 @@ class _Run:
         self._write_rows(all_of_them=True)
         if len(self._validation):
             self._evaluate()
-        if self._keeper.enabled and self._keeper.at_step != self._done:
-            self._save(wait=True)
         self._keeper.wait()
+        if self._keeper.enabled and not self._keeper.has_saved(self._done):
+            self._save(wait=True)
         self._journal.close()
+        self._watch.beat()
         export_model(
             self._training.module,
             dataset_dir=self._resolved.data_dir,
@@ -345,7 +361,8 @@ class _Run:
         return self._ending(0, "finished")
 
     def _ending(self, exit_code: int, reason: str) -> Ending:
-        return Ending(exit_code=exit_code, reason=reason, steps=self._done, checkpoint=self._keeper.newest)
+        newest = self._keeper.newest or self._start.origin
+        return Ending(exit_code=exit_code, reason=reason, steps=self._done, checkpoint=newest)
 
     # What is written down.
 

@@ -259,6 +259,12 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     return SharedModule(module=wrapped, traffic=GradientTraffic(wrapped, parallel.gradient_dtype, ranks.device))
 
 
+def give_up_gathered(module: nn.Module) -> None:
+    """Go back to this rank's share of the weights, after a forward that no backward follows; for fsdp2 only."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
 def _shard(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> None:
     if config.parallel.gradient_dtype != "fp32" and accumulation_steps(config, ranks.world_size) > 1:
         raise BadConfig(

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from trainer.resolve import ResolvedConfig
 
 CHECKPOINTS_THAT_FIT = 2
 """The newest stays until the next one is whole."""
+_TOKEN_FILE = ".seen-by-all-ranks"
 _MUST_AGREE = {
     "configuration": "Start every rank with the same profile and the same --set.",
     "code": "Install the same version of this package on every node.",
@@ -222,25 +224,71 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
 _PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on this machine."
 
 
-def check_room(place: Path, checkpoint_bytes: int, there: int, ranks: Ranks) -> list[Remark]:
+def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
+    """See that the run directory is one and the same for all ranks.
+
+    Args:
+        place: The directory.
+        ranks: All of them.
+        needed: Whether they all write there.
+
+    Returns:
+        What to say where it is not, and need not be.
+
+    Raises:
+        BadConfig: If it is not, and must be.
+    """
+    token = ranks.tell(secrets.token_hex(8) if ranks.leads else "")
+    file = place / f"{_TOKEN_FILE}.{token}"
+    if ranks.leads:
+        file.touch()
+    ranks.sum(0.0)
+    missing = [rank for rank, misses in enumerate(ranks.each(float(not file.exists()))) if misses]
+    if ranks.leads:
+        file.unlink()
+    if not missing:
+        return []
+    shown = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    message = f"{place} of rank 0 is not there for {'rank' if len(missing) == 1 else 'ranks'} {shown}"
+    next_step = "Choose an --out on a file system that all nodes see."
+    if needed:
+        raise BadConfig(f"{message}, and under this strategy all ranks write checkpoints there", next_step=next_step)
+    return [Remark(message=f"{message}: how those end cannot be written into exit.json", next_step=next_step)]
+
+
+def check_room(
+    place: Path, checkpoint_bytes: int, ranks: Ranks, *, there: int, kept: int = CHECKPOINTS_THAT_FIT
+) -> list[Remark]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
 
     Args:
         place: A directory on it.
         checkpoint_bytes: Of one.
-        there: Checkpoints that are there already.
         ranks: All of them.
+        there: Checkpoints that are there already.
+        kept: Checkpoints that are to be kept.
 
     Returns:
-        What to say where the run has a checkpoint to go on from, and no room for the next.
+        What to say where the run has a checkpoint to go on from, and no room for the next, or where there is no room
+        for as many as are to be kept.
 
     Raises:
         BadConfig: If it does not, and there is none.
     """
     needed = max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes
     free = round(ranks.tell_number(shutil.disk_usage(place).free if ranks.leads else 0))
-    if free >= needed:
+    wanted = max(1, kept + 1 - there) * checkpoint_bytes
+    if free >= wanted:
         return []
+    if free >= needed:
+        return [
+            Remark(
+                message=f"{place} has {free / 2**20:,.0f} MiB free; to keep {kept} checkpoints and write the next "
+                f"takes {(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB",
+                next_step="Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and "
+                "older checkpoints are removed early.",
+            )
+        ]
     message = (
         f"{place} has {free / 2**20:,.0f} MiB free, and {CHECKPOINTS_THAT_FIT} checkpoints take "
         f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"

@@ -5,10 +5,11 @@ the same torchrun began before it was started again. ``--resume PATH`` names a r
 afresh.
 """
 
+import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from trainer.checkpoint import (
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
+    point_to_latest,
     read_checkpoint,
 )
 from trainer.config import TrainConfig
@@ -56,7 +58,9 @@ _RECIPE = (
     ("attention_dropout",),
     ("precision",),
     ("tf32",),
+    ("max_epochs",),
     ("parallel", "gradient_dtype"),
+    ("health",),
 )
 """What may change between two starts of a run, and is then said."""
 
@@ -94,8 +98,16 @@ def job_name(environment: Mapping[str, str]) -> str:
     return ""
 
 
+Opened = Callable[[RunWriter], None]
+
+
 def choose_run(
-    out: Path | None, resume: str, resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ
+    out: Path | None,
+    resume: str,
+    resolved: ResolvedConfig,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    opened: Opened = lambda writer: None,
 ) -> tuple[RunWriter, Start]:
     """Open the run directory, and find what to go on from; only on the first rank.
 
@@ -104,38 +116,41 @@ def choose_run(
         resume: ``auto``, ``never``, or a run or checkpoint.
         resolved: The configuration.
         environment: Tells whether the job was started again.
+        opened: Is given the run's writer as soon as there is one; what goes wrong later can be written down there.
 
     Raises:
         BadConfig: If the directory cannot be used, or what is there does not fit the configuration.
+        DiskTrouble: If a checkpoint cannot be read at the moment.
         TrainingFailed: If the run gave up under this same configuration.
     """
     job = job_name(environment)
     if resume not in {AUTO, NEVER}:
-        return _from_path(Path(resume), out, resolved, job)
+        return _from_path(Path(resume), out, resolved, job, opened)
     started_again = any(
         int(environment.get(name) or 0) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
     )
     if out is None and resume == AUTO and started_again:
-        out = _run_of(job)
+        out = _run_of(job, resolved)
     directory = out or default_run_directory(resolved.config.model.name)
     if resume == NEVER or not (directory / RUN_FILE).is_file():
-        return _writer(directory, again=False), Start(job=job)
-    return _go_on(directory, resolved, job)
+        return _writer(directory, opened, again=False), Start(job=job)
+    return _go_on(directory, resolved, job, opened)
 
 
-def _run_of(job: str) -> Path | None:
-    """The newest run that a job began."""
+def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
+    """The newest run that a job began under this configuration: a job may train more than one model."""
     runs = sorted(Path("runs").glob(f"*/{RUN_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in runs:
         try:
-            if job and read_header(path.parent).job == job:
+            header = read_header(path.parent)
+            if job and (header.job, header.config_sha256) == (job, resolved.config_sha256):
                 return path.parent
         except BadConfig:
             continue
     return None
 
 
-def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWriter, Start]:
+def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) -> tuple[RunWriter, Start]:
     """With the newest whole checkpoint of a run, or from its beginning if there is none."""
     before = read_header(directory)
     _check_dataset(before.dataset_hash, resolved, directory)
@@ -147,7 +162,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWrit
             f"{directory} gave up before, and nothing was changed since: {over.reason}",
             next_step="Change a setting, such as --set train.learning_rate=…, or begin afresh in another --out.",
         )
-    writer = _writer(directory, again=True)
+    writer = _writer(directory, opened, again=True)
     root = directory / CHECKPOINTS_DIRECTORY
     clear_leftovers(root)
     events: list[EventRow] = []
@@ -164,15 +179,17 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWrit
             )
         )
 
+    there = list_checkpoints(root)
     found = newest_checkpoint(root, damaged=damaged, good=gave_up)
-    if found is None:
-        events.append(happened(0, "resumed", f"{directory} has no whole checkpoint: it begins afresh", level="warning"))
-        return writer, Start(events=tuple(events), job=job)
-    path, manifest = found
     if gave_up:
         # They are of the way that led nowhere, and by their names newer than what is saved from here on.
-        for newer in itertools.takewhile(lambda one: one != path, list_checkpoints(root)):
+        for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
             newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
+    if found is None:
+        return writer, _from_origin(directory, there, gave_up=gave_up, events=events, job=job)
+    path, manifest = found
+    with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
+        point_to_latest(root, path.name)
     step = manifest.state.step
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
         return writer, Start(finished=over, job=job)
@@ -181,7 +198,40 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str) -> tuple[RunWrit
     return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job)
 
 
-def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str) -> tuple[RunWriter, Start]:
+def _from_origin(
+    directory: Path, there: Sequence[Path], *, gave_up: bool, events: Sequence[EventRow], job: str
+) -> Start:
+    """Where a run has no checkpoint of its own to go on from: from another run's that it began with, or afresh.
+
+    Args:
+        directory: Of the run.
+        there: Checkpoints that it had.
+        gave_up: Whether none of these is to be gone on from.
+        events: What there is to say so far.
+        job: That started it.
+
+    Raises:
+        BadConfig: If it had checkpoints, and all of them are damaged: to begin afresh is then for people to decide.
+    """
+    origin = read_origin(directory)
+    if there and not gave_up and origin is None:
+        raise BadConfig(
+            f"none of the {len(there)} checkpoints of {directory} is whole; they are kept as *.damaged-*",
+            next_step="See what is wrong with that disk. Begin afresh with another --out, or from another run's "
+            "checkpoint: --resume PATH.",
+        )
+    why = "no good checkpoint" if gave_up and there else "no whole checkpoint"
+    if origin is None:
+        told = happened(0, "resumed", f"{directory} has {why}: it begins afresh", level="warning")
+        return Start(events=(*events, told), job=job)
+    path, manifest = _read(Path(origin))
+    told = happened(manifest.state.step, "resumed", f"{directory} has {why}: it begins from {path} again")
+    return Start(checkpoint=path, manifest=manifest, events=(*events, told), job=job, elsewhere=True)
+
+
+def _from_path(
+    path: Path, out: Path | None, resolved: ResolvedConfig, job: str, opened: Opened
+) -> tuple[RunWriter, Start]:
     """Go on with a run in its place, or begin another from one of its checkpoints."""
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
@@ -198,7 +248,7 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str)
             next_step=f"Begin another run from it: add --out DIR; or go on from the newest: --resume auto --out {run}",
         )
     if in_place or out is None:
-        return _go_on(run, resolved, job)
+        return _go_on(run, resolved, job, opened)
     again = (out / RUN_FILE).is_file()
     if again:
         origin = read_origin(out)
@@ -208,7 +258,7 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str)
                 next_step="Choose another --out, or --resume auto to go on.",
             )
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
-            return _go_on(out, resolved, job)  # the same command, started again
+            return _go_on(out, resolved, job, opened)  # the same command, started again
     events: list[EventRow] = []
     found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=lambda _, why: events.append(_bad(why)))
     if found is None:
@@ -218,7 +268,7 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, job: str)
     changes = compare(manifest.state.config, resolved.config, directory)
     what = "".join(f"; {change}" for change in changes)
     events.append(happened(manifest.state.step, "resumed", f"begins from {directory}{what}"))
-    writer = _writer(out, again=again)
+    writer = _writer(out, opened, again=again)
     return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, elsewhere=True)
 
 
@@ -267,11 +317,13 @@ def _check_dataset(before: str, resolved: ResolvedConfig, where: Path) -> None:
         )
 
 
-def _writer(directory: Path, *, again: bool) -> RunWriter:
+def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
     try:
-        return RunWriter(directory, active=True, again=again)
+        writer = RunWriter(directory, active=True, again=again)
     except OSError as error:
         raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
+    opened(writer)
+    return writer
 
 
 def _bad(why: str) -> EventRow:

@@ -5,10 +5,12 @@ training: what was saved before stays, and the loop is told.
 """
 
 import contextlib
+import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import torch
 from trainer.build import Training
 from trainer.checkpoint import CheckpointWriter, checkpoint_name, prune
 from trainer.config import CheckpointSettings
+from trainer.errors import TrainerError
 from trainer.events import utc_now
 from trainer.manifest import TrainingState
 from trainer.parallel import Ranks
@@ -41,7 +44,9 @@ class Saved:
     error: str | None = None
     """What went wrong; then there is no such checkpoint."""
     removed: Sequence[str] = ()
-    """Older checkpoints that were removed after it."""
+    """Older checkpoints that were removed after it, or to make room for the next."""
+    not_removed: str | None = None
+    """Why older ones could not be removed."""
 
 
 class Saver:
@@ -53,7 +58,8 @@ class Saver:
         training: Whose state is saved.
         ranks: All of them; each makes one of these, and calls it at the same steps.
         attempt: Number of the run's start.
-        timeout_s: How long ranks wait for each other's shares.
+        timeout_s: How long ranks wait for a share that does not grow.
+        progressed: Called now and then, from a thread, as long as something is written.
     """
 
     def __init__(
@@ -65,14 +71,16 @@ class Saver:
         *,
         attempt: int,
         timeout_s: float,
+        progressed: Callable[[], None] = lambda: None,
     ) -> None:
         self._root, self._settings, self._training, self._ranks = root, settings, training, ranks
-        self._attempt, self._timeout_s = attempt, timeout_s
+        self._attempt, self._timeout_s, self._progressed = attempt, timeout_s, progressed
+        self._saves = 0
         self._copy: HostCopy | None = None
         self._room: threading.Thread | None = None
         self._writers: Sequence[int] | None = None
         self._thread: threading.Thread | None = None
-        self._finished: list[Saved] = []
+        self._finished: deque[Saved] = deque()
 
     def prepare(self) -> None:
         """Begin to take the room for the copy, so that the first save need not wait for it."""
@@ -101,12 +109,19 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
+        """As ``begin``; with ``wait``, or where settings ask for it, return only when it is written."""
+        urgent = wait or not self._settings.asynchronous
+        self.begin(state, rollbacks=rollbacks, urgent=urgent)
+        if urgent:
+            self.wait()
+
+    def begin(self, state: TrainingState, *, rollbacks: int, urgent: bool = False) -> None:
         """Save the state as it is now; all ranks call it after the same step.
 
         Args:
             state: What is not a tensor.
             rollbacks: Of the run so far.
-            wait: Return only when it is written.
+            urgent: Whether training is going to wait for it.
         """
         began_s = time.perf_counter()
         self.wait()
@@ -116,7 +131,7 @@ class Saver:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
         if not kept:
             return
-        copy = self._copied(kept)
+        self._saves += 1
         name = checkpoint_name(state.step, rollbacks)
         writer = CheckpointWriter(
             self._root,
@@ -125,9 +140,17 @@ class Saver:
             rank=self._ranks.rank,
             writers=self._writers,
             timeout_s=self._timeout_s,
+            number=self._saves,
+            progressed=self._progressed,
         )
-        wait = wait or not self._settings.asynchronous
-        stall_s = None if wait else time.perf_counter() - began_s
+        try:
+            copy = self._copied(kept)
+        except (MemoryError, RuntimeError) as error:
+            writer.give_up(error)
+            why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
+            self._end(state, name, began_s, error=why)
+            return
+        stall_s = None if urgent else time.perf_counter() - began_s
         self._thread = threading.Thread(
             target=self._write,
             args=(writer, copy, state),
@@ -136,19 +159,20 @@ class Saver:
             daemon=True,
         )
         self._thread.start()
-        if wait:
-            self.wait()
 
-    def wait(self) -> None:
-        """Until the save that is under way has ended."""
+    def wait(self, within_s: float | None = None) -> None:
+        """Until the save that is under way has ended, or so long."""
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(within_s)
+            if not self._thread.is_alive():
+                self._thread = None
 
     def take_finished(self) -> list[Saved]:
         """Saves that have ended since the last call, on this rank."""
-        finished, self._finished = self._finished, []
-        return finished
+        found = []
+        while self._finished:  # the thread may add one meanwhile
+            found.append(self._finished.popleft())
+        return found
 
     def _copied(self, kept: Sequence[Held]) -> HostCopy:
         if self._room is not None:
@@ -173,27 +197,45 @@ class Saver:
     ) -> None:
         if stall_s is not None:  # nobody waits
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        error: str | None = None
-        removed: list[str] = []
         try:
             writer.write(copy.content, copy.tensors, state, utc_now())
-            if self._ranks.leads:
-                removed = prune(
-                    self._root,
-                    keep_last=self._settings.keep_last,
-                    keep_every_steps=self._settings.keep_every_steps,
-                )
-        except OSError as problem:  # a timeout of other ranks is one, too
-            error = problem.strerror or str(problem)
+        except Exception as problem:  # noqa: BLE001 - the border of this thread: whatever it is, training goes on, and is told
+            writer.give_up(problem)
+            full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
+            told = problem.strerror if isinstance(problem, OSError) else f"{type(problem).__name__}: {problem}"
+            self._end(state, name, began_s, stall_s, error=told or str(problem), prune_to=1 if full else None)
+        else:
+            size_bytes, keep = copy.size_bytes, self._settings.keep_last
+            self._end(state, name, began_s, stall_s, size_bytes=size_bytes, prune_to=keep)
+
+    def _end(
+        self,
+        state: TrainingState,
+        name: str,
+        began_s: float,
+        stall_s: float | None = None,
+        *,
+        size_bytes: int = 0,
+        error: str | None = None,
+        prune_to: int | None = None,
+    ) -> None:
+        """Remove what is not to be kept any more, and note how the save went."""
+        removed: list[str] = []
+        not_removed: str | None = None
+        if self._ranks.leads and prune_to is not None:
+            try:
+                removed = prune(self._root, keep_last=prune_to, keep_every_steps=self._settings.keep_every_steps)
+            except (OSError, TrainerError) as problem:
+                not_removed = str(problem)
         seconds = time.perf_counter() - began_s
-        self._finished.append(
-            Saved(
-                step=state.step,
-                name=name,
-                stall_s=seconds if stall_s is None else stall_s,
-                seconds=seconds,
-                size_bytes=copy.size_bytes,
-                error=error,
-                removed=removed,
-            )
+        saved = Saved(
+            step=state.step,
+            name=name,
+            stall_s=seconds if stall_s is None else stall_s,
+            seconds=seconds,
+            size_bytes=size_bytes,
+            error=error,
+            removed=removed,
+            not_removed=not_removed,
         )
+        self._finished.append(saved)

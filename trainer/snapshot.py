@@ -7,7 +7,7 @@ state that it owns; under ``fsdp2`` each keeps its share of everything.
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -181,10 +181,17 @@ def _aligned_room(size_bytes: int, *, pinned: bool) -> torch.Tensor:
     return room[begin : begin + size_bytes]
 
 
-def restore(training: Training, directory: Path, manifest: Manifest, ranks: Ranks) -> None:
+def restore(
+    training: Training,
+    directory: Path,
+    manifest: Manifest,
+    ranks: Ranks,
+    *,
+    progressed: Callable[[], None] = lambda: None,
+) -> None:
     """Put a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
 
-    What all ranks hold alike is read by the first and sent to the others.
+    What all ranks hold alike is read by the first and sent to the others. ``progressed`` is called before each.
 
     Raises:
         BadConfig: If the checkpoint is of another model, or lacks a part.
@@ -196,6 +203,7 @@ def restore(training: Training, directory: Path, manifest: Manifest, ranks: Rank
     with torch.no_grad(), contextlib.ExitStack() as opened:
         reader = _Reader(directory, manifest, opened)
         for one in held:
+            progressed()
             if ranks.leads or not one.shared:
                 reader.read(one)
             if one.shared:

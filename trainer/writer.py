@@ -64,6 +64,11 @@ class RunWriter:
         if there:
             self._put_earlier_aside()
 
+    @property
+    def locked(self) -> bool:
+        """Whether another process that came to this run would be kept away."""
+        return self._lock is not None
+
     def _put_earlier_aside(self) -> None:
         place = self.directory / EARLIER_DIRECTORY
         place.mkdir(exist_ok=True)
@@ -71,7 +76,9 @@ class RunWriter:
         earlier = place / str(self.attempt - 1)
         earlier.mkdir()
         # A copy: as long as no other takes its place, this is what says that here is a run.
-        shutil.copyfile(self.directory / RUN_FILE, earlier / RUN_FILE)
+        partial = earlier / f".{RUN_FILE}.partial"
+        shutil.copyfile(self.directory / RUN_FILE, partial)
+        partial.rename(earlier / RUN_FILE)
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
@@ -83,8 +90,11 @@ class RunWriter:
         self._write(RUN_FILE, header)
 
     def started(self, startup: StartUp) -> None:
-        """Write ``startup.json``."""
-        self._write(STARTUP_FILE, startup)
+        """Write ``startup.json``; on a full disk training goes on without."""
+        try:
+            self._write(STARTUP_FILE, startup)
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
 
     def step(self, row: StepRow) -> None:
         """Append a step."""
