@@ -19,17 +19,20 @@ from pathlib import Path
 from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import BadConfig, DoesNotFit, RanksLost, TrainerError
-from trainer.events import EventRow, utc_now
+from trainer.events import utc_now
 from trainer.manifest import manifest_text, parse_manifest
-from trainer.progress import Update, progress
-from trainer.record import MODEL_DIRECTORY, EvaluationRow, RunExit, RunHeader, StepRow, read_exit
+from trainer.progress import progress
+from trainer.record import MODEL_DIRECTORY, RunExit, read_exit
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
+from trainer.screen import ProgressScreen, forgive_closed_streams
 from trainer.stage import stage_data
 from trainer.startup import StartClock
-from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent
+from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent, heard_signals
+from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter
 
+_SMALLER = "lower train.micro_batch_rows, or find the largest: autotune probe"
 _CAUSE_WAIT_S = 5.0
 """How long a rank that lost another waits for that one's own word of why."""
 
@@ -37,6 +40,7 @@ _CAUSE_WAIT_S = 5.0
 def main() -> int:
     """Train one model from a profile; returns the exit code."""
     clock = StartClock(process_started_s())
+    forgive_closed_streams()
     arguments = _parser().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
@@ -63,11 +67,15 @@ def main() -> int:
         reason = f"{name} before training began"
         code = 130 if signalled.number == signal.SIGINT else REQUEUE
         sys.stderr.write(f"train: {reason}\n")
+        if (word := read_word(os.environ)) is not None:
+            code, reason = word  # torchrun ends all ranks when one fails
         _record(opened[0] if opened else None, code, reason, clock)
         return code
     except TrainerError as error:
         # One rank of each node: what is wrong may be wrong there only.
         _complain(error, aloud=os.environ.get("LOCAL_RANK", "0") == "0")
+        if not leads:
+            leave_word(os.environ, error.exit_code, f"rank {rank}: {error.message}")
         _record(opened[0] if opened else None, error.exit_code, error.message, clock)
         return error.exit_code
 
@@ -84,7 +92,7 @@ class _early_signals:  # noqa: N801 - used as a function
     """Until training watches for signals, they end the process in order."""
 
     def __enter__(self) -> None:
-        for number in SIGNALS:
+        for number in heard_signals():
             signal.signal(number, self._raise)
 
     def __exit__(self, *_: object) -> None:
@@ -92,6 +100,8 @@ class _early_signals:  # noqa: N801 - used as a function
 
     @staticmethod
     def _raise(number: int, frame: object) -> None:
+        for other in SIGNALS:  # one is enough, and another must not disturb the leaving
+            signal.signal(other, signal.SIG_IGN)
         raise _Signalled(number)
 
 
@@ -122,9 +132,10 @@ class _Job:
         import torch
 
         from trainer.loop import train
-        from trainer.parallel import join_ranks, leave_ranks, lost_ranks
+        from trainer.parallel import join_ranks, leave_ranks, longest_join_s, lost_ranks
 
-        self._watch = Watch(timeout_s=self.resolved.config.parallel.timeout_s, record=self._record_leaving)
+        # Until all ranks have found each other, one may still be staging its data.
+        self._watch = Watch(timeout_s=longest_join_s(self.resolved.config), record=self._record_leaving)
         self._watch.start()
         if "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()
@@ -134,11 +145,13 @@ class _Job:
         try:
             ranks = join_ranks(self.resolved.config)
             writer = self._learn_of_run(ranks.tell)
+            self._watch.timeout_s = self.resolved.config.parallel.timeout_s
+            self._watch.beat()
             self.clock.ended("process_group")
             if self.start.finished is not None:
                 return self._leave_finished(writer, self.start.finished, leave_ranks)
             with progress("train") as update:
-                screen = _Screen(update, self.resolved.config.max_steps)
+                screen = ProgressScreen(update, self.resolved.config.max_steps)
                 ending = train(
                     self.resolved,
                     ranks,
@@ -154,7 +167,7 @@ class _Job:
             code, reason, next_step = error.exit_code, error.message, error.next_step
         except (torch.OutOfMemoryError, MemoryError) as error:
             code, reason = DoesNotFit.exit_code, f"out of memory: {error}"
-            next_step = "lower train.micro_batch_rows, or find the largest: autotune probe"
+            next_step = _SMALLER
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
             code, reason, next_step = _explain(error, lost=lost_ranks(error))
             self._keep_traceback()
@@ -188,6 +201,7 @@ class _Job:
                     "checkpoint": None if start.checkpoint is None else str(start.checkpoint.absolute()),
                     "manifest": None if start.manifest is None else manifest_text(start.manifest),
                     "job": start.job,
+                    "gave_up": start.gave_up,
                     "finished": None if start.finished is None else start.finished.model_dump(),
                 }
             )
@@ -198,7 +212,7 @@ class _Job:
             if known["manifest"] is not None:
                 path = known["checkpoint"]
                 manifest = parse_manifest(json.loads(known["manifest"]), path)
-                self.start = Start(checkpoint=Path(path), manifest=manifest, job=known["job"])
+                self.start = Start(checkpoint=Path(path), manifest=manifest, job=known["job"], gave_up=known["gave_up"])
             if known["finished"] is not None:
                 self.start = Start(finished=RunExit(**known["finished"]))
         self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"
@@ -217,6 +231,7 @@ class _Job:
     def _settle(self, code: int, reason: str, steps: int | None, checkpoint: str | None) -> int:
         """Write down how it ended; a rank that only lost another leaves the word to that one."""
         if self.writer is None:
+            leave_word(os.environ, code, f"rank {self.rank}: {reason}")
             return code
         lost = code == RanksLost.exit_code and steps is None
         if lost:
@@ -231,9 +246,14 @@ class _Job:
         return code
 
     def _record_leaving(self, leaving: Leaving) -> None:
-        if self.writer is not None and leaving.perhaps and read_exit(self.writer.directory) is not None:
+        if self.writer is None:
+            return
+        known = read_exit(self.writer.directory)
+        if known is not None and (leaving.perhaps or known.exit_code != REQUEUE):
             return  # another rank knows better
-        _record(self.writer, REQUEUE, f"rank {self.rank}: {leaving.reason}", self.clock, at_step=leaving.step)
+        word = None if leaving.step else read_word(os.environ)
+        code, reason = word or (REQUEUE, f"rank {self.rank}: {leaving.reason}")
+        _record(self.writer, code, reason, self.clock, at_step=leaving.step)
 
     def _keep_traceback(self) -> None:
         text = traceback.format_exc()
@@ -280,9 +300,18 @@ def _record(
 def _explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     """Exit code, reason and next step of what nobody has translated."""
     again = "start it again: it goes on from the newest checkpoint"
+    told = str(error)
+    if "NCCL" in told or "CUDA" in told or "Cuda" in told:
+        if "out of memory" in told:
+            return DoesNotFit.exit_code, f"out of memory: {_first_line(error)}", _SMALLER
+        if "invalid usage" in told or "Duplicate GPU" in told:
+            reason = f"NCCL cannot be used so: {_first_line(error)}"
+            return BadConfig.exit_code, reason, "start one rank for each GPU, with one torchrun on each node"
+        if "ECC" in told:
+            return RanksLost.exit_code, f"a GPU is broken: {_first_line(error)}", f"{again}; ask for other nodes"
     if lost:
         return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", again
-    if "DataLoader worker" in str(error):
+    if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
         return REQUEUE, _first_line(error), f"{again}; with fewer train.data.loader_workers, where memory was short"
     if isinstance(error, OSError):
         return BadConfig.exit_code, str(error), "see what is wrong with that disk or file"
@@ -329,48 +358,15 @@ def _print_settings(resolved: ResolvedConfig) -> None:
         sys.stderr.write(f"{key} = {shown}  ({source})\n")
 
 
-class _Screen:
-    """What rank 0 shows: how the run computes, then every logged step."""
-
-    def __init__(self, update: Update, steps: int) -> None:
-        self._update, self._steps = update, steps
-
-    def begin(self, header: RunHeader) -> None:
-        """Say what was decided, and what is different from the model's recipe."""
-        rows = f"{header.layout} rows, {header.global_batch_rows} a step"
-        lines = [f"{rows}; attention: {header.attention} ({header.attention_reason})"]
-        if header.config["compile_layers"]:
-            lines.append("layers are compiled before the first step, which takes minutes")
-        lines += [f"change of recipe: {change}" for change in header.recipe_changes]
-        sys.stderr.write("".join(f"train: {line}\n" for line in lines))
-
-    def step(self, row: StepRow) -> None:
-        """Move the bar on."""
-        mfu = "" if row.mfu is None else f", MFU {row.mfu:.1%}"
-        loss = "n/a" if row.loss is None else f"{row.loss:.3f}"
-        note = f"step {row.step}/{self._steps} loss {loss} {row.real_tokens_per_s:,.0f} real tokens/s{mfu}"
-        self._update(row.step, self._steps, note)
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """Show how the validation split fares."""
-        sys.stderr.write(
-            f"validation: step {row.step} loss {row.loss:.3f} perplexity {row.perplexity:,.1f} "
-            f"masked accuracy {row.masked_accuracy:.1%}\n"
-        )
-
-    def event(self, row: EventRow) -> None:
-        """Say what happened; what needs attention with likely causes, and what to do."""
-        lines = [f"{row.level}: {row.message}" if row.level != "info" else f"train: {row.message}"]
-        if row.level != "info":
-            lines += [f"  likely: {cause}" for cause in row.causes[:2]]
-            lines += [f"  next: {row.next_step}"] if row.next_step else []
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
-
-
 def _complain(error: TrainerError, *, aloud: bool) -> None:
     if aloud:
         sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Whatever is still there, such as a loader process that reads from a file system that does not answer, must not
+    # keep a run from ending that has said how it ended.
+    os._exit(exit_code)

@@ -22,7 +22,7 @@ Head = Literal["masked", "dense"]
 LastLayer = Literal["predicted", "all"]
 Checkpointing = Literal["none", "selective", "full"]
 Policy = Literal["warn", "skip", "rollback"]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ModelSettings(Table):
@@ -78,8 +78,9 @@ class ParallelSettings(Table):
     """Tells DDP that every step uses the same parameters in the same order, which these models do."""
     gradient_dtype: GradientDtype = "fp32"
     """What gradients travel as. 16 bits halve the traffic and change the recipe."""
-    timeout_s: PositiveFloat = 600.0
-    """A rank that has not taken a step for so long is dead or hung, and the job ends."""
+    timeout_s: Annotated[float, Field(ge=1, le=7 * 86400)] = 600.0
+    """A rank that has not taken a step for so long is dead or hung, and the job ends. Compiling layers, and a save that
+    makes no progress, count as well, so it must be longer than these."""
 
 
 class EvaluationSettings(Table):
@@ -166,7 +167,7 @@ class TrainConfig(Table):
     """Optimizer steps of the run."""
     max_epochs: Positive | None = None
     """Ends the run sooner, when every sample was seen so often; the learning rate still follows ``max_steps``."""
-    stop_after_s: Annotated[float | None, Field(gt=0)] = None
+    stop_after_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     """Time from the start of the process by which the state is saved and the run has ended, to be started again. Under
     SLURM the job's own end counts as well."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4

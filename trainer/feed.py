@@ -154,6 +154,33 @@ class MicroBatchSource(Dataset[MicroBatch]):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """What is wrong with the data, as a loader process tells it: torch's loader would make another error of it."""
+
+    message: str
+    next_step: str
+
+
+class _ToldSource(Dataset[MicroBatch | _Refusal]):
+    """A source for loader processes."""
+
+    def __init__(self, source: MicroBatchSource) -> None:
+        self._source = source
+
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | _Refusal:
+        try:
+            return self._source.__getitems__(plan)
+        except BadConfig as error:
+            return _Refusal(message=error.message, next_step=error.next_step)
+
+
+def _or_refused(made: MicroBatch | _Refusal) -> MicroBatch:
+    if isinstance(made, _Refusal):
+        raise BadConfig(made.message, next_step=made.next_step)
+    return made
+
+
 def make_loader(source: MicroBatchSource, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
     """Micro-batches in the order of their plans, with the configured processes and prefetching."""
     pinned = config.data.pin_memory and config.device == "cuda"
@@ -163,7 +190,7 @@ def make_loader(source: MicroBatchSource, config: TrainConfig, plans: Iterable[M
         made = map(source.__getitems__, plans)
         return (batch.pin_memory() for batch in made) if pinned else made
     loader = DataLoader(
-        source,
+        _ToldSource(source),
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
         collate_fn=_as_it_is,
         num_workers=workers,
@@ -171,7 +198,7 @@ def make_loader(source: MicroBatchSource, config: TrainConfig, plans: Iterable[M
         pin_memory=pinned,
         worker_init_fn=_begin_loading,
     )
-    return iter(loader)
+    return map(_or_refused, loader)
 
 
 def micro_batch_plans(

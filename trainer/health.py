@@ -2,12 +2,15 @@
 
 A loss or a norm is held against the median of those before it, in units of their scatter. The scatter is the median
 absolute deviation (MAD), times 1.4826, which is the standard deviation where values are normal (Rousseeuw and Croux
-1993): up to half of a window can be outliers without moving either far. Left out: that a falling loss scatters around a
-line, not around a median, which makes the bounds wider than they need be.
+1993): up to half of a window can be outliers without moving either far. Where values fall, as those of a young run do,
+the newer half says what is usual, and they scatter around the line through the medians of both halves.
+
+Whether a loss still falls is asked of the last half of the run, which grows with it: what 2,000 steps gain late in a
+healthy run is less than their noise.
 """
 
-import bisect
 import dataclasses
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,8 +27,11 @@ ENOUGH_VALUES, FEWEST_VALUES = 16, 8
 """Values that must be there before one is judged; the lower number is that of the shortest windows."""
 MEDIAN_ERROR = 1.2533
 """Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically and for normal values."""
-ERRORS_THAT_TELL = 2.0
-"""Standard errors that a difference of two medians must have to be more than noise."""
+ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
+"""Standard errors that a fall, or a rise, between two medians must have to be more than noise. It is asked often, and a
+rise is always told."""
+FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
+"""Of the shortest window, and of the whole run."""
 SMALLEST_CHANGE_SHARE = 0.001
 """Of the loss: less than that in half a plateau window is no change worth the time, however sure it is."""
 
@@ -127,6 +133,10 @@ class HealthMonitor:
         self._skipped_in_a_row = 0
         self._recovery.roll_back(at_step=at_step, to_step=to_step)
 
+    def forgive(self) -> None:
+        """Let rollbacks count afresh, as settings were changed since the run gave up."""
+        self._recovery.forgive()
+
     def to_json(self) -> dict[str, Any]:
         """The whole state, as JSON can write it: nothing in it is infinite."""
         return {
@@ -212,10 +222,7 @@ class HealthMonitor:
 
 
 class _Series:
-    """The last values of one figure, and what is unusual beside them.
-
-    A sorted copy is kept beside the window: the limit is needed in every step.
-    """
+    """The last values of one figure, and what is unusual beside them."""
 
     def __init__(
         self, kind: Kind, policy: Policy, settings: HealthSettings, floor: float, saved: Mapping[str, Any]
@@ -231,7 +238,6 @@ class _Series:
         self._floor = floor
         self._enough = max(FEWEST_VALUES, min(ENOUGH_VALUES, settings.window_steps))
         self._window: deque[float] = deque(saved.get("window", ()), maxlen=settings.window_steps)
-        self._sorted = sorted(self._window)
         self._measure()
 
     def __len__(self) -> int:
@@ -254,10 +260,7 @@ class _Series:
 
     def add(self, value: float) -> None:
         """Let a value say what is usual."""
-        if len(self._window) == self._window.maxlen:
-            del self._sorted[bisect.bisect_left(self._sorted, self._window[0])]
         self._window.append(value)
-        bisect.insort(self._sorted, value)
         self._measure()
 
     def closeness(self, value: float) -> float:
@@ -273,53 +276,78 @@ class _Series:
 
     def _measure(self) -> None:
         self.median, self.limit = math.nan, math.inf
-        if len(self._sorted) >= self._enough:
-            self.median, sigma = _centre_and_scatter(self._sorted)
+        if len(self._window) >= self._enough:
+            self.median, sigma = _level_and_scatter(list(self._window))
             room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
             self.limit = max(self.median + room, self._floor)
 
 
 class _Plateau:
-    """Whether the loss still falls: the medians of both halves of a long window, each time half of it is new."""
+    """Whether the loss still falls: both halves of a long window, each time half of it is new.
+
+    The window is the last half of the run, and not shorter than asked for. Medians of blocks of steps stand for it, of
+    so many steps that there are never many blocks.
+    """
 
     def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:
         self._window_steps = window_steps
-        # A window that was longer before must not be full at once, and of other halves.
-        self._losses: list[float] = list(saved.get("losses", ()))[-(window_steps - 1) :]
+        self._block_steps: int = saved.get("block_steps", max(1, window_steps // FEWEST_BLOCKS))
+        self._blocks: list[float] = list(saved.get("blocks", ()))
+        self._block: list[float] = list(saved.get("block", ()))
+        self._judged_at: int = saved.get("judged_at", 0)
         self._is_told: bool = saved.get("is_told", False)
 
     def look(self, vitals: Vitals) -> list[Finding]:
-        self._losses.append(vitals.loss)
-        if len(self._losses) < self._window_steps:
+        self._block.append(vitals.loss)
+        if len(self._block) < self._block_steps:
             return []
-        half = self._window_steps // 2
-        first, first_error = _median_and_error(self._losses[:half])
-        second, second_error = _median_and_error(self._losses[half:])
-        del self._losses[:half]
+        self._blocks.append(_middle(sorted(self._block)))
+        self._block = []
+        steps = len(self._blocks) * self._block_steps
+        window_steps = max(self._window_steps, steps // 2)
+        half = window_steps // 2 // self._block_steps
+        if steps < self._window_steps or steps - self._judged_at < window_steps // 2 or not half:
+            return []
+        self._judged_at = steps
+        first, first_error = _median_and_error(self._blocks[-2 * half : -half])
+        second, second_error = _median_and_error(self._blocks[-half:])
+        self._join_blocks()
         error = math.hypot(first_error, second_error)
         values = {"first_median": first, "second_median": second, "improvement": first - second, "error": error}
-        return self._judge(vitals.step, values)
+        return self._judge(vitals.step, 2 * half * self._block_steps, values)
 
-    def _judge(self, step: int, values: Mapping[str, float]) -> list[Finding]:
+    def _join_blocks(self) -> None:
+        """Make longer ones, two into one, where there are many; what does not come out even is left out."""
+        while len(self._blocks) > MOST_BLOCKS:
+            even = self._blocks[len(self._blocks) % 2 :]
+            self._blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
+            self._block_steps *= 2
+            self._judged_at = len(self._blocks) * self._block_steps
+
+    def _judge(self, step: int, window_steps: int, values: Mapping[str, float]) -> list[Finding]:
         improvement, smallest = values["improvement"], SMALLEST_CHANGE_SHARE * abs(values["first_median"])
-        noise = ERRORS_THAT_TELL * values["error"]
-        medians = f"the median loss of {self._window_steps} steps up to step {step} went from"
+        telling = max(ERRORS_THAT_TELL * values["error"], smallest)
+        medians = f"the median loss of {window_steps} steps up to step {step} went from"
         medians += f" {values['first_median']:.4g} in their first half to {values['second_median']:.4g} in their second"
-        if improvement < -max(noise, smallest):
+        if improvement < -max(ERRORS_OF_A_RISE * values["error"], smallest):
             return [finding(Kind.RISE, Action.WARN, f"the loss rises: {medians}", values)]
-        if improvement >= max(noise, smallest):
+        if improvement >= telling:
             self._is_told = False
             return []
         if self._is_told:
             return []
         self._is_told = True
-        message = (
-            f"the loss stands still: {medians}, a fall of {improvement:.2g} where {max(noise, smallest):.2g} tells"
-        )
+        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
         return [finding(Kind.PLATEAU, Action.WARN, message, values)]
 
     def to_json(self) -> dict[str, Any]:
-        return {"losses": list(self._losses), "is_told": self._is_told}
+        return {
+            "block_steps": self._block_steps,
+            "blocks": list(self._blocks),
+            "block": list(self._block),
+            "judged_at": self._judged_at,
+            "is_told": self._is_told,
+        }
 
 
 class _Recovery:
@@ -342,6 +370,11 @@ class _Recovery:
         furthest = self._furthest_trouble_step
         if furthest is not None and step > furthest + self._settings.easing_steps:
             self.without_progress = 0
+
+    def forgive(self) -> None:
+        """Let rollbacks count afresh: people have changed what led to the last ones."""
+        self.without_progress = 0
+        self._furthest_trouble_step = None
 
     def roll_back(self, *, at_step: int, to_step: int) -> None:
         self.rollbacks += 1
@@ -366,10 +399,27 @@ class _Recovery:
         }
 
 
-def _median_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The median and its standard error."""
-    median, sigma = _centre_and_scatter(sorted(values))
-    return median, MEDIAN_ERROR * sigma / math.sqrt(len(values))
+def _level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
+    """Where values are now, and their robust standard deviation around where they were on the way."""
+    whole, scatter = _centre_and_scatter(sorted(values))
+    half = len(values) // 2
+    first, second = _middle(sorted(values[:half])), _middle(sorted(values[-half:]))
+    if second >= first:
+        return whole, scatter
+    slope = (second - first) / (len(values) - half)
+    middle_of_first = (half - 1) / 2
+    around = [value - first - slope * (place - middle_of_first) for place, value in enumerate(values)]
+    return min(whole, second), min(scatter, _centre_and_scatter(sorted(around))[1])
+
+
+def _median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
+    """The median of blocks of steps, and its standard error.
+
+    The scatter is that of neighbours' differences, to which the slope of a fall or a rise adds nothing.
+    """
+    differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
+    sigma = SIGMAS_PER_MAD * _middle(differences) / math.sqrt(2) if differences else 0.0
+    return _middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
 
 
 def _centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:

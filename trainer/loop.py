@@ -150,6 +150,7 @@ class _Run:
             progressed=self._watch.beat,
         )
         self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._evaluation_s = self._evaluating_s = 0.0  # the last one, and all of them
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
         for event in start.events:
@@ -178,16 +179,26 @@ class _Run:
             self._supply.close()
 
     def _take_steps(self) -> Ending:
-        while self._done < self._config.max_steps:
-            began_s = time.monotonic()
-            batches = self._supply.next_step(self._meter.take)
-            if not batches:
-                break  # every sample was seen as often as it should be
-            reason = self._act(self._step(batches))
-            if reason is not None and self._done < self._config.max_steps:
-                return self._leave(reason)
-            self._step_s.append(time.monotonic() - began_s)
-        return self._finish()
+        while True:
+            while self._done < self._config.max_steps:
+                began_s, evaluating_s = time.monotonic(), self._evaluating_s
+                batches = self._supply.next_step(self._meter.take)
+                if not batches:
+                    break  # every sample was seen as often as it should be
+                reason = self._act(self._step(batches))
+                if reason is not None and self._done < self._config.max_steps:
+                    return self._leave(reason)
+                self._step_s.append(time.monotonic() - began_s - (self._evaluating_s - evaluating_s))
+            # On a GPU the numbers of the last steps have yet to be looked at.
+            if not self._in_trouble(self._overseer.look(all_of_them=True)):
+                return self._finish()
+
+    def _in_trouble(self, verdict: Verdict) -> bool:
+        """Whether a verdict asks for more than going on, which is then done."""
+        in_trouble = verdict.action in (Action.GIVE_UP, Action.ROLL_BACK)
+        if in_trouble:
+            self._act(verdict)
+        return in_trouble
 
     # The beginning.
 
@@ -206,6 +217,8 @@ class _Run:
         self._keeper.restore(path, manifest)
         self._done, self._supply.position = state.step, state.position.position()
         self._overseer.go_on(state.health, state.skipped_steps)
+        if self._start.gave_up:
+            self._overseer.health.forgive()
         self._meter.noise.recall(state.noise_scale)
         self._training.module.overflows = state.head_overflows
 
@@ -219,10 +232,9 @@ class _Run:
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
         self._ended("compile")
-        health, before = self._config.health, self._start.checkpoint
-        may_roll_back = "rollback" in {health.on_non_finite, health.on_spike, health.on_explosion}
-        if self._keeper.enabled and may_roll_back and (before is None or not self._keeper.owns(before)):
-            self._save()  # so that there is something to return to
+        before = self._start.checkpoint
+        if self._keeper.enabled and (before is None or not self._keeper.owns(before)):
+            self._save()  # so that there is something to return to, and to go on from
         self._training.step.progressed = self._watch.beat
         self._meter.restart()
 
@@ -242,7 +254,7 @@ class _Run:
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
         told = self._overseer.to_tell(
             signal_number=self._watch.asked_by,
-            time_is_over=self._ranks.leads and self._budget.over(self._reserve_s()),
+            time_is_over=self._ranks.leads and self._budget.over(self._reserve_s(evaluation_due=evaluation_due)),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
         result = self._training.step.run(
@@ -263,10 +275,16 @@ class _Run:
         self._tell_startup()
         return verdict
 
-    def _reserve_s(self) -> float:
+    def _reserve_s(self, *, evaluation_due: bool) -> float:
         """What is still to be done when the time is over."""
         slowest_s = max(self._step_s, default=0.0)
-        return _STEPS_IN_RESERVE * slowest_s + _SAVES_IN_RESERVE * self._keeper.seconds_of_a_save() + _RESERVE_S
+        evaluation_s = self._evaluation_s if evaluation_due else 0.0
+        return (
+            evaluation_s
+            + _STEPS_IN_RESERVE * slowest_s
+            + _SAVES_IN_RESERVE * self._keeper.seconds_of_a_save()
+            + _RESERVE_S
+        )
 
     def _act(self, verdict: Verdict) -> str | None:
         """Do what a verdict asks for; returns why to leave, if that is what it asks."""
@@ -282,10 +300,7 @@ class _Run:
 
     def _save_if_well(self) -> None:
         """Save, unless the steps whose numbers have not arrived yet turn out to be trouble."""
-        verdict = self._overseer.look(all_of_them=True)
-        if verdict.action in (Action.GIVE_UP, Action.ROLL_BACK):
-            self._act(verdict)
-        else:
+        if not self._in_trouble(self._overseer.look(all_of_them=True)):
             self._write_rows(all_of_them=True)
             self._save()
 
@@ -325,9 +340,9 @@ class _Run:
 
     def _leave(self, reason: str) -> Ending:
         """Save, and say that starting again goes on."""
-        verdict = self._overseer.look(all_of_them=True)
+        in_trouble = self._in_trouble(self._overseer.look(all_of_them=True))
         self._write_rows(all_of_them=True)
-        if self._keeper.enabled and verdict.action not in (Action.GIVE_UP, Action.ROLL_BACK):
+        if self._keeper.enabled and not in_trouble:
             self._save(wait=True)
         self._keeper.wait()
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
@@ -338,11 +353,13 @@ class _Run:
         return dataclasses.replace(ending, reason=f"{reason}; starting again goes on from {again}")
 
     def _finish(self) -> Ending:
-        """Evaluate, save, and export."""
+        """Save, evaluate, and export."""
         if self._meter.open_steps:  # the data ended between two logged steps
             self._close_row()
-        self._overseer.look(all_of_them=True)
         self._write_rows(all_of_them=True)
+        self._keeper.wait()
+        if self._keeper.enabled and not self._keeper.has_saved(self._done):
+            self._save()  # first: whoever ends the process during the evaluation costs no step
         if len(self._validation):
             self._evaluate()
         self._keeper.wait()
@@ -390,6 +407,8 @@ class _Run:
                 self._done,
                 progressed=self._watch.beat,
             )
+        self._evaluation_s = row.seconds
+        self._evaluating_s += row.seconds
         self._journal.evaluation(row)
 
     def _tell_startup(self) -> None:

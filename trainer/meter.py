@@ -95,6 +95,7 @@ class Meter:
         self._monitor = PaceMonitor()
         self._findings: list[Finding] = []
         self._pending: deque[_Pending] = deque()
+        self._last: Mark | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -119,11 +120,19 @@ class Meter:
         return self._interval.steps
 
     def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
-        """The micro-batches of one optimizer step, the wait for them counted."""
-        asked_s = time.perf_counter()
-        batches = [next(loader) for _ in range(count)]
-        self._interval.data_wait_s += time.perf_counter() - asked_s
+        """The micro-batches of one optimizer step; the wait for them is counted as far as the device waited, too."""
+        batches = []
+        for _ in range(count):
+            idle_before, asked_s = self._idle(), time.perf_counter()
+            batches.append(next(loader))
+            waited_s = time.perf_counter() - asked_s
+            # A device that was still at work until somewhere in between has waited for about half of it.
+            self._interval.data_wait_s += waited_s if idle_before else waited_s / 2 if self._idle() else 0.0
         return batches
+
+    def _idle(self) -> bool:
+        """Whether the device has done all that it was given; a CPU is this process, which asks."""
+        return self._last is None or self._last.reached()
 
     def add(self, batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Count a step that was handed to the device."""
@@ -135,6 +144,7 @@ class Meter:
             interval.slot_tokens += batch.ids_BS.numel()
             interval.flops += self._facts.work.step_flops(lengths, batch.predicted_tokens)
         self._results.append(result)
+        self._last = result.updated
         if result.partial is not None:
             whole = result.grad_norm.square().double()
             part = result.partial.square.double()
@@ -209,7 +219,7 @@ class Meter:
         sums = dict(zip(_FIELDS, numbers[: len(_FIELDS)], strict=True))
         slowest = self._look_at_pace(numbers[len(_FIELDS) :], world)
         seconds = row.ended.seconds_since(interval.began)
-        compute_s = _mean(row.results, lambda one: (one.departed or one.reduced).seconds_since(one.began))
+        compute_s = _mean(row.results, _computed_s)
         communication_s = _communication_s(row.results, world)
         self._pace = _Pace(
             step_s=seconds / steps,
@@ -270,12 +280,21 @@ class Meter:
         return slowest, known_s[slowest] / statistics.median_low(known_s)
 
 
+def _computed_s(result: StepResult) -> float:
+    """Forward and backward, without the wait for a number that another rank was late to tell."""
+    waited_s = result.counted.seconds_since(result.asked)
+    return (result.departed or result.reduced).seconds_since(result.began) - waited_s
+
+
 def _communication_s(results: Sequence[StepResult], world_size: int) -> float | None:
     if world_size == 1:
         return 0.0
     if any(result.departed is None for result in results):
         return None
-    return _mean(results, lambda one: one.reduced.seconds_since(one.departed or one.reduced))
+    return _mean(
+        results,
+        lambda one: one.reduced.seconds_since(one.departed or one.reduced) + one.counted.seconds_since(one.asked),
+    )
 
 
 def _mean(results: Sequence[StepResult], seconds: Callable[[StepResult], float]) -> float:

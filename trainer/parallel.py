@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
+from trainer.stage import DEFAULT_TIMEOUT_S
 
 _SYNC_BUFFERS = (
     "forward_sync_buffers"
@@ -29,6 +30,9 @@ _SYNC_BUFFERS = (
     else "broadcast_buffers"
 )
 """The newer name, where torch has it: the older one then warns."""
+
+
+_GROUP_LATER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,7 @@ def join_ranks(
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     if world_size > 1:
-        timeout = datetime.timedelta(seconds=config.parallel.timeout_s)
+        timeout = datetime.timedelta(seconds=longest_join_s(config))
         # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if rendezvous is None:
@@ -164,6 +168,16 @@ def join_ranks(
         world_size=world_size,
         device=device,
     )
+
+
+def longest_join_s(config: TrainConfig) -> float:
+    """How long ranks wait for each other at the start, and in a collective before the group itself ends them.
+
+    Longer than the watch's patience, which leaves in order and says where the rank was; and where nodes stage the
+    dataset, as long as that may take on one of them while another one has it already.
+    """
+    patience_s = config.parallel.timeout_s + _GROUP_LATER_S
+    return patience_s if config.data.stage_to is None else max(patience_s, DEFAULT_TIMEOUT_S + _GROUP_LATER_S)
 
 
 def leave_ranks(*, together: bool) -> None:

@@ -49,11 +49,12 @@ class StepRow(Table):
     step_s: float
     """Wall time of a step."""
     data_wait_s: float
-    """Part of it in which rank 0 waited for its loader."""
+    """Part of it in which rank 0 waited for its loader, and its device had nothing left to do."""
     compute_s: float
     """Part of it in which rank 0 went forward and backward."""
     communication_s: float | None
-    """Part of it in which rank 0, its own gradient done, waited for others; None where nobody can tell."""
+    """Part of it in which rank 0 waited for others: for their token counts, and, its own gradient done, for theirs;
+    None where nobody can tell."""
     optimizer_s: float
     """Part of it for clipping and the update."""
     real_tokens: int

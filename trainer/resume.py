@@ -76,6 +76,8 @@ class Start:
     job: str = ""
     finished: RunExit | None = None
     """The run is over, and there is nothing to go on with."""
+    gave_up: bool = False
+    """Whether the start before gave up; something was changed since."""
     elsewhere: bool = False
     """Whether the checkpoint is another run's."""
 
@@ -195,7 +197,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
         return writer, Start(finished=over, job=job)
     what = "".join(f"; {change}" for change in changes)
     events.append(happened(step, "resumed", f"goes on from {path.name}{what}", level="warning" if changes else "info"))
-    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job)
+    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job, gave_up=gave_up)
 
 
 def _from_origin(

@@ -44,6 +44,10 @@ class StepResult:
     partial: PartialGradient | None
     """None where the step has one part only, or fsdp2 hides it."""
     began: Mark
+    asked: Mark
+    """Before the device waited for the number of all ranks' tokens."""
+    counted: Mark
+    """Behind that wait."""
     departed: Mark | None
     """When the last gradients left for other ranks; None where nobody can tell, or there are none."""
     reduced: Mark
@@ -117,7 +121,7 @@ class TrainStep:
         batches = [batch.to(device) for batch in micro_batches]
         own_tokens = sum(batch.predicted_tokens for batch in batches)
         sums = torch.tensor([float(own_tokens), *told], dtype=torch.float64).to(device, non_blocking=True)
-        loss, partial = self._forward_and_backward(batches, own_tokens, sums, part_of_it=part_of_it)
+        loss, partial, asked, counted = self._forward_and_backward(batches, own_tokens, sums, part_of_it=part_of_it)
         reduced = mark(device)
         departed = None
         if self._shared.traffic is not None:
@@ -135,6 +139,8 @@ class TrainStep:
             told=sums[1:],
             partial=partial,
             began=began,
+            asked=asked,
+            counted=counted,
             departed=departed,
             reduced=reduced,
             updated=mark(device),
@@ -142,7 +148,7 @@ class TrainStep:
 
     def _forward_and_backward(
         self, batches: Sequence[MicroBatch], own_tokens: int, sums: torch.Tensor, *, part_of_it: bool
-    ) -> tuple[torch.Tensor, PartialGradient | None]:
+    ) -> tuple[torch.Tensor, PartialGradient | None, Mark, Mark]:
         """Add up the gradients of all micro-batches and ranks.
 
         Args:
@@ -152,7 +158,8 @@ class TrainStep:
             part_of_it: As ``run`` takes it.
 
         Returns:
-            The mean loss over all ranks, shape (), and the first part's gradient.
+            The mean loss over all ranks, shape (), the first part's gradient, and the moments before and behind the
+            wait for the number of tokens.
         """
         summed = self._ranks.begin_sum(sums)
         loss_sum = torch.zeros((), dtype=torch.float64, device=sums.device)
@@ -163,7 +170,9 @@ class TrainStep:
             with self._shared.synchronise(last or self._learning):
                 loss = self._shared.module(batch)
                 if number == 0:
+                    asked = mark(sums.device)
                     summed()
+                    counted = mark(sums.device)
                     weight = 1 / sums[0].clamp(min=1)
                 loss_sum += loss.detach()
                 if last:
@@ -174,7 +183,7 @@ class TrainStep:
             if part_of_it and number == 0 and not last and self._ranks.world_size == 1:
                 partial = self._first_part(batch.predicted_tokens / max(1, own_tokens))
         all_summed()
-        return loss_sum, partial
+        return loss_sum, partial, asked, counted
 
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip and update; the norm before clipping, and whether the update was taken."""

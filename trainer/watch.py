@@ -24,7 +24,7 @@ from pathlib import Path
 
 REQUEUE = 75
 """Exit code: the state is saved, and starting again goes on."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 SAME_SIGNAL_S = 1.0
 """torchrun and SLURM both pass signals on: what comes so soon after the first is the same request."""
 PATIENCE_S = 10.0
@@ -33,6 +33,8 @@ _LOOK_EVERY_S = 0.5
 _LAST_RESORT_S = 30.0
 """How much later the interpreter's own watchdog ends a process whose threads cannot run."""
 _REARM_EVERY_S = 10.0
+_STOPPED_S = 5.0
+"""Looks that lie further apart: nothing of this process ran."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SQUEUE_TIMEOUT_S = 10.0
 
@@ -57,7 +59,8 @@ class Watch:
     """
 
     def __init__(self, *, timeout_s: float, record: Callable[[Leaving], None] = lambda leaving: None) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Longest time without a sign of life."""
         self._record = record
         self._beat_s = time.monotonic()
         self._step = 0
@@ -77,13 +80,14 @@ class Watch:
         faulthandler.enable(sys.__stderr__ or sys.stderr, all_threads=True)
         # The interpreter writes a signal's number there at once, whatever the main thread is doing.
         signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        for number in SIGNALS:
+        for number in (*heard_signals(), signal.SIGTSTP):
             signal.signal(number, _noted)
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def stop(self) -> None:
         """Watch no more; further signals are left without effect, as the end is near."""
         self._ends.set()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int | None = None) -> None:
@@ -107,7 +111,12 @@ class Watch:
         return None if self._first is None else self._first[0]
 
     def _look(self) -> None:
+        looked_s = time.monotonic()
         while not self._ends.is_set():
+            now_s = time.monotonic()
+            if now_s - looked_s > _STOPPED_S:
+                self._beat_s += now_s - looked_s  # stopped, as a scheduler that suspends jobs does: nothing hung
+            looked_s = now_s
             self._arm_last_resort()
             ready, _, _ = select.select([self._sockets[0]], [], [], _LOOK_EVERY_S)
             if self._ends.is_set():
@@ -117,6 +126,8 @@ class Watch:
                     for number in self._sockets[0].recv(64):
                         if number in SIGNALS:
                             self._signalled(number)
+                        elif number == signal.SIGTSTP:
+                            self._stop()
             self._check_pace()
 
     def _signalled(self, number: int) -> None:
@@ -128,10 +139,16 @@ class Watch:
         elif now_s - self._first[1] >= SAME_SIGNAL_S:
             self._leave(f"a second signal, {name}: left without saving; the newest checkpoint is as it was")
 
+    def _stop(self) -> None:
+        """Stop, as the signal asks; SLURM sends it a moment before the one that cannot be caught."""
+        faulthandler.cancel_dump_traceback_later()
+        self._armed_s = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def _check_pace(self) -> None:
         now_s = time.monotonic()
         still_s = now_s - self._beat_s
-        if still_s > self._timeout_s:
+        if still_s > self.timeout_s:
             self._dump()
             where = "" if self.traceback_file is None else f"; {self.traceback_file.name} says where"
             self._leave(
@@ -144,7 +161,7 @@ class Watch:
             reason = f"{name}, and killed before the step ended and the state was saved"
             if not self._step:
                 reason = f"{name} before the first step; another rank's messages may say why"
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # this thread must go on
                 self._record(Leaving(reason=reason, step=self._step, perhaps=True))
 
     def _dump(self) -> None:
@@ -155,9 +172,8 @@ class Watch:
 
     def _leave(self, reason: str) -> None:
         _say(reason)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             self._record(Leaving(reason=reason, step=self._step))
-        sys.stderr.flush()
         os._exit(REQUEUE)
 
     def _arm_last_resort(self) -> None:
@@ -166,7 +182,7 @@ class Watch:
         if now_s - self._armed_s > _REARM_EVERY_S:
             self._armed_s = now_s
             faulthandler.dump_traceback_later(
-                self._timeout_s + _LAST_RESORT_S, file=sys.__stderr__ or sys.stderr, exit=True
+                self.timeout_s + _LAST_RESORT_S, file=sys.__stderr__ or sys.stderr, exit=True
             )
 
 
@@ -175,8 +191,15 @@ def _noted(number: int, frame: object) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"train: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
+        sys.stderr.write(f"train: {text}\n")
+        sys.stderr.flush()
+
+
+def heard_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask to leave; under ``nohup`` the terminal may go."""
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in SIGNALS if not (nohup and number == signal.SIGHUP))
 
 
 def ignore_signals() -> None:

@@ -11,7 +11,6 @@ from tests.system.faults.interruptions import (
     kill_all,
     kill_rank,
     kill_torchrun,
-    run_out_of_time,
     signal_rank,
     signal_twice,
 )
@@ -23,7 +22,7 @@ from tests.system.faults.train import PRESSED, WITH_LOADERS, interrupt
 
 pytestmark = pytest.mark.system
 
-INTERRUPTIONS = [signal_rank, run_out_of_time, kill_torchrun, signal_twice, hang, kill_rank, damage]
+INTERRUPTIONS = [signal_rank, kill_torchrun, signal_twice, hang, kill_rank, damage]
 LOOPS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
     "asked_to_leave_or_torn_away_it_goes_on_and_ends_bit_identical": lambda place: interrupt(
         place, len(INTERRUPTIONS), 2, INTERRUPTIONS, most_of_a_run=len(INTERRUPTIONS)

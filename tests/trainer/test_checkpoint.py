@@ -57,8 +57,8 @@ def test_what_was_written_is_read_back(tmp_path):
 def test_the_manifest_comes_last_and_nothing_is_seen_before_it_is_whole(tmp_path, monkeypatch):
     written, plain = [], checkpoint.write_file
 
-    def watched(path, content):
-        entry = plain(path, content)
+    def watched(path, content, **options):
+        entry = plain(path, content, **options)
         written.append((path.name, list_checkpoints(tmp_path)))
         return entry
 

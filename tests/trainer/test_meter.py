@@ -69,7 +69,8 @@ def _result(loss=2.0, norm=1.0, *, computed_s=1.0, departed_s=None, partial=None
     departed = None if departed_s is None else Mark(departed_s)
     return StepResult(
         loss=torch.tensor(loss), grad_norm=torch.tensor(norm), applied=torch.tensor(math.isfinite(loss)),
-        told=torch.zeros(0), partial=partial, began=Mark(0.0), departed=departed,
+        told=torch.zeros(0), partial=partial, began=Mark(0.0), asked=Mark(0.0), counted=Mark(0.0),
+        departed=departed,
         reduced=Mark(computed_s), updated=Mark(computed_s),
     )  # fmt: skip
 

@@ -137,11 +137,22 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, m
         free = 150
 
     monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: _Disk)
-    assert check_room(tmp_path, 75, 0, RANKS) == []
+    assert check_room(tmp_path, 75, RANKS, there=0, kept=1) == []
     with pytest.raises(BadConfig, match="has 0 MiB free, and 2 checkpoints take") as caught:
-        check_room(tmp_path, 76, 0, RANKS)
+        check_room(tmp_path, 76, RANKS, there=0)
     assert "train.checkpoint.enabled=false" in caught.value.next_step
-    assert check_room(tmp_path, 150, 1, RANKS) == []
+    assert check_room(tmp_path, 150, RANKS, there=1, kept=1) == []
     for there in (1, 2, 5):  # a run that can go on does so, with a word
-        (remark,) = check_room(tmp_path, 151, there, RANKS)
+        (remark,) = check_room(tmp_path, 151, RANKS, there=there)
         assert "the next save fails" in remark.next_step
+
+
+def test_a_disk_that_holds_fewer_checkpoints_than_are_to_be_kept_is_said(tmp_path, monkeypatch):
+    class _Disk:
+        free = 150 * 2**20
+
+    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: _Disk)
+    assert check_room(tmp_path, 50 * 2**20, RANKS, there=0, kept=2) == []
+    (remark,) = check_room(tmp_path, 51 * 2**20, RANKS, there=0, kept=2)
+    assert "has 150 MiB free; to keep 2 checkpoints and write the next takes 153 MiB" in remark.message
+    assert "keep_last" in remark.next_step

@@ -12,7 +12,8 @@ NOW = Mark(0.0)
 def result_of(loss=2.0, norm=1.0, applied=True, told=()):
     return StepResult(
         loss=torch.tensor(loss, dtype=torch.float64), grad_norm=torch.tensor(norm), applied=torch.tensor(applied),
-        told=torch.tensor(told, dtype=torch.float64), partial=None, began=NOW, departed=None, reduced=NOW, updated=NOW,
+        told=torch.tensor(told, dtype=torch.float64), partial=None, began=NOW, asked=NOW, counted=NOW, departed=None,
+        reduced=NOW, updated=NOW,
     )  # fmt: skip
 
 

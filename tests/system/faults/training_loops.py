@@ -206,7 +206,7 @@ LOOPS = (
     ),
     Loop(
         name="other strategies",
-        injected="ddp, zero1, fsdp2 (SIGKILLed), ddp",
+        injected="zero1, fsdp2 (SIGKILLed), ddp, fsdp2, each with evaluations on the way",
         held="the same data, the loss of every step to 1e-4",
         in_full=1,
         run=_moved(*STRATEGIES),
