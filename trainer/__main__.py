@@ -254,6 +254,11 @@ class _Job:
         word = None if leaving.step else read_word(os.environ)
         code, reason = word or (REQUEUE, f"rank {self.rank}: {leaving.reason}")
         _record(self.writer, code, reason, self.clock, at_step=leaving.step)
+        if word is not None:
+            # It waits for a rank that will not come any more.
+            sys.stderr.write(f"error: {reason}\n")
+            sys.stderr.flush()
+            os._exit(code)
 
     def _keep_traceback(self) -> None:
         text = traceback.format_exc()
