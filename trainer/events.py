@@ -19,8 +19,8 @@ class EventRow(Table):
     """Optimizer steps finished when it was noticed, or the step it is about."""
     utc: str
     kind: str
-    """``saved``, ``save_failed``, ``resumed``, ``rolled_back``, ``preflight``, ``stopped``, or what
-    ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``, ``rise``, ``starved``,
+    """``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``damaged``, ``rolled_back``,
+    ``preflight``, ``stopped``, or what ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``, ``rise``, ``starved``,
     ``straggler``."""
     level: Literal["info", "warning", "error"]
     action: str
