@@ -20,8 +20,8 @@ class EventRow(Table):
     utc: str
     kind: str
     """``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``damaged``, ``rolled_back``,
-    ``preflight``, ``stopped``, or what ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``, ``rise``, ``starved``,
-    ``straggler``."""
+    ``preflight``, ``stopped``, or what ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``,
+    ``rise``, ``starved``, ``straggler``."""
     level: Literal["info", "warning", "error"]
     action: str
     """What was done: ``none``, ``warn``, ``skip``, ``rollback``, ``give_up``."""
