@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+LOGIC := tests/trainer tests/autotune tests/benchmarks
+
 DEMO := demo
 DEMO_MODELS := bert-mini bert-small
 DEMO_FUNCTIONS := 4000
@@ -30,7 +32,10 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@# Tests of logic two at a time; those that measure, or start whole jobs, have the machine for themselves.
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile $(LOGIC) --ignore tests/benchmarks/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(LOGIC)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/benchmarks/gpu $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run every fault loop in full (about 25 minutes), and keep its figures
 	$(BIN)/python -m tests.system.faults --out reports/faults.json

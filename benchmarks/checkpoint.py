@@ -26,6 +26,7 @@ from autotune.core.units import format_bytes
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
 from benchmarks.bars import Bar, exit_code, lines
+from trainer.checkpoint import list_checkpoints
 
 MODEL = "bert-120m"
 STEPS, REPEATS = 6, 11
@@ -136,7 +137,7 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
     write_sparse_corpus(data, real_lengths(samples, seed=0))
     profile = write_profile(place / "resume.toml")
     _train(profile, data, place / "run", steps=2)
-    (checkpoint,) = (place / "run" / "checkpoints").glob("step-*")
+    checkpoint = list_checkpoints(place / "run" / "checkpoints")[0]
     middle = move_to_middle(checkpoint, data, place / "middle" / checkpoint.name)
     found: dict[str, list[float]] = {"start_s": [], "middle_s": []}
     first: dict[str, list[float]] = {"start_s": [], "middle_s": []}

@@ -4,7 +4,7 @@ from benchmarks.checkpoint import extra_s, make_bars, measure_stall
 from benchmarks.saves import move_to_middle, write_profile
 from tests.conftest import write_dataset
 from trainer.batch import make_plan
-from trainer.checkpoint import read_checkpoint
+from trainer.checkpoint import list_checkpoints, read_checkpoint
 from trainer.dataset import TokenDataset
 from trainer.loop import train
 from trainer.parallel import join_ranks
@@ -53,7 +53,7 @@ def test_a_checkpoint_can_be_moved_to_the_middle_of_an_epoch_and_training_goes_o
     data = write_dataset(tmp_path / "data", [[5 + number % 90] * (number % 30 + 4) for number in range(9000)])
     resolved = resolve(write_profile(tmp_path / "resume.toml"), assignments=["train.max_steps=1"], data=data)
     train(resolved, join_ranks(resolved.config, environment={}), RunWriter(tmp_path / "run", active=True), _Nobody())
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[0]
     moved = read_checkpoint(move_to_middle(checkpoint, data, tmp_path / "middle" / checkpoint.name))
     plan = make_plan(resolved.config, len(TokenDataset.open(data)), 1)
     blocks = [lane // plan.block_samples for lane in moved.state.position.lanes]

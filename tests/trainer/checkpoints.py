@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, checkpoint_name
@@ -90,3 +91,15 @@ def leave(writer: RunWriter) -> None:
     if lock is not None:
         with contextlib.suppress(OSError):
             os.close(lock)
+
+
+def refusing(name: str, number: int) -> Callable[..., object]:
+    """In place of ``Path.open``: a file system that fails as soon as a file of this name is read."""
+    plain = Path.open
+
+    def open_or_fail(path: Path, *arguments, **options):
+        if path.name == name:
+            raise OSError(number, os.strerror(number))
+        return plain(path, *arguments, **options)
+
+    return open_or_fail

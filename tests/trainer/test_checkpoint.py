@@ -2,13 +2,14 @@ import errno
 import json
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.checkpoints import CONTENT, entries, state_of, write_checkpoint
+from tests.trainer.checkpoints import CONTENT, entries, refusing, state_of, write_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import (
     CheckpointWriter,
@@ -20,14 +21,17 @@ from trainer.checkpoint import (
     read_checkpoint,
     step_of,
 )
+from trainer.errors import BadConfig, DiskTrouble
 from trainer.manifest import BadCheckpoint, Manifest, manifest_text, parse_manifest
 from trainer.schema import canonical_sha256
 
 UTC = "2026-01-01T00:00:00Z"
 
 
-def writer_of(root, rank, writers, *, timeout_s=10.0):
-    return CheckpointWriter(root, checkpoint_name(5, 0), attempt=1, rank=rank, writers=writers, timeout_s=timeout_s)
+def writer_of(root, rank, writers, *, timeout_s=10.0, **options):
+    return CheckpointWriter(
+        root, checkpoint_name(5, 0), attempt=1, rank=rank, writers=writers, timeout_s=timeout_s, **options
+    )
 
 
 def signed(table):
@@ -188,8 +192,9 @@ def test_a_writer_that_fails_makes_the_first_fail_and_nothing_is_left(tmp_path, 
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             writer_of(tmp_path, 1, [0, 1]).write(memoryview(CONTENT), entries(1), state_of(), UTC)
-    with pytest.raises(OSError, match="rank 1 could not write its share"):
+    with pytest.raises(OSError, match="rank 1 could not write its share") as caught:
         writer_of(tmp_path, 0, [0, 1]).write(memoryview(CONTENT), entries(0), state_of(), UTC)
+    assert caught.value.errno == errno.ENOSPC  # what is then done about it depends on that
     assert list_checkpoints(tmp_path) == [old]
     assert not list(tmp_path.glob(".*"))
 
@@ -365,3 +370,92 @@ def test_a_pointer_that_could_not_be_written_leaves_nothing_and_the_checkpoint_i
     write_checkpoint(tmp_path, 2)
     assert len(calls) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000002"]
+
+
+FILES = ("manifest.json", "rank-00000.safetensors")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_file_system_that_fails_says_nothing_about_a_checkpoint(tmp_path, monkeypatch, name, number):
+    path = write_checkpoint(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refusing(name, number))
+        with pytest.raises(DiskTrouble, match=os.strerror(number)) as caught:
+            read_checkpoint(path)
+        with pytest.raises(DiskTrouble):  # and no older one is taken in its place
+            newest_checkpoint(tmp_path, damaged=lambda *_: pytest.fail("it is not damaged"))
+    assert caught.value.exit_code == 75
+    read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_checkpoint_that_this_user_may_not_read_is_not_damaged(tmp_path, monkeypatch, name):
+    path = write_checkpoint(tmp_path)
+    monkeypatch.setattr(Path, "open", refusing(name, errno.EACCES))
+    with pytest.raises(BadConfig, match="Permission denied") as caught:
+        read_checkpoint(path)
+    assert "as the user who wrote it" in caught.value.next_step
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_checkpoint_that_lacks_a_file_is_damaged(tmp_path, name):
+    path = write_checkpoint(tmp_path)
+    (path / name).unlink()
+    with pytest.raises(BadCheckpoint, match="No such file"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "Disk quota exceeded"), MemoryError("no room")])
+def test_a_writer_that_gives_up_before_it_writes_tells_the_first_one_why(tmp_path, error):
+    writer_of(tmp_path, 2, [0, 2]).give_up(error)
+    with pytest.raises(OSError, match="rank 2 could not write its share") as caught:
+        writer_of(tmp_path, 0, [0, 2]).write(memoryview(CONTENT), entries(), state_of(), UTC)
+    assert caught.value.errno == getattr(error, "errno", errno.EIO)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_save_clears_what_earlier_saves_of_the_same_start_left_and_no_other_starts(tmp_path):
+    late = writer_of(tmp_path, 1, [0, 1], number=1)
+    late.write(memoryview(CONTENT), entries(1), state_of(), UTC)  # after the first one gave up
+    other = tmp_path / ".step-000000004.attempt-11.save-1.partial"
+    other.mkdir()
+    writer_of(tmp_path, 1, [0, 1], number=2).write(memoryview(CONTENT), entries(1, 2, 4), state_of(), UTC)
+    assert len(list(tmp_path.glob(".*.partial"))) == 3
+    writer_of(tmp_path, 0, [0, 1], number=2).write(memoryview(CONTENT), entries(0, 0, 2), state_of(), UTC)
+    assert list(tmp_path.glob(".*.partial")) == [other]
+    read_checkpoint(tmp_path / checkpoint_name(5, 0))
+
+
+class _SlowWriter:
+    """A clock of its own, by which another rank's file grows until it is whole."""
+
+    def __init__(self, file: Path, finish) -> None:
+        self._file, self._finish, self._growths = file, finish, 0
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, _: float) -> None:
+        self.now_s += 0.9
+        self._growths += 1
+        if self._growths == 20:
+            self._finish()
+        elif self._growths < 20:
+            with self._file.open("ab") as file:
+                file.write(b"x")
+
+
+def test_a_share_that_keeps_growing_is_waited_for_however_long(tmp_path, monkeypatch):
+    def finish():
+        writer_of(tmp_path, 1, [0, 1]).write(memoryview(CONTENT), entries(1, 2, 4), state_of(), UTC)
+
+    slow = _SlowWriter(tmp_path / ".step-000000005.attempt-1.save-1.partial" / "rank-00001.safetensors", finish)
+    monkeypatch.setattr(checkpoint, "time", slow)
+    progressed = []
+    first = writer_of(tmp_path, 0, [0, 1], timeout_s=1.0, progressed=lambda: progressed.append(slow.now_s))
+    first.write(memoryview(CONTENT), entries(0, 0, 2), state_of(), UTC)
+    read_checkpoint(tmp_path / checkpoint_name(5, 0))
+    assert slow.now_s - 1000 > 15
+    assert len(set(progressed)) == 20  # so that nobody takes it for hung

@@ -6,10 +6,10 @@ import torch
 
 from tests.trainer.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints
 from trainer.config import CheckpointSettings
 from trainer.dataset import TokenDataset
-from trainer.errors import TrainingFailed
+from trainer.errors import BadConfig, TrainingFailed
 from trainer.keeper import Keeper, state_bytes
 from trainer.parallel import join_ranks
 
@@ -26,10 +26,10 @@ def told():
 
 @pytest.fixture
 def keeper_of(training, tmp_path, told):
-    def make(**settings) -> Keeper:
+    def make(directory=tmp_path, **settings) -> Keeper:
         config = config_of(checkpoint=CheckpointSettings(**settings))
         ranks = join_ranks(config, environment={})
-        return Keeper(tmp_path, config, training, ranks, attempt=1, tell_event=told.append)
+        return Keeper(directory, config, training, ranks, attempt=1, tell_event=told.append)
 
     return make
 
@@ -39,6 +39,14 @@ def test_a_save_is_due_after_every_so_many_steps(keeper_of):
     assert [step for step in range(1, 8) if keeper.is_due(step, None)] == [3, 6]
     assert not any(keeper_of().is_due(step, None) for step in range(1, 8))
     assert not any(keeper_of(interval_steps=3, enabled=False).is_due(step, None) for step in range(1, 8))
+
+
+def test_a_step_whose_checkpoint_is_to_stay_for_good_is_saved_whatever_the_interval(keeper_of):
+    keeper = keeper_of(keep_every_steps=4)
+    assert [step for step in range(1, 10) if keeper.is_due(step, None)] == [4, 8]
+    both = keeper_of(interval_steps=3, keep_every_steps=4)
+    assert [step for step in range(1, 10) if both.is_due(step, None)] == [3, 4, 6, 8, 9]
+    assert not any(keeper_of(keep_every_steps=4, enabled=False).is_due(step, None) for step in range(1, 10))
 
 
 def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(keeper_of):
@@ -149,3 +157,101 @@ def test_what_was_saved_comes_back(keeper_of, training):
     keeper.restore(good.path, good.manifest)
     assert torch.equal(weight, before)
     assert (keeper.newest, keeper.at_step) == ("step-000000004", 4)
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failed_save_says_nothing_about_how_long_the_next_one_takes(keeper_of, told, monkeypatch):
+    keeper = keeper_of()
+    expected_s = keeper.seconds_of_a_save()
+    for step in (1, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            keeper.save(state_of(step), rollbacks=0, wait=True)
+        assert told[-1].kind == "save_failed"
+        assert keeper.seconds_of_a_save() == expected_s
+        keeper.save(state_of(step + 1), rollbacks=0, wait=True)
+        expected_s = told[-1].values["seconds"]
+    assert keeper.seconds_of_a_save() == expected_s
+
+
+def test_an_error_that_is_not_the_disks_fails_the_save_and_not_the_training(keeper_of, told, monkeypatch):
+    def refuse(*_):
+        raise BadConfig("the share of rank 1 is not a table", next_step="")
+
+    keeper = keeper_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointWriter, "write", refuse)
+        keeper.save(state_of(1), rollbacks=0, wait=True)
+    keeper.save(state_of(2), rollbacks=0, wait=True)
+    assert [event.kind for event in told] == ["save_failed", "saved"]
+    assert "BadConfig: the share of rank 1 is not a table" in told[0].message
+
+
+def test_a_full_disk_costs_all_but_the_newest_checkpoint_and_the_newest_good_one(
+    keeper_of, told, tmp_path, monkeypatch
+):
+    keeper = keeper_of(keep_last=5)
+    for step in (1, 2, 3, 4):
+        keeper.save(state_of(step, good=step < 3), rollbacks=0, wait=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        keeper.save(state_of(5), rollbacks=0, wait=True)
+    assert [path.name[-1] for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)] == ["4", "2"]
+    assert told[-1].kind == "save_failed"
+    assert told[-1].message.endswith("; removed step-000000003, step-000000001")
+
+
+def test_another_fault_of_the_disk_costs_no_checkpoint(keeper_of, told, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    keeper = keeper_of(keep_last=5)
+    for step in (1, 2, 3):
+        keeper.save(state_of(step), rollbacks=0, wait=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        keeper.save(state_of(4), rollbacks=0, wait=True)
+    assert told[-1].kind == "save_failed"
+    assert len(list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)) == 3
+
+
+def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(keeper_of, told, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    keeper = keeper_of(keep_last=1)
+    keeper.save(state_of(1), rollbacks=0, wait=True)
+    monkeypatch.setattr("trainer.saver.prune", refuse)
+    keeper.save(state_of(2), rollbacks=0, wait=True)
+    assert [event.kind for event in told] == ["saved", "saved", "not_removed"]
+    assert (told[-1].level, "Operation not permitted" in told[-1].message) == ("warning", True)
+    assert (keeper.newest, keeper.saved_step) == ("step-000000002", 2)
+
+
+def test_without_host_memory_for_the_copy_a_save_fails_and_training_goes_on(keeper_of, told, monkeypatch):
+    def no_room(*_, **__):
+        raise MemoryError("cannot allocate 12 GiB\nand more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.saver.HostCopy", no_room)
+        keeper = keeper_of()
+        keeper.save(state_of(1), rollbacks=0)
+        keeper.wait()
+    assert [(event.kind, event.level) for event in told] == [("save_failed", "error")]
+    assert "no room for a copy of the state in host memory: cannot allocate 12 GiB; there is no" in told[0].message
+    assert not keeper.has_saved(1)
+    keeper.save(state_of(2), rollbacks=0, wait=True)
+    assert keeper.has_saved(2)
+
+
+def test_another_runs_checkpoint_is_not_the_newest_of_this_one(keeper_of, tmp_path):
+    other, own = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
+    other.save(state_of(4), rollbacks=0, wait=True)
+    good = other.newest_good()
+    assert (other.owns(good.path), own.owns(good.path)) == (True, False)
+    own.restore(good.path, good.manifest)
+    assert (own.newest, own.saved_step, own.at_step) == (None, None, 4)
+    assert not own.has_saved(4)

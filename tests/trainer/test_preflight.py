@@ -1,17 +1,20 @@
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.trainer.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer.errors import BadConfig, ProfileRefused
-from trainer.parallel import join_ranks
+from trainer.parallel import Ranks, join_ranks
 from trainer.preflight import (
     allotted_cpus,
     check_ranks,
     check_room,
+    check_shared,
     compare_data,
     compare_profile,
     compare_ranks,
@@ -156,3 +159,65 @@ def test_a_disk_that_holds_fewer_checkpoints_than_are_to_be_kept_is_said(tmp_pat
     (remark,) = check_room(tmp_path, 51 * 2**20, RANKS, there=0, kept=2)
     assert "has 150 MiB free; to keep 2 checkpoints and write the next takes 153 MiB" in remark.message
     assert "keep_last" in remark.next_step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SomeElsewhere(Ranks):
+    """The first of some, of which those after it may not see its files."""
+
+    misses: tuple[float, ...]
+
+    def tell(self, text):
+        return text
+
+    def sum(self, *values):
+        return list(values)
+
+    def each(self, value):
+        return [value, *self.misses]
+
+
+def ranks_that_miss(*misses: float) -> Ranks:
+    world = {"local_world_size": 1, "world_size": 1 + len(misses)}
+    return _SomeElsewhere(rank=0, local_rank=0, device=torch.device("cpu"), misses=misses, **world)
+
+
+@pytest.mark.parametrize("ranks", [RANKS, ranks_that_miss(0.0, 0.0)], ids=["one", "three"])
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_directory_that_all_ranks_see_passes_and_is_left_as_it_was(tmp_path, ranks, needed):
+    assert check_shared(tmp_path, ranks, needed=needed) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_some_ranks_do_not_see_is_refused_where_they_write_there_and_else_said(tmp_path):
+    for ranks, shown in (
+        (ranks_that_miss(1.0), "is not there for rank 1"),
+        (ranks_that_miss(0.0, 1.0, 1.0), "is not there for ranks 2, 3"),
+        (ranks_that_miss(*[1.0] * 6), "is not there for ranks 1, 2, 3, 4 and 2 more"),
+    ):
+        with pytest.raises(BadConfig, match=f"{shown}, and under this strategy all ranks write") as caught:
+            check_shared(tmp_path, ranks, needed=True)
+        (remark,) = check_shared(tmp_path, ranks, needed=False)
+        assert f"{shown}: how those end cannot be written into exit.json" in remark.message
+        assert remark.next_step == caught.value.next_step
+        assert "--out" in remark.next_step
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_does_not_see_the_first_ones_file_says_so(tmp_path):
+    class _Second:
+        leads = False
+
+        def tell(self, _):
+            return "0a0b"
+
+        def sum(self, *values):
+            return list(values)
+
+        def each(self, value):
+            return [0.0, value]
+
+    (remark,) = check_shared(tmp_path, _Second(), needed=False)
+    assert "not there for rank 1" in remark.message
+    (tmp_path / ".seen-by-all-ranks.0a0b").touch()
+    assert check_shared(tmp_path, _Second(), needed=True) == []

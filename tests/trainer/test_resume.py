@@ -1,13 +1,15 @@
+import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoints import end_of, leave, resolved_of, write_checkpoint, write_run
+from tests.trainer.checkpoints import end_of, header_of, leave, refusing, resolved_of, write_checkpoint, write_run
 from tests.trainer.oracles import SHAPES, config_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, prune
-from trainer.config import CheckpointSettings, DataSettings, ModelSettings
-from trainer.errors import BadConfig, TrainingFailed
+from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
+from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.record import read_run
 from trainer.resume import choose_run, job_name
 
@@ -181,7 +183,7 @@ RECIPE = {
     "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "decay_share": 0.2,
     "final_learning_rate_share": 0.1, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6,
     "max_grad_norm": 1.0, "max_steps": 30, "masking_probability": 0.3, "attention_dropout": 0.1, "precision": "bf16",
-    "tf32": False,
+    "tf32": False, "max_epochs": 3,
 }  # fmt: skip
 
 
@@ -296,3 +298,115 @@ def test_what_a_run_that_gave_up_left_behind_the_good_checkpoint_is_not_gone_on_
     leave(writer)
     _, start = choose_run(run, "auto", resolved, {})
     assert start.manifest.state.step == 7
+
+
+def names(run):
+    return sorted(path.name for path in (run / CHECKPOINTS_DIRECTORY).glob("step-*"))
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "rank-00000.safetensors"])
+def test_a_file_system_that_fails_leaves_all_checkpoints_as_they_are_for_the_next_start(tmp_path, monkeypatch, file):
+    run = write_run(tmp_path / "r", CONFIG)
+    opened = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refusing(file, errno.ESTALE))
+        with pytest.raises(DiskTrouble) as caught:
+            choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
+    (writer,) = opened  # which can then write down how that start ended
+    assert (writer.directory, writer.attempt) == (run, 2)
+    leave(writer)
+    assert caught.value.exit_code == 75
+    assert names(run) == ["step-000000005", "step-000000010"]
+    assert chosen(run)[1].manifest.state.step == 10
+
+
+def damage(*checkpoints):
+    for path in checkpoints:
+        (path / "rank-00000.safetensors").write_bytes(b"")
+
+
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
+    opened = []
+    with pytest.raises(BadConfig, match="none of the 2 checkpoints of .* is whole") as caught:
+        choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
+    leave(*opened)
+    assert "another --out" in caught.value.next_step
+    assert names(run) == ["step-000000005.damaged-2", "step-000000010.damaged-2"]
+
+
+def test_a_run_that_gave_up_without_a_good_checkpoint_begins_afresh_and_keeps_what_it_had(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, (), end=end_of(76))
+    for step in (5, 10):
+        write_checkpoint(run / CHECKPOINTS_DIRECTORY, step, good=False, config=CONFIG.model_dump(mode="json"))
+    writer, start = chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))
+    assert (writer.attempt, start.checkpoint, start.manifest) == (2, None, None)
+    assert names(run) == ["step-000000005.given-up-2", "step-000000010.given-up-2"]
+    assert start.events[-1].level == "warning"
+    assert messages(start) == [f"{run} has no good checkpoint: it begins afresh"]
+
+
+def forked(tmp_path):
+    """A run that began from another one's checkpoint, and was killed before it had one of its own."""
+    origin = write_run(tmp_path / "a", CONFIG) / CHECKPOINTS_DIRECTORY / "step-000000005"
+    writer, start = chosen(tmp_path / "b", str(origin))
+    writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))
+    return origin
+
+
+def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again(tmp_path):
+    origin, fork = forked(tmp_path), tmp_path / "b"
+    for attempt, resume in ((2, "auto"), (3, str(origin)), (4, "auto")):
+        writer, start = chosen(fork, resume)
+        assert (writer.directory, writer.attempt) == (fork, attempt)
+        assert (start.checkpoint, start.manifest.state.step, start.elsewhere) == (origin, 5, True)
+        assert start.origin == str(origin)
+        writer.start(header_of(CONFIG, attempt=attempt, resumed_from=start.origin, resumed_step=5))
+    assert "begins from" in messages(start)[0]
+    write_checkpoint(fork / CHECKPOINTS_DIRECTORY, 6, config=CONFIG.model_dump(mode="json"))
+    _, start = chosen(fork, str(origin))
+    assert (start.origin, start.elsewhere) == ("step-000000006", False)
+
+
+def test_a_fork_whose_origin_is_damaged_or_gone_is_not_begun_afresh(tmp_path):
+    origin = forked(tmp_path)
+    damage(origin)
+    with pytest.raises(BadConfig, match="the checkpoint is damaged"):
+        chosen(tmp_path / "b")
+
+
+def test_latest_names_what_is_gone_on_from_after_a_newer_one_was_set_aside(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    latest = run / CHECKPOINTS_DIRECTORY / "latest"
+    assert latest.read_text() == "step-000000010\n"
+    damage(run / CHECKPOINTS_DIRECTORY / "step-000000010")
+    chosen(run)
+    assert latest.read_text() == "step-000000005\n"
+
+
+def test_a_job_that_trains_two_models_finds_for_each_the_run_of_the_same_configuration(tmp_path):
+    other = config_of(max_steps=20, learning_rate=1e-5)
+    for number, (name, config) in enumerate((("a", CONFIG), ("b", other))):
+        run = write_run(tmp_path / "cwd" / "runs" / name, config, job="slurm-17")
+        os.utime(run / "run.json", (1000 + number, 1000 + number))
+    for config, name in ((CONFIG, "a"), (other, "b")):
+        assert chosen(None, config=config, environment=AGAIN)[0].directory.name == name
+    assert chosen(None, config=config_of(max_steps=30), environment=AGAIN)[1].checkpoint is None
+
+
+def test_changed_health_settings_are_named(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    other = config_of(max_steps=20, health=HealthSettings(on_spike="rollback"))
+    _, start = chosen(run, config=other)
+    assert "train.health is now" in messages(start)[0]
+    assert "'on_spike': 'rollback'" in messages(start)[0]
+    assert start.events[0].level == "warning"
+
+
+def test_a_start_knows_whether_settings_were_changed_since_the_run_gave_up(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG, end=end_of(76))
+    assert chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))[1].gave_up
+    # Which is now as if it had been killed.
+    assert not chosen(run, config=config_of(max_steps=20, learning_rate=1e-6))[1].gave_up
+    assert not chosen(write_run(tmp_path / "left", CONFIG, end=end_of(75)))[1].gave_up

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import watch
-from trainer.watch import REQUEUE, TimeBudget, Watch, ignore_signals, parse_slurm_time_s, slurm_left_s
+from trainer.watch import (
+    REQUEUE,
+    SIGNALS,
+    TimeBudget,
+    Watch,
+    heard_signals,
+    ignore_signals,
+    parse_slurm_time_s,
+    slurm_left_s,
+)
 
 PROGRAM = """
 import ctypes, json, signal, sys, time
@@ -43,10 +52,10 @@ def process(tmp_path):
     """Starts a program that watches; it has said that it is ready."""
     started = []
 
-    def start(body, timeout_s=60.0):
+    def start(body, timeout_s=60.0, before=""):
         one = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM + body, tmp_path, str(timeout_s)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", before + PROGRAM + body, tmp_path, str(timeout_s)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(one)
         assert one.stdout.readline() == "ready\n"
@@ -86,6 +95,28 @@ def test_signals_that_come_within_a_second_are_one_request(process):
     assert err.count("saving and leaving") == 1
 
 
+def test_under_nohup_the_terminal_may_go(process):
+    one = process(
+        "while watching.asked_by is None: time.sleep(0.01)\nprint(watching.asked_by)\nwatching.stop()",
+        before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+    )
+    one.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    one.send_signal(signal.SIGTERM)
+    assert one.communicate(timeout=20)[0] == f"{signal.SIGTERM.value}\n"
+
+
+def test_the_signal_of_a_terminal_that_goes_is_heard_unless_it_is_ignored_already():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert heard_signals() == SIGNALS
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert set(SIGNALS) - set(heard_signals()) == {signal.SIGHUP}
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_leaves_at_once_though_the_main_thread_sleeps_in_c(process, tmp_path, number):
     one = process("while watching.asked_by is None: time.sleep(0.01)\nsleep_in_c()")
@@ -123,6 +154,24 @@ def test_a_program_that_shows_signs_of_life_does_not_hang(process, tmp_path):
     )
     assert one.communicate(timeout=20)[0] == "23\n"
     assert (one.returncode, left(tmp_path)) == (0, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP])
+def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_not_hang(process, tmp_path, number):
+    one = process(
+        "watch._STOPPED_S, watch._LAST_RESORT_S = 1.2, 60.0\ntime.sleep(0.8)\nprint('set', flush=True)\n"
+        "watching.beat()\nsys.stdin.readline()\nwatching.stop()\nprint('end')",
+        timeout_s=1.5,
+    )
+    assert one.stdout.readline() == "set\n"
+    one.send_signal(number)
+    for _ in range(5):
+        time.sleep(0.5)
+    one.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    out, err = one.communicate("\n", timeout=20)
+    assert (out, one.returncode) == ("end\n", 0), err
+    assert left(tmp_path) == []
 
 
 def test_a_main_thread_that_lets_no_other_run_is_ended_by_the_interpreter(process, tmp_path):
