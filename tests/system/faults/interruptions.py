@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.system.faults.jobs import PACE_S, STEPS, Job
+from tests.system.faults.jobs import LOCAL_DISK, PACE_S, STEPS, Job
 from tests.system.faults.kills import kill_tree
 from trainer.checkpoint import list_checkpoints, step_of
+from trainer.errors import BadConfig
 from trainer.record import RunExit
 from trainer.watch import REQUEUE, SIGNALS
 
@@ -138,6 +139,17 @@ def raise_on_rank(job: Job, rng: random.Random) -> bool:
     left = job.leave(process)
     assert (left.exit_code, left.reason, left.requeue) == (70, "ValueError: broken on purpose", False)
     assert "raise_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
+    return True
+
+
+def fail_before_it_begins(job: Job, rng: random.Random) -> bool:
+    """A rank whose node lacks something: it leaves before all have met, and the run says with what and why."""
+    rank = rng.randrange(1, job.ranks)
+    settings = {"train.data.stage_to": f"${LOCAL_DISK}"}
+    process = job.start([{"kind": "no_local_disk", "step": 0, "rank": rank}], settings=settings)
+    left = job.leave(process, LEAVES_WITHIN_S)
+    assert (left.exit_code, left.requeue) == (BadConfig.exit_code, False), left
+    assert left.reason.startswith(f"rank {rank}: train.data.stage_to is"), left
     return True
 
 

@@ -22,7 +22,7 @@ from tests.conftest import write_dataset
 from tests.system.faults.kills import kill_tree
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
 from trainer.events import EventRow
-from trainer.record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_run
+from trainer.record import EVENTS_FILE, MODEL_DIRECTORY, STEPS_FILE, Run, RunExit, read_exit, read_run
 
 ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("train_job.py")
@@ -56,6 +56,8 @@ intermediate_size = 256
 hidden_dropout_prob = 0.1
 attention_probs_dropout_prob = 0.1
 """
+LOCAL_DISK = "LOCAL_DISK"
+"""Names the environment variable of a place to stage data to."""
 NO_DROPOUT = {
     "train.model.config.hidden_dropout_prob": 0.0,
     "train.model.config.attention_probs_dropout_prob": 0.0,
@@ -78,6 +80,8 @@ class Workplace:
         starts = [(rng.randrange(5, 65), rng.randrange(8, 40)) for _ in range(900)]
         samples = [[5 + (start + step) % 60 for step in range(length)] for start, length in starts]
         self.data = write_dataset(place / "data", samples[100:], vocab_size=128, validation=samples[:100])
+        self.local_disk = place / "local"
+        self.local_disk.mkdir()
         self.profile = place / "profile.toml"
         self.profile.write_text(PROFILE)
         self._undisturbed: dict[str, Job] = {}
@@ -146,11 +150,11 @@ class Job:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=environment | {"FAULTS_REQUEST": request},
+                env=environment | {"FAULTS_REQUEST": request, LOCAL_DISK: str(self.place.local_disk)},
             )
 
     def _command(self, settings: Settings) -> list[str]:
-        sets = [f"--set={key}={str(value).lower()}" for key, value in settings.items()]
+        sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         return [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", str(JOB),
             "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
@@ -192,7 +196,7 @@ class Job:
         """Wait until it has left before its end; how it says it did."""
         self.end(process, within_s)
         assert process.returncode != 0
-        left = self.record().end
+        left = read_exit(self.directory)
         assert left is not None, self.told()
         return left
 

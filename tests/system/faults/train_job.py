@@ -1,8 +1,8 @@
 """What the fault loops run under torchrun: the trainer, with faults where ``FAULTS_REQUEST`` asks for them.
 
-The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps count those of this start from 1;
-``pace_s``, a pause before every step; ``notes``, a directory where every rank writes down the samples of each of its
-steps and what its weights are in the end.
+The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps count those of this start from 1
+(0: before all ranks have met); ``pace_s``, a pause before every step; ``notes``, a directory where every rank writes
+down the samples of each of its steps and what its weights are in the end.
 """
 
 import hashlib
@@ -115,6 +115,8 @@ def write_samples_down(place: Path) -> None:
 def main() -> int:
     request = json.loads(os.environ["FAULTS_REQUEST"])
     rank, notes = int(os.environ["RANK"]), Path(request["notes"])
+    if any(fault["kind"] == "no_local_disk" and fault["rank"] == rank for fault in request["faults"]):
+        del os.environ["LOCAL_DISK"]
     disturbed = Disturbed(request, rank)
     prepare = trainer.__main__._Job.prepare
 

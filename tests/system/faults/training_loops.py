@@ -7,6 +7,7 @@ from tests.system.faults.disks import fill, refuse_a_small_disk, truncate
 from tests.system.faults.interruptions import (
     Interruption,
     damage,
+    fail_before_it_begins,
     hang,
     kill_all,
     kill_rank,
@@ -145,6 +146,13 @@ LOOPS = (
         held=f"code 70, its reason and traceback; {SAME_END}",
         in_full=2,
         run=_interrupted(raise_on_rank),
+    ),
+    Loop(
+        name="rank that cannot begin",
+        injected="a rank other than the first lacks its local disk's variable",
+        held=f"code 3 and its reason, not 75; {SAME_END}",
+        in_full=2,
+        run=_interrupted(fail_before_it_begins),
     ),
     Loop(
         name="truncated checkpoint",
