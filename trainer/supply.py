@@ -1,6 +1,7 @@
 """What a run's steps are made of on one rank, in order, and where the whole job is in its data."""
 
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -40,6 +41,7 @@ class Supply:
 
     def start_at(self, position: Position) -> None:
         """Go on from a position."""
+        self.close()
         self.position = position
         plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
         self._upcoming = Upcoming(plans)
@@ -85,3 +87,5 @@ class Supply:
     def close(self) -> None:
         """End the loader's processes."""
         self._loader = iter(())
+        for stuck in multiprocessing.active_children():  # in a file system that does not answer, such as
+            stuck.kill()
