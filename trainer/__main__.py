@@ -283,10 +283,10 @@ def _record(
     """Write ``exit.json``, if the disk lets it."""
     if writer is None:
         return
-    if checkpoint is None:
-        newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
-        checkpoint = newest[0].name if newest else None
     try:
+        if checkpoint is None:
+            newest = list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)[:1]
+            checkpoint = newest[0].name if newest else None
         writer.finish(
             RunExit(
                 exit_code=code,

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trainer.checkpoint import (
     read_checkpoint,
 )
 from trainer.config import TrainConfig
-from trainer.errors import BadConfig, TrainingFailed
+from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.events import EventRow, happened
 from trainer.manifest import MANIFEST_FILE, BadCheckpoint, Manifest
 from trainer.record import RUN_FILE, RunExit, read_exit, read_header, read_origin
@@ -103,6 +103,18 @@ def job_name(environment: Mapping[str, str]) -> str:
 Opened = Callable[[RunWriter], None]
 
 
+@contextlib.contextmanager
+def _trouble_translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskTrouble(
+            f"cannot read the run: {error}",
+            next_step="Nothing was lost. Start again when the file system is well: it goes on.",
+        ) from error
+
+
+@_trouble_translated()
 def choose_run(
     out: Path | None,
     resume: str,
@@ -181,14 +193,13 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
             )
         )
 
-    there = list_checkpoints(root)
     found = newest_checkpoint(root, damaged=damaged, good=gave_up)
     if gave_up:
         # They are of the way that led nowhere, and by their names newer than what is saved from here on.
         for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
             newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
     if found is None:
-        return writer, _from_origin(directory, there, gave_up=gave_up, events=events, job=job)
+        return writer, _from_origin(directory, gave_up=gave_up, events=events, job=job)
     path, manifest = found
     with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
         point_to_latest(root, path.name)
@@ -200,15 +211,12 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
     return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job, gave_up=gave_up)
 
 
-def _from_origin(
-    directory: Path, there: Sequence[Path], *, gave_up: bool, events: Sequence[EventRow], job: str
-) -> Start:
+def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow], job: str) -> Start:
     """Where a run has no checkpoint of its own to go on from: from another run's that it began with, or afresh.
 
     Args:
         directory: Of the run.
-        there: Checkpoints that it had.
-        gave_up: Whether none of these is to be gone on from.
+        gave_up: Whether it had some, of which none is to be gone on from.
         events: What there is to say so far.
         job: That started it.
 
@@ -216,13 +224,15 @@ def _from_origin(
         BadConfig: If it had checkpoints, and all of them are damaged: to begin afresh is then for people to decide.
     """
     origin = read_origin(directory)
-    if there and not gave_up and origin is None:
+    # Set aside just now, or by a start before this one.
+    damaged = [path.name for path in (directory / CHECKPOINTS_DIRECTORY).glob("step-*.damaged-*")]
+    if damaged and not gave_up and origin is None:
         raise BadConfig(
-            f"none of the {len(there)} checkpoints of {directory} is whole; they are kept as *.damaged-*",
+            f"none of the {len(damaged)} checkpoints of {directory} is whole; they are kept as *.damaged-*",
             next_step="See what is wrong with that disk. Begin afresh with another --out, or from another run's "
             "checkpoint: --resume PATH.",
         )
-    why = "no good checkpoint" if gave_up and there else "no whole checkpoint"
+    why = "no good checkpoint" if gave_up else "no whole checkpoint"
     if origin is None:
         told = happened(0, "resumed", f"{directory} has {why}: it begins afresh", level="warning")
         return Start(events=(*events, told), job=job)
