@@ -1,16 +1,11 @@
 """What loss and gradient say about a run, and what is to be done. Pure, no torch here.
 
-A loss or a norm is held against the median of those before it, in units of their scatter. The scatter is the median
-absolute deviation (MAD), times 1.4826, which is the standard deviation where values are normal (Rousseeuw and Croux
-1993): up to half of a window can be outliers without moving either far. Where values fall, as those of a young run do,
-the newer half says what is usual, and they scatter around the line through the medians of both halves.
-
-Whether a loss still falls is asked of the last half of the run, which grows with it: what 2,000 steps gain late in a
-healthy run is less than their noise.
+A loss or a norm is held against the median of those before it, in units of their robust scatter. Where values fall, as
+those of a young run do, the newer half says what is usual, and they scatter around the line through the medians of both
+halves.
 """
 
 import dataclasses
-import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,21 +14,13 @@ from typing import Any
 
 from trainer.config import HealthSettings, Policy
 from trainer.finding import Action, Finding, Kind, finding
+from trainer.plateau import Plateau
+from trainer.robust import level_and_scatter
 
-SIGMAS_PER_MAD = 1.4826
 FLOOR_SHARE = 0.1
 """Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""
 ENOUGH_VALUES, FEWEST_VALUES = 16, 8
 """Values that must be there before one is judged; the lower number is that of the shortest windows."""
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically and for normal values."""
-ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
-"""Standard errors that a fall, or a rise, between two medians must have to be more than noise. It is asked often, and a
-rise is always told."""
-FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
-"""Of the shortest window, and of the whole run."""
-SMALLEST_CHANGE_SHARE = 0.001
-"""Of the loss: less than that in half a plateau window is no change worth the time, however sure it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +68,7 @@ class HealthMonitor:
         self._loss = _Series(Kind.SPIKE, settings.on_spike, settings, 0.0, saved.get("loss", {}))
         floor = settings.explosion_ratio * self._clip
         self._norm = _Series(Kind.EXPLOSION, settings.on_explosion, settings, floor, saved.get("grad_norm", {}))
-        self._plateau = _Plateau(settings.plateau_window_steps, saved.get("plateau", {}))
+        self._plateau = Plateau(settings.plateau_window_steps, saved.get("plateau", {}))
         self._usual: bool = saved.get("usual", True)
         self._skipped_in_a_row: int = saved.get("skipped_in_a_row", 0)
 
@@ -103,7 +90,7 @@ class HealthMonitor:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         found = [self._escalated(one) for one in found]
         if vitals.applied and math.isfinite(vitals.loss):
-            found += self._plateau.look(vitals)
+            found += self._plateau.look(vitals.step, vitals.loss)
         return found
 
     @property
@@ -277,77 +264,9 @@ class _Series:
     def _measure(self) -> None:
         self.median, self.limit = math.nan, math.inf
         if len(self._window) >= self._enough:
-            self.median, sigma = _level_and_scatter(list(self._window))
+            self.median, sigma = level_and_scatter(list(self._window))
             room = max(self._sigmas * sigma, FLOOR_SHARE * abs(self.median))
             self.limit = max(self.median + room, self._floor)
-
-
-class _Plateau:
-    """Whether the loss still falls: both halves of a long window, each time half of it is new.
-
-    The window is the last half of the run, and not shorter than asked for. Medians of blocks of steps stand for it, of
-    so many steps that there are never many blocks.
-    """
-
-    def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:
-        self._window_steps = window_steps
-        self._block_steps: int = saved.get("block_steps", max(1, window_steps // FEWEST_BLOCKS))
-        self._blocks: list[float] = list(saved.get("blocks", ()))
-        self._block: list[float] = list(saved.get("block", ()))
-        self._judged_at: int = saved.get("judged_at", 0)
-        self._is_told: bool = saved.get("is_told", False)
-
-    def look(self, vitals: Vitals) -> list[Finding]:
-        self._block.append(vitals.loss)
-        if len(self._block) < self._block_steps:
-            return []
-        self._blocks.append(_middle(sorted(self._block)))
-        self._block = []
-        steps = len(self._blocks) * self._block_steps
-        window_steps = max(self._window_steps, steps // 2)
-        half = window_steps // 2 // self._block_steps
-        if steps < self._window_steps or steps - self._judged_at < window_steps // 2 or not half:
-            return []
-        self._judged_at = steps
-        first, first_error = _median_and_error(self._blocks[-2 * half : -half])
-        second, second_error = _median_and_error(self._blocks[-half:])
-        self._join_blocks()
-        error = math.hypot(first_error, second_error)
-        values = {"first_median": first, "second_median": second, "improvement": first - second, "error": error}
-        return self._judge(vitals.step, 2 * half * self._block_steps, values)
-
-    def _join_blocks(self) -> None:
-        """Make longer ones, two into one, where there are many; what does not come out even is left out."""
-        while len(self._blocks) > MOST_BLOCKS:
-            even = self._blocks[len(self._blocks) % 2 :]
-            self._blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
-            self._block_steps *= 2
-            self._judged_at = len(self._blocks) * self._block_steps
-
-    def _judge(self, step: int, window_steps: int, values: Mapping[str, float]) -> list[Finding]:
-        improvement, smallest = values["improvement"], SMALLEST_CHANGE_SHARE * abs(values["first_median"])
-        telling = max(ERRORS_THAT_TELL * values["error"], smallest)
-        medians = f"the median loss of {window_steps} steps up to step {step} went from"
-        medians += f" {values['first_median']:.4g} in their first half to {values['second_median']:.4g} in their second"
-        if improvement < -max(ERRORS_OF_A_RISE * values["error"], smallest):
-            return [finding(Kind.RISE, Action.WARN, f"the loss rises: {medians}", values)]
-        if improvement >= telling:
-            self._is_told = False
-            return []
-        if self._is_told:
-            return []
-        self._is_told = True
-        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
-        return [finding(Kind.PLATEAU, Action.WARN, message, values)]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "block_steps": self._block_steps,
-            "blocks": list(self._blocks),
-            "block": list(self._block),
-            "judged_at": self._judged_at,
-            "is_told": self._is_told,
-        }
 
 
 class _Recovery:
@@ -397,42 +316,3 @@ class _Recovery:
             "eased_from_step": self._eased_from_step,
             "eased_share": self._eased_share,
         }
-
-
-def _level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
-    """Where values are now, and their robust standard deviation around where they were on the way."""
-    whole, scatter = _centre_and_scatter(sorted(values))
-    half = len(values) // 2
-    first, second = _middle(sorted(values[:half])), _middle(sorted(values[-half:]))
-    if second >= first:
-        return whole, scatter
-    slope = (second - first) / (len(values) - half)
-    middle_of_first = (half - 1) / 2
-    around = [value - first - slope * (place - middle_of_first) for place, value in enumerate(values)]
-    return min(whole, second), min(scatter, _centre_and_scatter(sorted(around))[1])
-
-
-def _median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
-    """The median of blocks of steps, and its standard error.
-
-    The scatter is that of neighbours' differences, to which the slope of a fall or a rise adds nothing.
-    """
-    differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
-    sigma = SIGMAS_PER_MAD * _middle(differences) / math.sqrt(2) if differences else 0.0
-    return _middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
-
-
-def _centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
-    """Median and robust standard deviation of values in order."""
-    centre = _middle(ordered)
-    # Two runs in order, which sorting only has to merge.
-    deviations = sorted([abs(value - centre) for value in ordered])
-    return centre, SIGMAS_PER_MAD * _middle(deviations)
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    half = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[half]
-    # Halved first: the sum of two finite values need not be finite.
-    return ordered[half - 1] / 2 + ordered[half] / 2

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,9 +28,10 @@ from trainer.meter import DeviceFacts, Meter
 from trainer.overseer import Overseer, Verdict, event_of, rollback_event
 from trainer.parallel import Ranks
 from trainer.permutation import hash_words
-from trainer.preflight import Remark, check_ranks, check_room, check_shared
+from trainer.preflight import check_directory, check_ranks
 from trainer.recompute import GraphCounter
 from trainer.record import MODEL_DIRECTORY
+from trainer.reserve import Reserve
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.schedule import learning_rate
@@ -39,13 +39,6 @@ from trainer.startup import Phase, StartClock
 from trainer.supply import Supply
 from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter
-
-_STEPS_IN_RESERVE = 4
-"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
-_SAVES_IN_RESERVE = 1.5
-_RESERVE_S = 2.0
-"""For leaving."""
-_RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +116,7 @@ class _Run:
         self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
-            there = round(ranks.tell_number(there))
-            size_bytes, kept = state_bytes(self._training), config.checkpoint.keep_last
-            remarks += check_room(writer.directory, size_bytes, ranks, there=there, kept=kept)
-            remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
-        if ranks.leads and not writer.locked:
-            remarks.append(
-                Remark(
-                    message=f"the file system of {writer.directory} has no locks: nothing keeps a second start away",
-                    next_step="See that no other job goes on with this run at the same time.",
-                )
-            )
+            remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
         facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak_of(config, ranks))
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         header = describe_run(
@@ -149,8 +132,7 @@ class _Run:
             tell_event=self._journal.event,
             progressed=self._watch.beat,
         )
-        self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._evaluation_s = self._evaluating_s = 0.0  # the last one, and all of them
+        self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
         for event in start.events:
@@ -181,14 +163,15 @@ class _Run:
     def _take_steps(self) -> Ending:
         while True:
             while self._done < self._config.max_steps:
-                began_s, evaluating_s = time.monotonic(), self._evaluating_s
+                began_s = time.monotonic()
+                self._evaluated_s = 0.0
                 batches = self._supply.next_step(self._meter.take)
                 if not batches:
                     break  # every sample was seen as often as it should be
                 reason = self._act(self._step(batches))
                 if reason is not None and self._done < self._config.max_steps:
                     return self._leave(reason)
-                self._step_s.append(time.monotonic() - began_s - (self._evaluating_s - evaluating_s))
+                self._reserve.step_took(time.monotonic() - began_s - self._evaluated_s)
             # On a GPU the numbers of the last steps have yet to be looked at.
             if not self._in_trouble(self._overseer.look(all_of_them=True)):
                 return self._finish()
@@ -252,9 +235,10 @@ class _Run:
         seed = hash_words(config.seed, self._supply.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
+        reserve_s = self._reserve.seconds(save_s=self._keeper.seconds_of_a_save(), evaluation_due=evaluation_due)
         told = self._overseer.to_tell(
             signal_number=self._watch.asked_by,
-            time_is_over=self._ranks.leads and self._budget.over(self._reserve_s(evaluation_due=evaluation_due)),
+            time_is_over=self._ranks.leads and self._budget.over(reserve_s),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
         result = self._training.step.run(
@@ -274,17 +258,6 @@ class _Run:
             self._meter.restart()
         self._tell_startup()
         return verdict
-
-    def _reserve_s(self, *, evaluation_due: bool) -> float:
-        """What is still to be done when the time is over."""
-        slowest_s = max(self._step_s, default=0.0)
-        evaluation_s = self._evaluation_s if evaluation_due else 0.0
-        return (
-            evaluation_s
-            + _STEPS_IN_RESERVE * slowest_s
-            + _SAVES_IN_RESERVE * self._keeper.seconds_of_a_save()
-            + _RESERVE_S
-        )
 
     def _act(self, verdict: Verdict) -> str | None:
         """Do what a verdict asks for; returns why to leave, if that is what it asks."""
@@ -407,8 +380,8 @@ class _Run:
                 self._done,
                 progressed=self._watch.beat,
             )
-        self._evaluation_s = row.seconds
-        self._evaluating_s += row.seconds
+        self._evaluated_s = row.seconds
+        self._reserve.evaluation_took(row.seconds)
         self._journal.evaluation(row)
 
     def _tell_startup(self) -> None:

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config import TrainConfig
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.parallel import Ranks
 from trainer.resolve import ResolvedConfig
+from trainer.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
 """The newest stays until the next one is whole."""
@@ -222,6 +224,31 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
 
 
 _PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on this machine."
+
+
+def check_directory(
+    writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
+) -> list[Remark]:
+    """See that checkpoints can be kept in the run's directory.
+
+    Args:
+        writer: Of the run.
+        config: How many, and by which strategy.
+        checkpoint_bytes: Of one.
+        there: Checkpoints that are there already, as the first rank knows.
+        ranks: All of them.
+
+    Raises:
+        BadConfig: If they cannot.
+    """
+    there = round(ranks.tell_number(there))
+    remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=there, kept=config.checkpoint.keep_last)
+    remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
+    if ranks.leads and not writer.locked:
+        message = f"the file system of {writer.directory} has no locks: nothing keeps a second start away"
+        next_step = "See that no other job goes on with this run at the same time."
+        remarks.append(Remark(message=message, next_step=next_step))
+    return remarks
 
 
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
