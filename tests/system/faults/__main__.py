@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,18 @@ def main() -> int:
         for name, loop in _data_loops(options.points, options.seed).items():
             with tempfile.TemporaryDirectory(prefix="faults-") as place:
                 figures[name] = _timed(name, loop, Path(place))
+            _keep(options.out, figures)
     if options.only != "data":
-        figures[TRAINING] = _train(options.points, options.seed)
-    options.out.write_text(json.dumps(figures, indent=2) + "\n")
+        figures[TRAINING] = {}
+        for name, found in _train(options.points, options.seed):
+            figures[TRAINING][name] = found
+            _keep(options.out, figures)
     return 0
+
+
+def _keep(out: Path, figures: dict[str, Any]) -> None:
+    """After every loop: one that fails must not cost what the others found."""
+    out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
@@ -57,9 +65,8 @@ def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, 
     }
 
 
-def _train(points: int, seed: int) -> dict[str, Any]:
+def _train(points: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """All loops of training in one place, as they share the undisturbed runs."""
-    figures = {}
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         place = Workplace(Path(directory))
         for number, loop in enumerate(LOOPS):
@@ -69,8 +76,7 @@ def _train(points: int, seed: int) -> dict[str, Any]:
             scaled = max(1, round(loop.in_full * points / POINTS))
             told = {"injected": loop.injected, "held": loop.held}
             found = _timed(loop.name, partial(loop.run, points=scaled, seed=seed + number), place)
-            figures[loop.name] = told | found
-    return figures
+            yield loop.name, told | found
 
 
 def _timed(name: str, loop: Callable[[Any], dict[str, Any]], place: object) -> dict[str, Any]:
