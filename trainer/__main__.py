@@ -18,7 +18,8 @@ from pathlib import Path
 
 from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
-from trainer.errors import BadConfig, DoesNotFit, RanksLost, TrainerError
+from trainer.disk import PASSING_ERRORS
+from trainer.errors import BadConfig, DiskTrouble, DoesNotFit, RanksLost, TrainerError
 from trainer.events import utc_now
 from trainer.manifest import manifest_text, parse_manifest
 from trainer.progress import progress
@@ -318,6 +319,8 @@ def _explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
         return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", again
     if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
         return REQUEUE, _first_line(error), f"{again}; with fewer train.data.loader_workers, where memory was short"
+    if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
+        return DiskTrouble.exit_code, str(error), f"{again}, when the file system is well"
     if isinstance(error, OSError):
         return BadConfig.exit_code, str(error), "see what is wrong with that disk or file"
     return 70, f"{type(error).__name__}: {error}", "please report this bug"

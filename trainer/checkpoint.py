@@ -234,20 +234,25 @@ def read_checkpoint(directory: Path) -> Manifest:
         DiskTrouble: If it cannot be read at the moment, which says nothing about it.
         BadConfig: If this user may not read it.
     """
-    path = directory / MANIFEST_FILE
+    manifest = _read_manifest(directory)
     try:
-        manifest = parse_manifest(read_json(path), str(path))
         for file in manifest.files:
             check_file(directory / file.name, file)
-    except BadConfig as error:
-        if isinstance(error.__cause__, OSError):
-            raise _unreadable(directory, error.__cause__) from error
-        raise BadCheckpoint(error.message) from error
     except DamagedFile as error:
         raise BadCheckpoint(str(error)) from error
     except OSError as error:
         raise _unreadable(directory, error) from error
     return manifest
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST_FILE
+    try:
+        return parse_manifest(read_json(path), str(path))
+    except BadConfig as error:
+        if isinstance(error.__cause__, OSError):
+            raise _unreadable(directory, error.__cause__) from error
+        raise BadCheckpoint(error.message) from error
 
 
 def _unreadable(directory: Path, error: OSError) -> Exception:
@@ -289,6 +294,10 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
 
     Returns:
         The names of those that were removed.
+
+    Raises:
+        DiskTrouble: If it cannot be told which one that is.
+        OSError: If they cannot be removed.
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
@@ -305,8 +314,8 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
 
 def _good_ones(checkpoints: Sequence[Path]) -> Iterator[Path]:
     for path in checkpoints:
-        with contextlib.suppress(BadCheckpoint, BadConfig):
-            if parse_manifest(read_json(path / MANIFEST_FILE), str(path)).state.good:
+        with contextlib.suppress(BadCheckpoint):
+            if _read_manifest(path).state.good:
                 yield path
 
 

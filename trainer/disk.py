@@ -19,6 +19,10 @@ _READ_AT_ONCE_BYTES = 2**20
 """Few enough to be in the cache when their checksum is taken."""
 
 
+PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
+"""What file systems say while they are not well: it may be over when the job starts again, on other nodes."""
+
+
 class DamagedFile(Exception):
     """A file is not as it was written; the message says what is wrong."""
 

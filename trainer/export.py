@@ -59,12 +59,15 @@ def _write(
 ) -> None:
     try:
         module.model.save_pretrained(partial, state_dict=weights)
-    except SafetensorError as error:  # whatever the system refused it
+        tokenizer.save_pretrained(str(partial))
+    except Exception as error:
+        # Whatever the system refused these libraries, of which one raises nothing narrower.
+        if not isinstance(error, SafetensorError) and type(error) is not Exception:
+            raise
         raise BadConfig(
             f"cannot write the model into {partial.parent}: {error}",
             next_step="Free room there, and start again: it goes on from the last checkpoint, and only exports.",
         ) from error
-    tokenizer.save_pretrained(str(partial))
     for path in partial.iterdir():
         sync(path)
     sync(partial)

@@ -216,7 +216,7 @@ class _Run:
         self._training.module.overflows = overflows
         self._ended("compile")
         before = self._start.checkpoint
-        if self._keeper.enabled and (before is None or not self._keeper.owns(before)):
+        if self._keeper.enabled and (before is None or not self._keeper.owns(before) or self._start.gave_up):
             self._save()  # so that there is something to return to, and to go on from
         self._training.step.progressed = self._watch.beat
         self._meter.restart()

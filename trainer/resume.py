@@ -23,6 +23,7 @@ from trainer.checkpoint import (
     read_checkpoint,
 )
 from trainer.config import TrainConfig
+from trainer.disk import PASSING_ERRORS
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.events import EventRow, happened
 from trainer.manifest import MANIFEST_FILE, BadCheckpoint, Manifest
@@ -109,7 +110,7 @@ def _trouble_translated() -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskTrouble(
-            f"cannot read the run: {error}",
+            f"cannot use the run's directory: {error}",
             next_step="Nothing was lost. Start again when the file system is well: it goes on.",
         ) from error
 
@@ -181,19 +182,13 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
     clear_leftovers(root)
     events: list[EventRow] = []
 
-    def damaged(path: Path, why: str) -> None:
+    damaged: list[tuple[Path, str]] = []
+    found = newest_checkpoint(root, damaged=lambda path, why: damaged.append((path, why)), good=gave_up)
+    for path, why in damaged:  # only now: had one that could not be read come after them, nothing should be changed
         aside = path.with_name(f"{path.name}.damaged-{writer.attempt}")
         path.rename(aside)
-        events.append(
-            happened(
-                0,
-                "resumed",
-                f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}",
-                level="error",
-            )
-        )
-
-    found = newest_checkpoint(root, damaged=damaged, good=gave_up)
+        message = f"checkpoint {path.name} is damaged and was passed over: {why}; kept as {aside.name}"
+        events.append(happened(0, "resumed", message, level="error"))
     if gave_up:
         # They are of the way that led nowhere, and by their names newer than what is saved from here on.
         for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
@@ -333,6 +328,8 @@ def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
     try:
         writer = RunWriter(directory, active=True, again=again)
     except OSError as error:
+        if error.errno in PASSING_ERRORS:
+            raise
         raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
     opened(writer)
     return writer

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ class Supply:
         self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
         self._source = MicroBatchSource(dataset, config, plan)
         self._loader: Iterator[MicroBatch] = iter(())
+        self._processes: list[BaseProcess] = []
         self.position = Position.start(plan)
         """Behind the last step that was taken; lanes that other ranks pack are not up to date, see ``whole_position``.
         """
@@ -45,7 +47,9 @@ class Supply:
         self.position = position
         plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
         self._upcoming = Upcoming(plans)
+        others = set(multiprocessing.active_children())
         self._loader = make_loader(self._source, self._config, self._upcoming)
+        self._processes = [one for one in multiprocessing.active_children() if one not in others]
 
     def wait_for_first(self) -> list[MicroBatch]:
         """This rank's part of the next step, which is still to be taken; empty at the end of the data."""
@@ -87,5 +91,6 @@ class Supply:
     def close(self) -> None:
         """End the loader's processes."""
         self._loader = iter(())
-        for stuck in multiprocessing.active_children():  # in a file system that does not answer, such as
-            stuck.kill()
+        for process in self._processes:
+            process.kill()  # where it is still there: stuck in a file system that does not answer, say
+        self._processes = []

@@ -113,14 +113,13 @@ class Watch:
     def _look(self) -> None:
         looked_s = time.monotonic()
         while not self._ends.is_set():
-            now_s = time.monotonic()
-            if now_s - looked_s > _STOPPED_S:
-                self._beat_s += now_s - looked_s  # stopped, as a scheduler that suspends jobs does: nothing hung
-            looked_s = now_s
             self._arm_last_resort()
             ready, _, _ = select.select([self._sockets[0]], [], [], _LOOK_EVERY_S)
             if self._ends.is_set():
                 return
+            before_s, looked_s = looked_s, time.monotonic()
+            if looked_s - before_s > _STOPPED_S:
+                self._beat_s += looked_s - before_s  # stopped, as a scheduler that suspends jobs does: nothing hung
             if ready:
                 with contextlib.suppress(BlockingIOError):
                     for number in self._sockets[0].recv(64):

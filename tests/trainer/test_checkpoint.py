@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import os
@@ -21,7 +22,7 @@ from trainer.checkpoint import (
     read_checkpoint,
     step_of,
 )
-from trainer.errors import BadConfig, DiskTrouble
+from trainer.errors import BadConfig, DiskTrouble, TrainerError
 from trainer.manifest import BadCheckpoint, Manifest, manifest_text, parse_manifest
 from trainer.schema import canonical_sha256
 
@@ -404,6 +405,16 @@ def test_a_checkpoint_that_lacks_a_file_is_damaged(tmp_path, name):
     (path / name).unlink()
     with pytest.raises(BadCheckpoint, match="No such file"):
         read_checkpoint(path)
+
+
+def test_the_newest_good_one_stays_though_it_cannot_be_read_while_others_are_removed(tmp_path, monkeypatch):
+    for step in (1, 2, 3, 4):
+        write_checkpoint(tmp_path, step, good=step < 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refusing("manifest.json", errno.ESTALE))
+        with contextlib.suppress(OSError, TrainerError):
+            prune(tmp_path, keep_last=1, keep_every_steps=None)
+    assert checkpoint_name(2, 0) in [path.name for path in list_checkpoints(tmp_path)]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "Disk quota exceeded"), MemoryError("no room")])

@@ -1,10 +1,12 @@
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.attention import VARLEN_NAME
 from trainer.dataset import TokenDataset
+from trainer.errors import BadConfig
 from trainer.export import export_model
 
 
@@ -43,3 +45,42 @@ def test_only_the_rank_that_leads_writes(patterned_dataset, tmp_path):
         seq_length_tokens=64, directory=tmp_path / "model", leads=False,
     )  # fmt: skip
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def export(patterned_dataset, tmp_path):
+    dataset = TokenDataset.open(patterned_dataset)
+    training = training_of(config_of(), dataset)
+
+    def write():
+        export_model(
+            training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
+            seq_length_tokens=64, directory=tmp_path / "r" / "model", leads=True,
+        )  # fmt: skip
+
+    write.model = training.module.model
+    return write
+
+
+def test_a_disk_that_refuses_the_model_is_told_and_nothing_half_done_is_left(export, tmp_path, monkeypatch):
+    export()
+    before = (tmp_path / "r" / "model" / "model.safetensors").read_bytes()
+
+    def refuse(directory, **_):
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(export.model, "save_pretrained", refuse)
+    with pytest.raises(BadConfig, match="No space left on device") as caught:
+        export()
+    assert "only exports" in caught.value.next_step
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["model"]
+    assert (tmp_path / "r" / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_what_a_start_that_was_killed_left_of_its_export_is_removed(export, tmp_path):
+    left = tmp_path / "r" / ".model.0a0b0c0d.partial"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    export()
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["model"]

@@ -158,14 +158,16 @@ def test_validation_samples_are_read_as_their_own_split(tmp_path):
     assert restored(batch)[:5].tolist() == [2, 60, 60, 60, 3]
 
 
-def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(make_dataset):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ids_beyond_the_vocabulary_are_refused_and_name_the_check(make_dataset, workers):
     directory = make_dataset([[50] * 5] * 8, vocab_size=128)
     (tokens,) = directory.glob("train-tokens-*")
     content = bytearray(tokens.read_bytes())
     content[-2:] = (60_000).to_bytes(2, "little")
     tokens.write_bytes(content)
     with pytest.raises(BadConfig) as caught:
-        batches(TokenDataset.open(directory), _config(), 2)
+        batches(TokenDataset.open(directory), _config(data=DataSettings(loader_workers=workers)), 2)
+    assert "holds ids that its tokenizer does not have" in caught.value.message
     assert "autotune data verify" in caught.value.next_step
 
 

@@ -91,6 +91,15 @@ def test_a_loss_that_falls_fast_at_first_is_no_trouble(seed):
         assert look(health, step, loss, 20 * math.exp(-step / 50) + math.exp(scatter.gauss(0, 0.3))) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_jump_back_is_a_spike_though_the_loss_was_as_high_not_long_before(seed):
+    scatter = random.Random(seed)
+    health = monitor()
+    for step in range(1, 100):
+        assert look(health, step, 6.2 + 4.3 * math.exp(-step / 60) + scatter.gauss(0, 0.03)) == []
+    assert kinds(look(health, 100, 9.5)) == [Kind.SPIKE]
+
+
 def test_a_spike_is_found_at_once_with_the_values_that_show_it():
     health = ready()
     (spike,) = look(health, 101, 3.5)
@@ -346,6 +355,20 @@ def test_progress_past_the_furthest_trouble_makes_earlier_rollbacks_count_no_mor
     assert actions(as_the_device(health, 223, 3.5)) == [Action.ROLL_BACK]
 
 
+def test_rollbacks_count_afresh_when_they_are_forgiven():
+    health = ready(on_spike="rollback", max_rollbacks=2)
+    saved = health.to_json()
+    for _ in range(2):
+        health.roll_back(saved, at_step=101, to_step=100)
+    assert actions(as_the_device(health, 101, 3.5)) == [Action.GIVE_UP]
+    health.forgive()
+    for _ in range(2):
+        assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
+        health.roll_back(saved, at_step=101, to_step=100)
+    assert actions(as_the_device(health, 101, 3.5)) == [Action.GIVE_UP]
+    assert health.rollbacks == 4  # checkpoints are named for it, and no name may come twice
+
+
 def test_trouble_that_comes_sooner_does_not_bring_progress_nearer():
     health = ready(on_spike="rollback", max_rollbacks=2, easing_steps=10)
     saved = health.to_json()
@@ -411,6 +434,16 @@ def test_a_slow_fall_above_the_noise_is_no_plateau(seed):
     """2 % of noise, and a fall by 0.03 in half a window, whose error is 0.005."""
     scatter = random.Random(seed)
     assert plateau_findings([4 - 0.00015 * step + scatter.gauss(0, 0.04) for step in range(4000)]) == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_loss_that_falls_as_a_power_of_time_neither_stands_still_nor_rises(seed):
+    """What 2,000 steps gain at the end of it, 0.009, is a fifth of the noise."""
+    scatter = random.Random(seed)
+    health = monitor(window_steps=8)  # of no use here, and faster
+    losses = (1.4 + 9 * step**-0.3 + scatter.gauss(0, 0.05) for step in range(1, 30_001))
+    found = [one.kind for step, loss in enumerate(losses, start=1) for one in look(health, step, loss)]
+    assert not {Kind.PLATEAU, Kind.RISE} & set(found)
 
 
 def test_a_plateau_is_said_again_after_the_loss_fell():

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.conftest import write_dataset
 from tests.trainer.checkpoints import leave, resolved_of
 from tests.trainer.oracles import SHAPES, config_of
+from tests.trainer.test_vitals import read_late
 from trainer.batch import make_plan
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
@@ -387,3 +388,75 @@ def test_a_checkpoint_of_a_step_in_trouble_is_not_one_to_return_to(patterned_dat
     root = tmp_path / "r" / CHECKPOINTS_DIRECTORY
     good = {path.name: read_checkpoint(path).state.good for path in list_checkpoints(root)}
     assert good == {f"step-{step:09d}": step != 4 for step in range(6)}
+
+
+# --- as on a GPU, where a step's numbers are read two steps later
+
+
+@pytest.fixture
+def late_numbers(monkeypatch):
+    read_late(monkeypatch)
+
+
+@pytest.mark.parametrize("max_rollbacks", [0, 2])
+def test_trouble_of_the_last_two_steps_that_nothing_helps_against_ends_no_run_as_finished(
+    patterned_dataset, tmp_path, monkeypatch, late_numbers, max_rollbacks
+):
+    trouble = _Trouble(monkeypatch, set(range(7, 100)), factor=math.nan)
+    settings = {
+        "max_steps": 8, "health": _health(on_non_finite="rollback", max_rollbacks=max_rollbacks),
+        "checkpoint": CheckpointSettings(interval_steps=6),
+    }  # fmt: skip
+    with pytest.raises(TrainingFailed, match="training gives up"):
+        _run(patterned_dataset, tmp_path / "r", **settings)
+    run = read_run(tmp_path / "r")
+    assert trouble.tried == 8 + 2 * max_rollbacks  # each time it gets to the end before it knows
+    assert [event.kind for event in run.events].count("rolled_back") == max_rollbacks
+    assert not (tmp_path / "r" / "model").exists()
+    for path in list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY):
+        assert all(value.isfinite().all() for value in load_file(path / "rank-00000.safetensors").values())
+
+
+@pytest.mark.parametrize(("step", "workers"), [(19, 0), (20, 1)])
+def test_a_spike_in_the_last_two_steps_is_undone_before_the_run_ends(
+    patterned_dataset, tmp_path, monkeypatch, late_numbers, step, workers
+):
+    trouble = _Trouble(monkeypatch, {step})
+    settings = {
+        "data": DataSettings(loader_workers=workers), "max_steps": 20, "health": _health(on_spike="rollback"),
+        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
+    }  # fmt: skip
+    run, ending = _train(patterned_dataset, tmp_path / "r", **settings)
+    assert (ending.exit_code, ending.steps, ending.reason) == (0, 20, "finished")
+    assert ending.checkpoint == "step-000000020-rollback-1"
+    (told,) = [event for event in run.events if event.kind == "rolled_back"]
+    assert (told.values["from_step"], told.values["to_step"]) == (20, 18)
+    assert trouble.tried == 22
+    assert [row.step for row in run.steps] == list(range(1, 21))
+
+
+def test_a_spike_that_is_known_only_when_a_run_is_asked_to_leave_is_undone_and_saved_so(
+    patterned_dataset, tmp_path, monkeypatch, late_numbers
+):
+    _Trouble(monkeypatch, {21})
+    settings = {
+        "max_steps": 30, "health": _health(on_spike="rollback"),
+        "checkpoint": CheckpointSettings(interval_steps=18, keep_last=9),
+    }  # fmt: skip
+    run, ending = _train(patterned_dataset, tmp_path / "r", asked_after=19, **settings)
+    assert (ending.exit_code, ending.steps, ending.checkpoint) == (75, 18, "step-000000018-rollback-1")
+    assert [event.kind for event in run.events if event.kind in ("spike", "rolled_back", "stopped")] == [
+        "spike",
+        "rolled_back",
+        "stopped",
+    ]
+
+
+def test_a_run_whose_numbers_are_read_late_learns_the_same(patterned_dataset, tmp_path, monkeypatch):
+    plain = _run(patterned_dataset, tmp_path / "plain", max_steps=7, model=DROPOUT)
+    read_late(monkeypatch)
+    _, ending = _train(patterned_dataset, tmp_path / "late", max_steps=7, model=DROPOUT, asked_after=1)
+    assert (ending.exit_code, ending.steps) == (75, 4)  # two steps later than otherwise
+    run = _run(patterned_dataset, tmp_path / "late", max_steps=7, model=DROPOUT)
+    assert _learned(run) == _learned(plain)
+    assert _same(tmp_path / "plain", tmp_path / "late")

@@ -329,11 +329,35 @@ def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh(tmp_path
     run = write_run(tmp_path / "r", CONFIG)
     damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
     opened = []
-    with pytest.raises(BadConfig, match="none of the 2 checkpoints of .* is whole") as caught:
+    with pytest.raises(BadConfig, match=r"none of the 2 checkpoints of .* is whole") as caught:
         choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
     leave(*opened)
     assert "another --out" in caught.value.next_step
     assert names(run) == ["step-000000005.damaged-2", "step-000000010.damaged-2"]
+
+
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_refused_however_often_it_is_started(tmp_path):
+    run = write_run(tmp_path / "r", CONFIG)
+    damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
+    for _ in range(2):  # as torchrun with --max-restarts does
+        opened = []
+        with pytest.raises(BadConfig, match="is whole"):
+            choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
+        leave(*opened)
+
+
+def test_a_file_system_that_cannot_even_list_the_checkpoints_is_in_trouble(tmp_path, monkeypatch):
+    run, plain = write_run(tmp_path / "r", CONFIG), Path.iterdir
+
+    def stale(path):
+        if path.name == CHECKPOINTS_DIRECTORY:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return plain(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", stale)
+        with pytest.raises(DiskTrouble):
+            chosen(run)
 
 
 def test_a_run_that_gave_up_without_a_good_checkpoint_begins_afresh_and_keeps_what_it_had(tmp_path):
@@ -407,6 +431,4 @@ def test_changed_health_settings_are_named(tmp_path):
 def test_a_start_knows_whether_settings_were_changed_since_the_run_gave_up(tmp_path):
     run = write_run(tmp_path / "r", CONFIG, end=end_of(76))
     assert chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))[1].gave_up
-    # Which is now as if it had been killed.
-    assert not chosen(run, config=config_of(max_steps=20, learning_rate=1e-6))[1].gave_up
     assert not chosen(write_run(tmp_path / "left", CONFIG, end=end_of(75)))[1].gave_up

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import torch
 
@@ -34,6 +35,28 @@ def test_numbers_are_those_of_the_moment_and_in_double_precision():
     result.loss.zero_()
     (one,) = queue.arrived()
     assert one.vitals.loss == 1 + 2**-50
+
+
+def read_late(monkeypatch):
+    """Let numbers be read as late on a CPU as on a GPU."""
+    begin = VitalsQueue.__init__
+
+    def begin_as_on_a_gpu(queue, _):
+        begin(queue, SimpleNamespace(type="cuda"))
+
+    monkeypatch.setattr(VitalsQueue, "__init__", begin_as_on_a_gpu)
+    monkeypatch.setattr("trainer.vitals.mark", lambda _: NOW)
+
+
+def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_are_asked_for(monkeypatch):
+    read_late(monkeypatch)
+    queue, read = VitalsQueue(torch.device("cpu")), []
+    for step in range(1, 5):
+        queue.add(step, result_of(float(step)))
+        read.append([one.vitals.step for one in queue.arrived()])
+    assert read == [[], [], [1], [2]]
+    assert [(one.vitals.step, one.vitals.loss) for one in queue.arrived(all_of_them=True)] == [(3, 3.0), (4, 4.0)]
+    assert list(queue.arrived(all_of_them=True)) == []
 
 
 def test_steps_that_are_undone_are_not_read():
