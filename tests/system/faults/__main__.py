@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="where the figures go")
     parser.add_argument("--points", type=int, default=POINTS, help="kills of each loop; those of training are scaled")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument(
+        "--loop", action="append", help="of training; only this one, or these, and what FILE has of others"
+    )
     parser.add_argument("--only", choices=("data", "train"), help="loops of the data commands, or of training")
     options = parser.parse_args()
-    figures: dict[str, Any] = json.loads(options.out.read_text()) if options.only and options.out.is_file() else {}
+    some = options.only or options.loop
+    figures: dict[str, Any] = json.loads(options.out.read_text()) if some and options.out.is_file() else {}
     figures |= {"python": platform.python_version(), "points": options.points, "seed": options.seed}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.only != "train":
+    if options.only != "train" and not options.loop:
         for name, loop in _data_loops(options.points, options.seed).items():
             with tempfile.TemporaryDirectory(prefix="faults-") as place:
                 figures[name] = _timed(name, loop, Path(place))
             _keep(options.out, figures)
     if options.only != "data":
-        figures[TRAINING] = {}
-        for name, found in _train(options.points, options.seed):
-            figures[TRAINING][name] = found
+        known = figures.get(TRAINING, {}) if options.loop else {}
+        for name, found in _train(options.points, options.seed, options.loop):
+            known[name] = found
+            figures[TRAINING] = {loop.name: known[loop.name] for loop in LOOPS if loop.name in known}
             _keep(options.out, figures)
     return 0
 
@@ -65,11 +70,13 @@ def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, 
     }
 
 
-def _train(points: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _train(points: int, seed: int, names: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """All loops of training in one place, as they share the undisturbed runs."""
     with tempfile.TemporaryDirectory(prefix="faults-") as directory:
         place = Workplace(Path(directory))
         for number, loop in enumerate(LOOPS):
+            if names and loop.name not in names:
+                continue
             if loop.needs_mount and not may_mount():
                 sys.stderr.write(f"{loop.name}: left out, as it needs root to mount\n")
                 continue
