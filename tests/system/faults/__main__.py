@@ -30,9 +30,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="where the figures go")
     parser.add_argument("--points", type=int, default=POINTS, help="kills of each loop; those of training are scaled")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument(
-        "--loop", action="append", help="of training; only this one, or these, and what FILE has of others"
-    )
+    parser.add_argument("--loop", action="append", help="only this one of training; what FILE has of others stays")
     parser.add_argument("--only", choices=("data", "train"), help="loops of the data commands, or of training")
     options = parser.parse_args()
     some = options.only or options.loop
