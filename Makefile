@@ -37,7 +37,7 @@ test: $(STAMP) ## run the tests, with a sample of every fault loop
 	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(LOGIC)) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/benchmarks/gpu $(PYTEST_ARGS)
 
-soak: $(STAMP) ## run every fault loop in full (about 25 minutes), and keep its figures
+soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet cores), and keep its figures
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document
 

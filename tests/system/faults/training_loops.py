@@ -48,9 +48,9 @@ class Loop:
     needs_mount: bool = False
 
 
-def _interrupted(*ways: Interruption, ranks: int = 2, settings: Settings | None = None) -> Run:
+def _interrupted(*ways: Interruption, ranks: int = 2, settings: Settings | None = None, most_of_a_run: int = 5) -> Run:
     def run(place: Workplace, *, points: int, seed: int) -> dict[str, Any]:
-        return interrupt(place, points, seed, ways, ranks=ranks, settings=settings)
+        return interrupt(place, points, seed, ways, ranks=ranks, settings=settings, most_of_a_run=most_of_a_run)
 
     return run
 
@@ -117,7 +117,7 @@ LOOPS = (
         injected="`train.stop_after_s` shorter than the training",
         held=f"over before that time; {NOTHING_LOST}",
         in_full=2,
-        run=_interrupted(run_out_of_time),
+        run=_interrupted(run_out_of_time, most_of_a_run=1),
     ),
     Loop(
         name="second signal",
