@@ -60,7 +60,7 @@ def kill_prepare(
     }
 
 
-def kill_workers(place: Path, points: int, seed: int, workers: int = 2) -> dict[str, Any]:
+def kill_workers(place: Path, points: int, seed: int) -> dict[str, Any]:
     """Kill so many of the processes that it starts: workers, readers and what these start.
 
     Returns:
@@ -71,7 +71,7 @@ def kill_workers(place: Path, points: int, seed: int, workers: int = 2) -> dict[
     kills = attempts = 0
     while kills < points:
         out = place / f"data-{attempts}"
-        command = prepare_command(raw, out, workers)
+        command = prepare_command(raw, out, 2)
         kills += kill_children_and_repeat(
             command, points=min(4, points - kills), seed=seed * 1000 + attempts, longest_pause_s=undisturbed_s / 2
         )

@@ -93,7 +93,7 @@ LOOPS = (
     _killed(3, settings=PRESSED),
     Loop(
         name="signal to one rank",
-        injected="SIGTERM, SIGINT, SIGUSR1 or SIGUSR2 to one rank",
+        injected="SIGTERM, SIGINT, SIGUSR1, SIGUSR2 or SIGHUP to one rank",
         held=NOTHING_LOST,
         in_full=8,
         run=_interrupted(signal_rank),
