@@ -66,18 +66,17 @@ def signal_rank(job: Job, rng: random.Random) -> bool:
 
 def signal_torchrun(job: Job, rng: random.Random) -> bool:
     """SIGTERM to torchrun, which passes it on to every rank."""
-    process = _started(job, rng)
-    process.terminate()
-    left = job.leave(process)
-    assert re.match(r"SIGTERM on (rank \d+|\d+ ranks);", left.reason), left
-    _check_saved(job, left)
-    return True
+    return _end_torchrun(job, rng, signal.SIGTERM)
 
 
 def kill_torchrun(job: Job, rng: random.Random) -> bool:
     """SIGKILL to torchrun alone: ranks that nobody waits for any more must not train on, and save before they leave."""
+    return _end_torchrun(job, rng, signal.SIGKILL)
+
+
+def _end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
     process = _started(job, rng)
-    process.kill()
+    process.send_signal(number)
     left = job.leave(process)
     assert re.match(r"SIGTERM on (rank \d+|\d+ ranks);", left.reason), left
     _check_saved(job, left)
