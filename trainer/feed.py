@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -154,6 +154,14 @@ class MicroBatchSource(Dataset[MicroBatch]):
         )
 
 
+class Source(Protocol):
+    """Makes micro-batches from their plans."""
+
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
+        """The micro-batch of a plan."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refusal:
     """What is wrong with the data, as a loader process tells it: torch's loader would make another error of it."""
@@ -165,7 +173,7 @@ class _Refusal:
 class _ToldSource(Dataset[MicroBatch | _Refusal]):
     """A source for loader processes."""
 
-    def __init__(self, source: MicroBatchSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
 
     def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch | _Refusal:
@@ -181,7 +189,7 @@ def _or_refused(made: MicroBatch | _Refusal) -> MicroBatch:
     return made
 
 
-def make_loader(source: MicroBatchSource, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
+def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
     """Micro-batches in the order of their plans, with the configured processes and prefetching."""
     pinned = config.data.pin_memory and config.device == "cuda"
     workers = config.data.loader_workers

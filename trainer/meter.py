@@ -6,7 +6,6 @@ when that step has been handed to the device. A CPU has nothing to wait for.
 
 import math
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from trainer.parallel import Ranks
 from trainer.record import StepRow
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark, to_host
+from trainer.waiting import DataWait
 
 _FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
 """What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
@@ -46,6 +46,7 @@ class _Interval:
     began: Mark
     steps: int = 0
     data_wait_s: float = 0.0
+    """Known when the interval is closed."""
     real_tokens: int = 0
     slot_tokens: int = 0
     flops: float = 0.0
@@ -95,12 +96,13 @@ class Meter:
         self._monitor = PaceMonitor()
         self._findings: list[Finding] = []
         self._pending: deque[_Pending] = deque()
-        self._last: Mark | None = None
+        self._wait = DataWait()
         self.restart()
 
     def restart(self) -> None:
         """Begin a new interval now; what was not closed is forgotten."""
         self._interval = _Interval(began=mark(self._ranks.device))
+        self._wait.seconds = 0.0
         self._results: list[StepResult] = []
 
     def forget(self) -> None:
@@ -121,18 +123,7 @@ class Meter:
 
     def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
         """The micro-batches of one optimizer step; the wait for them is counted as far as the device waited, too."""
-        batches = []
-        for _ in range(count):
-            idle_before, asked_s = self._idle(), time.perf_counter()
-            batches.append(next(loader))
-            waited_s = time.perf_counter() - asked_s
-            # A device that was still at work until somewhere in between has waited for about half of it.
-            self._interval.data_wait_s += waited_s if idle_before else waited_s / 2 if self._idle() else 0.0
-        return batches
-
-    def _idle(self) -> bool:
-        """Whether the device has done all that it was given; a CPU is this process, which asks."""
-        return self._last is None or self._last.reached()
+        return self._wait.take(loader, count)
 
     def add(self, batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Count a step that was handed to the device."""
@@ -144,7 +135,7 @@ class Meter:
             interval.slot_tokens += batch.ids_BS.numel()
             interval.flops += self._facts.work.step_flops(lengths, batch.predicted_tokens)
         self._results.append(result)
-        self._last = result.updated
+        self._wait.gave(result.updated)
         if result.partial is not None:
             whole = result.grad_norm.square().double()
             part = result.partial.square.double()
@@ -158,6 +149,7 @@ class Meter:
     ) -> None:
         """End the interval, and begin to fetch its figures."""
         device, interval, result = self._ranks.device, self._interval, self._results[-1]
+        interval.data_wait_s = self._wait.seconds
         ended = mark(device)
         zero = torch.zeros((), dtype=torch.float64, device=device)
         counts = [float(interval.real_tokens), float(interval.slot_tokens), interval.flops]

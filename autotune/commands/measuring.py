@@ -2,18 +2,25 @@
 
 import contextlib
 import os
+import shlex
+import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.cluster.slurm import read_slurm
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
+from autotune.core.trial import FeedFigures
+from autotune.decide.gpu_use import GPM_SOURCE, UTILISATION_SOURCE
+from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
+from autotune.measure.gpu_sampler import GpuSampler
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
@@ -21,7 +28,7 @@ from autotune.measure.watched import WatchedMachine, other_users
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, check_writable
-from trainer.config import ModelSettings
+from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest
 from trainer.progress import Update
 
@@ -46,6 +53,39 @@ class Bench:
     def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
         """This site with a model and a dataset."""
         return fingerprint(self.site, settings, manifest, self.server.versions.get("cuda"))
+
+    def loader_limits(self, config: TrainConfig, manifest: Manifest, ranks: int, asked: int | None) -> LoaderLimits:
+        """How many loader workers each of so many ranks may have here."""
+        samples = manifest.train.samples
+        tokens = sum(shard.tokens for shard in manifest.train.shards)
+        per_row = config.seq_length_tokens * samples / max(1, tokens) if config.layout == "packed" else 1.0
+        size = batch_bytes(
+            config.micro_batch_rows,
+            config.seq_length_tokens,
+            int(manifest.dtype.removeprefix("uint")) // 8,
+            config.masking_probability,
+            max(1.0, per_row),
+        )
+        return LoaderLimits(
+            host=self.site.host,
+            local_ranks=ranks,
+            batch_bytes=size,
+            prefetch_batches=config.data.prefetch_batches,
+            asked=asked,
+        )
+
+    def gpu_source(self, *, replayed: bool, windows: Sequence[FeedFigures]) -> str:
+        """Where figures of the GPU come from, or why there are none."""
+        if replayed:
+            return "n/a (its step was replayed on this CPU)"
+        if self.site.gpu is None:
+            return f"n/a (CPU run{'' if self.site.gpu_absent is None else f': {self.site.gpu_absent}'})"
+        gpus = [gpu for one in windows for gpu in one.gpus]
+        lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), None)
+        no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), None)
+        nvml = UTILISATION_SOURCE if any(gpu.samples for gpu in gpus) else f"NVML: n/a ({lacking})"
+        gpm = GPM_SOURCE if any(gpu.gpm_windows for gpu in gpus) else f"GPM: n/a ({no_counters})"
+        return f"{self.site.gpu.name}; {nvml}; {gpm}"
 
     def runner(self, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Trials that are written to a ledger and shown as they come.
@@ -77,28 +117,51 @@ class Bench:
         )
 
 
+def refuse_login_node(command: Sequence[str]) -> None:
+    """Keep measurements off a node that many people share, and that is not the one that will train.
+
+    Args:
+        command: What was called, to be said again as a job.
+
+    Raises:
+        MachineLacks: If jobs can be submitted from here and this is none.
+    """
+    if not read_slurm(os.environ, shutil.which).is_login_node:
+        return
+    raise MachineLacks(
+        "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a compute "
+        "node",
+        next_step=f"Submit it: {shlex.join([*command, '--slurm'])} SITE.toml. To measure here all the same: --here.",
+    )
+
+
 @contextlib.contextmanager
-def open_bench(choice: DeviceChoice, data_dir: Path) -> Iterator[Bench]:
+def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Bench]:
     """Settle on a device and start the trial server, which takes some seconds.
+
+    Args:
+        choice: The device.
+        data_dir: The dataset.
+        without_gpu: What to do where a GPU is asked for and there is none; None for the usual advice.
 
     Raises:
         MachineLacks: If the asked-for device, torch, or torch's support for the device is missing.
     """
     monitor = NvmlMonitor()
     server = ForkServerMachine()
+    machine: Machine = server
     try:
-        site = open_site(choice, data_dir, SystemHost(), monitor)
+        site = open_site(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
         for library in ("torch", "transformers"):
             if library not in site.versions:
                 raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
-        machine: Machine = server
         if site.device == "cuda":
             uuids = [gpu.uuid for gpu in site.gpus]
             if users := other_users(monitor, uuids):
                 raise MachineLacks(
                     "; ".join(users), next_step="Wait for it to end, or choose another GPU: CUDA_VISIBLE_DEVICES=1"
                 )
-            machine = WatchedMachine(server, monitor, uuids, SystemClock())
+            machine = WatchedMachine(server, monitor, uuids, GpuSampler(uuids), SystemClock())
         sys.stderr.write("starting the trial server (it loads torch once)\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
@@ -108,6 +171,7 @@ def open_bench(choice: DeviceChoice, data_dir: Path) -> Iterator[Bench]:
             )
         yield Bench(site=site, server=server, machine=machine, monitor=monitor)
     finally:
+        machine.close()
         server.close()
         monitor.close()
 

@@ -1,17 +1,17 @@
-"""``autotune workers``: the smallest number of loader processes that does not cost throughput."""
+"""``autotune workers``: the smallest number of loader workers that does not cost throughput."""
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from autotune.commands.measuring import Bench
-    from autotune.core.profile import Fingerprint, WorkersEvidence
+    from autotune.core.profile import Fingerprint, ProbeEvidence, WorkersEvidence
     from autotune.search.profiles import StoredProfile
-    from autotune.search.workers import SweepRequest
+    from autotune.search.workers import Sweep, SweepRequest
 
 
 def workers(
@@ -22,80 +22,170 @@ def workers(
     ] = None,
     max_workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Try no more loader processes. Default: the CPUs allotted to this process."),
+        typer.Option(min=0, help="Try no more on each rank. Default: the CPUs allotted to this process, shared out."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Windows per count, interleaved.")] = 3,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
+    ] = 10.0,
     window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
-    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
+    page_cache: Annotated[
+        Literal["as-is", "warm", "cold"],
+        typer.Option(help="Read the dataset into memory first, put it out of it before every window, or neither."),
+    ] = "as-is",
+    consumer_step_ms: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Replay a GPU's step of so long instead of training; needs no GPU here."),
+    ] = None,
+    sample_delay_ms: Annotated[
+        float, typer.Option(min=0, help="What if every sample took so much longer to read? The profile is left alone.")
+    ] = 0.0,
+    joint_trials: Annotated[
+        int,
+        typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together."),
+    ] = 12,
+    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one window may take.")] = 600.0,
+    study: Annotated[
+        Path | None, typer.Option(help="Write the windows as an Optuna study (SQLite), for optuna-dashboard.")
+    ] = None,
+    slurm: Annotated[
+        Path | None, typer.Option(metavar="SITE", help="Submit this as a SLURM job, by the cluster's site file.")
+    ] = None,
+    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
     reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
-    from autotune.commands.measuring import open_bench
-    from autotune.search.profiles import probed_here, read_profile
+    from autotune.commands.measuring import open_bench, refuse_login_node
+    from autotune.search.profiles import probed_here, read_profile, report_directory
+    from autotune.search.site import local_ranks
     from autotune.search.workers import SweepRequest
     from autotune.show.workers import workers_text
     from trainer.dataset import read_manifest
 
     stored = read_profile(profile)
-    probed_here(stored, refusals=[])
+    probe = probed_here(stored, refusals=[])
     train = stored.profile.train
+    if slurm is not None:
+        print(_submitted(slurm, stored, ranks or probe.local_ranks, reports, on_gpu=consumer_step_ms is None))
+        return
+    if not here:
+        refuse_login_node(["autotune", "workers", "--profile", str(profile)])
     data_dir = data or profile.parent / (train.data.path or ".")
     manifest = read_manifest(data_dir)
-    with open_bench(train.device, data_dir) as bench:
-        here = bench.fingerprint(train.model, manifest)
-        probed_here(stored, refusals=_differences(stored, here))
+    replayed_s = None if consumer_step_ms is None else consumer_step_ms / 1e3
+    with open_bench("cpu" if replayed_s else train.device, data_dir, without_gpu=_replay(stored, probe)) as bench:
+        fingerprint = bench.fingerprint(train.model, manifest)
+        probed_here(stored, refusals=_differences(stored, fingerprint, replayed=replayed_s is not None))
+        together = ranks or probe.local_ranks
+        together = together if replayed_s is not None else local_ranks(bench.site, together)
+        config = train if replayed_s is None else train.model_copy(update={"device": "cpu"})
         request = SweepRequest(
-            config=train,
+            config=config,
             data_dir=str(data_dir.resolve()),
-            max_workers=bench.site.host.allotted_cpus if max_workers is None else max_workers,
-            repeats=repeats,
+            limits=bench.loader_limits(config, manifest, together, max_workers),
             window_s=window_s,
+            budget_s=60 * minutes,
             trial_timeout_s=trial_timeout,
+            replayed_step_s=replayed_s,
+            sample_delay_s=sample_delay_ms / 1e3,
+            page_cache="as_is" if page_cache == "as-is" else page_cache,
         )
-        found = _sweep(bench, request, stored, here, reports)
-    print(json.dumps(found.model_dump(), indent=2) if as_json else workers_text(found, profile, data_dir))
+        if warning := request.limits.warning():
+            sys.stderr.write(f"warn: {warning}\n")
+        ledger = report_directory(stored.path, reports) / "ledger"
+        sweep, found = _sweep(bench, request, ledger, fingerprint, joint_trials)
+    notes = _keep(stored, sweep, found, study)
+    print(json.dumps(found.model_dump(), indent=2) if as_json else workers_text(found, profile, data_dir, notes=notes))
+
+
+def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
+    """How to go on where the profile's GPU is not here."""
+    rows = stored.profile.train.micro_batch_rows
+    step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)
+    told = "T" if step_s is None else f"{1e3 * step_s:.4g}"
+    return (
+        "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "
+        f"measured: autotune workers --profile {stored.path} --consumer-step-ms {told}"
+    )
+
+
+def _submitted(site_file: Path, stored: "StoredProfile", ranks: int, reports: Path, *, on_gpu: bool) -> str:
+    """Submit this very command as a job; what to tell about it."""
+    from autotune.cluster.batch import batch_script, submit
+    from autotune.cluster.site import read_site
+    from autotune.search.profiles import report_directory
+    from autotune.store import write_atomically
+
+    site = read_site(site_file)
+    place = report_directory(stored.path, reports)
+    # Without what makes it a job: there it is to measure.
+    said = iter(sys.argv[1:])
+    arguments = [one for one in said if not (one == "--slurm" and next(said, None)) and not one.startswith("--slurm=")]
+    script = batch_script(
+        site,
+        ["autotune", *arguments],
+        name=f"workers-{stored.profile.train.model.name}",
+        gpus=ranks if on_gpu and stored.profile.train.device == "cuda" else 0,
+        cpus=max(site.slurm.cpus_per_task, stored.profile.fingerprint.allotted_cpus),
+        log=place / "workers-%j.log",
+    )
+    path = place / "workers.sbatch"
+    write_atomically(path, script)
+    job = submit(path)
+    return f"job {job} submitted: {path}\nledger: {place / 'ledger'}\nlog: {place / f'workers-{job}.log'}"
 
 
 def _sweep(
-    bench: "Bench", request: "SweepRequest", stored: "StoredProfile", here: "Fingerprint", reports: Path
-) -> "WorkersEvidence":
-    from autotune.core.profile import profile_to_toml
-    from autotune.measure.gpu_sampler import GpuSampler
-    from autotune.search.profiles import report_directory, with_workers
-    from autotune.search.workers import GpuSeries, ladder, sweep_workers
-    from autotune.store import write_atomically
+    bench: "Bench", request: "SweepRequest", ledger: Path, here: "Fingerprint", joint_trials: int
+) -> "tuple[Sweep, WorkersEvidence]":
+    from autotune.search.joint import gap_remains, search_joint
+    from autotune.search.workers import Sweep, evidence
     from trainer.progress import progress
 
-    expected = request.repeats * (1 + len(ladder(request.max_workers)))
     with progress(f"workers {request.config.model.name}") as update:
-        ledger = report_directory(stored.path, reports) / "ledger"
-        runner = bench.runner(ledger, here, update, expected)
-        gpu = bench.site.gpu
-        if gpu is None:
-            reason = "n/a (CPU run)" if bench.site.gpu_absent is None else f"n/a ({bench.site.gpu_absent})"
-            found = sweep_workers(request, runner, GpuSeries(source=reason))
-        else:
-            sampler = GpuSampler(bench.monitor, [gpu.uuid])
-            sampler.start()
-            series = GpuSeries(
-                source=f"NVML utilisation of {gpu.name}: share of time with a kernel running, which is not MFU",
-                samples=lambda: sampler.stop()[gpu.uuid],
-            )
-            try:
-                found = sweep_workers(request, runner, series)
-            finally:
-                sampler.stop()
-    write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, runner)))
-    return found
+        sweep = Sweep(request=request, runner=bench.runner(ledger, here, update, expected_trials=24))
+        choice = sweep.run()
+        disk = bench.site.host.disks[0]
+        found = evidence(
+            sweep,
+            choice,
+            gpu_source=bench.gpu_source(replayed=request.replayed_step_s is not None, windows=sweep.every),
+            data_on_network=disk.filesystem_type if disk.is_network else None,
+        )
+        if joint_trials and gap_remains(choice) and not sweep.time_is_over:
+            found = found.model_copy(update={"joint": search_joint(sweep, choice, joint_trials)})
+    return sweep, found
 
 
-def _differences(stored: "StoredProfile", here: "Fingerprint") -> list[str]:
+def _keep(stored: "StoredProfile", sweep: "Sweep", found: "WorkersEvidence", study: Path | None) -> tuple[str, ...]:
+    """Write what is to be written; what people should know of it."""
+    from autotune.core.profile import profile_to_toml
+    from autotune.search.profiles import with_workers
+    from autotune.search.study import export_study
+    from autotune.store import write_atomically
+
+    notes = []
+    if study is not None:
+        export_study(
+            sweep.runner.finished, sweep.max_workers, pinning=sweep.request.config.device == "cuda", path=study
+        )
+        notes.append(f"Optuna study: {study} (look at it with: optuna-dashboard sqlite:///{study})")
+    if sweep.request.sample_delay_s:
+        notes.append("a what-if: the profile was left as it was")
+    else:
+        write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, sweep.runner)))
+    return tuple(notes)
+
+
+def _differences(stored: "StoredProfile", here: "Fingerprint", *, replayed: bool) -> list[str]:
     """What refuses the profile here; lesser differences are said and do not stop anything."""
-    from autotune.decide.fingerprint import compare
+    from autotune.decide.fingerprint import compare, compare_for_replay
 
     refusals = []
-    for mismatch in compare(stored.profile.fingerprint, here):
+    for mismatch in (compare_for_replay if replayed else compare)(stored.profile.fingerprint, here):
         text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
         if mismatch.severity == "refuse":
             refusals.append(text)

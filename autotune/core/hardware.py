@@ -5,7 +5,7 @@ A figure that the machine does not give is ``None``, or ``Unavailable`` with the
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -44,6 +44,7 @@ class GpuSample:
 
     ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
     least one kernel ran: a rank that waits in a collective reads 1. ``used_bytes`` includes the driver's own reserve.
+    ``process_count`` is that of compute contexts; those of other containers may be hidden.
     """
 
     time_s: float
@@ -53,6 +54,7 @@ class GpuSample:
     sm_clock_mhz: int | None
     throttle_reasons: tuple[str, ...] | None
     temperature_c: int | None
+    process_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,24 @@ class GpmWindow:
     tensor_active: float | None
     dram_active: float | None
     pcie_rx_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSeries:
+    """What one GPU did over a stretch of time: samples and windows of counters, both in order of time.
+
+    ``lacking`` and ``gpm_lacking`` say why there are none of the one or the other.
+    """
+
+    samples: tuple[GpuSample, ...] = ()
+    gpm: tuple[GpmWindow, ...] = ()
+    lacking: str | None = None
+    gpm_lacking: str | None = None
+
+    def between(self, start_s: float, end_s: float) -> "GpuSeries":
+        """Cut to what lies wholly between two moments of CLOCK_MONOTONIC, both included."""
+        gpm = tuple(one for one in self.gpm if start_s <= one.start_s and one.end_s <= end_s)
+        return replace(self, samples=window(self.samples, start_s, end_s), gpm=gpm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from trainer.schema import Table, canonical_sha256, parse_table
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 HASH_KEY = "content_sha256"
 
 _HEADER = (
@@ -122,34 +124,91 @@ class ProbeEvidence(Table):
     """Why ``micro_batch_rows`` is what it is."""
 
 
+class GpuUse(Table):
+    """What the GPUs did in the windows of one count: means over windows and GPUs, shares from 0 to 1."""
+
+    utilisation_share: Share | None = None
+    """Time with a kernel running, by NVML; this is not MFU."""
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    power_capped_share: Share | None = None
+    """Samples at the power cap: how a loaded card operates."""
+    gpm_sm_share: Share | None = None
+    gpm_occupancy_share: Share | None = None
+    gpm_tensor_share: Share | None = None
+    gpm_dram_share: Share | None = None
+    gpm_pcie_rx_bytes_per_s: float | None = None
+
+
 class WorkersRow(Table):
-    """Throughput with one number of loader processes."""
+    """What windows with one number of loader workers say."""
 
     loader_workers: NonNegative
     slot_tokens_per_s: list[float]
-    """One figure per repeat; padding included, because a step costs the same whatever its rows hold."""
-    ratio_to_best: Annotated[float, Field(gt=0)]
+    """One figure per window, of all local ranks; padding included, because a step costs the same whatever its rows
+    hold."""
+    ratio_to_ceiling: Annotated[float, Field(gt=0)]
+    """To the same step on batches from memory, windows of the same round against each other."""
     ratio_low: Annotated[float, Field(gt=0)] | None = None
-    """95 % confidence bounds of that ratio; None when a single repeat shows no spread."""
+    """98 % confidence bounds of that ratio; None where too few windows show a spread."""
     ratio_high: Annotated[float, Field(gt=0)] | None = None
-    data_wait_share: Annotated[float, Field(ge=0, le=1)]
-    gpu_utilisation: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Mean share of time with a kernel running, by NVML; None without a GPU."""
+    verdict: Literal["proven", "refuted", "open"]
+    """Whether it is enough."""
+    data_wait_share: Share
+    """Median; of the time, that devices waited for data."""
+    memory_bytes: Positive | None = None
+    """Largest; of all local ranks and their workers."""
+    storage_bytes_per_s: NonNegativeFloat | None = None
+    """Median; read from storage rather than from memory."""
+    gpu: GpuUse | None = None
+    """None without a GPU."""
+
+
+class JointChoice(Table):
+    """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
+
+    trials: Positive
+    loader_workers: NonNegative
+    prefetch_batches: Positive
+    pin_memory: bool
+    ratio_to_workers_alone: Annotated[float, Field(gt=0)]
+    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    ratio_high: Annotated[float, Field(gt=0)] | None = None
+    adopted: bool
+    """Whether it was proven to be faster, and is what the profile says."""
 
 
 class WorkersEvidence(Table):
-    """How many loader processes are enough."""
+    """How many loader workers are enough."""
 
     chosen: NonNegative
     undecided_between: list[NonNegative] = Field(default_factory=list)
-    """Counts that the noise does not tell apart; empty when it does."""
+    """The fewest and the most that it may be; empty when it is decided."""
+    choice: str
+    refusal: str | None = None
+    """Why the next smaller count was refused."""
     ceiling_slot_tokens_per_s: list[float]
     """The same step on batches that already lie in memory."""
     rows: list[WorkersRow]
+    joint: JointChoice | None = None
+    local_ranks: Positive
+    max_workers: NonNegative
+    max_workers_because: str
+    consumer: str
+    """What took the batches: the training step, or a replay of one."""
+    window_s: Annotated[float, Field(gt=0)]
+    windows: Positive
     seconds: Annotated[float, Field(ge=0)]
-    gpu_utilisation_source: str
-    """Where the utilisation comes from, or why there is none."""
-    choice: str
+    page_cache: Literal["warm", "cold", "as_is"]
+    """Whether the dataset was read into memory first, or put out of it, or neither."""
+    page_cache_share: Share | None = None
+    """Median part of the dataset that lay in memory before a window."""
+    data_on_network: str | None = None
+    """The type of the network file system that the data lies on; None where it is local."""
+    gpu_source: str
+    """Where the GPU's figures come from, or why there are none."""
+    operating_state: str | None = None
+    """Power, clocks and power cap under this load."""
 
 
 class Evidence(Table):

@@ -1,10 +1,11 @@
 """What is to be measured. Two trials with the same key measure the same thing, so a repeated command can resume."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from autotune.core.gpu_use import GpuUseFigures
 from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
@@ -108,25 +109,42 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedFigures:
-    """Figures of a ``feed`` job: optimizer steps on the dataset's own rows."""
+    """Figures of a ``feed`` job: a window of optimizer steps on the dataset's own rows, of all local ranks together."""
 
     optimizer_steps: int
     """Steps that really ran, discarded ones included."""
-    discarded_steps: int
-    """Steps before the window: warm-up, and whatever the queues held ready."""
+    discarded_batches: int
+    """Taken before the window: what the queues held ready, twice over, and warm-up."""
+    steps: int
+    """In the window."""
     real_tokens_per_s: float
     slot_tokens_per_s: float
     data_wait_share: float
-    """Part of the window's time in which the step waited for data, 0 to 1."""
-    step_s: tuple[float, ...]
+    """Part of the window's time in which the slowest rank's device had nothing to do but wait for data, 0 to 1."""
     window_start_s: float
     """CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
     window_end_s: float
+    local_ranks: int
+    memory_bytes: int | None
+    """Of the ranks and their loader workers, shared pages counted in parts; None where it cannot be read."""
+    worker_bytes: int | None
+    """What the largest loader worker has for itself; None where there is none."""
+    storage_bytes_per_s: float | None
+    """What the kernel read from storage for them; None where it does not count."""
+    page_cache_share: float | None
+    """Part of the dataset that lay in memory before the window; None where nobody can say."""
+    gpus: tuple[GpuUseFigures, ...] = ()
+    """What each GPU did in the window; empty without one."""
 
     @classmethod
     def of(cls, outcome: Measured) -> "FeedFigures":
         """Read the figures of a measured feed trial."""
-        return cls(**outcome.figures | {"step_s": tuple(outcome.figures["step_s"])})
+        names = {field.name for field in fields(GpuUseFigures)}
+        gpus = tuple(
+            GpuUseFigures(**{name: value for name, value in one.items() if name in names})
+            for one in outcome.figures.get("gpus", ())
+        )
+        return cls(**outcome.figures | {"gpus": gpus})
 
 
 _FIGURES: dict[str, type[StepFigures] | type[FeedFigures]] = {"step": StepFigures, "feed": FeedFigures}

@@ -1,12 +1,10 @@
 """Choose the settings of the profile from what was measured."""
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core.profile import CurvePoint
-from autotune.decide.statistics import Interval, paired_ratio
 from autotune.errors import BadInput
 
 KNEE_SHARE = 0.98
@@ -106,41 +104,3 @@ def deal(global_rows: int, micro_batch_rows: int, ranks: int) -> Dealing:
 def global_batch_rows(global_batch_tokens: int, mean_real_tokens_per_row: float) -> int:
     """The number of rows whose real tokens come closest to the global batch; one row at least."""
     return max(1, round(global_batch_tokens / mean_real_tokens_per_row))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersChoice:
-    """The number of loader processes, the counts that noise hides, and every count's ratio to the best."""
-
-    workers: int
-    undecided_between: tuple[int, ...]
-    ratios: Mapping[int, Interval]
-    reason: str
-
-
-def choose_workers(tokens_per_s: Mapping[int, Sequence[float]]) -> WorkersChoice:
-    """The smallest count whose lower confidence bound reaches 98 % of the best count's throughput.
-
-    Args:
-        tokens_per_s: Count to repeats; the n-th repeats of all counts ran one after the other.
-    """
-    medians = {count: statistics.median(figures) for count, figures in tokens_per_s.items()}
-    best = max(medians, key=lambda count: medians[count])
-    ratios = {
-        count: Interval(value=1.0, low=1.0, high=1.0) if count == best else paired_ratio(figures, tokens_per_s[best])
-        for count, figures in sorted(tokens_per_s.items())
-    }
-    proven = min(count for count, ratio in ratios.items() if ratio.low is not None and ratio.low >= KNEE_SHARE)
-    open_counts = [
-        count for count, ratio in ratios.items() if count < proven and (ratio.high is None or ratio.high >= KNEE_SHARE)
-    ]
-    if not open_counts:
-        reason = f"the smallest whose lower bound reaches {KNEE_SHARE:.0%} of the best ({best})"
-        return WorkersChoice(workers=proven, undecided_between=(), ratios=ratios, reason=reason)
-    chosen = min(count for count in [*open_counts, proven] if ratios[count].value >= KNEE_SHARE)
-    undecided = (*open_counts, proven)
-    reason = (
-        f"undecided between {', '.join(map(str, undecided))}: the noise hides a {1 - KNEE_SHARE:.0%} difference; "
-        f"{chosen} is the smallest whose measured ratio reaches {KNEE_SHARE:.0%}"
-    )
-    return WorkersChoice(workers=chosen, undecided_between=undecided, ratios=ratios, reason=reason)

@@ -55,6 +55,15 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     return f"{gpu} was slowed down: {shares}{heat}"
 
 
+def describe_company(gpu: str, samples: Sequence[GpuSample]) -> str | None:
+    """Say that more than the trial's own process computed on a GPU; None where nobody else was seen."""
+    counts = [sample.process_count for sample in samples if sample.process_count is not None]
+    shared = sum(count > 1 for count in counts)
+    if not shared:
+        return None
+    return f"another process computed on {gpu}: {max(counts)} were on it in {shared} of {len(counts)} samples"
+
+
 def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
     """The outcome, or ``Contaminated`` where there are reasons not to believe what it says.
 

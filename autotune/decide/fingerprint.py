@@ -1,6 +1,6 @@
 """Hold a profile's fingerprint against another machine, model or dataset, field by field."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.core.profile import Fingerprint
@@ -39,6 +39,10 @@ _SEVERITY: dict[str, Severity] = {
 }
 
 
+_ORDER: tuple[Severity, ...] = ("refuse", "warn", "inform")
+_OF_THE_GPU = ("device", "gpu_name", "gpu_count", "gpu_total_bytes", "gpu_mig", "gpu_power_cap_w", "driver", "cuda")
+
+
 def compare(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatch, ...]:
     """Every field that differs, worst first. More GPU memory than the profile's is no obstacle, less is."""
     found: list[Mismatch] = []
@@ -50,8 +54,18 @@ def compare(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatch, ...]:
         if field == "gpu_total_bytes":
             severity = "refuse" if (new or 0) < (old or 0) else "inform"
         found.append(Mismatch(field=field, severity=severity, profile=_shown(old), here=_shown(new)))
-    order = ("refuse", "warn", "inform")
-    return tuple(sorted(found, key=lambda mismatch: order.index(mismatch.severity)))
+    return tuple(sorted(found, key=lambda mismatch: _ORDER.index(mismatch.severity)))
+
+
+def compare_for_replay(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatch, ...]:
+    """The same where a GPU's step is replayed: the GPU does not matter, the CPU and the disk must be the same kind."""
+    severities: dict[str, Severity] = {"cpu_model": "refuse", "data_filesystem": "refuse"}
+    found = [
+        replace(one, severity=severities.get(one.field, one.severity))
+        for one in compare(profile, here)
+        if one.field not in _OF_THE_GPU
+    ]
+    return tuple(sorted(found, key=lambda mismatch: _ORDER.index(mismatch.severity)))
 
 
 def _shown(value: object) -> str:

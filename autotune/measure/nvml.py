@@ -126,6 +126,7 @@ class NvmlMonitor:
             "temperature_c": self.ask(
                 uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
             ),
+            "process_count": self.ask(uuid, lambda nvml, gpu: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))),
         }
         missing = [figure for figure in figures.values() if isinstance(figure, Unavailable)]
         if len(missing) == len(figures):

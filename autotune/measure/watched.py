@@ -7,16 +7,18 @@ from autotune.core.outcome import Contaminated, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.contamination import (
     GpuUse,
+    describe_company,
     describe_growth,
     describe_other_users,
     describe_slowdown,
     is_above_baseline,
     judge,
 )
+from autotune.decide.gpu_use import with_gpus
 from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 from autotune.measure.clock import Clock
 from autotune.measure.gpm import MIN_INTERVAL_S
-from autotune.measure.gpu_sampler import GpuSampler
+from autotune.measure.gpu_sampler import Sampler
 from autotune.measure.machine import Machine
 from autotune.measure.nvml import GpuMonitor
 
@@ -30,13 +32,15 @@ class WatchedMachine:
     """Runs trials on another machine, each only on GPUs that are as free as they were at first.
 
     A trial is not run while a GPU holds more than its baseline. Its figures, and its refusals, are void if the memory
-    does not come back after it, or if heat or the hardware slowed a GPU down meanwhile. Somebody who comes and goes
-    while one trial runs is not noticed: nothing tells his memory from the trial's own.
+    does not come back after it, if heat or the hardware slowed a GPU down meanwhile, or if a second process computed on
+    it. One that the driver hides, and that comes and goes while one trial runs, is not noticed: nothing tells its
+    memory from the trial's own. Figures of a window of time get what the GPUs did in it.
 
     Args:
         machine: Where trials run; closed with this one.
         monitor: Reads the GPUs; whoever made it closes it.
         uuids: The GPUs in use. What they hold now is the baseline, so nothing of this program may be on them yet.
+        sampler: Samples these GPUs; stopped with this machine.
         clock: The time.
         wait_before_s: How long to wait for the baseline before a trial is given up.
         wait_after_s: How long to wait for it after a trial.
@@ -47,6 +51,7 @@ class WatchedMachine:
         machine: Machine,
         monitor: GpuMonitor,
         uuids: Sequence[str],
+        sampler: Sampler,
         clock: Clock,
         *,
         wait_before_s: float = WAIT_BEFORE_S,
@@ -54,6 +59,7 @@ class WatchedMachine:
     ) -> None:
         self._machine = machine
         self._monitor = monitor
+        self._sampler = sampler
         self._clock = clock
         self._wait_before_s = wait_before_s
         self._wait_after_s = wait_after_s
@@ -64,14 +70,25 @@ class WatchedMachine:
         occupied = self._wait_for_baseline(self._wait_before_s)
         if occupied:
             return Contaminated(detail=f"the trial was not run: {'; '.join(occupied)}")
-        with GpuSampler(self._monitor, tuple(self._baseline_bytes)) as sampler:
-            outcome = self._machine.run(trial)
-        slowdowns = (describe_slowdown(_name(self._monitor, uuid), series) for uuid, series in sampler.stop().items())
+        self._sampler.start()
+        self._sampler.take()
+        outcome = self._machine.run(trial)
+        series = self._sampler.take()
+        reasons = [
+            reason
+            for uuid, one in series.items()
+            for reason in (
+                describe_slowdown(_name(self._monitor, uuid), one.samples),
+                describe_company(_name(self._monitor, uuid), one.samples),
+            )
+            if reason is not None
+        ]
         held = self._wait_for_baseline(self._wait_after_s)
-        return judge(outcome, [*filter(None, slowdowns), *held])
+        return judge(with_gpus(outcome, series.values()), [*reasons, *held])
 
     def close(self) -> None:
-        """Close the machine that runs the trials."""
+        """Close the machine that runs the trials, and stop sampling."""
+        self._sampler.stop()
         self._machine.close()
 
     def _wait_for_baseline(self, limit_s: float) -> list[str]:

@@ -26,6 +26,8 @@ from trainer.errors import TrainerError
 from trainer.events import utc_now
 from trainer.resolve import read_profile_tables
 
+_LOADER_SETTINGS = ("loader_workers", "prefetch_batches", "pin_memory")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProfile:
@@ -118,6 +120,8 @@ def profile_of_probe(
 def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
     """The profile with the loader workers that a sweep chose."""
     data = profile.train.data.model_copy(update={"loader_workers": found.chosen})
+    if found.joint is not None and found.joint.adopted:
+        data = data.model_copy(update={name: getattr(found.joint, name) for name in _LOADER_SETTINGS})
     provenance = profile.provenance.model_copy(
         update={
             "commands": [name for name in profile.provenance.commands if name != "workers"] + ["workers"],
@@ -139,8 +143,9 @@ def with_workers_of(profile: Profile, path: Path) -> Profile:
     old = _lying_at(path)
     if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
         return profile
-    counted = old.train.data.loader_workers
-    data = profile.train.data.model_copy(update={"loader_workers": counted})
+    counted = old.train.data
+    loader = {name: getattr(counted, name) for name in _LOADER_SETTINGS}
+    data = profile.train.data.model_copy(update=loader)
     train = profile.train.model_copy(update={"data": data})
     if train != old.train:
         return profile

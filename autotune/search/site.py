@@ -50,8 +50,17 @@ class Site:
         return "-".join("".join(c for c in word if c.isalnum()) for word in words)
 
 
-def open_site(choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMonitor) -> Site:
+def open_site(
+    choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMonitor, *, without_gpu: str | None = None
+) -> Site:
     """Look at this machine and settle on a device.
+
+    Args:
+        choice: The device.
+        data_dir: Whose disk is looked at.
+        host: Describes the host.
+        monitor: Describes the GPUs.
+        without_gpu: What to do where a GPU is asked for and there is none; None for the usual advice.
 
     Raises:
         MachineLacks: If CUDA is asked for and there is no GPU, or if this is a login node.
@@ -62,7 +71,7 @@ def open_site(choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMoni
     if choice == "cuda" and not gpus:
         raise MachineLacks(
             f"there is no GPU here: {absent}",
-            next_step="Use --device cpu, or run this where there is one: autotune doctor",
+            next_step=without_gpu or "Use --device cpu, or run this where there is one: autotune doctor",
         )
     if choice != "cpu" and slurm.is_login_node and not gpus:
         raise MachineLacks(

@@ -1,27 +1,30 @@
-"""Sweep the number of loader processes: real training steps, interleaved repeats, the study kept by Optuna.
+"""Sweep the number of loader workers: windows of real training steps in rounds, until the count is decided.
 
 Slot tokens are compared, padding included: a step costs the same whatever its rows hold, while the real tokens of a
 window depend on which samples fell into it.
 """
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
-from autotune.core.hardware import GpuSample, window
-from autotune.core.outcome import Measured, describe
-from autotune.core.profile import WorkersEvidence, WorkersRow
+from autotune.core.outcome import Contaminated, Measured, Outcome, describe
+from autotune.core.profile import GpuUse, WorkersEvidence, WorkersRow
 from autotune.core.trial import FeedFigures, Trial
-from autotune.decide.choose import KNEE_SHARE, choose_workers
+from autotune.core.units import format_seconds
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.decide.workers import Count, Round, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import Undecided
 from autotune.search.trials import TrialRunner
 from trainer.config import TrainConfig
 
-if TYPE_CHECKING:
-    import optuna
-
-PARAMETER = "loader_workers"
+MIN_STEPS = 4
+"""Of a window, however long they take."""
+ATTEMPTS = 3
+"""A window that somebody else spoiled is read again so often."""
+PageCache = Literal["warm", "cold", "as_is"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,132 +33,218 @@ class SweepRequest:
 
     config: TrainConfig
     data_dir: str
-    max_workers: int
-    repeats: int
+    limits: LoaderLimits
     window_s: float
+    budget_s: float
+    """Time of all windows, those from the ledger included, after which the answer may be that it is undecided."""
     trial_timeout_s: float
+    replayed_step_s: float | None = None
+    """Of a micro-batch on a GPU that is not here; None takes the training step itself."""
+    sample_delay_s: float = 0.0
+    """Added to the reading of every sample, as storage that is so much slower would."""
+    page_cache: PageCache = "as_is"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
-    figures: FeedFigures
-    sampled: bool
-    """Whether it ran now, beside the GPU samples; a window from the ledger belongs to another hour."""
+@dataclass(slots=True, kw_only=True)
+class Sweep:
+    """A sweep under way."""
+
+    request: SweepRequest
+    runner: TrialRunner
+    rounds: list[dict[Count, FeedFigures]] = field(default_factory=list)
+    max_workers: int = field(init=False)
+    max_workers_because: str = field(init=False)
+    windows: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.max_workers, self.max_workers_because = self.request.limits.most()
+
+    def run(self) -> WorkersChoice:
+        """Measure until the count is decided or the time is over.
+
+        Raises:
+            Undecided: If a window could not be measured.
+        """
+        while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
+            for _ in range(todo.rounds):
+                self._measure_round(todo.counts)
+                if self.time_is_over:
+                    break
+            self._look_at_workers()
+        return self._rule().choose()
+
+    @property
+    def time_is_over(self) -> bool:
+        """Whether the budget is used up; three rounds are always measured."""
+        return len(self.rounds) > 2 and self.seconds >= self.request.budget_s
+
+    @property
+    def every(self) -> list[FeedFigures]:
+        """All windows of its rounds."""
+        return [figures for one in self.rounds for figures in one.values()]
+
+    def window(self, config: TrainConfig, number: int, name: str, *, cached: bool = False) -> FeedFigures:
+        """Measure a window, or take it from the ledger.
+
+        Raises:
+            Undecided: If it could not be measured.
+        """
+        for attempt in range(ATTEMPTS):
+            left = format_seconds(max(0.0, self.request.budget_s - self.seconds))
+            label = f"{name}, round {number + 1}" + (f", try {attempt + 1}" if attempt else "")
+            outcome = self.runner.run(
+                feed_trial(self.request, config, number, cached=cached), f"{label} (at most {left} left)"
+            )
+            self.seconds += self.runner.finished[-1].seconds
+            if not isinstance(outcome, Contaminated):
+                break
+        if not isinstance(outcome, Measured):
+            raise self._unmeasured(outcome, label)
+        self.windows += 1
+        return FeedFigures.of(outcome)
+
+    def _rule(self) -> WorkersRule:
+        return WorkersRule([said(one) for one in self.rounds], self.max_workers)
+
+    def _measure_round(self, counts: Sequence[Count]) -> None:
+        """One window of each, in turn forwards and backwards, so that a drift within rounds cancels too."""
+        number = len(self.rounds)
+        found: dict[Count, FeedFigures] = {}
+        for count in counts if number % 2 == 0 else counts[::-1]:
+            name = "batches from memory" if count is None else f"{count} loader workers"
+            config = with_loader(self.request.config, workers=count or 0)
+            found[count] = self.window(config, number, name, cached=count is None)
+        self.rounds.append(found)
+
+    def _look_at_workers(self) -> None:
+        """Lower the limit, should workers turn out larger than was assumed."""
+        known = [figures.worker_bytes for figures in self.every if figures.worker_bytes]
+        if not known or self.request.limits.refusal(self.max_workers, max(known)) is None:
+            return
+        tried = max(count for one in self.rounds for count in one if count is not None)
+        fitting, because = self.request.limits.most(max(known))
+        if tried < self.max_workers:
+            self.max_workers, self.max_workers_because = max(tried, fitting), because
+
+    def _unmeasured(self, outcome: Outcome, label: str) -> Undecided:
+        detail = "" if isinstance(outcome, Measured) else outcome.detail
+        return Undecided(
+            f"the window of {label} {describe(outcome)}:\n{detail}",
+            next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSeries:
-    """Utilisation samples of the sweep, and where they come from or why there are none."""
-
-    source: str
-    samples: Callable[[], Sequence[GpuSample]] = field(default=lambda: ())
-
-
-def sweep_workers(request: SweepRequest, runner: TrialRunner, gpu: GpuSeries) -> WorkersEvidence:
-    """Measure the ceiling, climb the ladder until the loader no longer costs, then repeat what was climbed.
-
-    Raises:
-        Undecided: If a window could not be measured.
-    """
-    study = _study()
-    ceiling = [_measure(request, runner, None, 0)]
-    windows: dict[int, list[_Window]] = {}
-    for workers in ladder(request.max_workers):
-        windows[workers] = [_asked(study, request, runner, workers, 0)]
-        if windows[workers][0].figures.slot_tokens_per_s >= KNEE_SHARE * ceiling[0].figures.slot_tokens_per_s:
-            break
-    for repeat in range(1, request.repeats):
-        ceiling.append(_measure(request, runner, None, repeat))
-        for workers, repeats in windows.items():
-            repeats.append(_asked(study, request, runner, workers, repeat))
-    return _evidence(windows, ceiling, runner, gpu)
+def with_loader(
+    config: TrainConfig, *, workers: int, prefetch: int | None = None, pinned: bool | None = None
+) -> TrainConfig:
+    """The configuration with other loader settings; None leaves one as it is."""
+    settings: dict[str, Any] = {"loader_workers": workers, "prefetch_batches": prefetch, "pin_memory": pinned}
+    changed = {name: value for name, value in settings.items() if value is not None}
+    return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
-def ladder(max_workers: int) -> list[int]:
-    """0, 1, 2, 4, … and the largest allowed."""
-    rungs = [0, *(2**exponent for exponent in range(max_workers.bit_length()))]
-    return sorted({rung for rung in rungs if rung <= max_workers} | {max_workers})
-
-
-def feed_trial(request: SweepRequest, workers: int | None, repeat: int) -> Trial:
-    """A window of training with so many loader processes; None takes batches that lie in memory."""
-    data = request.config.data.model_copy(update={"loader_workers": workers or 0})
-    config = request.config.model_copy(update={"data": data})
+def feed_trial(request: SweepRequest, config: TrainConfig, number: int, *, cached: bool) -> Trial:
+    """A window of training in round ``number``."""
     measured = {
         "config": config.model_dump(mode="json"),
-        "cached": workers is None,
+        "cached": cached,
+        "round": number,
         "window_s": request.window_s,
-        "min_steps": 3,
-        "repeat": repeat,
+        "min_steps": MIN_STEPS,
+        "local_ranks": request.limits.local_ranks,
+        "replayed_step_s": request.replayed_step_s,
+        "sample_delay_s": request.sample_delay_s,
+        "page_cache": request.page_cache,
     }
     return Trial(job="feed", measured=measured, place={"data_dir": request.data_dir}, timeout_s=request.trial_timeout_s)
 
 
-def _study() -> "optuna.Study":
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(direction="maximize", study_name=PARAMETER)
-
-
-def _asked(study: "optuna.Study", request: SweepRequest, runner: TrialRunner, workers: int, repeat: int) -> _Window:
-    """Ask the study for this rung, measure it, tell the result; a window from the ledger is told the same way."""
-    study.enqueue_trial({PARAMETER: workers}, user_attrs={"repeat": repeat})
-    trial = study.ask()
-    measured = _measure(request, runner, trial.suggest_int(PARAMETER, 0, request.max_workers), repeat)
-    study.tell(trial, measured.figures.slot_tokens_per_s)
-    return measured
+def said(figures: Mapping[Count, FeedFigures]) -> Round:
+    """What decides, of a round's figures."""
+    return {
+        count: WindowFigures(tokens_per_s=one.slot_tokens_per_s, data_wait_share=one.data_wait_share)
+        for count, one in figures.items()
+    }
 
 
-def _measure(request: SweepRequest, runner: TrialRunner, workers: int | None, repeat: int) -> _Window:
-    name = "cached batches" if workers is None else f"{workers} loader workers"
-    label = f"{name}, repeat {repeat + 1} of {request.repeats}"
-    outcome = runner.run(feed_trial(request, workers, repeat), label)
-    if isinstance(outcome, Measured):
-        return _Window(figures=FeedFigures.of(outcome), sampled=not runner.finished[-1].from_ledger)
-    raise Undecided(
-        f"the window of {label} {describe(outcome)}:\n{outcome.detail}",
-        next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
-    )
-
-
-def _evidence(
-    windows: dict[int, list[_Window]], ceiling: list[_Window], runner: TrialRunner, gpu: GpuSeries
-) -> WorkersEvidence:
-    choice = choose_workers(
-        {workers: [found.figures.slot_tokens_per_s for found in repeats] for workers, repeats in windows.items()}
-    )
-    samples = gpu.samples()
-    rows = [
-        WorkersRow(
-            loader_workers=workers,
-            slot_tokens_per_s=[found.figures.slot_tokens_per_s for found in repeats],
-            ratio_to_best=choice.ratios[workers].value,
-            ratio_low=choice.ratios[workers].low,
-            ratio_high=choice.ratios[workers].high,
-            data_wait_share=statistics.median(found.figures.data_wait_share for found in repeats),
-            gpu_utilisation=_utilisation(samples, repeats),
-        )
-        for workers, repeats in windows.items()
-    ]
+def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, data_on_network: str | None) -> WorkersEvidence:
+    """What the profile keeps of a sweep."""
+    request = sweep.request
+    counts = sorted({count for one in sweep.rounds for count in one if count is not None})
+    every = sweep.every
+    replayed = request.replayed_step_s
+    consumer = "the training step" if replayed is None else f"a replayed step of {format_seconds(replayed)}"
+    if request.sample_delay_s:
+        consumer += f"; every sample delayed by {format_seconds(request.sample_delay_s)}"
+    undecided = choice.undecided_between
+    budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
+    doubt = f"undecided between {undecided[0]} and {undecided[1]}{budget}; {choice.workers} has " if undecided else ""
     return WorkersEvidence(
         chosen=choice.workers,
-        undecided_between=list(choice.undecided_between),
-        ceiling_slot_tokens_per_s=[found.figures.slot_tokens_per_s for found in ceiling],
-        rows=rows,
-        seconds=runner.seconds,
-        gpu_utilisation_source=gpu.source,
-        choice=choice.reason,
+        undecided_between=list(undecided),
+        choice=doubt + choice.proof,
+        refusal=choice.refusal,
+        ceiling_slot_tokens_per_s=[one[None].slot_tokens_per_s for one in sweep.rounds if None in one],
+        rows=[_row(count, sweep, choice) for count in counts],
+        local_ranks=request.limits.local_ranks,
+        max_workers=sweep.max_workers,
+        max_workers_because=sweep.max_workers_because,
+        consumer=consumer,
+        window_s=request.window_s,
+        windows=sweep.windows,
+        seconds=round(sweep.seconds, 3),
+        page_cache=request.page_cache,
+        page_cache_share=_median(one.page_cache_share for one in every),
+        data_on_network=data_on_network,
+        gpu_source=gpu_source,
+        operating_state=_operating_state(every),
     )
 
 
-def _utilisation(samples: Sequence[GpuSample], windows: Sequence[_Window]) -> float | None:
-    """Mean utilisation over the windows that ran beside the samples; None where there are none."""
-    inside = [
-        sample.utilisation
-        for found in windows
-        if found.sampled
-        for sample in window(samples, found.figures.window_start_s, found.figures.window_end_s)
-        if sample.utilisation is not None
-    ]
-    return statistics.fmean(inside) if inside else None
+def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
+    windows = [one[count] for one in sweep.rounds if count in one]
+    ratio = choice.ratios[count]
+    return WorkersRow(
+        loader_workers=count,
+        slot_tokens_per_s=[one.slot_tokens_per_s for one in windows],
+        ratio_to_ceiling=ratio.value,
+        ratio_low=ratio.low,
+        ratio_high=ratio.high,
+        verdict=choice.verdicts[count],
+        data_wait_share=statistics.median(one.data_wait_share for one in windows),
+        memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
+        storage_bytes_per_s=_median(one.storage_bytes_per_s for one in windows),
+        gpu=_gpu_use(windows),
+    )
+
+
+def _gpu_use(windows: Sequence[FeedFigures]) -> GpuUse | None:
+    """Means over windows and GPUs; None where there was no GPU."""
+    gpus = [gpu for one in windows for gpu in one.gpus]
+    if not gpus:
+        return None
+    return GpuUse(**{name: _mean(getattr(gpu, name) for gpu in gpus) for name in GpuUse.model_fields})
+
+
+def _operating_state(windows: Sequence[FeedFigures]) -> str | None:
+    use = _gpu_use(windows)
+    if use is None or use.power_w is None:
+        return None
+    clock = "" if use.sm_clock_mhz is None else f", SM clock {use.sm_clock_mhz:,.0f} MHz"
+    capped = "" if use.power_capped_share is None else f", at the power cap in {use.power_capped_share:.0%} of samples"
+    return f"{use.power_w:,.0f} W{clock}{capped}"
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    there = _known(values)
+    return statistics.fmean(there) if there else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    there = _known(values)
+    return statistics.median(there) if there else None

@@ -151,13 +151,20 @@ def _workers(one: ReportedProfile) -> str:
     table = markdown_table(
         workers_table.HEADERS, [workers_table.workers_cells(row) for row in found.rows], align=workers_table.ALIGN
     )
-    ceiling = format_count(statistics.median(found.ceiling_slot_tokens_per_s))
-    lines = [
-        f"Chosen: **{found.chosen}**. {markdown_inert(found.choice).capitalize()}.",
-        f"Ceiling, the same step on cached batches: {ceiling} slot tokens/s.",
-        f"GPU utilisation: {markdown_inert(found.gpu_utilisation_source)}.",
-    ]
-    return "### Loader workers\n\n" + table + "\n\n" + "\n".join(lines)
+    counters = workers_table.gpu_rows(found)
+    parts = [table]
+    if counters:
+        parts.append(markdown_table(workers_table.GPU_HEADERS, counters, align=workers_table.GPU_ALIGN))
+    lines = [f"Chosen: **{workers_table.chosen_loader(found)}**. {_sentence(found.choice)}"]
+    if found.refusal:
+        lines.append(f"The next smaller one was refused. {_sentence(found.refusal)}")
+    lines += [_sentence(line) for line in workers_table.workers_lines(found)]
+    return "### Loader workers\n\n" + "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)])
+
+
+def _sentence(text: str) -> str:
+    inert = markdown_inert(text)
+    return f"{inert[:1].upper()}{inert[1:]}."
 
 
 def _runs(runs: Sequence[ReportedRun]) -> str:
@@ -231,7 +238,7 @@ def _next_for(one: ReportedProfile, runs: Sequence[ReportedRun]) -> list[str]:
         lines.append(f"count its loader workers: {sweep}`")
     elif workers.undecided_between:
         lines.append(
-            f"the worker count is undecided; more repeats settle it: {sweep} --repeats {3 * _repeats(workers)}`"
+            f"its worker count is undecided; more time may settle it: {sweep} --minutes {_more_minutes(workers)}`"
         )
     if probe is not None:
         fill = probe.mean_real_tokens_per_row / train.seq_length_tokens
@@ -250,8 +257,8 @@ def _next_for(one: ReportedProfile, runs: Sequence[ReportedRun]) -> list[str]:
     return [f"- {name}: {line}" for line in lines]
 
 
-def _repeats(workers: WorkersEvidence) -> int:
-    return len(workers.ceiling_slot_tokens_per_s)
+def _more_minutes(workers: WorkersEvidence) -> int:
+    return max(10, round(4 * workers.seconds / 60))
 
 
 def _machine(profiles: Sequence[ReportedProfile]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from autotune.core.trial import Trial
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox
-from benchmarks.gpu.watch import Watch, write_readings
+from benchmarks.gpu.watch import write_readings
 
 START_ALLOWANCE_S = 60.0
 """A trial may take this much longer than its load: the device's context, libraries, random data, the copy."""
@@ -27,7 +27,7 @@ def measure_nvml(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     _watch_idle(rig, sheet, box)
     for prefix, duty_share in (("full_load", 1.0), ("half_load", HALF_DUTY_SHARE)):
         trial = load_trial(rig, f"nvml {prefix}", rig.sizes.load_s, duty_share=duty_share, copy_bytes=0)
-        with _watch(rig) as watch:
+        with rig.watch() as watch:
             figures = rig.figures(trial, f"nvml: {prefix.replace('_', ' ')}", box)
         busy_share = figures["busy_share"]
         sheet.details[prefix] = figures
@@ -56,10 +56,6 @@ def _watch_idle(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         raise NoTimeLeft("no time left to watch the idle device")
     rig.clock.sleep(rig.sizes.settle_s)  # what ran before is still in a driver's window
     start_s = rig.clock.monotonic_s()
-    with _watch(rig) as watch:
+    with rig.watch() as watch:
         rig.clock.sleep(rig.sizes.idle_s)
     write_readings(sheet, "idle", watch, start_s, rig.clock.monotonic_s(), busy_share=0.0)
-
-
-def _watch(rig: Rig) -> Watch:
-    return Watch(rig.monitor, rig.watched_uuid, rig.unwatched_reason, gpm_window_s=rig.sizes.gpm_window_s)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import Trial
 from autotune.measure.clock import Clock
+from autotune.measure.gpu_sampler import GpuSampler, Sampler
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import GpuMonitor
 from autotune.search.site import Site, fingerprint
@@ -19,6 +20,7 @@ from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, write_atomically
 from benchmarks.gpu.results import NO_TIME
 from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.watch import Watch
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
 from trainer.presets import model_settings
@@ -96,6 +98,7 @@ class Rig:
         site: What is measured.
         monitor: Its GPUs.
         make_machine: Gives a machine for trials; asked again after one that hangs.
+        make_sampler: Gives what samples GPUs, with windows of counters of so many seconds.
         manifest: Vocabulary and special tokens.
         sizes: How much of everything.
         clock: The time.
@@ -109,6 +112,7 @@ class Rig:
         site: Site,
         monitor: GpuMonitor,
         make_machine: Callable[[], TrialServer],
+        make_sampler: Callable[[Sequence[str], float], Sampler],
         manifest: Manifest,
         sizes: Sizes,
         clock: Clock,
@@ -121,6 +125,7 @@ class Rig:
         self.sizes = sizes
         self.clock = clock
         self._make_machine = make_machine
+        self._make_sampler = make_sampler
         self.machine = make_machine()
         self._ledger = Ledger(scratch, "check")
         self.scratch = scratch
@@ -140,6 +145,12 @@ class Rig:
     def unwatched_reason(self) -> str:
         """Why there is no GPU to watch."""
         return self.site.gpu_absent or "the check runs on the CPU"
+
+    def watch(self) -> Watch:
+        """What watches the GPU, where there is one."""
+        uuid = self.watched_uuid
+        sampler = self._make_sampler([] if uuid is None else [uuid], self.sizes.gpm_window_s)
+        return Watch(sampler, uuid, self.unwatched_reason)
 
     def runner(self, box: TimeBox) -> TrialRunner:
         """Runs trials within a time box, keeps them in the ledger and says so on standard error."""
@@ -195,6 +206,7 @@ def open_rig(
             site=site,
             monitor=monitor,
             make_machine=ForkServerMachine,
+            make_sampler=lambda uuids, gpm_window_s: GpuSampler(uuids, gpm_window_s=gpm_window_s),
             manifest=manifest,
             sizes=sizes,
             clock=clock,

@@ -6,7 +6,7 @@ from autotune.core.trial import StepFigures
 from autotune.search.probe import ProbeRequest, step_trial
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import Rig, TimeBox
-from benchmarks.gpu.watch import Watch, write_readings
+from benchmarks.gpu.watch import write_readings
 
 WARM_UP_STEPS = 3
 TRIAL_TIMEOUT_S = 120.0
@@ -32,7 +32,7 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         device_used_before_bytes=rig.site.device_used_bytes,
     )
     trial = step_trial(request, sizes.train_rows, (WARM_UP_STEPS, sizes.train_steps), None)
-    with Watch(rig.monitor, rig.watched_uuid, rig.unwatched_reason, gpm_window_s=sizes.gpm_window_s) as watch:
+    with rig.watch() as watch:
         measured = rig.figures(trial, f"train: {sizes.train_rows} rows of {sizes.model}", box)
         ended_s = rig.clock.monotonic_s()
     figures = StepFigures(**measured | {"step_s": tuple(measured["step_s"])})

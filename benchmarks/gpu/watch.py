@@ -1,15 +1,14 @@
 """Watch a GPU from outside while a child loads it: NVML samples, and hardware counters in windows end to end."""
 
 import statistics
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
-from autotune.core.hardware import GpmWindow, GpuSample, Unavailable, window
-from autotune.measure.gpu_sampler import GpuSampler
-from autotune.measure.nvml import GpuMonitor
+from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries, Unavailable
+from autotune.decide.gpu_use import NO_COUNTERS, NO_SAMPLE
+from autotune.measure.gpu_sampler import Sampler
 from benchmarks.gpu.results import Sheet
 
 GPM_FIELDS = ("sm_utilisation", "sm_occupancy", "tensor_active", "dram_active")
@@ -19,64 +18,42 @@ class Watch:
     """Samples one GPU from ``with`` to the block's end; afterwards any stretch of that time can be read.
 
     Args:
-        monitor: Where the readings come from.
+        sampler: Samples the GPU.
         uuid: The GPU; None where there is none.
         absent: Why there is none.
-        gpm_window_s: Length of one window of counters.
     """
 
-    def __init__(self, monitor: GpuMonitor, uuid: str | None, absent: str, *, gpm_window_s: float) -> None:
-        self._monitor = monitor
+    def __init__(self, sampler: Sampler, uuid: str | None, absent: str) -> None:
+        self._sampler = sampler
         self._uuid = uuid
         self._absent = absent
-        self._gpm_window_s = gpm_window_s
-        self._sampler = GpuSampler(monitor, [] if uuid is None else [uuid])
-        self._samples: tuple[GpuSample, ...] = ()
-        self._windows: list[GpmWindow] = []
-        self._gpm_reason: str | None = None
-        self._finish = threading.Event()
-        # A driver's call may never return; this process must be able to end even then.
-        self._thread = threading.Thread(target=self._count, name="gpm-windows", daemon=True)
+        self._series = GpuSeries()
 
     def __enter__(self) -> Self:
         if self._uuid is not None:
             self._sampler.start()
-            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish.set()
         if self._uuid is not None:
-            self._samples = self._sampler.stop()[self._uuid]
-            self._thread.join()
+            self._series = self._sampler.take()[self._uuid]
+            self._sampler.stop()
 
     def samples(self, start_s: float, end_s: float) -> tuple[GpuSample, ...] | Unavailable:
         """NVML's samples between two moments of CLOCK_MONOTONIC."""
         if self._uuid is None:
             return Unavailable(reason=self._absent)
-        found = window(self._samples, start_s, end_s)
-        return found or Unavailable(reason=self._sampler.reasons().get(self._uuid, "no sample fell into the window"))
+        found = self._series.between(start_s, end_s).samples
+        return found or Unavailable(reason=self._series.lacking or NO_SAMPLE)
 
     def windows(self, start_s: float, end_s: float) -> tuple[GpmWindow, ...] | Unavailable:
         """The windows of counters that lie wholly between two moments."""
         if self._uuid is None:
             return Unavailable(reason=self._absent)
-        found = tuple(one for one in self._windows if start_s <= one.start_s and one.end_s <= end_s)
-        return found or Unavailable(reason=self._gpm_reason or "no window of counters lay in the measured time")
-
-    def _count(self) -> None:
-        assert self._uuid is not None
-        probe = self._monitor.gpm_window(self._uuid)
-        while not self._finish.is_set():
-            probe.start()
-            self._finish.wait(self._gpm_window_s)
-            found = probe.stop()
-            if isinstance(found, GpmWindow):
-                self._windows.append(found)
-            elif self._gpm_reason is None:
-                self._gpm_reason = found.reason
+        found = self._series.between(start_s, end_s).gpm
+        return found or Unavailable(reason=self._series.gpm_lacking or NO_COUNTERS)
 
 
 def write_readings(

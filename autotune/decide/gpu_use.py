@@ -1,0 +1,69 @@
+"""What GPUs did in a window of time, as figures; each is missing on its own, with the reason. Pure."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from autotune.core.gpu_use import GpuUseFigures
+from autotune.core.hardware import GpuSeries
+from autotune.core.outcome import Measured, Outcome
+
+POWER_CAP = "sw_power_cap"
+NO_SAMPLE = "no sample fell into the window"
+NO_COUNTERS = "no window of counters lay in it"
+UTILISATION_SOURCE = (
+    "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a small "
+    "part of the GPU, or wait for other ranks"
+)
+GPM_SOURCE = "GPM counters over windows within the measured one"
+
+
+_GPM = {
+    "gpm_sm_share": "sm_utilisation",
+    "gpm_occupancy_share": "sm_occupancy",
+    "gpm_tensor_share": "tensor_active",
+    "gpm_dram_share": "dram_active",
+    "gpm_pcie_rx_bytes_per_s": "pcie_rx_bytes_per_s",
+}
+
+
+def gpu_use(series: GpuSeries) -> GpuUseFigures:
+    """The figures of a series."""
+    samples, counted = series.samples, series.gpm
+    capped = [POWER_CAP in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
+    return GpuUseFigures(
+        samples=len(samples),
+        utilisation_share=_over(statistics.fmean, (one.utilisation for one in samples)),
+        used_bytes=_over(max, (one.used_bytes for one in samples)),
+        power_w=_over(statistics.fmean, (one.power_w for one in samples)),
+        sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
+        temperature_c=_over(max, (one.temperature_c for one in samples)),
+        power_capped_share=_over(statistics.fmean, capped),
+        lacking=None if samples else series.lacking or NO_SAMPLE,
+        gpm_windows=len(counted),
+        **{name: _over(statistics.fmean, (getattr(one, field) for one in counted)) for name, field in _GPM.items()},
+        gpm_lacking=None if counted else series.gpm_lacking or NO_COUNTERS,
+    )
+
+
+def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:
+    """Figures of a window of time with what each GPU did in it: as figures and as the series itself."""
+    if not isinstance(outcome, Measured) or "window_start_s" not in outcome.figures:
+        return outcome
+    start_s, end_s = outcome.figures["window_start_s"], outcome.figures["window_end_s"]
+    inside = [one.between(start_s, end_s) for one in series]
+    gpus = [asdict(gpu_use(one)) | {"series": _columns(one)} for one in inside]
+    return Measured(figures=outcome.figures | {"gpus": gpus})
+
+
+def _columns(series: GpuSeries) -> dict[str, list[Any]]:
+    """The samples, a list for each figure: what the ledger keeps of them."""
+    rows = [asdict(one) for one in series.samples]
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _over(combine: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:  # noqa: ANN401 - of whatever kind they are
+    """Combine the values that are there; None where none is."""
+    there = [value for value in values if value is not None]
+    return combine(there) if there else None

@@ -1,0 +1,362 @@
+"""How many loader workers are enough, decided from repeated windows; and what to measure next until it is. Pure.
+
+The answer is the smallest count whose throughput is proven to be 98 % of the best count's. A count is *proven* when the
+lower confidence bound of its ratio reaches that share: of the ratio to the step on batches that lie in memory, which no
+count can beat; or to the best other count, once the largest has been tried; or when it waits so little for data that
+more workers have nothing to win, for they do not make the step itself faster. It is *refuted* when the upper bound of
+its ratio to some larger count lies below. Throughput rises with the workers as long as they are what limits it, so a
+refuted count refutes the smaller ones.
+
+Windows are read in rounds, each of a few counts one after the other, and only readings of the same round are compared:
+what drifts between rounds cancels. The location of the differences of logarithms is their 20 % trimmed mean, which one
+held-up window in five does not move, with a bootstrap interval (Wilcox, Introduction to Robust Estimation, 3rd ed.,
+ch. 4). Few differences borrow the residuals of the others, and the interval is widened as Student's t is against the
+normal (the expanded percentile interval of Hesterberg, The American Statistician 69, 2015).
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.decide.statistics import Interval, normal_quantile, t_quantile
+
+ENOUGH_SHARE = 0.98
+"""Within two per cent of the best is as good as the best."""
+CONFIDENCE = 0.98
+"""Of an interval that a decision rests on. Looking again after every few rounds gives chance more than one try, so this
+is more than the usual 95 %."""
+TRIMMED_SHARE = 0.2
+OWN_RESIDUALS = 12
+"""From so many differences on, a ratio's interval rests on its own residuals alone."""
+LEAST_RESIDUALS = 3
+"""Fewer show no spread."""
+RESAMPLES = 1000
+FIRST_ROUNDS = 3
+"""Rounds of a new count before anything is said of it."""
+GROWTH = 0.25
+"""After a look, rounds grow by this part before the next: data that is nearly the same says nearly the same."""
+
+Count = int | None
+"""Loader workers of a rank; None for batches that lie in memory."""
+Verdict = Literal["proven", "refuted", "open"]
+_Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowFigures:
+    """What a window says about a count."""
+
+    tokens_per_s: float
+    data_wait_share: float
+
+
+Round = Mapping[Count, WindowFigures]
+"""Windows that were read one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRounds:
+    """What to measure next: so many rounds of these counts."""
+
+    counts: tuple[Count, ...]
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersChoice:
+    """The number of loader workers, the counts that noise hides, and why."""
+
+    workers: int
+    undecided_between: tuple[int, ...]
+    """Least and most; empty when it is decided."""
+    ratios: Mapping[int, Interval]
+    """Of every measured count to the step on batches from memory, with bounds of ``CONFIDENCE``."""
+    verdicts: Mapping[int, Verdict]
+    proof: str
+    refusal: str | None
+    """Why the next smaller count was refused; None where there is none."""
+
+
+def ladder(max_count: int) -> list[int]:
+    """0, 1, 2, 4, … and the largest allowed."""
+    rungs = [0, *(2**exponent for exponent in range(max_count.bit_length()))]
+    return sorted({rung for rung in rungs if rung <= max_count} | {max_count})
+
+
+class WorkersRule:
+    """What rounds say so far.
+
+    Args:
+        rounds: All that was measured, in order.
+        max_count: The largest count that is allowed.
+        by_wait: Whether a count may be proven by how little it waits.
+    """
+
+    def __init__(self, rounds: Sequence[Round], max_count: int, *, by_wait: bool = True) -> None:
+        self._logs: dict[Count, dict[int, float]] = {}
+        self._waits: dict[int, list[float]] = {}
+        for number, one in enumerate(rounds):
+            for count, figures in one.items():
+                self._logs.setdefault(count, {})[number] = math.log(figures.tokens_per_s)
+                if count is not None:
+                    self._waits.setdefault(count, []).append(figures.data_wait_share)
+        self._max_count = max_count
+        self._by_wait = by_wait
+        self._intervals: dict[tuple[int, Count], Interval] = {}
+        self.seen = sorted(count for count in self._logs if count is not None)
+        self._refuted = self._largest_refuted()
+        self._best = self._best_count()
+
+    # What to do.
+
+    def next_rounds(self) -> NextRounds | None:
+        """What to measure next; None when the count is decided."""
+        if not self.seen:
+            return NextRounds(counts=(None, 0), rounds=1)
+        rung = self._next_rung()
+        if rung is not None:
+            return NextRounds(counts=(None, rung), rounds=1)
+        candidate, below = self.candidate, self._below
+        young = [count for count in (below, candidate) if count is not None and self._is_young(count)]
+        if young:
+            return NextRounds(counts=(None, *young), rounds=1)
+        if below is not None and below < candidate - 1:
+            return NextRounds(counts=(None, self._probe(below, candidate), candidate), rounds=FIRST_ROUNDS)
+        if below is None and candidate > 0:
+            return NextRounds(counts=(None, candidate - 1, candidate), rounds=FIRST_ROUNDS)
+        open_counts = [candidate] if self.verdict(candidate) == "open" else []
+        if below is not None and below > self._refuted:
+            open_counts = [below, candidate]
+        return self._more(open_counts) if open_counts else None
+
+    @property
+    def candidate(self) -> int:
+        """The smallest measured count that seems to be enough."""
+        likely = [count for count in self.seen if count > self._refuted and self._seems_enough(count)]
+        return likely[0] if likely else self.seen[-1]
+
+    @property
+    def _below(self) -> int | None:
+        """The largest measured count under the candidate."""
+        return max((count for count in self.seen if count < self.candidate), default=None)
+
+    def choose(self) -> WorkersChoice:
+        """The count to use, whether or not it is decided yet."""
+        chosen = self.candidate
+        verdicts = {count: self.verdict(count) for count in self.seen}
+        proven = next(
+            (count for count in self.seen if count >= chosen and verdicts[count] == "proven"), self._max_count
+        )
+        undecided = (self._refuted + 1, proven)
+        decided = proven == chosen and verdicts[chosen] == "proven" and self._refuted == chosen - 1
+        return WorkersChoice(
+            workers=chosen,
+            undecided_between=() if decided else undecided,
+            ratios={count: self.interval(count, None) for count in self.seen},
+            verdicts=verdicts,
+            proof=self._proof(chosen),
+            refusal=self._refusal(chosen),
+        )
+
+    # What is known.
+
+    def verdict(self, count: int) -> Verdict:
+        """What is known of a count that was measured."""
+        if count <= self._refuted:
+            return "refuted"
+        if self._low(count, None) >= ENOUGH_SHARE or self._waits_too_little(count):
+            return "proven"
+        if self._explored and not self._is_young(count):
+            rival = self._larger_rival(count)
+            if rival is None or self._low(count, rival) >= ENOUGH_SHARE:
+                return "proven"
+        return "open"
+
+    def interval(self, count: int, reference: Count) -> Interval:
+        """The ratio of a count's throughput to that of another, or to that of cached batches."""
+        key = (count, reference)
+        if key not in self._intervals:
+            differences = self._differences(count, reference)
+            residuals = _residuals(differences) if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
+            self._intervals[key] = _ratio(differences, residuals)
+        return self._intervals[key]
+
+    @property
+    def _explored(self) -> bool:
+        return self.seen[-1] == self._max_count
+
+    def _next_rung(self) -> int | None:
+        """The next count of the climb: until one seems to reach the ceiling, or the largest was tried."""
+        if self._explored or self._best is None:
+            return None
+        return next(rung for rung in ladder(self._max_count) if rung > self.seen[-1])
+
+    def _best_count(self) -> Count:
+        """What counts are held against: None, the ceiling, while one seems to reach it; else the best one."""
+        if not self.seen:
+            return None
+        values = {count: self._value(count, None) for count in self.seen}
+        best = max(self.seen, key=lambda count: values[count])
+        return None if values[best] >= ENOUGH_SHARE else best
+
+    def _larger_rival(self, count: int) -> Count:
+        """The best of the larger counts; None where there is none."""
+        larger = [other for other in self.seen if other > count]
+        return max(larger, key=lambda other: self._value(other, None), default=None)
+
+    def _seems_enough(self, count: int) -> bool:
+        if count == self._best or self.verdict(count) == "proven":
+            return True
+        if self._best is None or len(self._common(count, self._best)) < FIRST_ROUNDS:
+            value = self._value(count, None) / (1.0 if self._best is None else self._value(self._best, None))
+        else:
+            value = self._value(count, self._best)
+        return value >= ENOUGH_SHARE
+
+    def _more(self, counts: Sequence[int]) -> NextRounds:
+        candidate = counts[-1]
+        best = self._best
+        if best == candidate:
+            best = self._larger_rival(candidate)
+        together = tuple(dict.fromkeys((best, *counts)))
+        fewest = min(len(self._common(count, best)) for count in counts if count != best)
+        return NextRounds(counts=together, rounds=max(1, round(GROWTH * fewest)))
+
+    def _is_young(self, count: int) -> bool:
+        return len(self._common(count, None)) < FIRST_ROUNDS
+
+    def _probe(self, low: int, high: int) -> int:
+        """A count between two: first where the speed of the lower one says, then halfway."""
+        rungs = ladder(self._max_count)
+        if low in rungs and high in rungs and low >= 1:
+            needed = math.ceil(ENOUGH_SHARE * low / self._value(low, None))
+            return min(max(needed, low + 1), high - 1)
+        return (low + high) // 2
+
+    def _largest_refuted(self) -> int:
+        """-1 when no count is refuted."""
+        for count in reversed(self.seen):
+            if any(self._is_refuted_by(count, other) for other in self.seen if other > count):
+                return count
+        return -1
+
+    def _is_refuted_by(self, count: int, other: int) -> bool:
+        if len(self._common(count, other)) < FIRST_ROUNDS:
+            return False
+        high = self.interval(count, other).high
+        return high is not None and high < ENOUGH_SHARE
+
+    def _waits_too_little(self, count: int) -> bool:
+        """Whether all that more workers could win is less than what is asked."""
+        waits = np.array(self._waits[count])
+        if not self._by_wait or len(waits) < FIRST_ROUNDS:
+            return False
+        return _upper_location(waits) <= 1 - ENOUGH_SHARE
+
+    def _value(self, count: int, reference: Count) -> float:
+        differences = self._differences(count, reference)
+        return math.exp(_location(differences)) if len(differences) else math.nan
+
+    def _low(self, count: int, reference: Count) -> float:
+        if len(self._common(count, reference)) < FIRST_ROUNDS:
+            return 0.0
+        return self.interval(count, reference).low or 0.0
+
+    def _common(self, count: int, reference: Count) -> list[int]:
+        others = self._logs.get(reference, {})
+        return [number for number in self._logs[count] if number in others]
+
+    def _differences(self, count: int, reference: Count) -> _Array:
+        return np.array(
+            [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
+        )
+
+    def _pooled(self, reference: Count) -> _Array:
+        """Residuals of all counts that were compared with the reference, each about its own location."""
+        groups = [self._differences(count, reference) for count in self.seen if count != reference]
+        return np.concatenate([_residuals(group) for group in groups if len(group) >= FIRST_ROUNDS] or [np.zeros(0)])
+
+    def _proof(self, chosen: int) -> str:
+        """Why the chosen count is enough, or how far that is known."""
+        low = self._low(chosen, None)
+        if low >= ENOUGH_SHARE:
+            return f"at least {low:.1%} of the step on batches from memory, which no count can beat"
+        if self._waits_too_little(chosen):
+            most = _upper_location(np.array(self._waits[chosen]))
+            return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
+        rival = self._larger_rival(chosen)
+        if rival is None:
+            return (
+                "the largest count that is allowed, and the best" if self._explored else "no larger count was measured"
+            )
+        interval = self.interval(chosen, rival)
+        bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
+        return f"{interval.value:.1%}{bounds} of the best larger count, {rival}"
+
+    def _refusal(self, chosen: int) -> str | None:
+        below = max((count for count in self.seen if count < chosen), default=None)
+        if below is None:
+            return None
+        others = [other for other in self.seen if other > below and self._is_refuted_by(below, other)]
+        if others:
+            high = min(self.interval(below, other).high or math.inf for other in others)
+            return f"{below} has at most {high:.1%} of a larger count's throughput"
+        if below <= self._refuted:
+            return f"{below} is less than {self._refuted}, which was refused"
+        return f"{below} seems to have {self._value(below, self._best if self._best != below else None):.1%}, unproven"
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
+    """The ratio of the first to the second of figures that were read one after the other."""
+    differences = np.array([math.log(first / second) for first, second in pairs])
+    return _ratio(differences, _residuals(differences))
+
+
+def _location(values: _Array) -> float:
+    """The 20 % trimmed mean."""
+    cut = int(TRIMMED_SHARE * len(values))
+    return float(np.sort(values)[cut : len(values) - cut].mean())
+
+
+def _residuals(differences: _Array) -> _Array:
+    """About their location, as wide as those of the whole population."""
+    n = len(differences)
+    if n < 2:
+        return np.zeros(0)
+    return np.asarray((differences - _location(differences)) * math.sqrt(n / (n - 1)))
+
+
+def _ratio(differences: _Array, residuals: _Array) -> Interval:
+    value = _location(differences)
+    if len(residuals) < LEAST_RESIDUALS:
+        return Interval(value=math.exp(value), low=None, high=None)
+    low, high = _spread(residuals, len(differences))
+    return Interval(value=math.exp(value), low=math.exp(value + low), high=math.exp(value + high))
+
+
+def _spread(residuals: _Array, n: int) -> tuple[float, float]:
+    """Between what the location of so many residuals lies, with ``CONFIDENCE``."""
+    drawn = residuals[_resampling(len(residuals), n)]
+    cut = int(TRIMMED_SHARE * n)
+    if cut:
+        drawn = np.partition(drawn, (cut, n - cut - 1), axis=1)[:, cut : n - cut]
+    locations = drawn.mean(axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(locations, [tail, 1 - tail])
+    wider = t_quantile(CONFIDENCE, len(residuals) - 1) / normal_quantile(CONFIDENCE)
+    return float(low) * wider, float(high) * wider
+
+
+def _upper_location(values: _Array) -> float:
+    return _location(values) + _spread(_residuals(values), len(values))[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _resampling(population: int, n: int) -> npt.NDArray[np.int64]:
+    """The same draws every time, so that the same readings always say the same."""
+    return np.random.default_rng(population * 100_003 + n).integers(0, population, (RESAMPLES, n))

@@ -1,0 +1,122 @@
+"""Where no number of workers feeds the step: workers, prefetching and pinning searched together by Optuna's TPE."""
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.core.profile import JointChoice
+from autotune.decide.statistics import Interval
+from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice, paired_ratio
+from autotune.search.study import loader_space, study_of
+from autotune.search.workers import Sweep, with_loader
+from trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    import optuna
+
+VERIFYING_ROUNDS = 12
+"""The best of the search against the best of workers alone, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loader:
+    workers: int
+    prefetch: int
+    pinned: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.workers} loader workers, prefetch {self.prefetch}, {'' if self.pinned else 'not '}pinned"
+
+
+def gap_remains(choice: WorkersChoice) -> bool:
+    """Whether even the best count leaves a proven gap to batches from memory."""
+    best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
+    return best.high is not None and best.high < ENOUGH_SHARE
+
+
+def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoice | None:
+    """Search, then hold the best against the best of workers alone, window by window.
+
+    Args:
+        sweep: Finished, and with time left.
+        choice: What it came to.
+        trials: Of the search, each a window beside one of batches from memory.
+
+    Returns:
+        What was found; None where time or space leave nothing to try.
+    """
+    data = sweep.request.config.data
+    baseline = _Loader(workers=choice.workers, prefetch=data.prefetch_batches, pinned=data.pin_memory)
+    on_gpu = sweep.request.config.device == "cuda" and sweep.request.replayed_step_s is None
+    number, values = _search(sweep, baseline, trials, on_gpu=on_gpu)
+    values.pop(baseline, None)
+    if not values:
+        return None
+    candidate = max(values, key=lambda loader: statistics.fmean(values[loader]))
+    ratio = _verify(sweep, number, candidate, baseline)
+    return JointChoice(
+        trials=trials,
+        loader_workers=candidate.workers,
+        prefetch_batches=candidate.prefetch,
+        pin_memory=candidate.pinned,
+        ratio_to_workers_alone=ratio.value,
+        ratio_low=ratio.low,
+        ratio_high=ratio.high,
+        adopted=ratio.low is not None and ratio.low > 1.0,
+    )
+
+
+def _search(sweep: Sweep, baseline: _Loader, trials: int, *, on_gpu: bool) -> tuple[int, dict[_Loader, list[float]]]:
+    """The number of the next round, and the ratios to the ceiling of what was tried."""
+    space = loader_space(sweep.max_workers, pinning=on_gpu)
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=on_gpu)
+    number, values = len(sweep.rounds), dict[_Loader, list[float]]()
+    for _ in range(trials):
+        if sweep.time_is_over:
+            break
+        trial = study.ask(fixed_distributions=space)
+        loader = _loader_of(trial.params, baseline)
+        limits = replace(sweep.request.limits, prefetch_batches=loader.prefetch)
+        if limits.refusal(loader.workers) is not None:
+            _tell_refused(study, trial)
+            continue
+        ceiling = sweep.window(_config(sweep, baseline), number, "batches from memory", cached=True)
+        found = sweep.window(_config(sweep, loader), number, loader.name)
+        value = found.slot_tokens_per_s / ceiling.slot_tokens_per_s
+        study.tell(trial, value)
+        values.setdefault(loader, []).append(value)
+        number += 1
+    return number, values
+
+
+def _tell_refused(study: "optuna.Study", trial: "optuna.Trial") -> None:
+    from optuna.trial import TrialState
+
+    study.tell(trial, state=TrialState.FAIL)
+
+
+def _verify(sweep: Sweep, number: int, candidate: _Loader, baseline: _Loader) -> Interval:
+    """Windows of both in turn, until they differ or enough of them do not."""
+    pairs: list[tuple[float, float]] = []
+    while True:
+        loaders = (baseline, candidate) if number % 2 else (candidate, baseline)
+        found = {one: sweep.window(_config(sweep, one), number, one.name).slot_tokens_per_s for one in loaders}
+        pairs.append((found[candidate], found[baseline]))
+        number += 1
+        ratio = paired_ratio(pairs)
+        differs = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
+        if len(pairs) >= VERIFYING_ROUNDS or (len(pairs) >= 2 * FIRST_ROUNDS and differs) or sweep.time_is_over:
+            return ratio
+
+
+def _loader_of(params: dict[str, Any], baseline: _Loader) -> _Loader:
+    return _Loader(
+        workers=params["loader_workers"],
+        prefetch=params["prefetch_batches"],
+        pinned=params.get("pin_memory", baseline.pinned),
+    )
+
+
+def _config(sweep: Sweep, loader: _Loader) -> TrainConfig:
+    return with_loader(sweep.request.config, workers=loader.workers, prefetch=loader.prefetch, pinned=loader.pinned)

@@ -1,0 +1,303 @@
+"""``python -m benchmarks.workers``: whether the smallest sufficient number of loader workers is found, at what cost.
+
+Simulated: 1,000 trainings with everything that machines do to a figure (``benchmarks.simulated_feeds``), on which the
+truth is known. The rule is held to it, with what data-wait says and by throughput alone; beside it the rule of
+loadtune (PyPI, 0.3.0): from a window without workers it either stays there, tries two workers, or tries a ladder of
+counts, and takes the fewest workers within 2 % of the best. It gets one window for each, which is its default, and as
+many as ours took in all. An exhaustive sweep measures the ceiling and every count as often as ours measured the one
+that it chose. Trainings in which some count's true ratio lies within half a per cent of 98 % count either way.
+
+Real: datasets on this machine that sleep a known time for every sample, whose answers follow by arithmetic, and the
+same tokenised dataset as it is, under a real training step.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autotune.core.hardware import HostFacts
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.decide.workers import ENOUGH_SHARE, Count, Round, WindowFigures, WorkersRule
+from autotune.measure.clock import SystemClock
+from autotune.measure.host import SystemHost
+from autotune.measure.machine import ForkServerMachine
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import Sweep, SweepRequest
+from autotune.show.tables import text_table
+from autotune.store import Ledger, write_atomically
+from benchmarks.bars import Bar, exit_code, lines
+from benchmarks.corpora import real_lengths, write_corpus
+from benchmarks.simulated_feeds import SimulatedFeed
+from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.dataset import read_manifest
+from trainer.presets import model_settings
+
+TRAININGS = 1000
+MOST_WINDOWS = 1200
+"""Of one simulated sweep; then it is undecided."""
+BORDER = 0.005
+WITHIN_BAR, EXACT_BAR, UNDECIDED_BAR, SHARE_BAR = 0.97, 0.92, 0.05, 0.50
+
+ROWS, ROW_TOKENS, SAMPLES = 16, 128, 6000
+STEP_S = 0.06
+SLEEPS = {2: 1.6, 3: 2.7, 6: 5.5}
+"""By the answer: how many steps one worker sleeps for a batch. One worker fewer gives 63 %, 74 % and 91 %."""
+MAX_WORKERS = 8
+TOKENISED_ANSWERS = (0, 1)
+REAL_BUDGET_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a rule made of one training."""
+
+    seed: int
+    noise: float
+    borderline: bool
+    true: int
+    chosen: int
+    undecided_between: tuple[int, ...]
+    within: bool
+    """Whether the chosen count's true throughput is within 2 % of the best."""
+    windows: int
+    exhaustive_windows: int
+
+    @property
+    def right(self) -> bool:
+        """Exactly the smallest sufficient count, or an honest undecided that contains it."""
+        if self.undecided_between:
+            low, high = self.undecided_between
+            return low <= self.true <= high
+        return self.chosen == self.true
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--trainings", type=int, default=TRAININGS, help="simulated trainings")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the simulated trainings")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--no-real", action="store_true", help="leave the real datasets out")
+    options = parser.parse_args(arguments)
+    seeds = range(options.first_seed, options.first_seed + options.trainings)
+    simulated = simulate(seeds, options.processes)
+    real = {} if options.no_real else measure_real()
+    bars = make_bars(simulated, real, with_real=not options.no_real)
+    if options.json:
+        content = {
+            "simulated": {name: summary(found) for name, found in simulated.items()},
+            "wrong": [asdict(one) for one in simulated["ours"] if not (one.right or one.borderline)],
+            "real": real,
+            "bars": [bar.to_json() for bar in bars],
+        }
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print(_table(simulated))
+    for name, found in real.items():
+        print(
+            f"{name}: {found['chosen']} (expected {found['expected']}), {found['windows']} windows, {found['choice']}"
+        )
+    print(lines(bars))
+    return exit_code(bars)
+
+
+# Simulated.
+
+
+def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
+    """Every rule on every training."""
+    with ProcessPoolExecutor(processes) as pool:
+        ours = list(pool.map(sweep, seeds, chunksize=10))
+        sys.stderr.write("simulated: ours\n")
+        alone = list(pool.map(partial(sweep, by_wait=False), seeds, chunksize=10))
+        sys.stderr.write("simulated: by throughput alone\n")
+    once = [ladder_rule(seed, 1) for seed in seeds]
+    # As many windows as ours, spread over the counts that it tries.
+    often = [ladder_rule(one.seed, max(1, round(one.windows / LADDER_COUNTS))) for one in ours]
+    return {"ours": ours, "by throughput alone": alone, "loadtune": once, "loadtune, as many windows": often}
+
+
+def sweep(seed: int, *, by_wait: bool = True) -> Verdict:
+    """Our rule on one training."""
+    feed = SimulatedFeed(seed)
+    rounds: list[Round] = []
+    while feed.windows < MOST_WINDOWS:
+        todo = WorkersRule(rounds, feed.max_workers, by_wait=by_wait).next_rounds()
+        if todo is None:
+            break
+        for _ in range(todo.rounds):
+            rounds.append(_round(feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1]))
+    choice = WorkersRule(rounds, feed.max_workers, by_wait=by_wait).choose()
+    repeats = sum(choice.workers in one for one in rounds)
+    return _verdict(seed, feed, choice.workers, choice.undecided_between, (feed.max_workers + 2) * repeats)
+
+
+LADDER_COUNTS = 6
+INPUT_BOUND, HEALTHY, TOLERANCE = 0.20, 0.05, 0.02
+
+
+def ladder_rule(seed: int, repeats: int) -> Verdict:
+    """The rule of loadtune, for a machine with as many CPUs as there may be workers."""
+    feed = SimulatedFeed(seed)
+    cpus = feed.max_workers
+
+    def median(count: int) -> tuple[float, float]:
+        readings = [feed.read(count) for _ in range(repeats)]
+        ordered = sorted(readings, key=lambda one: one.tokens_per_s)
+        middle = ordered[len(ordered) // 2]
+        return middle.tokens_per_s, middle.data_wait_share
+
+    rates = {}
+    rates[0], wait = median(0)
+    if wait >= INPUT_BOUND:
+        counts = {1, 2, 4} | ({cpus // 2, cpus - 2} if cpus >= 8 else set())
+    else:
+        counts = set() if wait <= HEALTHY else {2}
+    rates |= {count: median(count)[0] for count in sorted(counts) if count <= cpus}
+    chosen = min(count for count, rate in rates.items() if rate >= (1 - TOLERANCE) * max(rates.values()))
+    return _verdict(seed, feed, chosen, (), 0)
+
+
+def _round(feed: SimulatedFeed, counts: Sequence[Count]) -> Round:
+    found = {}
+    for count in counts:
+        reading = feed.read(count)
+        found[count] = WindowFigures(tokens_per_s=reading.tokens_per_s, data_wait_share=reading.data_wait_share)
+    return found
+
+
+def _verdict(seed: int, feed: SimulatedFeed, chosen: int, undecided: tuple[int, ...], exhaustive: int) -> Verdict:
+    return Verdict(
+        seed=seed,
+        noise=feed.noise,
+        borderline=feed.is_borderline(ENOUGH_SHARE, BORDER),
+        true=feed.true_count(ENOUGH_SHARE),
+        chosen=chosen,
+        undecided_between=undecided,
+        within=feed.true_tokens_per_s(chosen) >= ENOUGH_SHARE * feed.best_tokens_per_s,
+        windows=feed.windows,
+        exhaustive_windows=exhaustive,
+    )
+
+
+def summary(found: Sequence[Verdict]) -> dict[str, float]:
+    """Shares of all trainings, and windows."""
+    total = len(found)
+    exhaustive = sum(one.exhaustive_windows for one in found)
+    return {
+        "within_share": sum(one.within or one.borderline for one in found) / total,
+        "right_share": sum(one.right or one.borderline for one in found) / total,
+        "undecided_share": sum(bool(one.undecided_between) and not one.borderline for one in found) / total,
+        "undecided_share_with_borderline": sum(bool(one.undecided_between) for one in found) / total,
+        "borderline_share": sum(one.borderline for one in found) / total,
+        "right_share_without_borderline": (
+            sum(one.right for one in found if not one.borderline) / max(1, sum(not one.borderline for one in found))
+        ),
+        "windows_median": statistics.median(one.windows for one in found),
+        "windows_mean": statistics.fmean(one.windows for one in found),
+        "windows_of_exhaustive_share": sum(one.windows for one in found) / exhaustive if exhaustive else 0.0,
+    }
+
+
+# Real.
+
+
+def measure_real() -> dict[str, dict[str, Any]]:
+    """Sleeping datasets, and the tokenised one, on this machine."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="workers-") as place, ForkServerMachine() as machine:
+        data = write_corpus(Path(place) / "data", real_lengths(SAMPLES, seed=0))
+        host = SystemHost().facts([data])
+        manifest = read_manifest(data)
+        tiny = ModelSettings(name="unused", config={"model_type": "bert"})
+        cases: list[tuple[str, list[int], ModelSettings, float | None, float]] = [
+            (f"sleeping {steps:g} steps a batch", [answer], tiny, STEP_S, steps * STEP_S / ROWS)
+            for answer, steps in SLEEPS.items()
+        ]
+        cases.append(("tokenised dataset", list(TOKENISED_ANSWERS), model_settings("bert-mini"), None, 0.0))
+        for name, expected, model, step_s, delay_s in cases:
+            config = TrainConfig(
+                model=model,
+                data=DataSettings(dataset_hash=manifest.dataset_hash),
+                seq_length_tokens=ROW_TOKENS,
+                micro_batch_rows=ROWS,
+            )
+            request = SweepRequest(
+                config=config,
+                data_dir=str(data),
+                limits=_limits(host, MAX_WORKERS if delay_s else None),
+                window_s=1.0,
+                budget_s=REAL_BUDGET_S,
+                trial_timeout_s=120.0,
+                replayed_step_s=step_s,
+                sample_delay_s=delay_s,
+            )
+            ledger = Ledger(Path(place) / "ledger", name.replace(" ", "-"))
+            runner = TrialRunner(machine=machine, ledger=ledger, site=name, clock=SystemClock())
+            swept = Sweep(request=request, runner=runner)
+            choice = swept.run()
+            found[name] = {
+                "expected": expected,
+                "chosen": choice.workers,
+                "undecided_between": list(choice.undecided_between),
+                "choice": choice.proof,
+                "refusal": choice.refusal,
+                "windows": swept.windows,
+                "seconds": swept.seconds,
+                "ratios": {str(count): ratio.value for count, ratio in choice.ratios.items()},
+            }
+            sys.stderr.write(f"real: {name}: {choice.workers}\n")
+    return found
+
+
+def _limits(host: HostFacts, asked: int | None) -> LoaderLimits:
+    return LoaderLimits(host=host, local_ranks=1, batch_bytes=ROWS * ROW_TOKENS * 4, prefetch_batches=2, asked=asked)
+
+
+# What comes out.
+
+
+def make_bars(simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with_real: bool) -> list[Bar]:
+    """The bars; the rival's is its better figure of the two."""
+    ours = summary(simulated["ours"])
+    rival = max(summary(found)["right_share"] for name, found in simulated.items() if name.startswith("loadtune"))
+    bars = [
+        _share("workers_simulated_within_2_percent_share", ours["within_share"], WITHIN_BAR, ">="),
+        _share("workers_simulated_right_share", ours["right_share"], EXACT_BAR, ">="),
+        _share("workers_simulated_undecided_share", ours["undecided_share"], UNDECIDED_BAR, "<="),
+        _share("workers_windows_of_exhaustive_share", ours["windows_of_exhaustive_share"], SHARE_BAR, "<="),
+        _share("workers_simulated_right_against_loadtune_ratio", ours["right_share"] / rival, 1.0, ">="),
+    ]
+    if with_real:
+        right = sum(one["chosen"] in one["expected"] and not one["undecided_between"] for one in real.values())
+        bars.append(
+            Bar(name="workers_real_right_datasets", figure=right, unit="datasets", bar=len(real), direction=">=")
+        )
+    return bars
+
+
+def _share(name: str, figure: float, bar: float, direction: Any) -> Bar:  # noqa: ANN401 - a literal of Bar's
+    return Bar(name=name, figure=figure, unit="share", bar=bar, direction=direction)
+
+
+def _table(simulated: dict[str, list[Verdict]]) -> str:
+    headers = ["rule", "within 2 %", "right", "right, clear ones", "undecided", "windows (median)", "(mean)"]
+    rows = []
+    for name, found in simulated.items():
+        one = summary(found)
+        shares = ("within_share", "right_share", "right_share_without_borderline", "undecided_share")
+        rows.append([name, *(f"{one[share]:.1%}" for share in shares)])
+        rows[-1] += [f"{one['windows_median']:.0f}", f"{one['windows_mean']:.0f}"]
+    return text_table(headers, rows, align="lrrrrrr")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
