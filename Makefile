@@ -13,7 +13,7 @@ DEMO_MEMORY := 1GiB
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak check gpu-check gpu-memory gpu-train gpu-checkpoint bench figures clean
+.PHONY: help install demo test soak check gpu-check gpu-memory gpu-train gpu-checkpoint gpu-workers bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -51,7 +51,7 @@ gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
 
 bench: $(STAMP) ## benchmarks with a bar, and keep their figures
-	@short=0; for name in cli feed scale prepare train estimate probe checkpoint; do \
+	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; $(BIN)/python -m benchmarks.document; exit $$short
 
@@ -66,6 +66,10 @@ gpu-memory: $(STAMP) ## predicted memory against a GPU's, over 13 configurations
 gpu-checkpoint: $(STAMP) ## what saving the state of training costs on a GPU
 	@mkdir -p reports/gpu
 	$(BIN)/python -m benchmarks.checkpoint --device cuda --json reports/gpu/checkpoint.json
+
+gpu-workers: $(STAMP) ## loader workers on a GPU, for a fast and a slow dataset, with NVML and GPM beside them
+	@mkdir -p reports/gpu
+	$(BIN)/python -m benchmarks.gpu.workers --json reports/gpu/workers.json
 
 figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
 	$(BIN)/python -m benchmarks.document

@@ -15,8 +15,6 @@ from autotune import __version__
 from autotune.cluster.slurm import read_slurm
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
-from autotune.core.trial import FeedFigures
-from autotune.decide.gpu_use import GPM_SOURCE, UTILISATION_SOURCE
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
@@ -73,19 +71,6 @@ class Bench:
             prefetch_batches=config.data.prefetch_batches,
             asked=asked,
         )
-
-    def gpu_source(self, *, replayed: bool, windows: Sequence[FeedFigures]) -> str:
-        """Where figures of the GPU come from, or why there are none."""
-        if replayed:
-            return "n/a (its step was replayed on this CPU)"
-        if self.site.gpu is None:
-            return f"n/a (CPU run{'' if self.site.gpu_absent is None else f': {self.site.gpu_absent}'})"
-        gpus = [gpu for one in windows for gpu in one.gpus]
-        lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), None)
-        no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), None)
-        nvml = UTILISATION_SOURCE if any(gpu.samples for gpu in gpus) else f"NVML: n/a ({lacking})"
-        gpm = GPM_SOURCE if any(gpu.gpm_windows for gpu in gpus) else f"GPM: n/a ({no_counters})"
-        return f"{self.site.gpu.name}; {nvml}; {gpm}"
 
     def runner(self, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Trials that are written to a ledger and shown as they come.

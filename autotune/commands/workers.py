@@ -141,6 +141,7 @@ def _submitted(site_file: Path, stored: "StoredProfile", ranks: int, reports: Pa
 def _sweep(
     bench: "Bench", request: "SweepRequest", ledger: Path, here: "Fingerprint", joint_trials: int
 ) -> "tuple[Sweep, WorkersEvidence]":
+    from autotune.search.gpu_source import gpu_source
     from autotune.search.joint import gap_remains, search_joint
     from autotune.search.workers import Sweep, evidence
     from trainer.progress import progress
@@ -152,7 +153,7 @@ def _sweep(
         found = evidence(
             sweep,
             choice,
-            gpu_source=bench.gpu_source(replayed=request.replayed_step_s is not None, windows=sweep.every),
+            gpu_source=gpu_source(bench.site, sweep.every, replayed=request.replayed_step_s is not None),
             data_on_network=disk.filesystem_type if disk.is_network else None,
         )
         if joint_trials and gap_remains(choice) and not sweep.time_is_over:

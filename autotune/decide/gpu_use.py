@@ -12,13 +12,6 @@ from autotune.core.outcome import Measured, Outcome
 POWER_CAP = "sw_power_cap"
 NO_SAMPLE = "no sample fell into the window"
 NO_COUNTERS = "no window of counters lay in it"
-UTILISATION_SOURCE = (
-    "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a small "
-    "part of the GPU, or wait for other ranks"
-)
-GPM_SOURCE = "GPM counters over windows within the measured one"
-
-
 _GPM = {
     "gpm_sm_share": "sm_utilisation",
     "gpm_occupancy_share": "sm_occupancy",

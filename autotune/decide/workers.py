@@ -181,10 +181,15 @@ class WorkersRule:
         """The ratio of a count's throughput to that of another, or to that of cached batches."""
         key = (count, reference)
         if key not in self._intervals:
-            differences = self._differences(count, reference)
-            residuals = _residuals(differences) if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
-            self._intervals[key] = _ratio(differences, residuals)
+            self._intervals[key] = self._interval(count, reference)
         return self._intervals[key]
+
+    def _interval(self, count: int, reference: Count) -> Interval:
+        differences = self._differences(count, reference)
+        if not len(differences):  # they never met, so nothing but what each was to the ceiling is known
+            return Interval(value=self._value(count, None) / self._value(reference or 0, None), low=None, high=None)
+        residuals = _residuals(differences) if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
+        return _ratio(differences, residuals)
 
     @property
     def _explored(self) -> bool:

@@ -21,6 +21,8 @@ from trainer.stream import MicroBatchPlan
 CACHED_BATCHES = 32
 """Enough of them that they cost what rows cost in the mean, few enough that they cost no memory."""
 WARM_UP_STEPS = 2
+NOT_READY_S = 0.005
+"""A batch that lies in a queue is there in less."""
 
 
 def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
@@ -57,8 +59,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     _settle_page_cache(dataset, measured["page_cache"], ranks)
     cached_share = dataset.cached_share()
     loader = _batches(dataset, config, ranks, measured)
-    drained = 0 if measured["cached"] else 2 * config.data.loader_workers * config.data.prefetch_batches
-    step_s = _reach_steady_state(loader, consumer, drained)
+    ready = 0 if measured["cached"] else config.data.loader_workers * config.data.prefetch_batches
+    drained = _drain(loader, ready)
+    step_s = _warm_up(loader, consumer)
     figures = _measure(loader, consumer, config, ranks, _steps(step_s, config, ranks, measured))
     leave_ranks(together=True)
     return figures | {
@@ -104,14 +107,26 @@ class _Delayed:
         return self._source.__getitems__(plan)
 
 
-def _reach_steady_state(loader: Iterator[MicroBatch], consumer: Consumer, drained: int) -> float:
-    """Take what the queues hold ready, twice over and without a step, so that a slow loader has no head start left.
+def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
+    """Take what the queues hold ready, without a step, so that a slow loader has no head start left.
+
+    Args:
+        loader: Just begun.
+        ready: How many batches its queues hold at most.
 
     Returns:
-        Seconds of the last step of the warm-up.
+        How many were taken: twice as many, or fewer where a batch that was not ready shows that the queues are empty.
     """
-    for _ in range(drained):
+    for number in range(2 * ready):
+        asked_s = time.perf_counter()
         next(loader)
+        if number >= ready and time.perf_counter() - asked_s > NOT_READY_S:
+            return number + 1
+    return 2 * ready
+
+
+def _warm_up(loader: Iterator[MicroBatch], consumer: Consumer) -> float:
+    """Take the first steps; gives the seconds of the last one."""
     for _ in range(WARM_UP_STEPS):
         started_s = time.perf_counter()
         consumer.step(loader)
