@@ -96,15 +96,15 @@ _WORKERS = """
 ## Loader workers
 
 Simulated trainings with noise of 1 to 10 % a window, drift, held-up windows and neighbours; *right* is exactly the
-smallest count that reaches 98 % of the best, or an undecided that contains it. Trainings in which some count lies within
-half a per cent of 98 % count either way, but for the column of clear ones; *undecided* are clear ones, too.
+smallest count that reaches 98 % of the best, or an undecided that contains it. Trainings in which some count lies
+within half a per cent of 98 % count either way, but for the column of clear ones; *undecided* are clear ones, too.
 
 | rule | within 2 % of the best | right | right, clear ones | undecided | windows (median) |
 |---|---:|---:|---:|---:|---:|
 """
 _REAL_WORKERS = """
-On this machine, a replayed step and samples that sleep, so that the answer follows by arithmetic; and a real step on the
-tokenised dataset.
+On this machine, a replayed step and samples that sleep, so that the answer follows by arithmetic; and a real step on
+the tokenised dataset.
 
 | dataset | expected | found | windows | because |
 |---|---:|---:|---:|---|

@@ -96,13 +96,13 @@ class Meter:
         self._monitor = PaceMonitor()
         self._findings: list[Finding] = []
         self._pending: deque[_Pending] = deque()
-        self._wait = DataWait()
+        self._wait = DataWait(lambda: mark(ranks.device))
         self.restart()
 
     def restart(self) -> None:
         """Begin a new interval now; what was not closed is forgotten."""
         self._interval = _Interval(began=mark(self._ranks.device))
-        self._wait.seconds = 0.0
+        self._wait.read()
         self._results: list[StepResult] = []
 
     def forget(self) -> None:
@@ -149,7 +149,7 @@ class Meter:
     ) -> None:
         """End the interval, and begin to fetch its figures."""
         device, interval, result = self._ranks.device, self._interval, self._results[-1]
-        interval.data_wait_s = self._wait.seconds
+        interval.data_wait_s = self._wait.read()
         ended = mark(device)
         zero = torch.zeros((), dtype=torch.float64, device=device)
         counts = [float(interval.real_tokens), float(interval.slot_tokens), interval.flops]

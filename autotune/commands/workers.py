@@ -69,7 +69,8 @@ def workers(
     probe = probed_here(stored, refusals=[])
     train = stored.profile.train
     if slurm is not None:
-        print(_submitted(slurm, stored, ranks or probe.local_ranks, reports, on_gpu=consumer_step_ms is None))
+        job = _submitted(slurm, stored, ranks or probe.local_ranks, reports, on_gpu=consumer_step_ms is None)
+        print(json.dumps(job, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in job.items()))
         return
     if not here:
         refuse_login_node(["autotune", "workers", "--profile", str(profile)])
@@ -112,7 +113,7 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     )
 
 
-def _submitted(site_file: Path, stored: "StoredProfile", ranks: int, reports: Path, *, on_gpu: bool) -> str:
+def _submitted(site_file: Path, stored: "StoredProfile", ranks: int, reports: Path, *, on_gpu: bool) -> dict[str, str]:
     """Submit this very command as a job; what to tell about it."""
     from autotune.cluster.batch import batch_script, submit
     from autotune.cluster.site import read_site
@@ -126,16 +127,23 @@ def _submitted(site_file: Path, stored: "StoredProfile", ranks: int, reports: Pa
     arguments = [one for one in said if not (one == "--slurm" and next(said, None)) and not one.startswith("--slurm=")]
     script = batch_script(
         site,
-        ["autotune", *arguments],
+        [sys.executable, "-m", "autotune", *arguments],
         name=f"workers-{stored.profile.train.model.name}",
         gpus=ranks if on_gpu and stored.profile.train.device == "cuda" else 0,
-        cpus=max(site.slurm.cpus_per_task, stored.profile.fingerprint.allotted_cpus),
+        cpus=site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else stored.profile.fingerprint.allotted_cpus,
         log=place / "workers-%j.log",
     )
     path = place / "workers.sbatch"
     write_atomically(path, script)
     job = submit(path)
-    return f"job {job} submitted: {path}\nledger: {place / 'ledger'}\nlog: {place / f'workers-{job}.log'}"
+    log = place / f"workers-{job}.log"
+    return {
+        "job": job,
+        "script": str(path),
+        "log": str(log),
+        "ledger": str(place / "ledger"),
+        "profile": str(stored.path),
+    }
 
 
 def _sweep(

@@ -44,7 +44,7 @@ class GpuSample:
 
     ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
     least one kernel ran: a rank that waits in a collective reads 1. ``used_bytes`` includes the driver's own reserve.
-    ``process_count`` is that of compute contexts; those of other containers may be hidden.
+    ``process_count`` is that of processes that hold memory to compute; those of other containers may be hidden.
     """
 
     time_s: float

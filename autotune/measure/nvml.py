@@ -24,6 +24,9 @@ _HINTS = {
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver was updated and the machine not restarted",
 }
 
+LEAST_CONTEXT_BYTES = 64 * 2**20
+"""A CUDA context takes hundreds of MiB."""
+
 T = TypeVar("T")
 
 
@@ -126,7 +129,7 @@ class NvmlMonitor:
             "temperature_c": self.ask(
                 uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
             ),
-            "process_count": self.ask(uuid, lambda nvml, gpu: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu))),
+            "process_count": self.ask(uuid, _processes_with_memory),
         }
         missing = [figure for figure in figures.values() if isinstance(figure, Unavailable)]
         if len(missing) == len(figures):
@@ -231,6 +234,12 @@ def _text(value: str | bytes) -> str:
 
 def _or_none(figure: T | Unavailable) -> T | None:
     return None if isinstance(figure, Unavailable) else figure
+
+
+def _processes_with_memory(nvml: Any, gpu: Any) -> int:  # noqa: ANN401 - untyped bindings, an opaque handle
+    """Not those that merely hold the device open, as forked loader workers of a process with a context do."""
+    listed = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return sum((process.usedGpuMemory or 0) >= LEAST_CONTEXT_BYTES for process in listed)
 
 
 def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:  # noqa: ANN401 - untyped bindings, an opaque handle

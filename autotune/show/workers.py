@@ -6,6 +6,7 @@ from pathlib import Path
 
 from autotune.core.profile import WorkersEvidence, WorkersRow
 from autotune.core.units import format_bytes, format_count, format_share
+from autotune.decide.workers import ENOUGH_SHARE
 from autotune.show.tables import text_table
 
 HEADERS = (
@@ -72,11 +73,18 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
             f"the data lies on a network file system ({found.data_on_network}), which others use too; a copy on this "
             f"node's disk could win {max(0.0, 1 / best - 1):.1%} at most: autotune data stage DIR --to LOCAL"
         )
+    best_high = max((row.ratio_high for row in found.rows if row.ratio_high is not None), default=None)
+    if best_high is not None and best_high < ENOUGH_SHARE and not (found.joint and found.joint.adopted):
+        best = max(row.ratio_to_ceiling for row in found.rows)
+        yield (
+            f"no count feeds the step: {1 - best:.0%} of what it could do is lost to data; more CPUs for each rank, "
+            "faster storage or shorter samples would help"
+        )
     if found.joint:
         joint = found.joint
         bounds = "" if joint.ratio_low is None else f" ({joint.ratio_low:.1%} to {joint.ratio_high:.1%})"
         yield (
-            f"no count reaches the ceiling; {joint.trials} trials of workers, prefetching and pinning together led to "
+            f"{joint.trials} trials of workers, prefetching and pinning together led to "
             f"{joint.loader_workers} workers, prefetch {joint.prefetch_batches}, pinning "
             f"{'on' if joint.pin_memory else 'off'}: {joint.ratio_to_workers_alone:.1%}{bounds} of workers alone, "
             f"{'adopted' if joint.adopted else 'not proven to be faster'}"

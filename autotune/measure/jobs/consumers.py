@@ -11,7 +11,7 @@ from trainer.config import TrainConfig
 from trainer.feed import MicroBatch
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, TrainStep
-from trainer.stopwatch import Mark
+from trainer.stopwatch import Mark, mark
 from trainer.waiting import DataWait
 
 
@@ -35,13 +35,14 @@ class TrainingStep:
     Args:
         step: Ready to run.
         config: Of the learning rate.
+        device: Where it runs.
     """
 
-    def __init__(self, step: TrainStep, config: TrainConfig) -> None:
+    def __init__(self, step: TrainStep, config: TrainConfig, device: torch.device) -> None:
         self._step, self._config = step, config
         self._taken = 0
         self._last: StepResult | None = None
-        self.wait = DataWait()
+        self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> MicroBatch:
         """Take a micro-batch and hand it to the device; returns when the step before has ended there."""
@@ -76,7 +77,7 @@ class ReplayedStep:
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self._free_s = time.perf_counter()
-        self.wait = DataWait()
+        self.wait = DataWait(lambda: Mark(time.perf_counter()))
         torch.set_num_threads(1)
         self._work = torch.rand(96, 96)
 

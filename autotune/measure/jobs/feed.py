@@ -2,10 +2,13 @@
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from autotune.measure.jobs import footprint
 from autotune.measure.jobs.consumers import Consumer, ReplayedStep, TrainingStep
@@ -42,6 +45,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     config = parse_table(TrainConfig, measured["config"], where="trial")
     rendezvous = Path(place["rendezvous"]) if "rendezvous" in place else None
     ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
+    if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
     # One micro-batch a step: accumulation repeats what is measured here. And no end: the window decides.
     rows = config.micro_batch_rows * ranks.world_size
     no_others = {"global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None}
@@ -53,7 +58,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     if measured["replayed_step_s"] is None:
         manifest = dataset.manifest
         training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
-        consumer = TrainingStep(training.step, config)
+        consumer = TrainingStep(training.step, config, ranks.device)
     else:
         consumer = ReplayedStep(measured["replayed_step_s"])
     _settle_page_cache(dataset, measured["page_cache"], ranks)
@@ -146,7 +151,7 @@ def _measure(
     loader: Iterator[MicroBatch], consumer: Consumer, config: TrainConfig, ranks: Ranks, steps: int
 ) -> dict[str, Any]:
     read_before = footprint.storage_read_bytes()
-    consumer.wait.seconds = 0.0
+    consumer.wait.read()
     real_tokens = slots = 0
     ranks.sum(0.0)
     start_s = time.monotonic()
@@ -157,7 +162,7 @@ def _measure(
     consumer.finish()
     end_s = time.monotonic()
     read_after = footprint.storage_read_bytes()
-    slowest_s, wait_share = ranks.max(end_s - start_s, consumer.wait.seconds / (end_s - start_s))
+    slowest_s, wait_share = ranks.max(end_s - start_s, consumer.wait.read() / (end_s - start_s))
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
     read = None if read_before is None or read_after is None else read_after - read_before
     return {
