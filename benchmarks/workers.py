@@ -269,12 +269,13 @@ def make_bars(simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with
     """The bars; the rival's is its better figure of the two."""
     ours = summary(simulated["ours"])
     rival = max(summary(found)["right_share"] for name, found in simulated.items() if name.startswith("loadtune"))
+    ratio = ours["right_share"] / rival if rival else None
     bars = [
         _share("workers_simulated_within_2_percent_share", ours["within_share"], WITHIN_BAR, ">="),
         _share("workers_simulated_right_share", ours["right_share"], EXACT_BAR, ">="),
         _share("workers_simulated_undecided_share", ours["undecided_share"], UNDECIDED_BAR, "<="),
         _share("workers_windows_of_exhaustive_share", ours["windows_of_exhaustive_share"], SHARE_BAR, "<="),
-        _share("workers_simulated_right_against_loadtune_ratio", ours["right_share"] / rival, 1.0, ">="),
+        _share("workers_simulated_right_against_loadtune_ratio", ratio, 1.0, ">="),
     ]
     if with_real:
         right = sum(one["chosen"] in one["expected"] and not one["undecided_between"] for one in real.values())
@@ -284,7 +285,7 @@ def make_bars(simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with
     return bars
 
 
-def _share(name: str, figure: float, bar: float, direction: Any) -> Bar:  # noqa: ANN401 - a literal of Bar's
+def _share(name: str, figure: float | None, bar: float, direction: Any) -> Bar:  # noqa: ANN401 - a literal of Bar's
     return Bar(name=name, figure=figure, unit="share", bar=bar, direction=direction)
 
 

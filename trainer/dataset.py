@@ -14,6 +14,7 @@ No attention mask is stored: lengths imply it. Special tokens are added when a s
 """
 
 import ast
+import contextlib
 import errno
 import os
 import re
@@ -320,6 +321,8 @@ class TokenDataset:
     def forget(self) -> None:
         """Let the page cache go of the files, as far as the kernel will: what is read next comes from the disk."""
         for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.fsync(fd)  # what was just written is kept until it is on the disk
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fetch(self) -> None:

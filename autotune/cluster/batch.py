@@ -40,7 +40,7 @@ def batch_script(site: SiteFile, command: Sequence[str], *, name: str, gpus: int
         "exclude": slurm.exclude,
         "output": str(log),
     }
-    lines = [f"#SBATCH --{option}={value}" for option, value in directives.items() if value is not None]
+    lines = [f"#SBATCH --{option}={shlex.quote(value)}" for option, value in directives.items() if value is not None]
     inner = " ".join([site.command_prefix, shlex.join(command)]).strip()
     return "\n".join(
         [

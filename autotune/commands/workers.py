@@ -73,7 +73,7 @@ def workers(
         print(json.dumps(job, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in job.items()))
         return
     if not here:
-        refuse_login_node(["autotune", "workers", "--profile", str(profile)])
+        refuse_login_node(["autotune", *sys.argv[1:]])
     data_dir = data or profile.parent / (train.data.path or ".")
     manifest = read_manifest(data_dir)
     replayed_s = None if consumer_step_ms is None else consumer_step_ms / 1e3
@@ -157,6 +157,9 @@ def _sweep(
     with progress(f"workers {request.config.model.name}") as update:
         sweep = Sweep(request=request, runner=bench.runner(ledger, here, update, expected_trials=24))
         choice = sweep.run()
+        joint = None
+        if joint_trials and gap_remains(choice) and not sweep.time_is_over:
+            joint = search_joint(sweep, choice, joint_trials)
         disk = bench.site.host.disks[0]
         found = evidence(
             sweep,
@@ -164,9 +167,7 @@ def _sweep(
             gpu_source=gpu_source(bench.site, sweep.every, replayed=request.replayed_step_s is not None),
             data_on_network=disk.filesystem_type if disk.is_network else None,
         )
-        if joint_trials and gap_remains(choice) and not sweep.time_is_over:
-            found = found.model_copy(update={"joint": search_joint(sweep, choice, joint_trials)})
-    return sweep, found
+    return sweep, found.model_copy(update={"joint": joint})
 
 
 def _keep(stored: "StoredProfile", sweep: "Sweep", found: "WorkersEvidence", study: Path | None) -> tuple[str, ...]:

@@ -295,13 +295,13 @@ class WorkersRule:
             most = _upper_location(np.array(self._waits[chosen]))
             return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
         rival = self._larger_rival(chosen)
-        if rival is None:
-            return (
-                "the largest count that is allowed, and the best" if self._explored else "no larger count was measured"
-            )
-        interval = self.interval(chosen, rival)
+        if self.verdict(chosen) == "proven" and rival is None:
+            return "the best of all counts, and the largest that is allowed"
+        other = None if rival is None or self._best is None else rival
+        interval = self.interval(chosen, other)
         bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
-        return f"{interval.value:.1%}{bounds} of the best larger count, {rival}"
+        what = "the step on batches from memory" if other is None else f"the best larger count, {other}"
+        return f"{interval.value:.1%}{bounds} of {what}"
 
     def _refusal(self, chosen: int) -> str | None:
         below = max((count for count in self.seen if count < chosen), default=None)

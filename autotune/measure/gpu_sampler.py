@@ -102,7 +102,9 @@ class GpuSampler:
             try:
                 process.wait(timeout=2)
             except subprocess.TimeoutExpired:
-                process.kill()  # stuck in the driver
+                process.kill()  # stuck in the driver, it may not end before that lets it go
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=2)
             assert process.stdout is not None
             process.stdout.close()
         self._processes.clear()
@@ -124,7 +126,7 @@ class GpuSampler:
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], ANSWER_WITHIN_S)
         line = process.stdout.readline() if readable else b""
-        if not line:
+        if not line.endswith(b"\n"):
             what = "has ended" if readable else f"has not answered for {ANSWER_WITHIN_S:.0f} s"
             self._lose(uuid, f"the process that samples the GPU {what}")
             return self._series(uuid)
@@ -133,7 +135,12 @@ class GpuSampler:
     def _lose(self, uuid: str, reason: str) -> None:
         process = self._processes.pop(uuid)
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
         self._lost[uuid] = reason
 
 

@@ -50,13 +50,14 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
     baseline = _Loader(workers=choice.workers, prefetch=data.prefetch_batches, pinned=data.pin_memory)
     on_gpu = sweep.request.config.device == "cuda" and sweep.request.replayed_step_s is None
     number, values = _search(sweep, baseline, trials, on_gpu=on_gpu)
+    tried = sum(map(len, values.values()))
     values.pop(baseline, None)
     if not values:
         return None
     candidate = max(values, key=lambda loader: statistics.fmean(values[loader]))
     ratio = _verify(sweep, number, candidate, baseline)
     return JointChoice(
-        trials=trials,
+        trials=tried,
         loader_workers=candidate.workers,
         prefetch_batches=candidate.prefetch,
         pin_memory=candidate.pinned,

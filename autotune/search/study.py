@@ -89,7 +89,12 @@ def export_study(windows: Iterable[FinishedTrial], max_workers: int, *, pinning:
 
 
 def _inside(params: "dict[str, Any]", space: "dict[str, BaseDistribution]") -> bool:
-    return all(
-        name in params and distribution._contains(distribution.to_internal_repr(params[name]))
-        for name, distribution in space.items()
-    )
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    for name, distribution in space.items():
+        value = params.get(name)
+        if isinstance(distribution, CategoricalDistribution) and value not in distribution.choices:
+            return False
+        if isinstance(distribution, IntDistribution) and not distribution.low <= (value or 0) <= distribution.high:
+            return False
+    return True

@@ -179,7 +179,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, data_on_ne
         consumer += f"; every sample delayed by {format_seconds(request.sample_delay_s)}"
     undecided = choice.undecided_between
     budget = f" after {format_seconds(request.budget_s)}" if sweep.time_is_over else ""
-    doubt = f"undecided between {undecided[0]} and {undecided[1]}{budget}; {choice.workers} has " if undecided else ""
+    doubt = f"undecided between {undecided[0]} and {undecided[1]}{budget}; of {choice.workers}: " if undecided else ""
     return WorkersEvidence(
         chosen=choice.workers,
         undecided_between=list(undecided),

@@ -141,8 +141,9 @@ def _cache(found: WorkersEvidence) -> str:
     share = found.page_cache_share
     state = "what of it lay there cannot be read here" if share is None else f"{share:.0%} of it lay there"
     rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
-    read = f"; up to {_per_s(max(rates))} came from storage" if rates else ""
-    return f"{asked}; {state}{read}"
+    if not rates:
+        return f"{asked}; {state}"
+    return f"{asked}; {state}; {f'up to {_per_s(max(rates))}' if max(rates) else 'nothing'} came from storage"
 
 
 def _per_s(bytes_per_s: float | None) -> str | None:

@@ -26,9 +26,13 @@ def example_profile() -> Profile:
         for rows, speed in ((1, 500.0), (2, 900.0))
     ]
     rows = [
-        WorkersRow(loader_workers=count, slot_tokens_per_s=[100.0, 101.0], ratio_to_best=1.0, data_wait_share=0.1)
-        for count in (0, 1)
-    ]
+        WorkersRow(
+            loader_workers=count, slot_tokens_per_s=[99.0, 100.0, 101.0], ratio_to_ceiling=ratio,
+            ratio_low=ratio - 0.005, ratio_high=ratio + 0.005, verdict=verdict, data_wait_share=1 - ratio,
+            memory_bytes=2**29,
+        )
+        for count, ratio, verdict in ((0, 0.5, "refuted"), (1, 0.99, "proven"))
+    ]  # fmt: skip
     return Profile(
         train=TrainConfig(
             model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}, null_keys=["x"]),
@@ -46,8 +50,10 @@ def example_profile() -> Profile:
                 mean_real_tokens_per_row=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, ceiling_slot_tokens_per_s=[102.0], rows=rows, seconds=3.0, gpu_utilisation_source="n/a",
-                choice="so",
+                chosen=1, choice="so", refusal="0 is slow", ceiling_slot_tokens_per_s=[102.0], rows=rows, local_ranks=1,
+                max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank", consumer="the training step",
+                window_s=2.0, windows=7, seconds=14.0, page_cache="as_is", page_cache_share=0.75,
+                gpu_source="n/a (CPU)",
             ),
         ),
     )  # fmt: skip

@@ -29,6 +29,7 @@ SAMPLE = GpuSample(
     sm_clock_mhz=1700,
     throttle_reasons=("sw_power_cap",),
     temperature_c=61,
+    process_count=1,
 )
 GPM = GpmWindow(
     start_s=0.0,
@@ -155,6 +156,7 @@ def test_samples_carry_rising_times_and_shares(monitor, uuid, clock):
     second = monitor.sample(uuid)
     assert second.time_s - first.time_s >= 0.125
     assert second.utilisation is None or 0 <= second.utilisation <= 1
+    assert second.process_count is None or second.process_count >= 0
 
 
 def test_processes_are_a_tuple_of_ids(monitor, uuid):
@@ -245,6 +247,7 @@ def test_every_nvml_error_becomes_a_reason(name):
         ("nvmlDeviceGetPowerUsage", "power_w"),
         ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
         ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
     ],
 )
 def test_one_figure_that_is_not_supported_is_none_alone(function, field):
@@ -318,6 +321,16 @@ def test_process_without_a_known_size_keeps_none():
     listed = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     monitor = simulated(None, nvmlDeviceGetComputeRunningProcesses=listed)
     assert monitor.compute_processes("GPU-one") == (GpuProcess(pid=7, used_bytes=None),)
+
+
+def test_only_processes_that_hold_memory_to_compute_are_counted():
+    listed = [
+        SimpleNamespace(pid=7, usedGpuMemory=None),
+        SimpleNamespace(pid=8, usedGpuMemory=2**20),
+        SimpleNamespace(pid=9, usedGpuMemory=2**29),
+    ]
+    assert simulated(None, nvmlDeviceGetComputeRunningProcesses=listed).sample("GPU-one").process_count == 1
+    assert simulated(None, nvmlDeviceGetComputeRunningProcesses=[]).sample("GPU-one").process_count == 0
 
 
 def test_nvml_is_shut_down_once():

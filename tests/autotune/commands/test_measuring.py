@@ -1,9 +1,15 @@
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from autotune.commands.measuring import Bench
+from autotune.commands.measuring import Bench, refuse_login_node
 from autotune.core.profile import Fingerprint
+from autotune.errors import MachineLacks
+from autotune.measure.host import FakeHost
+from tests.autotune.profiles import example_profile
+from trainer.dataset import read_manifest
 
 
 def runner(tmp_path):
@@ -33,3 +39,48 @@ def test_another_version_of_the_tool_measures_anew(tmp_path, monkeypatch):
     before = runner(tmp_path).site
     monkeypatch.setattr("autotune.commands.measuring.__version__", "9.9")
     assert runner(tmp_path).site != before
+
+
+def limits(manifest, host=None, ranks=2, asked=None, **train):
+    site = SimpleNamespace(host=host or FakeHost().facts([Path()]))
+    bench = Bench(site=site, server=SimpleNamespace(), machine=SimpleNamespace(), monitor=SimpleNamespace())
+    config = example_profile().train.model_copy(update=train)
+    return bench.loader_limits(config, manifest, ranks, asked)
+
+
+def test_loader_workers_are_limited_by_the_sites_cpus_ranks_and_the_size_of_a_batch(patterned_dataset):
+    manifest = read_manifest(patterned_dataset)
+    small, large = limits(manifest), limits(manifest, micro_batch_rows=64)
+    assert small.cpus_per_rank == 4
+    assert limits(manifest, asked=3).most()[0] == 3
+    config = example_profile().train
+    assert small.batch_bytes >= config.micro_batch_rows * config.seq_length_tokens * 2  # ids of two bytes
+    assert large.batch_bytes == pytest.approx(32 * small.batch_bytes, rel=0.01)
+
+
+def test_packed_rows_carry_the_places_of_more_samples(patterned_dataset):
+    manifest = read_manifest(patterned_dataset)
+    assert limits(manifest, layout="packed").batch_bytes > limits(manifest, layout="padded").batch_bytes
+
+
+def test_little_shared_memory_limits_workers_at_any_site(patterned_dataset):
+    tight = replace(FakeHost().facts([Path()]), shm_free_bytes=2**10)
+    assert limits(read_manifest(patterned_dataset), host=tight).most()[0] == 0
+
+
+def test_a_login_node_is_refused_with_the_command_as_a_job(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(MachineLacks, match="login node") as refused:
+        refuse_login_node(["autotune", "workers", "--profile", "my p.toml"])
+    assert "autotune workers --profile 'my p.toml' --slurm SITE.toml" in refused.value.next_step
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    refuse_login_node(["autotune"])
+
+
+def test_a_machine_without_slurm_is_no_login_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    refuse_login_node(["autotune"])

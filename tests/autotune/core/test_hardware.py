@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from autotune.core.hardware import (
     THROTTLE_REASONS,
+    GpmWindow,
     GpuFacts,
     GpuSample,
+    GpuSeries,
     GpuStatus,
     HostFacts,
     MachineFacts,
@@ -177,3 +179,28 @@ def test_machine_becomes_plain_json():
     assert content["gpus"][0]["sample"] == {"reason": "why"}
     assert content["host"]["allotted_cpus"] == 8
     assert content["slurm"]["in_job"] is False
+
+
+@given(st.lists(st.floats(0, 100), max_size=20), st.floats(0, 100), st.floats(0, 100))
+def test_a_series_is_cut_to_what_lies_wholly_between_two_moments(moments, start_s, end_s):
+    times_s = sorted(moments)
+    samples = tuple(
+        GpuSample(
+            time_s=time_s, utilisation=None, used_bytes=None, power_w=None, sm_clock_mhz=None, throttle_reasons=None,
+            temperature_c=None,
+        )
+        for time_s in times_s
+    )  # fmt: skip
+    gpm = tuple(
+        GpmWindow(
+            start_s=time_s, end_s=time_s + 1, sm_utilisation=None, sm_occupancy=None, tensor_active=None,
+            dram_active=None, pcie_rx_bytes_per_s=None,
+        )
+        for time_s in times_s
+    )  # fmt: skip
+    cut = GpuSeries(samples=samples, gpm=gpm, lacking="a", gpm_lacking="b").between(start_s, end_s)
+    assert [one.time_s for one in cut.samples] == [time_s for time_s in times_s if start_s <= time_s <= end_s]
+    assert [one.start_s for one in cut.gpm] == [
+        time_s for time_s in times_s if start_s <= time_s and time_s + 1 <= end_s
+    ]
+    assert (cut.lacking, cut.gpm_lacking) == ("a", "b")

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from autotune.core.profile import CurvePoint
 from autotune.decide.choose import (
     choose_micro_batch,
-    choose_workers,
     curve_rows,
     deal,
     global_batch_rows,
@@ -49,32 +48,6 @@ def test_the_curve_ascends_to_its_limit(limit):
 def test_the_global_batch_is_met_to_half_a_row(tokens, per_row):
     rows = global_batch_rows(tokens, per_row)
     assert rows == 1 or abs(rows * per_row - tokens) <= per_row / 2 + 1e-6
-
-
-def test_the_smallest_count_that_costs_nothing_is_chosen():
-    choice = choose_workers({0: [50.0, 51.0, 50.5], 1: [99.6, 100.2, 100.1], 2: [100.0, 100.4, 100.3]})
-    assert (choice.workers, choice.undecided_between) == (1, ())
-
-
-def test_noise_that_hides_the_difference_is_said():
-    choice = choose_workers({0: [100.0, 90.0, 104.0], 1: [101.0, 102.0, 100.0]})
-    assert choice.undecided_between == (0, 1)
-    assert "undecided" in choice.reason
-
-
-def test_a_single_repeat_decides_nothing_about_smaller_counts():
-    assert choose_workers({0: [99.0], 1: [100.0]}).undecided_between == (0, 1)
-
-
-def test_a_single_count_is_chosen():
-    assert choose_workers({0: [5.0, 6.0]}).workers == 0
-
-
-@given(st.dictionaries(st.integers(0, 8), st.lists(st.floats(1, 100), min_size=3, max_size=3), min_size=1))
-def test_the_choice_was_measured(figures):
-    choice = choose_workers(figures)
-    assert choice.workers in figures
-    assert not choice.undecided_between or choice.workers in choice.undecided_between
 
 
 def test_a_global_batch_is_dealt_exactly_and_the_nearest_even_ones_are_named():

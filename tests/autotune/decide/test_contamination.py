@@ -9,6 +9,7 @@ from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measur
 from autotune.decide.contamination import (
     MEMORY_TOLERANCE_BYTES,
     GpuUse,
+    describe_company,
     describe_growth,
     describe_other_users,
     describe_slowdown,
@@ -85,6 +86,20 @@ def test_samples_without_throttle_reasons_tell_nothing_and_are_not_counted():
     assert "in 1 of 1 samples" in describe_slowdown(
         "GPU 3", [unread, replace(SAMPLE, throttle_reasons=("hw_thermal",))]
     )
+
+
+def test_second_process_is_company_and_the_trials_own_is_not():
+    alone, together = replace(SAMPLE, process_count=1), replace(SAMPLE, process_count=3)
+    assert describe_company("GPU 3", [alone, together, alone]) == (
+        "another process computed on GPU 3: 3 were on it in 1 of 3 samples"
+    )
+    assert describe_company("GPU 3", [alone, replace(SAMPLE, process_count=0)]) is None
+
+
+def test_samples_without_a_process_count_tell_nothing_and_are_not_counted():
+    assert describe_company("GPU 3", []) is None
+    assert describe_company("GPU 3", [SAMPLE]) is None
+    assert "in 1 of 1 samples" in describe_company("GPU 3", [SAMPLE, replace(SAMPLE, process_count=2)])
 
 
 @pytest.mark.parametrize("outcome", [Measured(figures={"loss": 1.0}), OutOfMemory(detail="refused")])

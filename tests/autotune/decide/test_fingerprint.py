@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.decide.fingerprint import compare
+from autotune.decide.fingerprint import compare, compare_for_replay
 from tests.autotune.profiles import FINGERPRINT
 
 
@@ -32,3 +32,28 @@ def test_less_gpu_memory_is_refused_and_more_is_not():
 def test_the_worst_comes_first():
     other = FINGERPRINT.model_copy(update={"python": "3.12", "dataset_hash": "x", "torch": "9"})
     assert [mismatch.severity for mismatch in compare(FINGERPRINT, other)] == ["refuse", "warn", "inform"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "cuda"},
+        {"gpu_name": "NVIDIA H200", "gpu_count": 8, "gpu_total_bytes": 2**37, "gpu_mig": False},
+        {"gpu_power_cap_w": 700.0, "driver": "580.1", "cuda": "13.0"},
+    ],
+)
+def test_where_a_step_is_replayed_the_gpu_does_not_matter(change):
+    assert compare_for_replay(FINGERPRINT.model_copy(update=change), FINGERPRINT) == ()
+
+
+@pytest.mark.parametrize("change", [{"cpu_model": "Another CPU"}, {"data_filesystem": "lustre"}])
+def test_where_a_step_is_replayed_cpu_and_disk_must_be_the_same(change):
+    other = FINGERPRINT.model_copy(update=change)
+    assert [mismatch.severity for mismatch in compare(FINGERPRINT, other)] == ["warn"]
+    assert [mismatch.severity for mismatch in compare_for_replay(FINGERPRINT, other)] == ["refuse"]
+
+
+def test_where_a_step_is_replayed_the_worst_still_comes_first():
+    other = FINGERPRINT.model_copy(update={"python": "3.12", "torch": "9", "cpu_model": "x", "device": "cuda"})
+    found = compare_for_replay(FINGERPRINT, other)
+    assert [mismatch.field for mismatch in found] == ["cpu_model", "torch", "python"]

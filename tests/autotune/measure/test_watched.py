@@ -1,4 +1,4 @@
-import threading
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +7,7 @@ from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measur
 from autotune.core.trial import Trial
 from autotune.errors import BadInput
 from autotune.measure.clock import FakeClock
+from autotune.measure.gpu_sampler import FakeGpuSampler
 from autotune.measure.machine import FakeMachine
 from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
@@ -21,7 +22,7 @@ RAN = Measured(figures={"peak_bytes": GIB})
 REFUSED = OutOfMemory(detail="CUDA out of memory")
 
 
-def gpu(*used, index=0, reasons=None, processes=()):
+def gpu(*used, index=0, reasons=None, processes=(), counts=(1,)):
     facts = GpuFacts(
         uuid=f"GPU-{index}",
         index=index,
@@ -42,18 +43,24 @@ def gpu(*used, index=0, reasons=None, processes=()):
         throttle_reasons=reasons,
         temperature_c=None,
     )
-    return FakeGpu(facts=facts, used_bytes=used or (IDLE,), samples=(sample,), processes=(processes,))
+    samples = [replace(sample, process_count=count) for count in counts]
+    return FakeGpu(facts=facts, used_bytes=used or (IDLE,), samples=samples, processes=(processes,))
 
 
 class Watch:
     """A watched fake machine, and all that surrounds it. The first reading of each GPU is its baseline."""
 
-    def __init__(self, *gpus, outcome=RAN):
+    def __init__(self, *gpus, outcome=RAN, lasts_s=0.0):
         self.clock = FakeClock()
         self.started_s = self.clock.monotonic_s()
-        self.fake = FakeMachine(lambda trial: outcome)
-        monitor = FakeGpuMonitor(gpus, clock=self.clock)
-        self.machine = WatchedMachine(self.fake, monitor, [gpu.facts.uuid for gpu in gpus], self.clock)
+
+        def simulate(trial):
+            self.clock.sleep(lasts_s)
+            return outcome
+
+        self.fake = FakeMachine(simulate)
+        monitor, uuids = FakeGpuMonitor(gpus, clock=self.clock), [gpu.facts.uuid for gpu in gpus]
+        self.machine = WatchedMachine(self.fake, monitor, uuids, FakeGpuSampler(monitor, uuids, self.clock), self.clock)
 
     @property
     def waited_s(self):
@@ -166,27 +173,58 @@ def test_holders_that_cannot_be_read_are_not_invented():
     assert "(by whom cannot be read: NVML: Insufficient Permissions)" in outcome.detail
 
 
-def test_sampling_ends_when_the_machine_raises():
+def test_second_process_on_a_gpu_makes_a_trial_void():
+    found = Watch(gpu(), gpu(index=1, counts=(1, 1, 2))).machine.run(TRIAL)
+    assert found == Contaminated(detail="another process computed on GPU 1: 2 were on it in 1 of 1 samples")
+
+
+def test_company_from_before_a_trial_is_not_held_against_it():
+    assert Watch(gpu(counts=(2, 2, 1))).machine.run(TRIAL) is RAN
+
+
+def test_figures_of_a_window_get_what_every_gpu_did_in_it():
+    window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
+    watch = Watch(gpu(), gpu(index=1), outcome=window, lasts_s=2.5)
+    figures = watch.machine.run(TRIAL).figures
+    assert figures["steps"] == 4
+    assert [one["samples"] for one in figures["gpus"]] == [1, 1]
+    assert figures["gpus"][1]["utilisation_share"] == 1.0
+    assert figures["gpus"][1]["series"]["time_s"] == [1002.5]
+
+
+def test_window_without_a_sample_says_why_instead_of_zero():
+    window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0})
+    (figures,) = Watch(gpu(), outcome=window).machine.run(TRIAL).figures["gpus"]
+    assert (figures["samples"], figures["utilisation_share"]) == (0, None)
+    assert figures["lacking"]
+
+
+def test_sampling_of_later_trials_goes_on_when_the_machine_raises():
     def refuse(trial):
         raise BadInput("no such file", next_step="Name another.")
 
-    monitor = FakeGpuMonitor([gpu()])
-    threads = threading.active_count()
-    with pytest.raises(BadInput):
-        WatchedMachine(FakeMachine(refuse), monitor, ["GPU-0"], FakeClock()).run(TRIAL)
-    assert threading.active_count() == threads
+    monitor, clock = FakeGpuMonitor([gpu()]), FakeClock()
+    machine = WatchedMachine(FakeMachine(refuse), monitor, ["GPU-0"], FakeGpuSampler(monitor, ["GPU-0"], clock), clock)
+    for _ in range(2):
+        with pytest.raises(BadInput):
+            machine.run(TRIAL)
 
 
-def test_closing_closes_the_machine_and_leaves_the_monitor():
+def test_closing_closes_the_machine_stops_the_sampler_and_leaves_the_monitor():
     closed = []
 
     class Closing(FakeMachine):
         def close(self):
-            closed.append(True)
+            closed.append("machine")
 
-    monitor = FakeGpuMonitor([gpu()])
-    WatchedMachine(Closing(lambda trial: RAN), monitor, ["GPU-0"], FakeClock()).close()
-    assert closed == [True]
+    class Stopping(FakeGpuSampler):
+        def stop(self):
+            closed.append("sampler")
+
+    monitor, clock = FakeGpuMonitor([gpu()]), FakeClock()
+    sampler = Stopping(monitor, ["GPU-0"], clock)
+    WatchedMachine(Closing(lambda trial: RAN), monitor, ["GPU-0"], sampler, clock).close()
+    assert sorted(closed) == ["machine", "sampler"]
     assert monitor.used_bytes("GPU-0") == IDLE
 
 

@@ -1,10 +1,11 @@
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
-from autotune.core.profile import Evidence, Profile, profile_to_toml
+from autotune.core.profile import Evidence, JointChoice, Profile, WorkersEvidence, profile_to_toml
 from autotune.errors import ProfileRefused
-from autotune.search.profiles import probed_here, read_profile, with_workers_of, write_profile
+from autotune.search.profiles import probed_here, read_profile, with_workers, with_workers_of, write_profile
 from tests.autotune.profiles import example_profile
 
 
@@ -54,3 +55,43 @@ def test_a_micro_batch_beyond_what_was_shown_to_fit_is_refused(tmp_path):
     path.write_text(profile_to_toml(example_profile()).replace("micro_batch_rows = 2", "micro_batch_rows = 3"))
     with pytest.raises(ProfileRefused, match="more than the 2"):
         probed_here(read_profile(path), refusals=[])
+
+
+def _found(*, chosen: int, adopted: bool | None) -> WorkersEvidence:
+    found = example_profile().evidence.workers
+    assert found is not None
+    joint = JointChoice(
+        trials=12, loader_workers=5, prefetch_batches=8, pin_memory=False, ratio_to_workers_alone=1.2,
+        adopted=adopted is True,
+    )  # fmt: skip
+    return found.model_copy(update={"chosen": chosen, "joint": None if adopted is None else joint})
+
+
+def test_a_sweep_writes_its_count_and_its_evidence():
+    found = _found(chosen=3, adopted=None)
+    profile = with_workers(example_profile(), found, SimpleNamespace(content_sha256="new"))
+    before, after = example_profile().train.data, profile.train.data
+    assert after == before.model_copy(update={"loader_workers": 3})
+    assert profile.evidence.workers == found
+    assert profile.evidence.probe == example_profile().evidence.probe
+    assert (profile.provenance.commands, profile.provenance.ledger_sha256) == (["probe", "workers"], "new")
+
+
+def test_a_repeated_sweep_is_named_once():
+    profile = with_workers(example_profile(), _found(chosen=3, adopted=None), SimpleNamespace(content_sha256="a"))
+    again = with_workers(profile, _found(chosen=2, adopted=None), SimpleNamespace(content_sha256="b"))
+    assert again.provenance.commands == ["probe", "workers"]
+
+
+@pytest.mark.parametrize(("adopted", "loader"), [(True, (5, 8, False)), (False, (3, 2, True))])
+def test_what_was_found_jointly_is_written_only_where_it_was_adopted(adopted, loader):
+    found = _found(chosen=3, adopted=adopted)
+    data = with_workers(example_profile(), found, SimpleNamespace(content_sha256="a")).train.data
+    assert (data.loader_workers, data.prefetch_batches, data.pin_memory) == loader
+
+
+def test_a_repeated_probe_keeps_what_was_adopted_jointly(tmp_path):
+    path = tmp_path / "p.toml"
+    swept = with_workers(example_profile(), _found(chosen=3, adopted=True), SimpleNamespace(content_sha256="a"))
+    path.write_text(profile_to_toml(swept))
+    assert with_workers_of(_probed_again(), path).train.data == swept.train.data

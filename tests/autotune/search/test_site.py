@@ -5,9 +5,10 @@ import pytest
 
 from autotune.core.cards import find_card
 from autotune.core.hardware import GpuFacts, SlurmFacts
-from autotune.errors import BadInput
+from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import FakeHost
-from autotune.search.site import Site, local_ranks, memory_budget
+from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
+from autotune.search.site import Site, local_ranks, memory_budget, open_site
 
 MIB = 2**20
 H200 = GpuFacts(
@@ -65,3 +66,20 @@ def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
     assert local_ranks(site(()), 2) == 2
     with pytest.raises(BadInput, match="there are 2 GPUs"):
         local_ranks(two, 3)
+
+
+def test_without_the_gpu_that_is_asked_for_the_next_step_is_the_callers(tmp_path):
+    monitor = FakeGpuMonitor(absent="no driver")
+    with pytest.raises(MachineLacks, match="no GPU here: no driver") as refused:
+        open_site("cuda", tmp_path, FakeHost(), monitor, without_gpu="Replay it.")
+    assert refused.value.next_step == "Replay it."
+    with pytest.raises(MachineLacks) as refused:
+        open_site("cuda", tmp_path, FakeHost(), monitor)
+    assert "--device cpu" in refused.value.next_step
+
+
+def test_with_the_gpu_there_is_nothing_to_do_instead(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monitor = FakeGpuMonitor([FakeGpu(facts=H200, used_bytes=[500 * MIB])])
+    opened = open_site("cuda", tmp_path, FakeHost(), monitor, without_gpu="Replay it.")
+    assert (opened.device, opened.gpu, opened.used_bytes_by_gpu) == ("cuda", H200, (500 * MIB,))

@@ -1,106 +1,229 @@
+from dataclasses import replace
+
 import pytest
 
-from autotune.core.hardware import GpuSample
-from autotune.core.outcome import Crashed, Measured
-from autotune.errors import Undecided
-from autotune.measure.clock import FakeClock
+from autotune.core.outcome import Contaminated, Crashed, Measured
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.errors import DoesNotFit, Undecided
 from autotune.measure.machine import FakeMachine
-from autotune.search.trials import TrialRunner
-from autotune.search.workers import GpuSeries, SweepRequest, ladder, sweep_workers
-from autotune.store import Ledger
-from trainer.config import ModelSettings, TrainConfig
+from autotune.search.workers import ATTEMPTS, Sweep, evidence, with_loader
+from tests.autotune.search.feeds import CEILING, CONFIG, HOST, FeedMachine, figures_of, knee_at, sweep_on
 
-CPU = GpuSeries(source="n/a (CPU run)")
-
-
-def machine(needed: int) -> FakeMachine:
-    """A loader process gives 100 tokens/s a piece (the main process 40), the step takes at most ``needed`` hundreds."""
-
-    def simulate(trial):
-        workers, cached = trial.measured["config"]["data"]["loader_workers"], trial.measured["cached"]
-        ceiling = 100.0 * needed
-        speed = ceiling if cached else min(ceiling, 100.0 * workers or 40.0)
-        noise = 1 + 0.001 * ((trial.measured["repeat"] * 7 + workers * 3) % 5)
-        start_s = 1000.0 + 10 * workers
-        return Measured(
-            figures={
-                "optimizer_steps": 9, "discarded_steps": 2, "slot_tokens_per_s": speed * noise,
-                "real_tokens_per_s": speed * 0.5, "data_wait_share": 1 - speed / ceiling, "step_s": [0.1] * 7,
-                "window_start_s": start_s, "window_end_s": start_s + 1,
-            }
-        )  # fmt: skip
-
-    return FakeMachine(simulate)
+LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+GPU = {
+    "samples": 10, "utilisation_share": 0.9, "power_w": 400.0, "sm_clock_mhz": 1500.0, "power_capped_share": 0.5,
+    "gpm_windows": 2, "gpm_tensor_share": 0.4, "series": {"time_s": [1.0]},
+}  # fmt: skip
 
 
-def sweep(machine, tmp_path, gpu=CPU, max_workers=8, repeats=3):
-    request = SweepRequest(
-        config=TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"})), data_dir="data",
-        max_workers=max_workers, repeats=repeats, window_s=1.0, trial_timeout_s=10,
-    )  # fmt: skip
-    runner = TrialRunner(machine=machine, ledger=Ledger(tmp_path / "ledger", "w"), site="here", clock=FakeClock())
-    return sweep_workers(request, runner, gpu)
+def evidence_of(sweep: Sweep, **options):
+    return evidence(sweep, sweep.run(), **{"gpu_source": "n/a", "data_on_network": None} | options)
 
 
-@pytest.mark.parametrize(("limit", "rungs"), [(0, [0]), (1, [0, 1]), (6, [0, 1, 2, 4, 6]), (8, [0, 1, 2, 4, 8])])
-def test_the_ladder_doubles_up_to_its_limit(limit, rungs):
-    assert ladder(limit) == rungs
+@pytest.mark.parametrize("needed", [0, 1, 2, 3, 6])
+def test_the_smallest_count_that_feeds_the_step_is_found(tmp_path, needed):
+    found = evidence_of(sweep_on(FeedMachine(knee_at(needed)), tmp_path))
+    assert (found.chosen, found.undecided_between) == (needed, [])
+    rows = {row.loader_workers: row for row in found.rows}
+    assert rows[needed].verdict == "proven"
+    assert rows[needed].ratio_to_ceiling == pytest.approx(1.0, abs=0.01)
+    assert all(rows[count].verdict == "refuted" for count in rows if count < needed)
+    assert found.ceiling_slot_tokens_per_s[0] == pytest.approx(CEILING, rel=0.01)
 
 
-@pytest.mark.parametrize("needed", [1, 2, 4])
-def test_the_smallest_count_that_feeds_the_step_is_chosen(tmp_path, needed):
-    found = sweep(machine(needed), tmp_path)
-    assert found.chosen == needed
-    assert found.undecided_between == []
+def test_rounds_run_forwards_and_backwards_in_turn(tmp_path):
+    machine = FeedMachine(knee_at(1))
+    sweep_on(machine, tmp_path).run()
+    assert machine.counts[:4] == [None, 0, 1, None]
+    rounds = [trial.measured["round"] for trial in machine.trials]
+    assert rounds == sorted(rounds)
+
+
+def test_windows_of_a_round_see_the_same_rows_and_those_of_others_do_not(tmp_path):
+    machine = FeedMachine(knee_at(1))
+    sweep = sweep_on(machine, tmp_path, sample_delay_s=0.5, replayed_step_s=0.1, page_cache="cold")
+    sweep.run()
+    assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.windows
+    assert {trial.measured["sample_delay_s"] for trial in machine.trials} == {0.5}
+    assert {trial.measured["replayed_step_s"] for trial in machine.trials} == {0.1}
+    assert {trial.measured["page_cache"] for trial in machine.trials} == {"cold"}
+    assert {trial.place["data_dir"] for trial in machine.trials} == {"data"}
 
 
 def test_the_ladder_is_not_climbed_beyond_the_ceiling(tmp_path):
-    assert [row.loader_workers for row in sweep(machine(2), tmp_path).rows] == [0, 1, 2]
-
-
-def test_a_step_that_needs_no_loader_process_gets_none(tmp_path):
-    def always_fed(trial):
-        figures = machine(1)._simulate(trial).figures
-        return Measured(figures=figures | {"slot_tokens_per_s": 100.0, "data_wait_share": 0.0})
-
-    assert sweep(FakeMachine(always_fed), tmp_path).chosen == 0
-
-
-def test_repeats_are_interleaved_with_the_ceiling(tmp_path):
-    used = machine(1)
-    sweep(used, tmp_path)
-    order = [
-        None if trial.measured["cached"] else trial.measured["config"]["data"]["loader_workers"]
-        for trial in used.trials
-    ]
-    assert order == [None, 0, 1] * 3
+    machine = FeedMachine(knee_at(2))
+    sweep_on(machine, tmp_path).run()
+    assert max(count for count in machine.counts if count is not None) == 2
 
 
 def test_a_sweep_is_repeated_from_its_ledger_without_a_window(tmp_path):
-    first = sweep(machine(2), tmp_path)
-    again = machine(2)
-    assert sweep(again, tmp_path) == first
+    first = evidence_of(sweep_on(FeedMachine(knee_at(3)), tmp_path))
+    again = FeedMachine(knee_at(3))
+    assert evidence_of(sweep_on(again, tmp_path)) == first
     assert again.trials == []
 
 
-def test_utilisation_is_the_mean_of_the_samples_inside_the_windows(tmp_path):
-    def sample(time_s, utilisation):
-        return GpuSample(
-            time_s=time_s, utilisation=utilisation, used_bytes=None, power_w=None, sm_clock_mhz=None,
-            throttle_reasons=None, temperature_c=None,
-        )  # fmt: skip
+def test_a_sweep_that_was_interrupted_goes_on_where_it_was(tmp_path):
+    class Interrupted(FeedMachine):
+        def run(self, trial):
+            if len(self.trials) == 5:
+                raise KeyboardInterrupt
+            return super().run(trial)
 
-    series = [sample(1000.5, 0.2), sample(1005.0, 0.9), sample(1010.2, 0.6), sample(1010.8, 0.8)]
-    found = sweep(machine(1), tmp_path, gpu=GpuSeries(source="NVML", samples=lambda: series))
-    assert [row.gpu_utilisation for row in found.rows] == [pytest.approx(0.2), pytest.approx(0.7)]
-
-
-def test_without_a_gpu_utilisation_is_missing_and_says_why(tmp_path):
-    found = sweep(machine(1), tmp_path)
-    assert {row.gpu_utilisation for row in found.rows} == {None}
-    assert found.gpu_utilisation_source == "n/a (CPU run)"
+    with pytest.raises(KeyboardInterrupt):
+        sweep_on(Interrupted(knee_at(2)), tmp_path).run()
+    whole, rest = FeedMachine(knee_at(2)), FeedMachine(knee_at(2))
+    expected = evidence_of(sweep_on(whole, tmp_path / "other"))
+    assert evidence_of(sweep_on(rest, tmp_path)) == expected
+    assert len(rest.trials) == len(whole.trials) - 5
 
 
-def test_a_window_that_failed_is_no_score(tmp_path):
+def noisy(knee: int) -> FeedMachine:
+    """Windows that differ by so much that a short budget decides nothing."""
+    machine = FeedMachine(knee_at(knee))
+    plain = machine._simulate
+
+    def simulate(trial):
+        figures = plain(trial).figures
+        wild = 1 + 0.1 * ((7 * len(machine.trials)) % 11 - 5) / 5
+        return Measured(figures=figures | {"slot_tokens_per_s": figures["slot_tokens_per_s"] * wild})
+
+    machine._simulate = simulate
+    return machine
+
+
+def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
+    machine = noisy(3)
+    sweep = sweep_on(machine, tmp_path, budget_s=12.0)
+    found = evidence_of(sweep)
+    assert sweep.time_is_over
+    assert 12 <= len(machine.trials) <= 12 + 3
+    low, high = found.undecided_between
+    assert low <= 3 <= high
+    assert found.choice.startswith(f"undecided between {low} and {high} after 12 s; of {found.chosen}: ")
+
+
+def test_three_rounds_are_measured_however_small_the_budget_is(tmp_path):
+    machine = noisy(1)
+    sweep = sweep_on(machine, tmp_path, budget_s=0.5)
+    sweep.run()
+    assert len(sweep.rounds) == 3
+
+
+def test_windows_from_the_ledger_count_towards_the_budget(tmp_path):
+    sweep_on(noisy(3), tmp_path, budget_s=12.0).run()
+    again = noisy(3)
+    sweep = sweep_on(again, tmp_path, budget_s=12.0)
+    sweep.run()
+    assert again.trials == []
+    assert sweep.seconds >= 12
+
+
+def contaminated(times: int) -> FeedMachine:
+    """Every window of one worker is spoiled so many times before it is read."""
+    machine = FeedMachine(knee_at(1))
+    plain, spoiled = machine._simulate, dict[str, int]()
+
+    def simulate(trial):
+        if not trial.measured["cached"] and spoiled.setdefault(trial.key, 0) < times:
+            spoiled[trial.key] += 1
+            return Contaminated(detail="somebody else was on it")
+        return plain(trial)
+
+    machine._simulate = simulate
+    return machine
+
+
+def test_a_spoiled_window_is_read_again(tmp_path):
+    found = evidence_of(sweep_on(contaminated(ATTEMPTS - 1), tmp_path))
+    assert (found.chosen, found.undecided_between) == (1, [])
+
+
+def test_a_window_that_is_spoiled_every_time_leaves_the_sweep_undecided(tmp_path):
+    machine = contaminated(ATTEMPTS)
+    with pytest.raises(Undecided, match="somebody else was on it") as refused:
+        sweep_on(machine, tmp_path).run()
+    assert len([count for count in machine.counts if count == 0]) == ATTEMPTS
+    assert "resumes from" in refused.value.next_step
+
+
+def test_a_window_that_failed_is_no_score_and_not_tried_again(tmp_path):
+    machine = FakeMachine(lambda trial: Crashed(detail="boom"))
     with pytest.raises(Undecided, match="boom"):
-        sweep(FakeMachine(lambda trial: Crashed(detail="boom")), tmp_path)
+        sweep_on(machine, tmp_path).run()
+    assert len(machine.trials) == 1
+
+
+def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
+    gpus = [GPU, GPU | {"utilisation_share": 0.7, "gpm_tensor_share": None}]
+    found = evidence_of(sweep_on(FeedMachine(knee_at(1), gpus=gpus), tmp_path), gpu_source="NVML")
+    for row in found.rows:
+        assert row.gpu is not None
+        assert row.gpu.utilisation_share == pytest.approx(0.8)
+        assert row.gpu.gpm_tensor_share == pytest.approx(0.4)
+        assert row.gpu.gpm_dram_share is None
+    assert found.operating_state == "400 W, SM clock 1,500 MHz, at the power cap in 50% of samples"
+    assert found.gpu_source == "NVML"
+
+
+def test_without_a_gpu_its_figures_are_missing(tmp_path):
+    found = evidence_of(sweep_on(FeedMachine(knee_at(1)), tmp_path))
+    assert {row.gpu for row in found.rows} == {None}
+    assert found.operating_state is None
+
+
+def test_what_a_sweep_rests_on_is_kept(tmp_path):
+    sweep = sweep_on(
+        FeedMachine(knee_at(1)), tmp_path, page_cache="warm", replayed_step_s=0.06, sample_delay_s=0.001,
+        limits=replace(LIMITS, local_ranks=2),
+    )  # fmt: skip
+    found = evidence_of(sweep, data_on_network="lustre")
+    assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
+    assert (found.local_ranks, found.max_workers) == (2, 4)
+    assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
+    assert (found.page_cache, found.page_cache_share, found.data_on_network) == ("warm", 0.5, "lustre")
+    assert found.windows == sum(len(row.slot_tokens_per_s) for row in found.rows) + len(found.ceiling_slot_tokens_per_s)
+    assert found.seconds == found.windows
+    assert found.rows[1].memory_bytes == 2**30
+    assert found.rows[1].storage_bytes_per_s == 1e6
+
+
+def test_more_workers_than_memory_holds_are_not_asked_for(tmp_path):
+    host = replace(HOST, ram_available_bytes=700 * 2**20)
+    with pytest.raises(DoesNotFit):
+        sweep_on(FeedMachine(knee_at(1)), tmp_path, limits=replace(LIMITS, host=host, asked=8))
+    assert sweep_on(FeedMachine(knee_at(1)), tmp_path, limits=replace(LIMITS, host=host)).max_workers < 8
+
+
+def test_workers_that_turn_out_larger_lower_the_limit(tmp_path):
+    host = replace(HOST, ram_available_bytes=4 * 2**30)
+    machine = FeedMachine(knee_at(20), worker_bytes=2**30)
+    sweep = sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host))
+    assert sweep.max_workers == 8
+    found = evidence_of(sweep)
+    assert max(count for count in machine.counts if count is not None) == found.max_workers == found.chosen == 3
+    assert "(measured)" in found.max_workers_because
+
+
+def test_workers_that_were_asked_for_and_turn_out_too_large_end_the_sweep(tmp_path):
+    host = replace(HOST, ram_available_bytes=4 * 2**30)
+    machine = FeedMachine(knee_at(20), worker_bytes=2**30)
+    with pytest.raises(DoesNotFit, match=r"need about .* \(measured\)") as refused:
+        sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host, asked=6)).run()
+    assert "--max-workers 3" in refused.value.next_step
+    assert max(count for count in machine.counts if count is not None) < 6
+
+
+def test_loader_settings_that_are_not_named_stay():
+    changed = with_loader(CONFIG, workers=3)
+    assert changed.data.loader_workers == 3
+    assert changed.data.prefetch_batches == CONFIG.data.prefetch_batches
+    assert with_loader(CONFIG, workers=0, prefetch=8, pinned=False).data.prefetch_batches == 8
+    assert with_loader(changed, workers=0) == CONFIG
+
+
+def test_no_window_reads_the_same_twice_in_these_tests(tmp_path):
+    sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
+    sweep.run()
+    readings = {figures_of(done.trial, knee_at(2))["slot_tokens_per_s"] for done in sweep.runner.finished}
+    assert len(readings) > 3

@@ -1,15 +1,21 @@
 """A rig whose GPU and machine are scripted, for tests of the stages."""
 
-from collections.abc import Callable
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.core.hardware import GpmWindow, GpuFacts, GpuSample, HostFacts, SlurmFacts
+from autotune.core.hardware import GpmWindow, GpuFacts, GpuSample, GpuSeries, HostFacts, SlurmFacts
 from autotune.core.outcome import Outcome
 from autotune.core.trial import Trial
 from autotune.measure.clock import Clock, SystemClock
+from autotune.measure.gpm import MIN_INTERVAL_S
+from autotune.measure.gpu_sampling import Sampling, series_from_json, serve
 from autotune.measure.host import FakeHost
 from autotune.measure.machine import FakeMachine
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
+from autotune.measure.nvml import FakeGpu, FakeGpuMonitor, GpuMonitor
 from autotune.search.site import Site
 from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.rig import Rig
@@ -29,6 +35,43 @@ class FakeServer(FakeMachine):
 
     def close(self) -> None:
         self.closed = True
+
+
+class ThreadSampler:
+    """Samples scripted GPUs as the real sampler does, with a thread in place of each GPU's process."""
+
+    def __init__(self, monitor: GpuMonitor, uuids: Sequence[str], gpm_window_s: float) -> None:
+        self._monitor, self._uuids, self._gpm_window_s = monitor, uuids, gpm_window_s
+        self._pipes: dict[str, int] = {}
+        self._answers: dict[str, queue.SimpleQueue[str]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start a thread for each GPU."""
+        for uuid in self._uuids:
+            if uuid not in self._pipes:
+                requests, self._pipes[uuid] = os.pipe()
+                self._answers[uuid] = queue.SimpleQueue()
+                self._threads.append(threading.Thread(target=self._serve, args=(uuid, requests)))
+                self._threads[-1].start()
+
+    def take(self) -> dict[str, GpuSeries]:
+        """What came since the last call."""
+        for pipe in self._pipes.values():
+            os.write(pipe, b"take\n")
+        return {uuid: series_from_json(json.loads(answers.get(timeout=10))) for uuid, answers in self._answers.items()}
+
+    def stop(self) -> None:
+        """Close the pipes, which ends the threads."""
+        while self._pipes:
+            os.close(self._pipes.popitem()[1])
+        while self._threads:
+            self._threads.pop().join()
+
+    def _serve(self, uuid: str, requests: int) -> None:
+        sampling = Sampling(self._monitor, uuid, gpm_window_s=self._gpm_window_s, clock=SystemClock())
+        serve(sampling, MIN_INTERVAL_S, requests, self._answers[uuid].put)
+        os.close(requests)
 
 
 def facts(total_bytes: int = 143_771 * 2**20) -> GpuFacts:
@@ -89,10 +132,12 @@ def make_rig(
     )
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir(parents=True)
+    monitor = monitor_of(gpu) if gpu else FakeGpuMonitor([], absent="no GPU here")
     return Rig(
         site=site,
-        monitor=monitor_of(gpu) if gpu else FakeGpuMonitor([], absent="no GPU here"),
+        monitor=monitor,
         make_machine=lambda: FakeServer(simulate),
+        make_sampler=lambda uuids, gpm_window_s: ThreadSampler(monitor, uuids, gpm_window_s),
         manifest=synthetic_manifest(sizes.vocab_size),
         sizes=sizes,
         clock=clock or SystemClock(),

@@ -1,0 +1,119 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.decide.loader_limits import USABLE_SHARE, WORKER_BYTES, LoaderLimits, batch_bytes
+from autotune.errors import DoesNotFit
+from autotune.measure.host import FakeHost
+
+MIB = 2**20
+HOST = replace(
+    FakeHost().facts([Path()]),
+    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_available_bytes=2**36, shm_free_bytes=2**34,
+)  # fmt: skip
+LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=MIB, prefetch_batches=2)
+
+
+def with_host(limits: LoaderLimits = LIMITS, **facts) -> LoaderLimits:
+    return replace(limits, host=replace(limits.host, **facts))
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 8), (2, 4), (3, 2), (8, 1), (16, 1)])
+def test_ranks_share_the_allotted_cpus_and_each_may_have_one(ranks, most):
+    limits = replace(LIMITS, local_ranks=ranks)
+    assert limits.cpus_per_rank == most
+    assert limits.most() == (most, f"8 allotted CPUs, {ranks} local rank{'s' * (ranks > 1)}")
+
+
+@pytest.mark.parametrize("limit", [{"cpus_slurm": 3}, {"cpus_quota": 3.5}, {"cpus_affinity": 3}])
+def test_only_cpus_that_this_process_may_use_count(limit):
+    assert with_host(**limit).most()[0] == 3
+
+
+def ram_for(workers: float) -> int:
+    """Free memory of which so many workers take the usable part."""
+    return round(workers * (WORKER_BYTES + 2 * MIB) / USABLE_SHARE)
+
+
+def test_memory_that_is_short_allows_fewer_and_says_so():
+    most, because = with_host(ram_available_bytes=ram_for(3.5)).most()
+    assert most == 3
+    assert because.startswith("8 loader workers on each of 1 local ranks need about ")
+    assert "(assumed) of the " in because
+
+
+def test_workers_of_all_ranks_take_memory():
+    one, four = with_host(ram_available_bytes=2**30), with_host(replace(LIMITS, local_ranks=4))
+    assert four.ram_bytes(2) == 4 * one.ram_bytes(2)
+    assert four.shm_bytes(2) == 4 * one.shm_bytes(2)
+
+
+def test_shared_memory_that_is_short_allows_fewer_and_says_so():
+    most, because = with_host(shm_free_bytes=16 * MIB).most()
+    assert most == 4
+    assert "of /dev/shm, which has 16 MiB free" in because
+
+
+def test_shared_memory_that_cannot_be_read_limits_nothing():
+    assert with_host(shm_free_bytes=None).most()[0] == 8
+
+
+def test_a_measured_worker_takes_the_place_of_the_assumed_one():
+    limits = with_host(ram_available_bytes=4 * 2**30)
+    assert limits.most()[0] == 8
+    most, because = limits.most(worker_bytes=2**30)
+    assert most == 3
+    assert "(measured)" in because
+    assert WORKER_BYTES < 2**30
+
+
+def test_memory_for_none_is_still_enough_for_a_loader_without_workers():
+    assert with_host(ram_available_bytes=MIB).most()[0] == 0
+
+
+def test_what_the_user_asks_for_goes_beyond_the_cpus_with_a_warning():
+    asked = replace(LIMITS, asked=12, local_ranks=2)
+    assert asked.most() == (12, "--max-workers")
+    assert asked.warning() == (
+        "--max-workers 12 is more than the 4 CPUs that each of 2 ranks has: workers will take turns"
+    )
+
+
+@pytest.mark.parametrize("asked", [None, 0, 3, 8])
+def test_without_too_many_there_is_no_warning(asked):
+    assert replace(LIMITS, asked=asked).warning() is None
+
+
+@pytest.mark.parametrize("short", [{"ram_available_bytes": ram_for(3.5)}, {"shm_free_bytes": 10 * MIB}])
+def test_what_the_user_asks_for_does_not_go_beyond_memory(short):
+    limits = replace(with_host(**short), asked=6)
+    fitting = with_host(**short).most()[0]
+    with pytest.raises(DoesNotFit, match="6 loader workers") as refused:
+        limits.most()
+    assert f"--max-workers {fitting}" in refused.value.next_step
+    assert replace(limits, asked=fitting).most() == (fitting, "--max-workers")
+
+
+@given(
+    st.integers(1, 64), st.integers(1, 8), st.integers(0, 2**40), st.integers(0, 2**38), st.integers(1, 2**28),
+    st.integers(1, 8),
+)  # fmt: skip
+def test_the_most_fits_and_one_more_does_not_or_has_no_cpu(cpus, ranks, ram, shm, batch, prefetch):
+    host = replace(HOST, cpus_online=cpus, cpus_affinity=cpus, ram_available_bytes=ram, shm_free_bytes=shm)
+    limits = LoaderLimits(host=host, local_ranks=ranks, batch_bytes=batch, prefetch_batches=prefetch)
+    most, _ = limits.most()
+    assert 0 <= most <= limits.cpus_per_rank
+    if most:
+        assert limits.refusal(most) is None
+        assert limits.ram_bytes(most) <= USABLE_SHARE * ram
+        assert limits.shm_bytes(most) <= USABLE_SHARE * shm
+    assert most == limits.cpus_per_rank or limits.refusal(most + 1) is not None
+
+
+def test_a_batch_is_its_ids_what_is_predicted_and_the_places_of_samples():
+    assert batch_bytes(16, 128, 2, 0.0, 1.0) == 16 * 128 * 2 + 16 * 8
+    assert batch_bytes(16, 128, 2, 0.5, 1.0) == 16 * 128 * 2 + 1024 * 6 + 16 * 8
+    assert batch_bytes(16, 128, 4, 0.0, 10.0) == 16 * 128 * 4 + 160 * 8

@@ -1,0 +1,265 @@
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.decide.workers import (
+    ENOUGH_SHARE,
+    FIRST_ROUNDS,
+    Count,
+    NextRounds,
+    Round,
+    WindowFigures,
+    WorkersChoice,
+    WorkersRule,
+    ladder,
+    paired_ratio,
+)
+
+Rate = Callable[[int], float]
+
+
+class Feed:
+    """A training whose throughput by the workers is known; batches from memory read 1.
+
+    Args:
+        rate: Of a count, in the long run.
+        noise: Relative standard deviation of a window, and of what it waits.
+        waits: Whether what windows wait for data is the truth; else every one says that it waits for ever.
+        seed: Of the noise.
+    """
+
+    def __init__(self, rate: Rate, *, noise: float = 0.0, waits: bool = True, seed: int = 0) -> None:
+        self.rate, self.noise, self.waits = rate, noise, waits
+        self.random = random.Random(seed)
+        self.windows = 0
+
+    def read(self, count: Count) -> WindowFigures:
+        self.windows += 1
+        rate = 1.0 if count is None else self.rate(count)
+        wait = max(0.0, 1 - rate) if self.waits else 1.0
+        factor = 1 + self.noise * self.random.uniform(-1.7, 1.7)
+        return WindowFigures(tokens_per_s=1000 * rate * factor, data_wait_share=min(1.0, wait * factor))
+
+    def measure(self, todo: NextRounds) -> list[Round]:
+        return [{count: self.read(count) for count in todo.counts} for _ in range(todo.rounds)]
+
+
+def decide(
+    feed: Feed, max_count: int, *, most_windows: int = 3000, by_wait: bool = True
+) -> tuple[WorkersChoice, list[Round]]:
+    rounds: list[Round] = []
+    while feed.windows < most_windows:
+        todo = WorkersRule(rounds, max_count, by_wait=by_wait).next_rounds()
+        if todo is None:
+            break
+        rounds += feed.measure(todo)
+    return WorkersRule(rounds, max_count, by_wait=by_wait).choose(), rounds
+
+
+def counts_of(rounds: list[Round]) -> set[int]:
+    return {count for one in rounds for count in one if count is not None}
+
+
+def rising(knee: int, plateau: float = 1.0) -> Rate:
+    """Workers add up until so many of them give all that there is."""
+    return lambda count: plateau * min(1.0, max(count, 0.4) / max(knee, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("limit", "rungs"), [(0, [0]), (1, [0, 1]), (6, [0, 1, 2, 4, 6]), (8, [0, 1, 2, 4, 8]), (9, [0, 1, 2, 4, 8, 9])]
+)
+def test_the_ladder_doubles_up_to_its_limit(limit, rungs):
+    assert ladder(limit) == rungs
+
+
+@pytest.mark.parametrize("max_count", [0, 1, 2, 5, 8, 12])
+@pytest.mark.parametrize("by_wait", [True, False], ids=["by wait too", "by throughput alone"])
+def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_tried(max_count, by_wait):
+    for knee in range(max_count + 1):
+        choice, rounds = decide(Feed(rising(knee), waits=by_wait), max_count, by_wait=by_wait)
+        assert (choice.workers, choice.undecided_between) == (knee, ())
+        assert choice.verdicts[knee] == "proven"
+        assert len(counts_of(rounds)) <= len(ladder(max_count)) + max_count.bit_length()
+
+
+@given(
+    st.integers(1, 24).flatmap(lambda limit: st.tuples(st.just(limit), st.integers(0, limit))),
+    st.floats(0.2, 1.0),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_plateau_below_the_ceiling_is_as_good_as_the_ceiling(limits, plateau, seed):
+    max_count, knee = limits
+    choice, _ = decide(Feed(rising(knee, plateau), noise=0.0005, seed=seed), max_count)
+    assert (choice.workers, choice.undecided_between) == (knee, ())
+
+
+def test_where_storage_is_the_limit_the_knee_is_picked_and_not_the_largest_count():
+    choice, rounds = decide(Feed(rising(3, 0.6), noise=0.003), 16)
+    assert choice.workers == 3
+    assert choice.undecided_between == ()
+    assert max(counts_of(rounds)) == 16
+    assert choice.ratios[3].value == pytest.approx(0.6, rel=0.02)
+
+
+def test_once_the_ceiling_is_reached_no_larger_count_is_tried():
+    _, rounds = decide(Feed(rising(2), noise=0.003), 32)
+    assert max(counts_of(rounds)) == 2
+
+
+def test_a_step_that_needs_no_workers_gets_none():
+    choice, rounds = decide(Feed(lambda _: 1.0, noise=0.003), 8)
+    assert (choice.workers, choice.undecided_between, choice.refusal) == (0, (), None)
+    assert counts_of(rounds) == {0}
+
+
+def test_where_none_is_allowed_none_is_chosen_whatever_it_costs():
+    choice, _ = decide(Feed(lambda _: 0.3, noise=0.01), 0)
+    assert (choice.workers, choice.undecided_between) == (0, ())
+    assert choice.proof.startswith("the largest count that is allowed")
+
+
+def test_where_even_the_largest_count_is_slow_it_is_the_answer():
+    choice, _ = decide(Feed(rising(40), noise=0.003), 8)
+    assert (choice.workers, choice.undecided_between) == (8, ())
+    assert choice.refusal is not None
+    assert choice.refusal.startswith("7 has at most")
+
+
+@given(st.integers(0, 8), st.floats(0.002, 0.05), st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_a_refuted_count_refutes_all_smaller_ones(knee, noise, seed):
+    choice, _ = decide(Feed(rising(knee), noise=noise, seed=seed), 8, most_windows=150)
+    refuted = [count for count, verdict in choice.verdicts.items() if verdict == "refuted"]
+    assert all(choice.verdicts[count] == "refuted" for count in choice.verdicts if count <= max(refuted, default=-1))
+    assert choice.workers not in refuted
+
+
+@pytest.mark.parametrize("knee", [0, 1, 3, 6])
+def test_undecided_counts_contain_the_truth_when_noise_meets_a_small_budget(knee):
+    undecided = 0
+    for seed in range(12):
+        choice, _ = decide(Feed(rising(knee), noise=0.05, waits=False, seed=seed), 8, most_windows=20)
+        low, high = choice.undecided_between or (choice.workers, choice.workers)
+        assert low <= knee <= high
+        assert low <= choice.workers <= high
+        undecided += bool(choice.undecided_between)
+    assert undecided > 0
+
+
+def test_a_single_round_decides_nothing():
+    feed = Feed(lambda _: 1.0)
+    rounds = feed.measure(NextRounds(counts=(None, 0), rounds=1))
+    assert WorkersRule(rounds, 4).choose().undecided_between == (0, 4)
+    assert WorkersRule(rounds, 4).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
+
+
+def test_the_first_round_is_of_no_workers_beside_the_ceiling():
+    assert WorkersRule([], 8).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
+
+
+def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[Round]:
+    ceiling = WindowFigures(tokens_per_s=1000.0, data_wait_share=0.0)
+    draw = random.Random(0)
+    return [
+        {None: ceiling}
+        | {
+            count: WindowFigures(tokens_per_s=1000 * rate * draw.uniform(0.95, 1.05), data_wait_share=shares[count])
+            for count, rate in rates.items()
+        }
+        for _ in range(2 * FIRST_ROUNDS)
+    ]
+
+
+def test_a_count_that_does_not_wait_is_proven_by_that():
+    rounds = waiting_rounds({0: 0.001}, {0: 0.96})
+    choice = WorkersRule(rounds, 8).choose()
+    assert (choice.workers, choice.undecided_between) == (0, ())
+    assert "waits for data at most 0.1" in choice.proof
+    assert WorkersRule(rounds, 8, by_wait=False).verdict(0) == "open"
+
+
+def test_a_count_that_waits_is_not_proven_by_that():
+    assert WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
+
+
+def test_a_refuted_count_is_not_saved_by_how_little_it_waits():
+    rule = WorkersRule(waiting_rounds({0: 0.0, 1: 0.0}, {0: 0.5, 1: 1.0}), 8)
+    assert rule.verdict(0) == "refuted"
+    assert rule.choose().workers == 1
+
+
+@given(st.integers(0, 8), st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_the_same_readings_always_give_the_same_answer(knee, seed):
+    _, rounds = decide(Feed(rising(knee), noise=0.03, seed=seed), 8, most_windows=60)
+    assert WorkersRule(rounds, 8).choose() == WorkersRule(list(rounds), 8).choose()
+    assert WorkersRule(rounds, 8).next_rounds() == WorkersRule(list(rounds), 8).next_rounds()
+
+
+@given(st.floats(1e-3, 1e3), st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_what_drifts_between_rounds_and_the_unit_do_not_matter(scale, seed):
+    _, rounds = decide(Feed(rising(3), noise=0.02, seed=seed), 8, most_windows=60)
+    drifted = [
+        {
+            count: WindowFigures(
+                tokens_per_s=one.tokens_per_s * scale * 1.1**number, data_wait_share=one.data_wait_share
+            )
+            for count, one in figures.items()
+        }
+        for number, figures in enumerate(rounds)
+    ]
+    plain, moved = WorkersRule(rounds, 8).choose(), WorkersRule(drifted, 8).choose()
+    assert (plain.workers, plain.undecided_between, plain.verdicts) == (
+        moved.workers, moved.undecided_between, moved.verdicts,
+    )  # fmt: skip
+
+
+def test_one_window_in_five_that_was_held_up_does_not_move_the_answer():
+    rounds = Feed(rising(2), noise=0.002).measure(NextRounds(counts=(None, 1, 2), rounds=20))
+    for one in rounds[::5]:
+        assert isinstance(one, dict)
+        one[2] = WindowFigures(tokens_per_s=one[2].tokens_per_s / 3, data_wait_share=0.0)
+    choice = WorkersRule(rounds, 8).choose()
+    assert choice.workers == 2
+    assert choice.ratios[2].value == pytest.approx(1.0, abs=0.005)
+
+
+def test_each_look_at_open_counts_asks_for_at_least_one_more_round():
+    feed, rounds = Feed(lambda count: 0.97 if count == 0 else 0.985, noise=0.02, waits=False), []
+    for _ in range(30):
+        todo = WorkersRule(rounds, 2, by_wait=False).next_rounds()
+        if todo is None:
+            break
+        assert todo.rounds >= 1
+        assert len(set(todo.counts)) == len(todo.counts) >= 2
+        rounds += feed.measure(todo)
+    assert rounds
+
+
+figures = st.floats(1.0, 1e6)
+
+
+@given(st.lists(st.tuples(figures, figures), min_size=3, max_size=30))
+@settings(max_examples=30, deadline=None)
+def test_a_paired_ratio_turns_over_with_its_pairs(pairs):
+    found, turned = paired_ratio(pairs), paired_ratio([(second, first) for first, second in pairs])
+    assert found.value == pytest.approx(1 / turned.value)
+    assert found.low is not None
+    assert found.low <= found.high
+
+
+def test_two_pairs_show_no_spread():
+    found = paired_ratio([(2.0, 1.0), (2.0, 1.0)])
+    assert (found.value, found.low, found.high) == (pytest.approx(2.0), None, None)
+
+
+def test_pairs_that_are_all_alike_prove_their_ratio():
+    found = paired_ratio([(99.0, 100.0)] * 6)
+    assert found.low == pytest.approx(0.99)
+    assert found.high == pytest.approx(0.99)
+    assert found.low >= ENOUGH_SHARE

@@ -1,0 +1,109 @@
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+
+from autotune.measure.jobs.consumers import ReplayedStep, TrainingStep
+from tests.trainer.oracles import config_of, micro_batches, training_of
+from trainer.dataset import TokenDataset
+
+STEP_S = 0.04
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """A replayed step takes torch's threads away."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def delayed(delay_s: float):
+    while True:
+        time.sleep(delay_s)
+        yield object()
+
+
+def seconds_per_step(consumer: ReplayedStep, loader, steps: int = 6) -> float:
+    consumer.step(loader)
+    consumer.finish()
+    consumer.wait.read()
+    started_s = time.perf_counter()
+    for _ in range(steps):
+        consumer.step(loader)
+    consumer.finish()
+    return (time.perf_counter() - started_s) / steps
+
+
+def test_a_replayed_step_takes_its_time_and_waits_for_no_fast_loader():
+    consumer = ReplayedStep(STEP_S)
+    assert seconds_per_step(consumer, itertools.repeat(object())) == pytest.approx(STEP_S, rel=0.2)
+    assert consumer.wait.read() < STEP_S
+
+
+def test_a_loader_that_is_faster_than_the_step_hides_behind_it():
+    consumer = ReplayedStep(STEP_S)
+    # The first batch is waited for before there is a step to hide behind.
+    assert seconds_per_step(consumer, delayed(STEP_S / 2)) < 1.35 * STEP_S
+    assert consumer.wait.read() < 2 * STEP_S
+
+
+def test_a_loader_that_is_slower_than_the_step_sets_the_pace_and_is_waited_for():
+    consumer = ReplayedStep(STEP_S)
+    per_step_s = seconds_per_step(consumer, delayed(2.5 * STEP_S))
+    assert per_step_s == pytest.approx(2.5 * STEP_S, rel=0.3)
+    assert consumer.wait.read() >= 6 * STEP_S
+
+
+def test_a_replayed_step_hands_on_what_the_loader_gave():
+    batches = [object(), object()]
+    loader = iter(batches)
+    consumer = ReplayedStep(0.001)
+    assert [consumer.step(loader), consumer.step(loader)] == batches
+
+
+def test_other_threads_run_while_a_step_is_replayed():
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.wait(0.005):
+            ticks.append(time.perf_counter())
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    seconds_per_step(ReplayedStep(STEP_S), itertools.repeat(object()), steps=3)
+    stop.set()
+    ticking.join()
+    assert len(ticks) >= 5
+
+
+@pytest.fixture
+def training(patterned_dataset):
+    dataset = TokenDataset.open(patterned_dataset)
+    config = config_of(micro_batch_rows=4)
+    return training_of(config, dataset), config, iter(micro_batches(dataset, config, steps=4))
+
+
+def test_a_training_step_really_trains(training):
+    built, config, batches = training
+    before = [parameter.detach().clone() for parameter in built.model.parameters()]
+    consumer = TrainingStep(built.step, config, torch.device("cpu"))
+    for _ in range(3):
+        assert consumer.step(batches).real_tokens > 0
+    consumer.finish()
+    assert any(not torch.equal(old, new) for old, new in zip(before, built.model.parameters(), strict=True))
+    assert consumer.wait.read() > 0
+
+
+def test_a_loss_that_is_no_number_is_refused(training):
+    built, config, batches = training
+    with torch.no_grad():
+        for parameter in built.model.parameters():
+            parameter.fill_(float("nan"))
+    consumer = TrainingStep(built.step, config, torch.device("cpu"))
+    consumer.step(batches)
+    with pytest.raises(ValueError, match="the loss is nan"):
+        consumer.finish()

@@ -1,0 +1,85 @@
+"""Feed trials that are computed, and sweeps over them, for tests of the search."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.core.outcome import Measured, Outcome
+from autotune.core.trial import Trial
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.measure.clock import FakeClock
+from autotune.measure.host import FakeHost
+from autotune.measure.machine import FakeMachine
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import Sweep, SweepRequest
+from autotune.store import Ledger
+from trainer.config import DataSettings, ModelSettings, TrainConfig
+
+HOST = replace(
+    FakeHost().facts([Path()]),
+    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=None, ram_available_bytes=2**36, shm_free_bytes=2**34,
+)  # fmt: skip
+CONFIG = TrainConfig(model=ModelSettings(name="m", config={"model_type": "bert"}))
+CEILING = 1000.0
+Rate = Callable[[DataSettings], float]
+
+
+def knee_at(needed: int) -> Rate:
+    """Every worker gives its part of the ceiling, and the main process less than one."""
+    return lambda data: min(1.0, max(data.loader_workers, 0.4) / max(needed, 0.4))
+
+
+def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
+    """What a window reads, by the share of the ceiling that its loader settings reach; repeatable noise of 0.2 %."""
+    data = DataSettings.model_validate(trial.measured["config"]["data"])
+    share = 1.0 if trial.measured["cached"] else rate(data)
+    number = trial.measured["round"]
+    noise = 1 + 0.0005 * ((7 * number + 3 * data.loader_workers + 5 * trial.measured["cached"]) % 5 - 2)
+    start_s = 1000.0 + 10 * number
+    figures = {
+        "optimizer_steps": 9, "discarded_batches": 2, "steps": 7, "slot_tokens_per_s": CEILING * share * noise,
+        "real_tokens_per_s": CEILING * share / 2, "data_wait_share": 1 - share, "window_start_s": start_s,
+        "window_end_s": start_s + 1, "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30,
+        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6, "page_cache_share": 0.5,
+    }  # fmt: skip
+    return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
+
+
+class FeedMachine(FakeMachine):
+    """A machine whose windows take a second each and read what a rate says."""
+
+    def __init__(self, rate: Rate, **changes) -> None:
+        self.clock = FakeClock()
+
+        def simulate(trial: Trial) -> Outcome:
+            self.clock.sleep(1.0)
+            return Measured(figures=figures_of(trial, rate, **changes))
+
+        super().__init__(simulate)
+
+    @property
+    def counts(self) -> list[int | None]:
+        """What was tried, in order; None for batches from memory."""
+        return [
+            None if trial.measured["cached"] else trial.measured["config"]["data"]["loader_workers"]
+            for trial in self.trials
+        ]
+
+
+def sweep_on(
+    machine: FakeMachine,
+    directory: Path,
+    *,
+    limits: LoaderLimits | None = None,
+    clock: FakeClock | None = None,
+    **changes,
+) -> Sweep:
+    """A sweep that has not begun."""
+    request = SweepRequest(
+        config=CONFIG, data_dir="data",
+        limits=limits or LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2),
+        window_s=1.0, budget_s=600.0, trial_timeout_s=10.0,
+    )  # fmt: skip
+    clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
+    runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=clock)
+    return Sweep(request=replace(request, **changes), runner=runner)

@@ -1,0 +1,95 @@
+from dataclasses import replace
+
+import pytest
+
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.search.joint import gap_remains, search_joint
+from autotune.search.workers import evidence
+from tests.autotune.search.feeds import HOST, FeedMachine, knee_at, sweep_on
+
+FEW_WORKERS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2, asked=3)
+
+
+def prefetching_helps(data) -> float:
+    """No count gets beyond 60 % of the ceiling, unless much is held ready."""
+    return 0.2 * data.loader_workers * (1.5 if data.prefetch_batches == 8 else 1.0) + 0.01
+
+
+def nothing_helps(data) -> float:
+    return 0.2 * data.loader_workers + 0.01
+
+
+def finished(rate, directory, **changes):
+    sweep = sweep_on(FeedMachine(rate), directory, limits=FEW_WORKERS, **changes)
+    return sweep, sweep.run()
+
+
+def test_a_gap_remains_only_where_no_count_reaches_the_ceiling(tmp_path):
+    assert gap_remains(finished(nothing_helps, tmp_path / "gap")[1])
+    assert not gap_remains(finished(knee_at(2), tmp_path / "none")[1])
+
+
+def test_what_is_proven_to_be_faster_is_adopted(tmp_path):
+    sweep, choice = finished(prefetching_helps, tmp_path)
+    found = search_joint(sweep, choice, trials=15)
+    assert found is not None
+    assert found.adopted
+    assert (found.loader_workers, found.prefetch_batches) == (3, 8)
+    assert found.ratio_to_workers_alone == pytest.approx(1.5, rel=0.03)
+    assert found.ratio_low is not None
+    assert 1 < found.ratio_low <= found.ratio_to_workers_alone
+
+
+def test_what_is_not_faster_is_not_adopted(tmp_path):
+    sweep, choice = finished(nothing_helps, tmp_path)
+    found = search_joint(sweep, choice, trials=6)
+    assert found is not None
+    assert not found.adopted
+
+
+def test_each_trial_stands_beside_its_ceiling_and_rounds_go_on(tmp_path):
+    sweep, choice = finished(nothing_helps, tmp_path)
+    before = len(sweep.runner.finished)
+    search_joint(sweep, choice, trials=3)
+    searched = sweep.runner.finished[before : before + 6]
+    assert [one.trial.measured["cached"] for one in searched] == [True, False] * 3
+    rounds = [one.trial.measured["round"] for one in searched]
+    assert rounds == [len(sweep.rounds) + number // 2 for number in range(6)]
+
+
+def test_the_same_ledger_gives_the_same_search_without_a_window(tmp_path):
+    sweep, choice = finished(prefetching_helps, tmp_path)
+    first = search_joint(sweep, choice, trials=8)
+    again, same = finished(prefetching_helps, tmp_path)
+    assert search_joint(again, same, trials=8) == first
+    assert again.runner.machine.trials == []
+
+
+def test_without_a_gpu_pinning_is_left_as_it_was(tmp_path):
+    sweep, choice = finished(prefetching_helps, tmp_path)
+    search_joint(sweep, choice, trials=5)
+    assert {one.trial.measured["config"]["data"]["pin_memory"] for one in sweep.runner.finished} == {True}
+
+
+def test_settings_that_memory_does_not_hold_are_not_tried(tmp_path):
+    tight = replace(FEW_WORKERS, host=replace(HOST, shm_free_bytes=16 * 2**20))
+    sweep = sweep_on(FeedMachine(prefetching_helps), tmp_path, limits=tight)
+    search_joint(sweep, sweep.run(), trials=15)
+    tried = [one.trial.measured["config"]["data"] for one in sweep.runner.finished]
+    for data in tried:
+        limits = replace(tight, prefetch_batches=data["prefetch_batches"])
+        assert limits.refusal(data["loader_workers"]) is None
+    assert len({data["prefetch_batches"] for data in tried}) > 1
+
+
+def test_without_trials_nothing_is_found(tmp_path):
+    sweep, choice = finished(nothing_helps, tmp_path)
+    assert search_joint(sweep, choice, trials=0) is None
+
+
+def test_evidence_of_workers_alone_is_the_same_before_and_after(tmp_path):
+    sweep, choice = finished(nothing_helps, tmp_path)
+    before = evidence(sweep, choice, gpu_source="n/a", data_on_network=None)
+    search_joint(sweep, choice, trials=2)
+    after = evidence(sweep, choice, gpu_source="n/a", data_on_network=None)
+    assert (after.chosen, after.rows, after.choice) == (before.chosen, before.rows, before.choice)

@@ -1,0 +1,75 @@
+import optuna
+import pytest
+
+from autotune.core.outcome import Crashed
+from autotune.core.trial import Trial
+from autotune.errors import BadInput
+from autotune.search.study import export_study, loader_space, study_of
+from autotune.search.workers import with_loader
+from tests.autotune.search.feeds import CONFIG, FeedMachine, knee_at, sweep_on
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    made = sweep_on(FeedMachine(knee_at(2)), tmp_path)
+    made.run()
+    return made
+
+
+def test_the_file_holds_every_window_that_is_not_from_memory(sweep, tmp_path):
+    path = tmp_path / "new" / "study.db"
+    export_study(sweep.runner.finished, sweep.max_workers, pinning=False, path=path)
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{path}")
+    expected = [
+        (one.trial.measured["round"], one.trial.measured["config"]["data"]["loader_workers"])
+        for one in sweep.runner.finished
+        if not one.trial.measured["cached"]
+    ]
+    assert [(trial.user_attrs["round"], trial.params["loader_workers"]) for trial in study.trials] == expected
+    assert {trial.params["prefetch_batches"] for trial in study.trials} == {2}
+    assert {"pin_memory"} & {name for trial in study.trials for name in trial.params} == set()
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+def test_a_trials_value_is_its_ratio_to_the_ceiling_of_its_round(sweep):
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    for trial in study.trials:
+        expected = knee_at(2)(CONFIG.data.model_copy(update={"loader_workers": trial.params["loader_workers"]}))
+        assert trial.value == pytest.approx(expected, rel=0.005)
+        assert trial.user_attrs["data_wait_share"] == pytest.approx(1 - expected)
+    assert study.best_params["loader_workers"] == 2
+
+
+def test_with_a_gpu_pinning_is_part_of_it(sweep):
+    assert set(loader_space(4, pinning=True)) - set(loader_space(4, pinning=False)) == {"pin_memory"}
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
+    assert {trial.params["pin_memory"] for trial in study.trials} == {True}
+
+
+def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
+    sweep.window(with_loader(CONFIG, workers=1), 100, "without its ceiling")
+    sweep.window(CONFIG, 101, "ceiling", cached=True)
+    sweep.window(with_loader(CONFIG, workers=1, prefetch=3), 101, "a prefetch that is not searched")
+    sweep.window(with_loader(CONFIG, workers=50), 101, "more than are allowed")
+    sweep.window(with_loader(CONFIG, workers=1, prefetch=4), 101, "inside")
+    sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
+    sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    late = [trial for trial in study.trials if trial.user_attrs["round"] >= 100]
+    assert [trial.params for trial in late] == [{"loader_workers": 1, "prefetch_batches": 4}]
+
+
+def test_a_file_that_is_there_is_replaced(sweep, tmp_path):
+    path = tmp_path / "study.db"
+    path.write_text("something else")
+    for _ in range(2):
+        export_study(sweep.runner.finished, sweep.max_workers, pinning=False, path=path)
+    study = optuna.load_study(study_name="loader", storage=f"sqlite:///{path}")
+    assert len(study.trials) == len([one for one in sweep.runner.finished if not one.trial.measured["cached"]])
+    assert [file.name for file in tmp_path.glob("*study*")] == ["study.db"]
+
+
+def test_a_place_that_cannot_be_written_is_bad_input(sweep, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write"):
+        export_study(sweep.runner.finished, sweep.max_workers, pinning=False, path=tmp_path / "file" / "study.db")

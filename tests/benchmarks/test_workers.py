@@ -1,0 +1,112 @@
+import json
+
+import pytest
+
+from benchmarks import workers
+from benchmarks.bars import EXIT_HELD, EXIT_SHORT
+from benchmarks.simulated_feeds import SimulatedFeed
+from benchmarks.workers import MOST_WINDOWS, Verdict, ladder_rule, make_bars, summary, sweep
+
+
+def verdict(**changes) -> Verdict:
+    settings = {
+        "seed": 0, "noise": 0.05, "borderline": False, "true": 2, "chosen": 2, "undecided_between": (), "within": True,
+        "windows": 20, "exhaustive_windows": 60,
+    }  # fmt: skip
+    return Verdict(**settings | changes)
+
+
+def quiet(count: int) -> list[int]:
+    """Trainings that are neither borderline nor noisy nor large, so that they are decided soon."""
+    found = (seed for seed in range(2000) if _is_quiet(SimulatedFeed(seed)))
+    return [next(found) for _ in range(count)]
+
+
+def _is_quiet(feed: SimulatedFeed) -> bool:
+    return feed.noise < 0.03 and feed.max_workers <= 12 and not feed.is_borderline(0.98, 0.01)
+
+
+def test_our_rule_is_right_on_trainings_that_are_clear():
+    for seed in quiet(8):
+        found = sweep(seed)
+        assert found.right
+        assert found.within or found.undecided_between
+        assert found.windows <= MOST_WINDOWS + 100
+        assert found.true == SimulatedFeed(seed).true_count(0.98)
+
+
+def test_throughput_alone_is_right_on_trainings_that_are_clear():
+    assert all(sweep(seed, by_wait=False).right for seed in quiet(3))
+
+
+def test_the_same_training_gives_the_same_verdict():
+    (seed,) = quiet(1)
+    assert sweep(seed) == sweep(seed)
+    assert ladder_rule(seed, 3) == ladder_rule(seed, 3)
+
+
+def test_the_rival_tries_few_counts_and_is_never_undecided():
+    for seed in range(60):
+        found = ladder_rule(seed, 2)
+        assert found.windows <= 2 * workers.LADDER_COUNTS
+        assert found.windows % 2 == 0
+        assert found.undecided_between == ()
+        assert 0 <= found.chosen <= SimulatedFeed(seed).max_workers
+
+
+def test_an_undecided_answer_is_right_only_where_it_contains_the_truth():
+    assert verdict(chosen=1, undecided_between=(1, 3)).right
+    assert not verdict(chosen=3, undecided_between=(3, 4)).right
+    assert not verdict(chosen=3).right
+
+
+def test_what_nobody_could_tell_counts_as_right_and_is_told():
+    found = summary(
+        [verdict(), verdict(chosen=3), verdict(chosen=3, borderline=True), verdict(undecided_between=(1, 2))]
+    )
+    assert found["right_share"] == 0.75
+    assert found["right_share_without_borderline"] == pytest.approx(2 / 3)
+    assert found["borderline_share"] == found["undecided_share"] == 0.25
+    assert found["windows_of_exhaustive_share"] == pytest.approx(1 / 3)
+
+
+def bars_of(ours: list[Verdict], rival: list[Verdict], real=None):
+    simulated = {"ours": ours, "loadtune": [verdict(chosen=0)] * 4, "loadtune, as many windows": rival}
+    return {bar.name: bar for bar in make_bars(simulated, real or {}, with_real=real is not None)}
+
+
+def test_the_rival_is_held_at_its_better_figure():
+    bars = bars_of([verdict()] * 4, [verdict(), verdict(), verdict(chosen=0), verdict(chosen=0)])
+    assert bars["workers_simulated_right_against_loadtune_ratio"].figure == 2.0
+    assert all(bar.holds for bar in bars.values())
+    assert "workers_real_right_datasets" not in bars
+
+
+def test_wrong_answers_leave_bars_short():
+    bars = bars_of([verdict(chosen=1, within=False, windows=50)] * 4, [verdict()] * 4)
+    assert not any(bar.holds for name, bar in bars.items() if "undecided" not in name)
+    assert not bars_of([verdict(undecided_between=(0, 4))] * 4, [verdict()])["workers_simulated_undecided_share"].holds
+
+
+def test_real_datasets_count_only_when_they_are_decided_and_expected():
+    real = {
+        "right": {"chosen": 2, "expected": [1, 2], "undecided_between": []},
+        "undecided": {"chosen": 2, "expected": [2], "undecided_between": [1, 2]},
+        "wrong": {"chosen": 3, "expected": [2], "undecided_between": []},
+    }
+    bar = bars_of([verdict()], [verdict()], real)["workers_real_right_datasets"]
+    assert (bar.figure, bar.bar, bar.holds) == (1, 3, False)
+
+
+def test_the_command_prints_its_bars_and_writes_its_figures(tmp_path, capsys):
+    seed = next(seed for seed in quiet(20) if ladder_rule(seed, 1).right)
+    file = tmp_path / "workers.json"
+    arguments = ["--no-real", "--processes", "1", "--trainings", "1", "--first-seed", str(seed), "--json", str(file)]
+    code = workers.main(arguments)
+    out = capsys.readouterr().out
+    content = json.loads(file.read_text())
+    assert set(content["simulated"]) == {"ours", "by throughput alone", "loadtune", "loadtune, as many windows"}
+    assert content["wrong"] == []
+    assert code == (EXIT_HELD if all(bar["holds"] for bar in content["bars"]) else EXIT_SHORT)
+    assert "workers_simulated_right_share figure=1 bar>=0.92 ok" in out
+    assert "windows (median)" in out
