@@ -43,6 +43,8 @@ from trainer.presets import model_settings
 TRAININGS = 1000
 MOST_WINDOWS = 1200
 """Of one simulated sweep; then it is undecided."""
+DEFAULT_WINDOWS = 150
+"""About what the command's ten minutes hold."""
 BORDER = 0.005
 WITHIN_BAR, EXACT_BAR, UNDECIDED_BAR, SHARE_BAR = 0.97, 0.92, 0.05, 0.50
 
@@ -119,17 +121,24 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
         sys.stderr.write("simulated: ours\n")
         alone = list(pool.map(partial(sweep, by_wait=False), seeds, chunksize=10))
         sys.stderr.write("simulated: by throughput alone\n")
+        short = list(pool.map(partial(sweep, most_windows=DEFAULT_WINDOWS), seeds, chunksize=10))
     once = [ladder_rule(seed, 1) for seed in seeds]
     # As many windows as ours, spread over the counts that it tries.
     often = [ladder_rule(one.seed, max(1, round(one.windows / LADDER_COUNTS))) for one in ours]
-    return {"ours": ours, "by throughput alone": alone, "loadtune": once, "loadtune, as many windows": often}
+    return {
+        "ours": ours,
+        f"ours, at most {DEFAULT_WINDOWS} windows": short,
+        "by throughput alone": alone,
+        "loadtune": once,
+        "loadtune, as many windows": often,
+    }
 
 
-def sweep(seed: int, *, by_wait: bool = True) -> Verdict:
+def sweep(seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS) -> Verdict:
     """Our rule on one training."""
     feed = SimulatedFeed(seed)
     rounds: list[Round] = []
-    while feed.windows < MOST_WINDOWS:
+    while feed.windows < most_windows:
         todo = WorkersRule(rounds, feed.max_workers, by_wait=by_wait).next_rounds()
         if todo is None:
             break

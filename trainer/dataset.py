@@ -175,8 +175,6 @@ def read_manifest(directory: Path) -> Manifest:
     return parse_table(Manifest, raw, where=str(path))
 
 
-_FETCHED_BYTES = 2**24
-
 Int64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -325,27 +323,11 @@ class TokenDataset:
                 os.fsync(fd)  # what was just written is kept until it is on the disk
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def fetch(self) -> None:
-        """Read all files once, so that what is read next comes from memory, as far as that holds them."""
-        for fd in self._fds:
-            place = 0
-            while piece := len(os.pread(fd, _FETCHED_BYTES, place)):
-                place += piece
-
-    def cached_share(self, probes: int = 512) -> float | None:
-        """How much of the files lies in the page cache, from so many even places; None where nobody can say."""
-        sizes = [os.fstat(fd).st_size for fd in self._fds]
-        every = max(1, sum(sizes) // probes)
-        places = [(fd, place) for fd, size in zip(self._fds, sizes, strict=True) for place in range(0, size, every)]
-        hits = 0
-        for fd, place in places:
-            try:
-                hits += bool(os.preadv(fd, (bytearray(1),), place, os.RWF_NOWAIT))
-            except BlockingIOError:
-                continue
-            except OSError:
-                return None
-        return hits / len(places) if places else None
+    @property
+    def files(self) -> list[Path]:
+        """All files of the split's shards."""
+        names = [name for shard in self._shards for name in (shard.tokens_file, shard.offsets_file)]
+        return [self.directory / name for name in names]
 
     def close(self) -> None:
         """Close the files."""

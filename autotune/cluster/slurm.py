@@ -23,6 +23,7 @@ def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None
         gpus_per_node=_first(
             _whole(environment, "SLURM_GPUS_ON_NODE"), _gres_count(environment.get("SLURM_GPUS_PER_NODE", ""))
         ),
+        node_name=environment.get("SLURMD_NODENAME") or None,
         commands=tuple(name for name in _COMMANDS if which(name) is not None),
     )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from autotune.core.profile import Fingerprint, ProbeEvidence, WorkersEvidence
     from autotune.search.profiles import StoredProfile
     from autotune.search.workers import Sweep, SweepRequest
+    from trainer.dataset import Manifest
 
 
 def workers(
@@ -22,7 +23,9 @@ def workers(
     ] = None,
     max_workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Try no more on each rank. Default: the CPUs allotted to this process, shared out."),
+        typer.Option(
+            min=0, max=4096, help="Try no more on each rank. Default: the CPUs allotted to this process, shared out."
+        ),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")
@@ -93,13 +96,32 @@ def workers(
             replayed_step_s=replayed_s,
             sample_delay_s=sample_delay_ms / 1e3,
             page_cache="as_is" if page_cache == "as-is" else page_cache,
+            storage=_storage(bench, data_dir),
         )
         if warning := request.limits.warning():
             sys.stderr.write(f"warn: {warning}\n")
+        if page_cache == "warm":
+            _warm(data_dir, manifest)
         ledger = report_directory(stored.path, reports) / "ledger"
         sweep, found = _sweep(bench, request, ledger, fingerprint, joint_trials)
     notes = _keep(stored, sweep, found, study)
     print(json.dumps(found.model_dump(), indent=2) if as_json else workers_text(found, profile, data_dir, notes=notes))
+
+
+def _storage(bench: "Bench", data_dir: Path) -> str:
+    """What the dataset lies on: the type of its file system, and which one of them."""
+    return f"{bench.site.host.disks[0].filesystem_type}:{data_dir.stat().st_dev}"
+
+
+def _warm(data_dir: Path, manifest: "Manifest") -> None:
+    from autotune.measure.page_cache import fetch
+    from trainer.dataset import TokenDataset
+    from trainer.progress import progress
+
+    dataset = TokenDataset(data_dir, manifest)
+    with progress("reading the dataset into memory") as update:
+        fetch(dataset.files, lambda done, total: update(done, total, ""))
+    dataset.close()
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
@@ -160,12 +182,11 @@ def _sweep(
         joint = None
         if joint_trials and gap_remains(choice) and not sweep.time_is_over:
             joint = search_joint(sweep, choice, joint_trials)
-        disk = bench.site.host.disks[0]
         found = evidence(
             sweep,
             choice,
             gpu_source=gpu_source(bench.site, sweep.every, replayed=request.replayed_step_s is not None),
-            data_on_network=disk.filesystem_type if disk.is_network else None,
+            disk=bench.site.host.disks[0],
         )
     return sweep, found.model_copy(update={"joint": joint})
 
@@ -178,15 +199,15 @@ def _keep(stored: "StoredProfile", sweep: "Sweep", found: "WorkersEvidence", stu
     from autotune.store import write_atomically
 
     notes = []
+    if sweep.request.sample_delay_s:
+        notes.append("a what-if: the profile was left as it was")
+    else:
+        write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, sweep.runner)))
     if study is not None:
         export_study(
             sweep.runner.finished, sweep.max_workers, pinning=sweep.request.config.device == "cuda", path=study
         )
         notes.append(f"Optuna study: {study} (look at it with: optuna-dashboard sqlite:///{study})")
-    if sweep.request.sample_delay_s:
-        notes.append("a what-if: the profile was left as it was")
-    else:
-        write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, sweep.runner)))
     return tuple(notes)
 
 

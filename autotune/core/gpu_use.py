@@ -19,7 +19,7 @@ class GpuUseFigures:
     power_capped_share: float | None = None
     """Samples at the power cap: how a loaded card operates, not a fault."""
     lacking: str | None = None
-    """Why there is no sample."""
+    """Why there is no utilisation."""
     gpm_windows: int = 0
     gpm_sm_share: float | None = None
     gpm_occupancy_share: float | None = None

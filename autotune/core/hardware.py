@@ -5,7 +5,7 @@ A figure that the machine does not give is ``None``, or ``Unavailable`` with the
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -55,6 +55,8 @@ class GpuSample:
     throttle_reasons: tuple[str, ...] | None
     temperature_c: int | None
     process_count: int | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a figure is None, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,11 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmFacts:
-    """This process's place in a SLURM cluster. ``end_time_s`` is Unix time; ``commands`` are those found on PATH."""
+    """This process's place in a SLURM cluster.
+
+    ``end_time_s`` is Unix time; ``commands`` are those found on PATH. ``node_name`` is what the node's own daemon told
+    a process that it started; a shell that ``salloc`` opened on the login node has none.
+    """
 
     job_id: str | None
     end_time_s: float | None
@@ -177,6 +183,7 @@ class SlurmFacts:
     tasks: int | None
     gpus_per_node: int | None
     commands: tuple[str, ...]
+    node_name: str | None = None
 
     @property
     def in_job(self) -> bool:
@@ -185,8 +192,8 @@ class SlurmFacts:
 
     @property
     def is_login_node(self) -> bool:
-        """Whether jobs can be submitted from here while this is none."""
-        return "sbatch" in self.commands and not self.in_job
+        """Whether jobs can be submitted from here while this runs on no node of one."""
+        return "sbatch" in self.commands and (not self.in_job or self.node_name is None)
 
     def seconds_left(self, now_utc: datetime) -> float | None:
         """Seconds until the job's end, 0 once it has passed; ``None`` when no end is known."""

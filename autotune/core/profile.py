@@ -155,7 +155,7 @@ class WorkersRow(Table):
     verdict: Literal["proven", "refuted", "open"]
     """Whether it is enough."""
     data_wait_share: Share
-    """Median; of the time, that devices waited for data."""
+    """Median; of the time, that devices waited for data, all local ranks' added up."""
     memory_bytes: Positive | None = None
     """Largest; of all local ranks and their workers."""
     storage_bytes_per_s: NonNegativeFloat | None = None
@@ -186,7 +186,9 @@ class WorkersEvidence(Table):
     """The fewest and the most that it may be; empty when it is decided."""
     choice: str
     refusal: str | None = None
-    """Why the next smaller count was refused."""
+    """What is known of the next smaller count that was measured."""
+    fed: bool
+    """Whether the chosen count keeps the step fed."""
     ceiling_slot_tokens_per_s: list[float]
     """The same step on batches that already lie in memory."""
     rows: list[WorkersRow]
@@ -203,12 +205,14 @@ class WorkersEvidence(Table):
     """Whether the dataset was read into memory first, or put out of it, or neither."""
     page_cache_share: Share | None = None
     """Median part of the dataset that lay in memory before a window."""
-    data_on_network: str | None = None
-    """The type of the network file system that the data lies on; None where it is local."""
+    data_filesystem: str | None = None
+    """The type of the file system that the data lies on."""
+    data_on_network: bool = False
+    """Whether that is another machine's, and others use it too."""
     gpu_source: str
     """Where the GPU's figures come from, or why there are none."""
     operating_state: str | None = None
-    """Power, clocks and power cap under this load."""
+    """Power, clocks and power cap of the GPU while the step is fed from memory."""
 
 
 class Evidence(Table):

@@ -120,11 +120,13 @@ class FeedFigures:
     real_tokens_per_s: float
     slot_tokens_per_s: float
     data_wait_share: float
-    """Part of the window's time in which the slowest rank's device had nothing to do but wait for data, 0 to 1."""
+    """Part of the window's time in which devices had nothing to do but wait for data, all ranks' added up, 0 to 1: what
+    data costs at most, as a rank that waits holds up the others."""
     window_start_s: float
     """CLOCK_MONOTONIC, so that another process can cut its own samples to the window."""
     window_end_s: float
     local_ranks: int
+    micro_batches_per_step: int
     memory_bytes: int | None
     """Of the ranks and their loader workers, shared pages counted in parts; None where it cannot be read."""
     worker_bytes: int | None

@@ -12,30 +12,34 @@ from autotune.core.outcome import Measured, Outcome
 POWER_CAP = "sw_power_cap"
 NO_SAMPLE = "no sample fell into the window"
 NO_COUNTERS = "no window of counters lay in it"
-_GPM = {
+_GPM_SHARES = {
     "gpm_sm_share": "sm_utilisation",
     "gpm_occupancy_share": "sm_occupancy",
     "gpm_tensor_share": "tensor_active",
     "gpm_dram_share": "dram_active",
-    "gpm_pcie_rx_bytes_per_s": "pcie_rx_bytes_per_s",
 }
 
 
 def gpu_use(series: GpuSeries) -> GpuUseFigures:
     """The figures of a series."""
     samples, counted = series.samples, series.gpm
+    utilisation = _share(one.utilisation for one in samples)
+    lacking = series.lacking or NO_SAMPLE
+    if samples:
+        lacking = samples[-1].missing.get("utilisation", lacking)
     capped = [POWER_CAP in one.throttle_reasons for one in samples if one.throttle_reasons is not None]
     return GpuUseFigures(
         samples=len(samples),
-        utilisation_share=_over(statistics.fmean, (one.utilisation for one in samples)),
+        utilisation_share=utilisation,
         used_bytes=_over(max, (one.used_bytes for one in samples)),
         power_w=_over(statistics.fmean, (one.power_w for one in samples)),
         sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
         temperature_c=_over(max, (one.temperature_c for one in samples)),
         power_capped_share=_over(statistics.fmean, capped),
-        lacking=None if samples else series.lacking or NO_SAMPLE,
+        lacking=lacking if utilisation is None else None,
         gpm_windows=len(counted),
-        **{name: _over(statistics.fmean, (getattr(one, field) for one in counted)) for name, field in _GPM.items()},
+        **{name: _share(getattr(one, field) for one in counted) for name, field in _GPM_SHARES.items()},
+        gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
         gpm_lacking=None if counted else series.gpm_lacking or NO_COUNTERS,
     )
 
@@ -54,6 +58,12 @@ def _columns(series: GpuSeries) -> dict[str, list[Any]]:
     """The samples, a list for each figure: what the ledger keeps of them."""
     rows = [asdict(one) for one in series.samples]
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _share(values: Iterable[float | None]) -> float | None:
+    """The mean; counters that are differenced over slightly other times than they were read at exceed 1 by a little."""
+    mean: float | None = _over(statistics.fmean, values)
+    return None if mean is None else min(1.0, max(0.0, mean))
 
 
 def _over(combine: Callable[[list[Any]], Any], values: Iterable[Any]) -> Any:  # noqa: ANN401 - of whatever kind they are

@@ -72,11 +72,11 @@ class LoaderLimits:
         if refusal is None:
             return wanted, because
         if self.asked is not None:
-            fitting = self._fitting(wanted, worker_bytes)
+            fitting = self.fitting(wanted, worker_bytes)
             raise DoesNotFit(
                 refusal, next_step=f"Use --max-workers {fitting}, enlarge /dev/shm, or ask the job for more memory."
             )
-        return self._fitting(wanted, worker_bytes), refusal
+        return self.fitting(wanted, worker_bytes), refusal
 
     def warning(self) -> str | None:
         """What to say when the user asks for more than the CPUs; None otherwise."""
@@ -87,8 +87,13 @@ class LoaderLimits:
             "ranks has: workers will take turns"
         )
 
-    def _fitting(self, wanted: int, worker_bytes: int | None) -> int:
-        return max(count for count in range(wanted + 1) if count == 0 or self.refusal(count, worker_bytes) is None)
+    def fitting(self, wanted: int, worker_bytes: int | None = None) -> int:
+        """The most workers up to so many that fit."""
+        low, high = 0, wanted + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.refusal(middle, worker_bytes) is None else (low, middle)
+        return low
 
 
 def batch_bytes(rows: int, row_tokens: int, id_bytes: int, masking_probability: float, samples_per_row: float) -> int:

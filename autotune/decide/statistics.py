@@ -12,7 +12,7 @@ _T_95_LARGE = 1.960
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure with its 95 % confidence bounds; None where one figure alone shows no spread."""
+    """A figure with its confidence bounds, of 95 % unless told; None where too few figures show a spread."""
 
     value: float
     low: float | None

@@ -15,6 +15,7 @@ normal (the expanded percentile interval of Hesterberg, The American Statisticia
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ is more than the usual 95 %."""
 TRIMMED_SHARE = 0.2
 OWN_RESIDUALS = 12
 """From so many differences on, a ratio's interval rests on its own residuals alone."""
+STUCK_ROUNDS = 24
 LEAST_RESIDUALS = 3
 """Fewer show no spread."""
 RESAMPLES = 1000
@@ -77,9 +79,11 @@ class WorkersChoice:
     ratios: Mapping[int, Interval]
     """Of every measured count to the step on batches from memory, with bounds of ``CONFIDENCE``."""
     verdicts: Mapping[int, Verdict]
+    fed: bool
+    """Whether the chosen count keeps the step fed: it is proven beside the ceiling, or by how little it waits."""
     proof: str
     refusal: str | None
-    """Why the next smaller count was refused; None where there is none."""
+    """What is known of the next smaller count that was measured; None where there is none."""
 
 
 def ladder(max_count: int) -> list[int]:
@@ -125,6 +129,9 @@ class WorkersRule:
         young = [count for count in (below, candidate) if count is not None and self._is_young(count)]
         if young:
             return NextRounds(counts=(None, *young), rounds=1)
+        peak = self._unseen_peak()
+        if peak is not None:
+            return NextRounds(counts=(None, peak, candidate), rounds=FIRST_ROUNDS)
         if below is not None and below < candidate - 1:
             return NextRounds(counts=(None, self._probe(below, candidate), candidate), rounds=FIRST_ROUNDS)
         if below is None and candidate > 0:
@@ -152,13 +159,17 @@ class WorkersRule:
         proven = next(
             (count for count in self.seen if count >= chosen and verdicts[count] == "proven"), self._max_count
         )
-        undecided = (self._refuted + 1, proven)
+        hopeless = max(
+            (count for count in self.seen if count < chosen and self._is_hopeless(count, chosen)), default=-1
+        )
+        undecided = (max(self._refuted, hopeless) + 1, proven)
         decided = proven == chosen and verdicts[chosen] == "proven" and self._refuted == chosen - 1
         return WorkersChoice(
             workers=chosen,
             undecided_between=() if decided else undecided,
             ratios={count: self.interval(count, None) for count in self.seen},
             verdicts=verdicts,
+            fed=self._low(chosen, None) >= ENOUGH_SHARE or self._waits_too_little(chosen),
             proof=self._proof(chosen),
             refusal=self._refusal(chosen),
         )
@@ -197,16 +208,36 @@ class WorkersRule:
 
     def _next_rung(self) -> int | None:
         """The next count of the climb: until one seems to reach the ceiling, or the largest was tried."""
-        if self._explored or self._best is None:
+        if self._explored:
+            return None
+        candidate = self.candidate
+        # A count that can be proven neither enough nor too little beside the ceiling is held against larger ones.
+        stuck = self.verdict(candidate) == "open" and len(self._common(candidate, None)) >= STUCK_ROUNDS
+        if self._best is None and not stuck:
             return None
         return next(rung for rung in ladder(self._max_count) if rung > self.seen[-1])
+
+    def _unseen_peak(self) -> int | None:
+        """Where no count reaches the ceiling: one between the best and its neighbours that may be better still."""
+        best = self._best
+        if best is None or not self._explored:
+            return None
+        rungs, place = ladder(self._max_count), self.seen.index(best)
+        for low, high in itertools.pairwise(self.seen[max(0, place - 1) : place + 2]):
+            # Once in each interval of the climb; again only beside a best count that was found that way.
+            if high - low > 1 and low in rungs and high in rungs:
+                return (low + high) // 2
+            if high - low > 1 and best not in rungs:
+                return (low + high) // 2
+        return None
 
     def _best_count(self) -> Count:
         """What counts are held against: None, the ceiling, while one seems to reach it; else the best one."""
         if not self.seen:
             return None
-        values = {count: self._value(count, None) for count in self.seen}
-        best = max(self.seen, key=lambda count: values[count])
+        standing = [count for count in self.seen if count > self._refuted]
+        values = {count: self._value(count, None) for count in standing}
+        best = max(standing, key=lambda count: values[count])
         return None if values[best] >= ENOUGH_SHARE else best
 
     def _larger_rival(self, count: int) -> Count:
@@ -228,7 +259,9 @@ class WorkersRule:
         best = self._best
         if best == candidate:
             best = self._larger_rival(candidate)
-        together = tuple(dict.fromkeys((best, *counts)))
+        # What decides in the end is the best larger count, unless the ceiling does.
+        rival = self._larger_rival(candidate) if self._explored else best
+        together = tuple(dict.fromkeys((best, *counts, rival)))
         fewest = min(len(self._common(count, best)) for count in counts if count != best)
         return NextRounds(counts=together, rounds=max(1, round(GROWTH * fewest)))
 
@@ -255,6 +288,11 @@ class WorkersRule:
             return False
         high = self.interval(count, other).high
         return high is not None and high < ENOUGH_SHARE
+
+    def _is_hopeless(self, count: int, chosen: int) -> bool:
+        """Whether a count that nobody took time to refute is far below another all the same."""
+        high, low = self.interval(count, None).high, self.interval(chosen, None).low
+        return high is not None and low is not None and high < ENOUGH_SHARE * low
 
     def _waits_too_little(self, count: int) -> bool:
         """Whether all that more workers could win is less than what is asked."""
@@ -304,16 +342,19 @@ class WorkersRule:
         return f"{interval.value:.1%}{bounds} of {what}"
 
     def _refusal(self, chosen: int) -> str | None:
+        """What is known of the largest smaller count that was measured."""
         below = max((count for count in self.seen if count < chosen), default=None)
         if below is None:
             return None
         others = [other for other in self.seen if other > below and self._is_refuted_by(below, other)]
         if others:
             high = min(self.interval(below, other).high or math.inf for other in others)
-            return f"{below} has at most {high:.1%} of a larger count's throughput"
+            return f"{below} was refused: it has at most {high:.1%} of a larger count's throughput"
         if below <= self._refuted:
-            return f"{below} is less than {self._refuted}, which was refused"
-        return f"{below} seems to have {self._value(below, self._best if self._best != below else None):.1%}, unproven"
+            return f"{below} was refused: {self._refuted} is too few"
+        interval = self.interval(below, None)
+        bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
+        return f"{below} was not refused: it has {interval.value:.1%}{bounds} of the step on batches from memory"
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval:

@@ -19,6 +19,8 @@ GPM_WINDOW_S = 0.5
 """Long enough for NVML's counters to have moved several times, short enough to lie inside a measured window."""
 ANSWER_WITHIN_S = 10.0
 """A driver's call may never return; whoever waits for its figures must go on."""
+START_WITHIN_S = 60.0
+"""Python and NVML may come from a slow shared disk."""
 
 
 class Sampler(Protocol):
@@ -69,6 +71,7 @@ class GpuSampler:
         self._commands = {uuid: command(uuid, interval_s, gpm_window_s) for uuid in uuids}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lost: dict[str, str] = {}
+        self._answered: set[str] = set()
 
     def start(self) -> None:
         """Start the processes that do not run yet."""
@@ -124,10 +127,12 @@ class GpuSampler:
             reason = self._lost.get(uuid, "the sampler was not started")
             return GpuSeries(lacking=reason, gpm_lacking=reason)
         assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], ANSWER_WITHIN_S)
+        limit_s = ANSWER_WITHIN_S if uuid in self._answered else START_WITHIN_S
+        self._answered.add(uuid)
+        readable, _, _ = select.select([process.stdout], [], [], limit_s)
         line = process.stdout.readline() if readable else b""
         if not line.endswith(b"\n"):
-            what = "has ended" if readable else f"has not answered for {ANSWER_WITHIN_S:.0f} s"
+            what = "has ended" if readable else f"has not answered for {limit_s:.0f} s"
             self._lose(uuid, f"the process that samples the GPU {what}")
             return self._series(uuid)
         return series_from_json(json.loads(line))

@@ -134,7 +134,8 @@ class NvmlMonitor:
         missing = [figure for figure in figures.values() if isinstance(figure, Unavailable)]
         if len(missing) == len(figures):
             return missing[0]
-        return GpuSample(time_s=time_s, **{name: _or_none(figure) for name, figure in figures.items()})
+        reasons = {name: figure.reason for name, figure in figures.items() if isinstance(figure, Unavailable)}
+        return GpuSample(time_s=time_s, missing=reasons, **{name: _or_none(figure) for name, figure in figures.items()})
 
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """As the driver lists them, with the host's process ids."""

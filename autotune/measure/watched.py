@@ -67,13 +67,16 @@ class WatchedMachine:
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial once its GPUs are free, and believe it only if they are free again afterwards."""
-        occupied = self._wait_for_baseline(self._wait_before_s)
+        # Ranks take GPUs in the order in which this process sees them.
+        used = list(self._baseline_bytes)[: trial.measured.get("local_ranks", 1)]
+        occupied = self._wait_for_baseline(used, self._wait_before_s)
         if occupied:
             return Contaminated(detail=f"the trial was not run: {'; '.join(occupied)}")
         self._sampler.start()
         self._sampler.take()
         outcome = self._machine.run(trial)
-        series = self._sampler.take()
+        taken = self._sampler.take()
+        series = {uuid: taken[uuid] for uuid in used}
         reasons = [
             reason
             for uuid, one in series.items()
@@ -83,7 +86,7 @@ class WatchedMachine:
             )
             if reason is not None
         ]
-        held = self._wait_for_baseline(self._wait_after_s)
+        held = self._wait_for_baseline(used, self._wait_after_s)
         return judge(with_gpus(outcome, series.values()), [*reasons, *held])
 
     def close(self) -> None:
@@ -91,10 +94,10 @@ class WatchedMachine:
         self._sampler.stop()
         self._machine.close()
 
-    def _wait_for_baseline(self, limit_s: float) -> list[str]:
-        """Wait until all GPUs are at their baselines; what the limit leaves above them, in words."""
+    def _wait_for_baseline(self, uuids: Sequence[str], limit_s: float) -> list[str]:
+        """Wait until these GPUs are at their baselines; what the limit leaves above them, in words."""
         started_s = self._clock.monotonic_s()
-        while above_bytes := self._above_baseline():
+        while above_bytes := self._above_baseline(uuids):
             waited_s = self._clock.monotonic_s() - started_s
             if waited_s >= limit_s:
                 break
@@ -104,8 +107,8 @@ class WatchedMachine:
             for uuid, used_bytes in above_bytes.items()
         ]
 
-    def _above_baseline(self) -> dict[str, int | Unavailable]:
-        used_bytes = {uuid: self._monitor.used_bytes(uuid) for uuid in self._baseline_bytes}
+    def _above_baseline(self, uuids: Sequence[str]) -> dict[str, int | Unavailable]:
+        used_bytes = {uuid: self._monitor.used_bytes(uuid) for uuid in uuids}
         return {uuid: used for uuid, used in used_bytes.items() if is_above_baseline(self._baseline_bytes[uuid], used)}
 
 

@@ -27,6 +27,7 @@ def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool) ->
     gpus = [gpu for one in windows for gpu in one.gpus]
     lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "nothing was sampled")
     no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "nothing was counted")
-    nvml = NVML_SOURCE if any(gpu.samples for gpu in gpus) else f"NVML: n/a ({lacking})"
+    read = any(gpu.utilisation_share is not None for gpu in gpus)
+    nvml = NVML_SOURCE if read else f"NVML utilisation: n/a ({lacking})"
     gpm = GPM_SOURCE if any(gpu.gpm_windows for gpu in gpus) else f"GPM: n/a ({no_counters})"
     return f"{site.gpu.name}; {nvml}; {gpm}"

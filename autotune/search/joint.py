@@ -8,8 +8,7 @@ from autotune.core.profile import JointChoice
 from autotune.decide.statistics import Interval
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice, paired_ratio
 from autotune.search.study import loader_space, study_of
-from autotune.search.workers import Sweep, with_loader
-from trainer.config import TrainConfig
+from autotune.search.workers import Asked, Sweep, with_loader
 
 if TYPE_CHECKING:
     import optuna
@@ -30,7 +29,9 @@ class _Loader:
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
-    """Whether even the best count leaves a proven gap to batches from memory."""
+    """Whether even the best count leaves a proven gap to batches from memory, and waits for data."""
+    if choice.fed:
+        return False
     best = max(choice.ratios.values(), key=lambda ratio: ratio.value)
     return best.high is not None and best.high < ENOUGH_SHARE
 
@@ -79,11 +80,10 @@ def _search(sweep: Sweep, baseline: _Loader, trials: int, *, on_gpu: bool) -> tu
         trial = study.ask(fixed_distributions=space)
         loader = _loader_of(trial.params, baseline)
         limits = replace(sweep.request.limits, prefetch_batches=loader.prefetch)
-        if limits.refusal(loader.workers) is not None:
+        if limits.refusal(loader.workers, sweep.worker_bytes) is not None:
             _tell_refused(study, trial)
             continue
-        ceiling = sweep.window(_config(sweep, baseline), number, "batches from memory", cached=True)
-        found = sweep.window(_config(sweep, loader), number, loader.name)
+        ceiling, found = sweep.read_round(number, [_asked(sweep, baseline, cached=True), _asked(sweep, loader)])
         value = found.slot_tokens_per_s / ceiling.slot_tokens_per_s
         study.tell(trial, value)
         values.setdefault(loader, []).append(value)
@@ -101,9 +101,8 @@ def _verify(sweep: Sweep, number: int, candidate: _Loader, baseline: _Loader) ->
     """Windows of both in turn, until they differ or enough of them do not."""
     pairs: list[tuple[float, float]] = []
     while True:
-        loaders = (baseline, candidate) if number % 2 else (candidate, baseline)
-        found = {one: sweep.window(_config(sweep, one), number, one.name).slot_tokens_per_s for one in loaders}
-        pairs.append((found[candidate], found[baseline]))
+        found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, baseline)])
+        pairs.append((found[0].slot_tokens_per_s, found[1].slot_tokens_per_s))
         number += 1
         ratio = paired_ratio(pairs)
         differs = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
@@ -119,5 +118,6 @@ def _loader_of(params: dict[str, Any], baseline: _Loader) -> _Loader:
     )
 
 
-def _config(sweep: Sweep, loader: _Loader) -> TrainConfig:
-    return with_loader(sweep.request.config, workers=loader.workers, prefetch=loader.prefetch, pinned=loader.pinned)
+def _asked(sweep: Sweep, loader: _Loader, *, cached: bool = False) -> Asked:
+    config = with_loader(sweep.request.config, workers=loader.workers, prefetch=loader.prefetch, pinned=loader.pinned)
+    return Asked(name="batches from memory" if cached else loader.name, config=config, cached=cached)

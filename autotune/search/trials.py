@@ -37,9 +37,13 @@ class TrialRunner:
             if found is not None and found.site == self.site:
                 self._remember(found)
 
-    def run(self, trial: Trial, label: str) -> Outcome:
-        """The trial's outcome, measured now or before."""
-        known = self._known.get(trial.key)
+    def knows(self, trial: Trial) -> bool:
+        """Whether the trial was measured before."""
+        return trial.key in self._known
+
+    def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
+        """The trial's outcome, measured now or, unless it is to be measured anew, before."""
+        known = None if anew else self._known.get(trial.key)
         self.on_trial(label, None)
         if known is not None:
             outcome, seconds = known.outcome, known.seconds

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autotune.core.outcome import Contaminated, Measured, Outcome, describe
+from autotune.core.hardware import DiskFacts
+from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, Outcome, describe
 from autotune.core.profile import GpuUse, WorkersEvidence, WorkersRow
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_seconds
@@ -43,6 +44,8 @@ class SweepRequest:
     sample_delay_s: float = 0.0
     """Added to the reading of every sample, as storage that is so much slower would."""
     page_cache: PageCache = "as_is"
+    storage: str = ""
+    """Names what the dataset lies on; windows from elsewhere are not taken for these."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,8 +71,7 @@ class Sweep:
         """
         while (todo := self._rule().next_rounds()) is not None and not self.time_is_over:
             for _ in range(todo.rounds):
-                self._measure_round(todo.counts)
-                if self.time_is_over:
+                if not self._measure_round(todo.counts) or self.time_is_over:
                     break
             self._look_at_workers()
         return self._rule().choose()
@@ -84,48 +86,79 @@ class Sweep:
         """All windows of its rounds."""
         return [figures for one in self.rounds for figures in one.values()]
 
-    def window(self, config: TrainConfig, number: int, name: str, *, cached: bool = False) -> FeedFigures:
-        """Measure a window, or take it from the ledger.
+    def read_round(self, number: int, asked: Sequence["Asked"]) -> list[FeedFigures]:
+        """Read windows one after the other, or take them from the ledger if all of them were read together before.
+
+        Every other round is read backwards, so that a drift within rounds cancels too.
 
         Raises:
-            Undecided: If it could not be measured.
+            WorkersDied: If the host had not enough memory for a window's loader workers.
+            Undecided: If a window could not be read for another reason.
         """
+        names = [one.name for one in asked]
+        trials = [feed_trial(self.request, one, number, names) for one in asked]
+        anew = not all(map(self.runner.knows, trials))
+        order = range(len(asked)) if number % 2 == 0 else range(len(asked) - 1, -1, -1)
+        found = {
+            place: self._window(trials[place], f"{names[place]}, round {number + 1}", anew=anew) for place in order
+        }
+        return [found[place] for place in range(len(asked))]
+
+    def _window(self, trial: Trial, label: str, *, anew: bool) -> FeedFigures:
         for attempt in range(ATTEMPTS):
             left = format_seconds(max(0.0, self.request.budget_s - self.seconds))
-            label = f"{name}, round {number + 1}" + (f", try {attempt + 1}" if attempt else "")
-            outcome = self.runner.run(
-                feed_trial(self.request, config, number, cached=cached), f"{label} (at most {left} left)"
-            )
+            told = label + (f", try {attempt + 1}" if attempt else "")
+            outcome = self.runner.run(trial, f"{told} (at most {left} left)", anew=anew)
             self.seconds += self.runner.finished[-1].seconds
             if not isinstance(outcome, Contaminated):
                 break
+        if _workers_died(outcome):
+            raise WorkersDied(f"{told}: {describe(outcome)}")
         if not isinstance(outcome, Measured):
-            raise self._unmeasured(outcome, label)
+            raise self._unmeasured(outcome, told)
         self.windows += 1
         return FeedFigures.of(outcome)
 
     def _rule(self) -> WorkersRule:
         return WorkersRule([said(one) for one in self.rounds], self.max_workers)
 
-    def _measure_round(self, counts: Sequence[Count]) -> None:
-        """One window of each, in turn forwards and backwards, so that a drift within rounds cancels too."""
-        number = len(self.rounds)
-        found: dict[Count, FeedFigures] = {}
-        for count in counts if number % 2 == 0 else counts[::-1]:
-            name = "batches from memory" if count is None else f"{count} loader workers"
-            config = with_loader(self.request.config, workers=count or 0)
-            found[count] = self.window(config, number, name, cached=count is None)
-        self.rounds.append(found)
+    def _measure_round(self, counts: Sequence[Count]) -> bool:
+        """Read a round; returns whether that went well: if not, the largest count of it is too many here."""
+        asked = [
+            Asked(
+                name="batches from memory" if count is None else f"{count} loader workers",
+                config=with_loader(self.request.config, workers=count or 0),
+                cached=count is None,
+            )
+            for count in counts
+        ]
+        try:
+            figures = self.read_round(len(self.rounds), asked)
+        except WorkersDied as died:
+            most = max(count or 0 for count in counts)
+            tried = [count for one in self.rounds for count in one if count is not None]
+            if most <= max(tried, default=0):
+                raise Undecided(
+                    f"loader workers died that had run before: {died}",
+                    next_step="Give the job more memory, or allow fewer with --max-workers.",
+                ) from died
+            self.max_workers, self.max_workers_because = max(tried, default=0), str(died)
+            return False
+        self.rounds.append(dict(zip(counts, figures, strict=True)))
+        return True
+
+    @property
+    def worker_bytes(self) -> int | None:
+        """The largest loader worker so far; None before one was measured."""
+        return max((figures.worker_bytes for figures in self.every if figures.worker_bytes), default=None)
 
     def _look_at_workers(self) -> None:
         """Lower the limit, should workers turn out larger than was assumed."""
-        known = [figures.worker_bytes for figures in self.every if figures.worker_bytes]
-        if not known or self.request.limits.refusal(self.max_workers, max(known)) is None:
-            return
+        refusal = self.request.limits.refusal(self.max_workers, self.worker_bytes)
         tried = max(count for one in self.rounds for count in one if count is not None)
-        fitting, because = self.request.limits.most(max(known))
-        if tried < self.max_workers:
-            self.max_workers, self.max_workers_because = max(tried, fitting), because
+        if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
+            fitting = self.request.limits.fitting(self.max_workers, self.worker_bytes)
+            self.max_workers, self.max_workers_because = max(tried, fitting), refusal
 
     def _unmeasured(self, outcome: Outcome, label: str) -> Undecided:
         detail = "" if isinstance(outcome, Measured) else outcome.detail
@@ -133,6 +166,34 @@ class Sweep:
             f"the window of {label} {describe(outcome)}:\n{detail}",
             next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A window to read."""
+
+    name: str
+    config: TrainConfig
+    cached: bool = False
+    """Batches from memory."""
+
+
+class WorkersDied(Exception):
+    """The host had no room for the loader workers of a window."""
+
+
+_DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
+"""What torch's loader says of workers that the kernel ended, or that found no shared memory."""
+
+
+def _workers_died(outcome: Outcome) -> bool:
+    if isinstance(outcome, HostOutOfMemory):
+        return True
+    return (
+        isinstance(outcome, Crashed)
+        and "DataLoader" in outcome.detail
+        and any(text in outcome.detail for text in _DIED)
+    )
 
 
 def with_loader(
@@ -144,12 +205,14 @@ def with_loader(
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
-def feed_trial(request: SweepRequest, config: TrainConfig, number: int, *, cached: bool) -> Trial:
-    """A window of training in round ``number``."""
+def feed_trial(request: SweepRequest, asked: Asked, number: int, beside: Sequence[str]) -> Trial:
+    """A window of training in round ``number``, beside the windows of these names."""
     measured = {
-        "config": config.model_dump(mode="json"),
-        "cached": cached,
+        "config": asked.config.model_dump(mode="json"),
+        "cached": asked.cached,
         "round": number,
+        "beside": list(beside),
+        "storage": request.storage,
         "window_s": request.window_s,
         "min_steps": MIN_STEPS,
         "local_ranks": request.limits.local_ranks,
@@ -168,7 +231,7 @@ def said(figures: Mapping[Count, FeedFigures]) -> Round:
     }
 
 
-def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, data_on_network: str | None) -> WorkersEvidence:
+def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, disk: DiskFacts | None) -> WorkersEvidence:
     """What the profile keeps of a sweep."""
     request = sweep.request
     counts = sorted({count for one in sweep.rounds for count in one if count is not None})
@@ -185,6 +248,7 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, data_on_ne
         undecided_between=list(undecided),
         choice=doubt + choice.proof,
         refusal=choice.refusal,
+        fed=choice.fed,
         ceiling_slot_tokens_per_s=[one[None].slot_tokens_per_s for one in sweep.rounds if None in one],
         rows=[_row(count, sweep, choice) for count in counts],
         local_ranks=request.limits.local_ranks,
@@ -196,9 +260,10 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, data_on_ne
         seconds=round(sweep.seconds, 3),
         page_cache=request.page_cache,
         page_cache_share=_median(one.page_cache_share for one in every),
-        data_on_network=data_on_network,
+        data_filesystem=None if disk is None else disk.filesystem_type,
+        data_on_network=disk is not None and disk.is_network,
         gpu_source=gpu_source,
-        operating_state=_operating_state(every),
+        operating_state=_operating_state([one[None] for one in sweep.rounds if None in one]),
     )
 
 

@@ -65,7 +65,7 @@ def _answer(profiles: Sequence[ReportedProfile], runs: Sequence[ReportedRun]) ->
                 f"{probe.infeasible_min} rows" if probe and probe.infeasible_min else NOT_MEASURED,
                 f"{train.micro_batch_rows} rows",
                 format_count(used.slot_tokens_per_s) if used else NOT_MEASURED,
-                str(workers.chosen) if workers else NOT_MEASURED,
+                workers_table.chosen_loader(workers) if workers else NOT_MEASURED,
             ]
         )
     table = markdown_table(headers, rows, align="lrrrrr")
@@ -157,7 +157,7 @@ def _workers(one: ReportedProfile) -> str:
         parts.append(markdown_table(workers_table.GPU_HEADERS, counters, align=workers_table.GPU_ALIGN))
     lines = [f"Chosen: **{workers_table.chosen_loader(found)}**. {_sentence(found.choice)}"]
     if found.refusal:
-        lines.append(f"The next smaller one was refused. {_sentence(found.refusal)}")
+        lines.append(_sentence(found.refusal))
     lines += [_sentence(line) for line in workers_table.workers_lines(found)]
     return "### Loader workers\n\n" + "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)])
 

@@ -40,7 +40,7 @@ def workers_text(found: WorkersEvidence, profile: Path, data: Path, *, notes: tu
             *notes,
             "",
             f"loader workers: {chosen} ({found.choice})",
-            *([f"refused: {found.refusal}"] if found.refusal else []),
+            *([found.refusal] if found.refusal else []),
             f"profile: {profile}",
             f"next: torchrun --nproc-per-node {found.local_ranks} -m trainer --profile {profile} --data {data}",
         ]
@@ -63,18 +63,24 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     ranks = "1 rank" if found.local_ranks == 1 else f"{found.local_ranks} ranks together"
     yield f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least {found.window_s:g} s"
     yield f"tried up to {found.max_workers} workers: {found.max_workers_because}"
-    yield f"dataset: {_cache(found)}"
+    place = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
+    yield f"dataset: {place}{_cache(found)}"
     yield f"GPU: {found.gpu_source}"
     if found.operating_state:
         yield f"GPU's operating state: {found.operating_state}"
     if found.data_on_network:
         best = max(row.ratio_to_ceiling for row in found.rows)
         yield (
-            f"the data lies on a network file system ({found.data_on_network}), which others use too; a copy on this "
+            f"the data lies on a network file system ({found.data_filesystem}), which others use too; a copy on this "
             f"node's disk could win {max(0.0, 1 / best - 1):.1%} at most: autotune data stage DIR --to LOCAL"
         )
     best_high = max((row.ratio_high for row in found.rows if row.ratio_high is not None), default=None)
-    if best_high is not None and best_high < ENOUGH_SHARE and not (found.joint and found.joint.adopted):
+    if (
+        not found.fed
+        and best_high is not None
+        and best_high < ENOUGH_SHARE
+        and not (found.joint and found.joint.adopted)
+    ):
         best = max(row.ratio_to_ceiling for row in found.rows)
         yield (
             f"no count feeds the step: {1 - best:.0%} of what it could do is lost to data; more CPUs for each rank, "

@@ -137,7 +137,7 @@ class _Bench:
         ceiling = swept.rounds[-1].get(None) or swept.rounds[0][None]
         self.step_s = (ceiling.window_end_s - ceiling.window_start_s) / ceiling.steps
         source = gpu_source(self._site, swept.every, replayed=False)
-        return evidence(swept, choice, gpu_source=source, data_on_network=None)
+        return evidence(swept, choice, gpu_source=source, disk=None)
 
 
 def make_bars(found: dict[str, WorkersEvidence]) -> list[Bar]:

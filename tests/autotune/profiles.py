@@ -50,7 +50,8 @@ def example_profile() -> Profile:
                 mean_real_tokens_per_row=33.5, curve=points, choice="because",
             ),
             workers=WorkersEvidence(
-                chosen=1, choice="so", refusal="0 is slow", ceiling_slot_tokens_per_s=[102.0], rows=rows, local_ranks=1,
+                chosen=1, choice="so", refusal="0 is slow", fed=True,
+                ceiling_slot_tokens_per_s=[102.0], rows=rows, local_ranks=1,
                 max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank", consumer="the training step",
                 window_s=2.0, windows=7, seconds=14.0, page_cache="as_is", page_cache_share=0.75,
                 gpu_source="n/a (CPU)",

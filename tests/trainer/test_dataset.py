@@ -1,7 +1,4 @@
-import errno
-import itertools
 import json
-import os
 import pickle
 
 import numpy as np
@@ -164,40 +161,3 @@ def test_another_schema_version_is_refused(make_dataset):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 1}))
     with pytest.raises(BadConfig, match="schema version 1"):
         read_manifest(path.parent)
-
-
-def test_files_that_were_fetched_lie_in_memory_and_forgotten_ones_do_not(make_dataset):
-    dataset = TokenDataset.open(make_dataset([[7] * 500] * 200))
-    dataset.fetch()
-    share = dataset.cached_share()
-    if share is None:
-        pytest.skip("this file system does not say what lies in memory")
-    assert share == 1.0
-    for fd in dataset._fds:
-        os.fsync(fd)  # what was not written yet cannot be put out of memory
-    dataset.forget()
-    assert dataset.cached_share() < 1.0
-    dataset.fetch()
-    assert dataset.cached_share() == 1.0
-
-
-def test_what_lies_in_memory_is_unknown_where_the_kernel_does_not_say(make_dataset, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EOPNOTSUPP, "not supported")
-
-    dataset = TokenDataset.open(make_dataset(SAMPLES))
-    monkeypatch.setattr(reading.os, "preadv", refuse)
-    assert dataset.cached_share() is None
-
-
-def test_places_that_would_have_to_be_read_count_as_not_in_memory(make_dataset, monkeypatch):
-    calls = itertools.count()
-
-    def every_second(*_):
-        if next(calls) % 2:
-            raise BlockingIOError
-        return 1
-
-    dataset = TokenDataset.open(make_dataset([[7] * 500] * 200))
-    monkeypatch.setattr(reading.os, "preadv", every_second)
-    assert dataset.cached_share(probes=100) == pytest.approx(0.5, abs=0.02)

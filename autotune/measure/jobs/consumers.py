@@ -9,6 +9,7 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.feed import MicroBatch
+from trainer.parallel import Ranks
 from trainer.schedule import learning_rate
 from trainer.step import StepResult, TrainStep
 from trainer.stopwatch import Mark, mark
@@ -16,12 +17,12 @@ from trainer.waiting import DataWait
 
 
 class Consumer(Protocol):
-    """Takes steps of one micro-batch, as far ahead of the device as the trainer does."""
+    """Takes optimizer steps, as far ahead of the device as the trainer does."""
 
     wait: DataWait
 
-    def step(self, loader: Iterator[MicroBatch]) -> MicroBatch:
-        """Take a micro-batch and hand it to the device; returns when the step before has ended there."""
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
         ...
 
     def finish(self) -> None:
@@ -35,24 +36,25 @@ class TrainingStep:
     Args:
         step: Ready to run.
         config: Of the learning rate.
+        micro_batches: Of a step.
         device: Where it runs.
     """
 
-    def __init__(self, step: TrainStep, config: TrainConfig, device: torch.device) -> None:
-        self._step, self._config = step, config
+    def __init__(self, step: TrainStep, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
+        self._step, self._config, self._micro_batches = step, config, micro_batches
         self._taken = 0
         self._last: StepResult | None = None
         self.wait = DataWait(lambda: mark(device))
 
-    def step(self, loader: Iterator[MicroBatch]) -> MicroBatch:
-        """Take a micro-batch and hand it to the device; returns when the step before has ended there."""
-        (batch,) = self.wait.take(loader, 1)
-        before, self._last = self._last, self._step.run([batch], learning_rate(self._config, self._taken))
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
+        batches = self.wait.take(loader, self._micro_batches)
+        before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
         self.wait.gave(self._last.updated)
         self._taken += 1
         if before is not None:
             before.updated.wait()
-        return batch
+        return batches
 
     def finish(self) -> None:
         """Wait until the device has done everything.
@@ -65,30 +67,39 @@ class TrainingStep:
 
 
 class ReplayedStep:
-    """A device that takes a known time for a step. This process keeps one CPU busy meanwhile.
+    """Devices that take a known time for a micro-batch. This process keeps one CPU busy meanwhile.
 
-    So does a host that launches kernels and waits for them; it holds up no other thread of its process. What it leaves
-    out: copies to the device, and memory bandwidth that a step on the host's side takes.
+    So does a host that launches kernels and waits for them; it holds up no other thread of its process. A step begins
+    when all ranks have their data, as they exchange gradients. What it leaves out: copies to the device, and memory
+    bandwidth that a step on the host's side takes.
 
     Args:
-        step_s: Of one micro-batch on the device.
+        micro_batch_s: Of a micro-batch of full rows on the device.
+        row_tokens: Of a full row; narrower ones take less time, in proportion.
+        micro_batches: Of a step.
+        ranks: All of them.
     """
 
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
+    def __init__(self, micro_batch_s: float, row_tokens: int, micro_batches: int, ranks: Ranks) -> None:
+        self._micro_batch_s, self._row_tokens = micro_batch_s, row_tokens
+        self._micro_batches, self._ranks = micro_batches, ranks
         self._free_s = time.perf_counter()
         self.wait = DataWait(lambda: Mark(time.perf_counter()))
         torch.set_num_threads(1)
         self._work = torch.rand(96, 96)
 
-    def step(self, loader: Iterator[MicroBatch]) -> MicroBatch:
-        """Take a micro-batch and hand it to the device; returns when the step before has ended there."""
-        (batch,) = self.wait.take(loader, 1)
-        begins_s = max(time.perf_counter(), self._free_s)
-        self._free_s = begins_s + self._step_s
-        self.wait.gave(_Until(self._free_s))
+    def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
+        """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
+        batches = []
+        begins_s = self._free_s
+        for _ in range(self._micro_batches):
+            (batch,) = self.wait.take(loader, 1)
+            begins_s = self._ranks.max(max(time.perf_counter(), self._free_s))[0]
+            self._free_s = begins_s + self._micro_batch_s * batch.ids_BS.shape[1] / self._row_tokens
+            self.wait.gave(_Until(self._free_s))
+            batches.append(batch)
         self._busy_until(begins_s)
-        return batch
+        return batches
 
     def finish(self) -> None:
         """Wait until the device has done everything."""

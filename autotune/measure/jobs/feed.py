@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 
 from autotune.measure.jobs import footprint
 from autotune.measure.jobs.consumers import Consumer, ReplayedStep, TrainingStep
-from trainer.batch import make_plan
+from autotune.measure.page_cache import cached_share
+from trainer.batch import in_rows, make_plan
 from trainer.build import build_training
-from trainer.config import TrainConfig
+from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
 from trainer.parallel import Ranks, join_ranks, leave_ranks
@@ -24,6 +26,10 @@ from trainer.stream import MicroBatchPlan
 CACHED_BATCHES = 32
 """Enough of them that they cost what rows cost in the mean, few enough that they cost no memory."""
 WARM_UP_STEPS = 2
+MOST_MICRO_BATCHES = 4
+"""Of a measured step: only one in so many pays for the exchange of gradients and the update, as under accumulation."""
+FIRST_PART = 4
+"""The first part of a window, from which its pace is known, is one in so many."""
 NOT_READY_S = 0.005
 """A batch that lies in a queue is there in less."""
 
@@ -33,10 +39,10 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         measured: ``config`` (a trainer configuration, with the loader settings to try), ``cached`` (batches from
-            memory: the ceiling), ``round`` (windows of one round see the same rows), ``window_s``, ``min_steps``,
-            ``local_ranks``, ``replayed_step_s`` (or None: the
-            trainer's own step), ``sample_delay_s`` (added to the reading of each sample), ``page_cache`` (``warm``,
-            ``cold`` or ``as_is``).
+            memory: the ceiling), ``round`` (windows of one round draw from the same order of rows), ``window_s``,
+            ``min_steps``, ``local_ranks``, ``replayed_step_s`` (of a micro-batch, or None: the trainer's own step),
+            ``sample_delay_s`` (added to the reading of each sample), ``page_cache`` (``cold`` puts the dataset out of
+            memory first). ``beside`` and ``storage`` tell windows apart that were read beside others or from elsewhere.
         place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
@@ -47,43 +53,71 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
     if ranks.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # as torchrun has it, so that ranks do not compete for the same cores
-    # One micro-batch a step: accumulation repeats what is measured here. And no end: the window decides.
-    rows = config.micro_batch_rows * ranks.world_size
-    no_others = {"global_batch_tokens": None, "global_batch_samples": None, "max_epochs": None}
-    # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
-    seed = config.seed + measured["round"]
-    config = config.model_copy(update={"global_batch_rows": rows, "seed": seed} | no_others)
     dataset = TokenDataset.open(Path(place["data_dir"]))
-    consumer: Consumer
-    if measured["replayed_step_s"] is None:
-        manifest = dataset.manifest
-        training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
-        consumer = TrainingStep(training.step, config, ranks.device)
-    else:
-        consumer = ReplayedStep(measured["replayed_step_s"])
-    _settle_page_cache(dataset, measured["page_cache"], ranks)
-    cached_share = dataset.cached_share()
+    config, micro_batches = _configured(config, dataset, ranks, measured["round"])
+    consumer = _consumer(config, dataset, ranks, micro_batches, measured["replayed_step_s"])
+    share = _settle_page_cache(dataset, ranks, cold=measured["page_cache"] == "cold")
     loader = _batches(dataset, config, ranks, measured)
     ready = 0 if measured["cached"] else config.data.loader_workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
     step_s = _warm_up(loader, consumer)
-    figures = _measure(loader, consumer, config, ranks, _steps(step_s, config, ranks, measured))
+    window = Window(
+        measured["window_s"], measured["min_steps"], _volley(config, micro_batches, cached=measured["cached"])
+    )
+    figures = _measure(loader, consumer, ranks, window, step_s)
     leave_ranks(together=True)
     return figures | {
         "optimizer_steps": WARM_UP_STEPS + figures["steps"],
-        "discarded_batches": drained + WARM_UP_STEPS,
-        "page_cache_share": cached_share,
+        "discarded_batches": drained + WARM_UP_STEPS * micro_batches,
+        "micro_batches_per_step": micro_batches,
+        "page_cache_share": share,
         "local_ranks": ranks.local_world_size,
     }
 
 
-def _settle_page_cache(dataset: TokenDataset, wanted: str, ranks: Ranks) -> None:
-    """Have the dataset's files in memory, or not; one rank of the host does it for all."""
-    if ranks.local_rank == 0 and wanted == "cold":
-        dataset.forget()
-    if ranks.local_rank == 0 and wanted == "warm":
-        dataset.fetch()
-    ranks.sum(0.0)
+def _configured(config: TrainConfig, dataset: TokenDataset, ranks: Ranks, number: int) -> tuple[TrainConfig, int]:
+    """The configuration of the window, and its micro-batches to a step: a few stand for any number above."""
+    config = in_rows(config, dataset)
+    micro_batches = min(MOST_MICRO_BATCHES, accumulation_steps(config, ranks.world_size))
+    changed = {
+        "global_batch_rows": micro_batches * config.micro_batch_rows * ranks.world_size,
+        "global_batch_tokens": None,
+        "global_batch_samples": None,
+        "max_epochs": None,  # no end: the window decides
+        # Other rows in every round, so that what some rows cost is noise between rounds and no bias in all of them.
+        "seed": config.seed + number,
+    }
+    return config.model_copy(update=changed), micro_batches
+
+
+def _consumer(
+    config: TrainConfig, dataset: TokenDataset, ranks: Ranks, micro_batches: int, replayed_s: float | None
+) -> Consumer:
+    if replayed_s is not None:
+        return ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
+    manifest = dataset.manifest
+    training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
+    return TrainingStep(training.step, config, micro_batches, ranks.device)
+
+
+def _settle_page_cache(dataset: TokenDataset, ranks: Ranks, *, cold: bool) -> float | None:
+    """Put the dataset's files out of memory, if asked to; gives the part of them that lies there.
+
+    One rank does it for all: whoever asks may bring pages in.
+    """
+    share = None
+    if ranks.local_rank == 0:
+        if cold:
+            dataset.forget()
+        share = cached_share(dataset.files)
+    told = ranks.sum(math.nan if ranks.local_rank == 0 and share is None else share or 0.0)[0]
+    return None if math.isnan(told) else told
+
+
+def _volley(config: TrainConfig, micro_batches: int, *, cached: bool) -> int:
+    """Steps after which workers that began together are where they were; a window that cuts a volley miscounts."""
+    workers = 0 if cached else config.data.loader_workers
+    return 1 if not workers else workers // math.gcd(workers, micro_batches)
 
 
 def _batches(
@@ -139,37 +173,51 @@ def _warm_up(loader: Iterator[MicroBatch], consumer: Consumer) -> float:
     return time.perf_counter() - started_s
 
 
-def _steps(step_s: float, config: TrainConfig, ranks: Ranks, measured: dict[str, Any]) -> int:
-    """How many steps fill the window, on all ranks the same."""
-    steps = max(measured["min_steps"], math.ceil(measured["window_s"] / max(step_s, 1e-6)))
-    # Workers that began together give batches in volleys; a window that cuts one in two would miscount.
-    volley = max(1, config.data.loader_workers)
-    return round(ranks.max(math.ceil(steps / volley) * volley)[0])
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How long to count."""
+
+    seconds: float
+    min_steps: int
+    volley: int
+
+    def steps(self, left_s: float, step_s: float, least: int = 1) -> int:
+        """Steps that fill so much time, in whole volleys."""
+        steps = max(least, math.ceil(left_s / max(step_s, 1e-6)))
+        return math.ceil(steps / self.volley) * self.volley
 
 
 def _measure(
-    loader: Iterator[MicroBatch], consumer: Consumer, config: TrainConfig, ranks: Ranks, steps: int
+    loader: Iterator[MicroBatch], consumer: Consumer, ranks: Ranks, window: Window, step_s: float
 ) -> dict[str, Any]:
+    """Take steps until the window is full, on all ranks as many."""
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
-    real_tokens = slots = 0
+    real_tokens = slots = taken = 0
+    todo = round(ranks.max(window.steps(window.seconds / FIRST_PART, step_s, window.min_steps))[0])
     ranks.sum(0.0)
     start_s = time.monotonic()
-    for _ in range(steps):
-        batch = consumer.step(loader)
-        real_tokens += batch.real_tokens
-        slots += batch.ids_BS.numel()
+    while todo:
+        for _ in range(todo):
+            batches = consumer.step(loader)
+            real_tokens += sum(batch.real_tokens for batch in batches)
+            slots += sum(batch.ids_BS.numel() for batch in batches)
+        taken += todo
+        past_s = ranks.max(time.monotonic() - start_s)[0]
+        left_s = window.seconds - past_s
+        todo = window.steps(left_s, past_s / taken) if left_s > 0 else 0
     consumer.finish()
     end_s = time.monotonic()
     read_after = footprint.storage_read_bytes()
-    slowest_s, wait_share = ranks.max(end_s - start_s, consumer.wait.read() / (end_s - start_s))
+    (slowest_s,) = ranks.max(end_s - start_s)
+    waited_s = ranks.sum(consumer.wait.read())[0]
     memory, workers = footprint.memory_bytes(), footprint.private_bytes_of_children()
     read = None if read_before is None or read_after is None else read_after - read_before
     return {
-        "steps": steps,
+        "steps": taken,
         "real_tokens_per_s": ranks.sum(real_tokens)[0] / slowest_s,
         "slot_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
-        "data_wait_share": min(1.0, wait_share),
+        "data_wait_share": min(1.0, waited_s / slowest_s),
         "window_start_s": -ranks.max(-start_s)[0],
         "window_end_s": ranks.max(end_s)[0],
         "memory_bytes": _sum(ranks, memory),

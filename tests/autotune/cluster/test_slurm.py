@@ -10,6 +10,7 @@ JOB = {
     "SLURM_JOB_NUM_NODES": "4",
     "SLURM_NTASKS": "8",
     "SLURM_GPUS_ON_NODE": "2",
+    "SLURMD_NODENAME": "n1",
 }
 
 

@@ -77,6 +77,7 @@ def test_a_login_node_is_refused_with_the_command_as_a_job(tmp_path, monkeypatch
         refuse_login_node(["autotune", "workers", "--profile", "my p.toml"])
     assert "autotune workers --profile 'my p.toml' --slurm SITE.toml" in refused.value.next_step
     monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
     refuse_login_node(["autotune"])
 
 

@@ -52,6 +52,7 @@ def test_a_login_node_is_refused_with_the_job_to_submit_instead(capsys, monkeypa
 
 def test_inside_a_job_a_node_with_slurm_is_no_login_node(capsys, monkeypatch, profile, sbatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
     assert call(monkeypatch, "workers", "--profile", str(profile), "--data", "nowhere") == 3
     assert "nowhere" in capsys.readouterr().err
 

@@ -157,10 +157,11 @@ def test_time_left_counts_down_to_zero():
     assert NO_SLURM.seconds_left(datetime.fromtimestamp(0, UTC)) is None
 
 
-def test_login_node_can_submit_and_is_no_job():
+def test_login_node_can_submit_and_is_no_node_of_a_job():
     submitting = replace(NO_SLURM, commands=("sbatch",))
     assert submitting.is_login_node
-    assert not replace(submitting, job_id="7").is_login_node
+    assert not replace(submitting, job_id="7", node_name="n1").is_login_node
+    assert replace(submitting, job_id="7").is_login_node  # a shell that salloc opened there
     assert not NO_SLURM.is_login_node
 
 

@@ -63,7 +63,9 @@ QUIET = MachineFacts(
     gpus=(GPU,),
     gpu_absent=None,
     gpu_unreadable=(),
-    slurm=SlurmFacts(job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",)),
+    slurm=SlurmFacts(
+        job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",), node_name="n1"
+    ),
     versions={"torch": "2.10", "transformers": "5.0"},
 )
 
@@ -109,7 +111,7 @@ def test_figures_that_are_missing_are_no_findings():
         (with_gpu(facts=replace(CARD, compute_mode="prohibited")), "fault", "prohibited"),
         (replace(QUIET, gpus=(), gpu_absent="no driver"), "note", "no GPU to measure: no driver"),
         (replace(QUIET, gpu_unreadable=("GPU 1: lost",)), "warning", "GPU 1: lost"),
-        (replace(QUIET, slurm=replace(QUIET.slurm, job_id=None)), "warning", "login node"),
+        (replace(QUIET, slurm=replace(QUIET.slurm, job_id=None, node_name=None)), "warning", "login node"),
         (replace(QUIET, versions={"transformers": "5.0"}), "fault", "torch is not installed"),
         (replace(QUIET, versions={"torch": "2.10"}), "fault", "transformers is not installed"),
     ],

@@ -82,7 +82,7 @@ def test_answer_that_breaks_off_is_a_reason_and_not_an_error(no_child_left):
 
 
 def test_process_that_hangs_is_killed_and_the_others_still_answer(monkeypatch, no_child_left):
-    monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
+    monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 1.0)
     with sampler_of(HANGS, ANSWERS_ONCE) as sampler:
         hung = sampler._processes["0"]
         started_s = time.monotonic()

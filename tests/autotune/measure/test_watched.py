@@ -18,6 +18,7 @@ TAKEN = 4 * GIB
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 NEIGHBOUR = (GpuProcess(pid=42, used_bytes=3 * GIB),)
 TRIAL = Trial(job="step", measured={"rows": 8}, timeout_s=60.0)
+ON_TWO = Trial(job="step", measured={"rows": 8, "local_ranks": 2}, timeout_s=60.0)
 RAN = Measured(figures={"peak_bytes": GIB})
 REFUSED = OutOfMemory(detail="CUDA out of memory")
 
@@ -133,7 +134,7 @@ def test_trials_go_on_once_the_neighbour_has_left():
 
 def test_every_gpu_in_use_is_watched():
     watch = Watch(gpu(), gpu(IDLE, IDLE, TAKEN, index=1))
-    outcome = watch.machine.run(TRIAL)
+    outcome = watch.machine.run(ON_TWO)
     assert isinstance(outcome, Contaminated)
     assert "GPU 1 still" in outcome.detail
     assert "GPU 0" not in outcome.detail
@@ -174,8 +175,16 @@ def test_holders_that_cannot_be_read_are_not_invented():
 
 
 def test_second_process_on_a_gpu_makes_a_trial_void():
-    found = Watch(gpu(), gpu(index=1, counts=(1, 1, 2))).machine.run(TRIAL)
+    found = Watch(gpu(), gpu(index=1, counts=(1, 1, 2))).machine.run(ON_TWO)
     assert found == Contaminated(detail="another process computed on GPU 1: 2 were on it in 1 of 1 samples")
+
+
+def test_what_happens_on_a_gpu_that_no_rank_uses_does_not_matter():
+    busy = gpu(IDLE, TAKEN, index=1, reasons=("hw_thermal",), counts=(2, 2, 2))
+    window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0})
+    found = Watch(gpu(), busy, outcome=window).machine.run(TRIAL)
+    assert isinstance(found, Measured)
+    assert len(found.figures["gpus"]) == 1
 
 
 def test_company_from_before_a_trial_is_not_held_against_it():
@@ -185,7 +194,7 @@ def test_company_from_before_a_trial_is_not_held_against_it():
 def test_figures_of_a_window_get_what_every_gpu_did_in_it():
     window = Measured(figures={"window_start_s": 1001.0, "window_end_s": 1003.0, "steps": 4})
     watch = Watch(gpu(), gpu(index=1), outcome=window, lasts_s=2.5)
-    figures = watch.machine.run(TRIAL).figures
+    figures = watch.machine.run(ON_TWO).figures
     assert figures["steps"] == 4
     assert [one["samples"] for one in figures["gpus"]] == [1, 1]
     assert figures["gpus"][1]["utilisation_share"] == 1.0

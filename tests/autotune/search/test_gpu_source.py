@@ -36,7 +36,7 @@ def test_without_a_gpu_the_reason_is_told():
 
 
 def test_both_sources_are_named_with_what_they_do_not_mean():
-    found = gpu_source(ON_GPU, [window(samples=3, gpm_windows=1)], replayed=False)
+    found = gpu_source(ON_GPU, [window(samples=3, utilisation_share=0.9, gpm_windows=1)], replayed=False)
     assert found.startswith("NVIDIA H200; NVML utilisation")
     assert "it is not MFU" in found
     assert "GPM counters" in found
@@ -46,5 +46,5 @@ def test_both_sources_are_named_with_what_they_do_not_mean():
 def test_a_source_that_is_missing_says_why():
     found = gpu_source(ON_GPU, [window(samples=3, gpm_lacking="no Hopper")], replayed=False)
     assert "GPM: n/a (no Hopper)" in found
-    assert "NVML: n/a (lost)" in gpu_source(ON_GPU, [window(lacking="lost", gpm_windows=1)], replayed=False)
-    assert "NVML: n/a (nothing was sampled)" in gpu_source(ON_GPU, [], replayed=False)
+    assert "NVML utilisation: n/a (lost)" in gpu_source(ON_GPU, [window(lacking="lost", gpm_windows=1)], replayed=False)
+    assert "NVML utilisation: n/a (nothing was sampled)" in gpu_source(ON_GPU, [], replayed=False)

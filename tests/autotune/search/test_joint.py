@@ -52,7 +52,8 @@ def test_each_trial_stands_beside_its_ceiling_and_rounds_go_on(tmp_path):
     before = len(sweep.runner.finished)
     search_joint(sweep, choice, trials=3)
     searched = sweep.runner.finished[before : before + 6]
-    assert [one.trial.measured["cached"] for one in searched] == [True, False] * 3
+    pairs = zip(searched[::2], searched[1::2], strict=True)
+    assert all({one.trial.measured["cached"] for one in pair} == {True, False} for pair in pairs)
     rounds = [one.trial.measured["round"] for one in searched]
     assert rounds == [len(sweep.rounds) + number // 2 for number in range(6)]
 
@@ -89,7 +90,7 @@ def test_without_trials_nothing_is_found(tmp_path):
 
 def test_evidence_of_workers_alone_is_the_same_before_and_after(tmp_path):
     sweep, choice = finished(nothing_helps, tmp_path)
-    before = evidence(sweep, choice, gpu_source="n/a", data_on_network=None)
+    before = evidence(sweep, choice, gpu_source="n/a", disk=None)
     search_joint(sweep, choice, trials=2)
-    after = evidence(sweep, choice, gpu_source="n/a", data_on_network=None)
+    after = evidence(sweep, choice, gpu_source="n/a", disk=None)
     assert (after.chosen, after.rows, after.choice) == (before.chosen, before.rows, before.choice)

@@ -5,7 +5,7 @@ from autotune.core.outcome import Crashed
 from autotune.core.trial import Trial
 from autotune.errors import BadInput
 from autotune.search.study import export_study, loader_space, study_of
-from autotune.search.workers import with_loader
+from autotune.search.workers import Asked, with_loader
 from tests.autotune.search.feeds import CONFIG, FeedMachine, knee_at, sweep_on
 
 
@@ -47,11 +47,17 @@ def test_with_a_gpu_pinning_is_part_of_it(sweep):
 
 
 def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
-    sweep.window(with_loader(CONFIG, workers=1), 100, "without its ceiling")
-    sweep.window(CONFIG, 101, "ceiling", cached=True)
-    sweep.window(with_loader(CONFIG, workers=1, prefetch=3), 101, "a prefetch that is not searched")
-    sweep.window(with_loader(CONFIG, workers=50), 101, "more than are allowed")
-    sweep.window(with_loader(CONFIG, workers=1, prefetch=4), 101, "inside")
+    one = with_loader(CONFIG, workers=1)
+    sweep.read_round(100, [Asked(name="without its ceiling", config=one)])
+    sweep.read_round(
+        101,
+        [
+            Asked(name="ceiling", config=CONFIG, cached=True),
+            Asked(name="a prefetch that is not searched", config=with_loader(CONFIG, workers=1, prefetch=3)),
+            Asked(name="more than are allowed", config=with_loader(CONFIG, workers=50)),
+            Asked(name="inside", config=with_loader(CONFIG, workers=1, prefetch=4)),
+        ],
+    )
     sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
     sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)

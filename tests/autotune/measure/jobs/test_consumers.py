@@ -1,6 +1,7 @@
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ import torch
 from autotune.measure.jobs.consumers import ReplayedStep, TrainingStep
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
+from trainer.parallel import Ranks
 
-STEP_S = 0.04
+STEP_S, ROW_TOKENS = 0.04, 8
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +22,20 @@ def threads():
     torch.set_num_threads(before)
 
 
+def full_batch() -> SimpleNamespace:
+    """As much as a replayed step looks at: a row as wide as it can be."""
+    return SimpleNamespace(ids_BS=torch.zeros(1, ROW_TOKENS))
+
+
+def replayed(step_s: float) -> ReplayedStep:
+    alone = Ranks(rank=0, local_rank=0, local_world_size=1, world_size=1, device=torch.device("cpu"))
+    return ReplayedStep(step_s, ROW_TOKENS, 1, alone)
+
+
 def delayed(delay_s: float):
     while True:
         time.sleep(delay_s)
-        yield object()
+        yield full_batch()
 
 
 def seconds_per_step(consumer: ReplayedStep, loader, steps: int = 6) -> float:
@@ -38,30 +50,30 @@ def seconds_per_step(consumer: ReplayedStep, loader, steps: int = 6) -> float:
 
 
 def test_a_replayed_step_takes_its_time_and_waits_for_no_fast_loader():
-    consumer = ReplayedStep(STEP_S)
-    assert seconds_per_step(consumer, itertools.repeat(object())) == pytest.approx(STEP_S, rel=0.2)
+    consumer = replayed(STEP_S)
+    assert seconds_per_step(consumer, itertools.repeat(full_batch())) == pytest.approx(STEP_S, rel=0.2)
     assert consumer.wait.read() < STEP_S
 
 
 def test_a_loader_that_is_faster_than_the_step_hides_behind_it():
-    consumer = ReplayedStep(STEP_S)
+    consumer = replayed(STEP_S)
     # The first batch is waited for before there is a step to hide behind.
     assert seconds_per_step(consumer, delayed(STEP_S / 2)) < 1.35 * STEP_S
     assert consumer.wait.read() < 2 * STEP_S
 
 
 def test_a_loader_that_is_slower_than_the_step_sets_the_pace_and_is_waited_for():
-    consumer = ReplayedStep(STEP_S)
+    consumer = replayed(STEP_S)
     per_step_s = seconds_per_step(consumer, delayed(2.5 * STEP_S))
     assert per_step_s == pytest.approx(2.5 * STEP_S, rel=0.3)
     assert consumer.wait.read() >= 6 * STEP_S
 
 
 def test_a_replayed_step_hands_on_what_the_loader_gave():
-    batches = [object(), object()]
+    batches = [full_batch(), full_batch()]
     loader = iter(batches)
-    consumer = ReplayedStep(0.001)
-    assert [consumer.step(loader), consumer.step(loader)] == batches
+    consumer = replayed(0.001)
+    assert [consumer.step(loader), consumer.step(loader)] == [[batch] for batch in batches]
 
 
 def test_other_threads_run_while_a_step_is_replayed():
@@ -74,7 +86,7 @@ def test_other_threads_run_while_a_step_is_replayed():
 
     ticking = threading.Thread(target=tick)
     ticking.start()
-    seconds_per_step(ReplayedStep(STEP_S), itertools.repeat(object()), steps=3)
+    seconds_per_step(replayed(STEP_S), itertools.repeat(full_batch()), steps=3)
     stop.set()
     ticking.join()
     assert len(ticks) >= 5
@@ -90,9 +102,10 @@ def training(patterned_dataset):
 def test_a_training_step_really_trains(training):
     built, config, batches = training
     before = [parameter.detach().clone() for parameter in built.model.parameters()]
-    consumer = TrainingStep(built.step, config, torch.device("cpu"))
+    consumer = TrainingStep(built.step, config, 1, torch.device("cpu"))
     for _ in range(3):
-        assert consumer.step(batches).real_tokens > 0
+        (batch,) = consumer.step(batches)
+        assert batch.real_tokens > 0
     consumer.finish()
     assert any(not torch.equal(old, new) for old, new in zip(before, built.model.parameters(), strict=True))
     assert consumer.wait.read() > 0
@@ -103,7 +116,7 @@ def test_a_loss_that_is_no_number_is_refused(training):
     with torch.no_grad():
         for parameter in built.model.parameters():
             parameter.fill_(float("nan"))
-    consumer = TrainingStep(built.step, config, torch.device("cpu"))
+    consumer = TrainingStep(built.step, config, 1, torch.device("cpu"))
     consumer.step(batches)
     with pytest.raises(ValueError, match="the loss is nan"):
         consumer.finish()
