@@ -34,7 +34,10 @@ is more than the usual 95 %."""
 TRIMMED_SHARE = 0.2
 OWN_RESIDUALS = 12
 """From so many differences on, a ratio's interval rests on its own residuals alone."""
+HOPELESS_SHARE = 0.8
+"""Counts so far below another are not what it is undecided between, though few rounds were spent on them."""
 STUCK_ROUNDS = 24
+"""A count that so many rounds beside the ceiling left open is held against larger ones as well."""
 LEAST_RESIDUALS = 3
 """Fewer show no spread."""
 RESAMPLES = 1000
@@ -184,7 +187,7 @@ class WorkersRule:
             return "proven"
         if self._explored and not self._is_young(count):
             rival = self._larger_rival(count)
-            if rival is None or self._low(count, rival) >= ENOUGH_SHARE:
+            if rival is None or self._at_most(rival, count) <= 1 / ENOUGH_SHARE:
                 return "proven"
         return "open"
 
@@ -241,9 +244,22 @@ class WorkersRule:
         return None if values[best] >= ENOUGH_SHARE else best
 
     def _larger_rival(self, count: int) -> Count:
-        """The best of the larger counts; None where there is none."""
+        """The larger count that may be the furthest above; None where there is none.
+
+        Throughput rises ever more slowly and may fall behind its peak, so the next larger count, the largest and the
+        one that seems best stand for all.
+        """
         larger = [other for other in self.seen if other > count]
-        return max(larger, key=lambda other: self._value(other, None), default=None)
+        if not larger:
+            return None
+        best = max(larger, key=lambda other: self._value(other, None))
+        return max((larger[0], best, larger[-1]), key=lambda other: self._at_most(other, count))
+
+    def _at_most(self, other: int, count: int) -> float:
+        """The upper bound of another count's ratio to this one; through the ceiling where they have hardly met."""
+        if len(self._common(other, count)) >= FIRST_ROUNDS:
+            return self.interval(other, count).high or math.inf
+        return (self.interval(other, None).high or math.inf) / self._value(count, None)
 
     def _seems_enough(self, count: int) -> bool:
         if count == self._best or self.verdict(count) == "proven":
@@ -278,36 +294,50 @@ class WorkersRule:
 
     def _largest_refuted(self) -> int:
         """-1 when no count is refuted."""
-        for count in reversed(self.seen):
-            if any(self._is_refuted_by(count, other) for other in self.seen if other > count):
-                return count
-        return -1
+        return next((count for count in reversed(self.seen) if self._is_refuted(count)), -1)
 
-    def _is_refuted_by(self, count: int, other: int) -> bool:
-        if len(self._common(count, other)) < FIRST_ROUNDS:
+    def _is_refuted(self, count: int) -> bool:
+        differences = self._to_larger(count)
+        if len(differences) < FIRST_ROUNDS or _location(differences) >= math.log(ENOUGH_SHARE):
             return False
-        high = self.interval(count, other).high
+        high = self._about(differences).high
         return high is not None and high < ENOUGH_SHARE
+
+    def _to_larger(self, count: int) -> _Array:
+        """Logarithms of the ratios to the larger counts of the same rounds, all together: chance gets one try.
+
+        Their mean is no more than the best of them, so what falls short of it falls short of the best.
+        """
+        differences = []
+        for number, log in self._logs[count].items():
+            larger = [self._logs[other][number] for other in self.seen if other > count and number in self._logs[other]]
+            if larger:
+                differences.append(log - sum(larger) / len(larger))
+        return np.array(differences)
+
+    def _about(self, differences: _Array) -> Interval:
+        own = len(differences) >= OWN_RESIDUALS
+        return _ratio(differences, _residuals(differences) if own else self._pooled(None))
 
     def _is_hopeless(self, count: int, chosen: int) -> bool:
         """Whether a count that nobody took time to refute is far below another all the same."""
         high, low = self.interval(count, None).high, self.interval(chosen, None).low
-        return high is not None and low is not None and high < ENOUGH_SHARE * low
+        return high is not None and low is not None and high < HOPELESS_SHARE * low
 
     def _waits_too_little(self, count: int) -> bool:
         """Whether all that more workers could win is less than what is asked."""
         waits = np.array(self._waits[count])
         if not self._by_wait or len(waits) < FIRST_ROUNDS:
             return False
-        return _upper_location(waits) <= 1 - ENOUGH_SHARE
+        return _location(waits) <= 1 - ENOUGH_SHARE and _upper_location(waits) <= 1 - ENOUGH_SHARE
 
     def _value(self, count: int, reference: Count) -> float:
         differences = self._differences(count, reference)
         return math.exp(_location(differences)) if len(differences) else math.nan
 
     def _low(self, count: int, reference: Count) -> float:
-        if len(self._common(count, reference)) < FIRST_ROUNDS:
-            return 0.0
+        if len(self._common(count, reference)) < FIRST_ROUNDS or self._value(count, reference) < ENOUGH_SHARE:
+            return 0.0  # of no use, and an interval takes long
         return self.interval(count, reference).low or 0.0
 
     def _common(self, count: int, reference: Count) -> list[int]:
@@ -346,10 +376,9 @@ class WorkersRule:
         below = max((count for count in self.seen if count < chosen), default=None)
         if below is None:
             return None
-        others = [other for other in self.seen if other > below and self._is_refuted_by(below, other)]
-        if others:
-            high = min(self.interval(below, other).high or math.inf for other in others)
-            return f"{below} was refused: it has at most {high:.1%} of a larger count's throughput"
+        if self._is_refuted(below):
+            high = self._about(self._to_larger(below)).high or math.nan
+            return f"{below} was refused: it has at most {high:.1%} of the larger counts' throughput"
         if below <= self._refuted:
             return f"{below} was refused: {self._refuted} is too few"
         interval = self.interval(below, None)
