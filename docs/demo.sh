@@ -29,7 +29,7 @@ first="${first%% *}"
 run autotune probe $models --data "$DEMO/data" --device cpu --memory "$MEMORY" --seq-length 128 \
     --global-batch-tokens 4096 --out "$DEMO/profiles" --reports "$DEMO/reports"
 
-run autotune workers --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports"
+run autotune workers --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports" --minutes 1
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # what torchrun would set by itself, with a warning
 run_directory="$DEMO/runs/$(date -u +%Y%m%dT%H%M%SZ)"

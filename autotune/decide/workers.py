@@ -363,12 +363,13 @@ class WorkersRule:
             most = _upper_location(np.array(self._waits[chosen]))
             return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
         rival = self._larger_rival(chosen)
-        if self.verdict(chosen) == "proven" and rival is None:
+        proven = self.verdict(chosen) == "proven"
+        if proven and rival is None:
             return "the best of all counts, and the largest that is allowed"
-        other = None if rival is None or self._best is None else rival
+        other = rival if proven or self._best is not None else None
         interval = self.interval(chosen, other)
         bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
-        what = "the step on batches from memory" if other is None else f"the best larger count, {other}"
+        what = "the step on batches from memory" if other is None else f"the larger count that may be best, {other}"
         return f"{interval.value:.1%}{bounds} of {what}"
 
     def _refusal(self, chosen: int) -> str | None:

@@ -48,6 +48,34 @@ class SweepRequest:
     """Names what the dataset lies on; windows from elsewhere are not taken for these."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A window to read."""
+
+    name: str
+    config: TrainConfig
+    cached: bool = False
+    """Batches from memory."""
+
+
+class WorkersDied(Exception):
+    """The host had no room for the loader workers of a window."""
+
+
+_DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
+"""What torch's loader says of workers that the kernel ended, or that found no shared memory."""
+
+
+def _workers_died(outcome: Outcome) -> bool:
+    if isinstance(outcome, HostOutOfMemory):
+        return True
+    return (
+        isinstance(outcome, Crashed)
+        and "DataLoader" in outcome.detail
+        and any(text in outcome.detail for text in _DIED)
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Sweep:
     """A sweep under way."""
@@ -86,7 +114,7 @@ class Sweep:
         """All windows of its rounds."""
         return [figures for one in self.rounds for figures in one.values()]
 
-    def read_round(self, number: int, asked: Sequence["Asked"]) -> list[FeedFigures]:
+    def read_round(self, number: int, asked: Sequence[Asked]) -> list[FeedFigures]:
         """Read windows one after the other, or take them from the ledger if all of them were read together before.
 
         Every other round is read backwards, so that a drift within rounds cancels too.
@@ -166,34 +194,6 @@ class Sweep:
             f"the window of {label} {describe(outcome)}:\n{detail}",
             next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A window to read."""
-
-    name: str
-    config: TrainConfig
-    cached: bool = False
-    """Batches from memory."""
-
-
-class WorkersDied(Exception):
-    """The host had no room for the loader workers of a window."""
-
-
-_DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
-"""What torch's loader says of workers that the kernel ended, or that found no shared memory."""
-
-
-def _workers_died(outcome: Outcome) -> bool:
-    if isinstance(outcome, HostOutOfMemory):
-        return True
-    return (
-        isinstance(outcome, Crashed)
-        and "DataLoader" in outcome.detail
-        and any(text in outcome.detail for text in _DIED)
-    )
 
 
 def with_loader(
