@@ -8,7 +8,7 @@ from autotune.core.profile import JointChoice
 from autotune.decide.statistics import Interval
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice, paired_ratio
 from autotune.search.study import loader_space, study_of
-from autotune.search.workers import Asked, Sweep, with_loader
+from autotune.search.workers import Asked, Sweep, WorkersDied, with_loader
 
 if TYPE_CHECKING:
     import optuna
@@ -56,7 +56,10 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
     if not values:
         return None
     candidate = max(values, key=lambda loader: statistics.fmean(values[loader]))
-    ratio = _verify(sweep, number, candidate, baseline)
+    try:
+        ratio = _verify(sweep, number, candidate, baseline)
+    except WorkersDied:  # what ran once and dies later is no setting to train with
+        return None
     return JointChoice(
         trials=tried,
         loader_workers=candidate.workers,
@@ -83,7 +86,11 @@ def _search(sweep: Sweep, baseline: _Loader, trials: int, *, on_gpu: bool) -> tu
         if limits.refusal(loader.workers, sweep.worker_bytes) is not None:
             _tell_refused(study, trial)
             continue
-        ceiling, found = sweep.read_round(number, [_asked(sweep, baseline, cached=True), _asked(sweep, loader)])
+        try:
+            ceiling, found = sweep.read_round(number, [_asked(sweep, baseline, cached=True), _asked(sweep, loader)])
+        except WorkersDied:
+            _tell_refused(study, trial)
+            continue
         value = found.slot_tokens_per_s / ceiling.slot_tokens_per_s
         study.tell(trial, value)
         values.setdefault(loader, []).append(value)

@@ -264,3 +264,18 @@ def test_pairs_that_are_all_alike_prove_their_ratio():
     assert found.low == pytest.approx(0.99)
     assert found.high == pytest.approx(0.99)
     assert found.low >= ENOUGH_SHARE
+
+
+PEAK = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.7, 4: 0.88, 5: 0.92, 6: 0.95, 7: 0.92, 8: 0.89}
+AROUND_THE_SHARE = {0: 0.5, 1: 0.979}
+
+
+def test_a_peak_between_two_rungs_is_found():
+    assert decide(Feed(lambda count: PEAK[count], noise=0.001, waits=False), 8)[0].workers == 6
+
+
+def test_a_plateau_at_the_border_of_the_ceiling_is_held_against_itself():
+    choice, rounds = decide(Feed(lambda count: AROUND_THE_SHARE.get(count, 0.9795), noise=0.001, waits=False), 8)
+    assert (choice.workers, choice.undecided_between) == (1, ())
+    assert sum(map(len, rounds)) < 400
+    assert "larger count that may be best" in choice.proof

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.outcome import Crashed
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.search.joint import gap_remains, search_joint
 from autotune.search.workers import evidence
@@ -94,3 +95,19 @@ def test_evidence_of_workers_alone_is_the_same_before_and_after(tmp_path):
     search_joint(sweep, choice, trials=2)
     after = evidence(sweep, choice, gpu_source="n/a", disk=None)
     assert (after.chosen, after.rows, after.choice) == (before.chosen, before.rows, before.choice)
+
+
+def test_settings_whose_workers_die_are_left_out(tmp_path):
+    sweep, choice = finished(prefetching_helps, tmp_path)
+    plain = sweep.runner.machine._simulate
+
+    def simulate(trial):
+        if trial.measured["config"]["data"]["prefetch_batches"] == 8:
+            return Crashed(detail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error")
+        return plain(trial)
+
+    sweep.runner.machine._simulate = simulate
+    found = search_joint(sweep, choice, trials=10)
+    assert found is not None
+    assert found.prefetch_batches != 8
+    assert not found.adopted
