@@ -159,13 +159,13 @@ def test_the_same_rows_give_the_same_first_loss_with_one_rank_and_two(run, work,
 
 
 def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
-    out = autotune("workers", "--profile", str(profile), "--data", "data", "--window", "0.5", "--repeats", "2",
-                   "--max-workers", "1", cwd=work)  # fmt: skip
+    out = autotune("workers", "--profile", str(profile), "--data", "data", "--window", "0.5", "--minutes", "0.3",
+                   "--max-workers", "1", "--here", cwd=work)  # fmt: skip
     assert "next: torchrun" in out
     evidence = tomllib.loads(profile.read_text())["evidence"]["workers"]
     assert evidence["rows"][0]["loader_workers"] == 0
     assert evidence["chosen"] == tomllib.loads(profile.read_text())["train"]["data"]["loader_workers"]
-    assert len(evidence["ceiling_slot_tokens_per_s"]) == 2
+    assert len(evidence["ceiling_slot_tokens_per_s"]) >= 3
 
 
 def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probed):
