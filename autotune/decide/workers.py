@@ -14,7 +14,6 @@ ch. 4). Few differences borrow the residuals of the others, and the interval is 
 normal (the expanded percentile interval of Hesterberg, The American Statistician 69, 2015).
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -22,25 +21,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from autotune.decide.statistics import Interval, normal_quantile, t_quantile
+from autotune.decide.resampling import Array, location, ratio_of, residuals_of, upper_location
+from autotune.decide.statistics import Interval
 
 ENOUGH_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""
-CONFIDENCE = 0.98
-"""Of an interval that a decision rests on. Looking again after every few rounds gives chance more than one try, so this
-is more than the usual 95 %."""
-TRIMMED_SHARE = 0.2
 OWN_RESIDUALS = 12
 """From so many differences on, a ratio's interval rests on its own residuals alone."""
 HOPELESS_SHARE = 0.8
 """Counts so far below another are not what it is undecided between, though few rounds were spent on them."""
 STUCK_ROUNDS = 24
 """A count that so many rounds beside the ceiling left open is held against larger ones as well."""
-LEAST_RESIDUALS = 3
-"""Fewer show no spread."""
-RESAMPLES = 1000
 FIRST_ROUNDS = 3
 """Rounds of a new count before anything is said of it."""
 GROWTH = 0.25
@@ -49,7 +41,6 @@ GROWTH = 0.25
 Count = int | None
 """Loader workers of a rank; None for batches that lie in memory."""
 Verdict = Literal["proven", "refuted", "open"]
-_Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +193,8 @@ class WorkersRule:
         differences = self._differences(count, reference)
         if not len(differences):  # they never met, so nothing but what each was to the ceiling is known
             return Interval(value=self._value(count, None) / self._value(reference or 0, None), low=None, high=None)
-        residuals = _residuals(differences) if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
-        return _ratio(differences, residuals)
+        residuals = residuals_of(differences) if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
+        return ratio_of(differences, residuals)
 
     @property
     def _explored(self) -> bool:
@@ -298,12 +289,12 @@ class WorkersRule:
 
     def _is_refuted(self, count: int) -> bool:
         differences = self._to_larger(count)
-        if len(differences) < FIRST_ROUNDS or _location(differences) >= math.log(ENOUGH_SHARE):
+        if len(differences) < FIRST_ROUNDS or location(differences) >= math.log(ENOUGH_SHARE):
             return False
         high = self._about(differences).high
         return high is not None and high < ENOUGH_SHARE
 
-    def _to_larger(self, count: int) -> _Array:
+    def _to_larger(self, count: int) -> Array:
         """Logarithms of the ratios to the larger counts of the same rounds, all together: chance gets one try.
 
         Their mean is no more than the best of them, so what falls short of it falls short of the best.
@@ -315,9 +306,9 @@ class WorkersRule:
                 differences.append(log - sum(larger) / len(larger))
         return np.array(differences)
 
-    def _about(self, differences: _Array) -> Interval:
+    def _about(self, differences: Array) -> Interval:
         own = len(differences) >= OWN_RESIDUALS
-        return _ratio(differences, _residuals(differences) if own else self._pooled(None))
+        return ratio_of(differences, residuals_of(differences) if own else self._pooled(None))
 
     def _is_hopeless(self, count: int, chosen: int) -> bool:
         """Whether a count that nobody took time to refute is far below another all the same."""
@@ -329,11 +320,11 @@ class WorkersRule:
         waits = np.array(self._waits[count])
         if not self._by_wait or len(waits) < FIRST_ROUNDS:
             return False
-        return _location(waits) <= 1 - ENOUGH_SHARE and _upper_location(waits) <= 1 - ENOUGH_SHARE
+        return location(waits) <= 1 - ENOUGH_SHARE and upper_location(waits) <= 1 - ENOUGH_SHARE
 
     def _value(self, count: int, reference: Count) -> float:
         differences = self._differences(count, reference)
-        return math.exp(_location(differences)) if len(differences) else math.nan
+        return math.exp(location(differences)) if len(differences) else math.nan
 
     def _low(self, count: int, reference: Count) -> float:
         if len(self._common(count, reference)) < FIRST_ROUNDS or self._value(count, reference) < ENOUGH_SHARE:
@@ -344,15 +335,15 @@ class WorkersRule:
         others = self._logs.get(reference, {})
         return [number for number in self._logs[count] if number in others]
 
-    def _differences(self, count: int, reference: Count) -> _Array:
+    def _differences(self, count: int, reference: Count) -> Array:
         return np.array(
             [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
         )
 
-    def _pooled(self, reference: Count) -> _Array:
+    def _pooled(self, reference: Count) -> Array:
         """Residuals of all counts that were compared with the reference, each about its own location."""
         groups = [self._differences(count, reference) for count in self.seen if count != reference]
-        return np.concatenate([_residuals(group) for group in groups if len(group) >= FIRST_ROUNDS] or [np.zeros(0)])
+        return np.concatenate([residuals_of(group) for group in groups if len(group) >= FIRST_ROUNDS] or [np.zeros(0)])
 
     def _proof(self, chosen: int) -> str:
         """Why the chosen count is enough, or how far that is known."""
@@ -360,7 +351,7 @@ class WorkersRule:
         if low >= ENOUGH_SHARE:
             return f"at least {low:.1%} of the step on batches from memory, which no count can beat"
         if self._waits_too_little(chosen):
-            most = _upper_location(np.array(self._waits[chosen]))
+            most = upper_location(np.array(self._waits[chosen]))
             return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
         rival = self._larger_rival(chosen)
         proven = self.verdict(chosen) == "proven"
@@ -385,54 +376,3 @@ class WorkersRule:
         interval = self.interval(below, None)
         bounds = "" if interval.low is None else f" ({interval.low:.1%} to {interval.high:.1%})"
         return f"{below} was not refused: it has {interval.value:.1%}{bounds} of the step on batches from memory"
-
-
-def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """The ratio of the first to the second of figures that were read one after the other."""
-    differences = np.array([math.log(first / second) for first, second in pairs])
-    return _ratio(differences, _residuals(differences))
-
-
-def _location(values: _Array) -> float:
-    """The 20 % trimmed mean."""
-    cut = int(TRIMMED_SHARE * len(values))
-    return float(np.sort(values)[cut : len(values) - cut].mean())
-
-
-def _residuals(differences: _Array) -> _Array:
-    """About their location, as wide as those of the whole population."""
-    n = len(differences)
-    if n < 2:
-        return np.zeros(0)
-    return np.asarray((differences - _location(differences)) * math.sqrt(n / (n - 1)))
-
-
-def _ratio(differences: _Array, residuals: _Array) -> Interval:
-    value = _location(differences)
-    if len(residuals) < LEAST_RESIDUALS:
-        return Interval(value=math.exp(value), low=None, high=None)
-    low, high = _spread(residuals, len(differences))
-    return Interval(value=math.exp(value), low=math.exp(value + low), high=math.exp(value + high))
-
-
-def _spread(residuals: _Array, n: int) -> tuple[float, float]:
-    """Between what the location of so many residuals lies, with ``CONFIDENCE``."""
-    drawn = residuals[_resampling(len(residuals), n)]
-    cut = int(TRIMMED_SHARE * n)
-    if cut:
-        drawn = np.partition(drawn, (cut, n - cut - 1), axis=1)[:, cut : n - cut]
-    locations = drawn.mean(axis=1)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(locations, [tail, 1 - tail])
-    wider = t_quantile(CONFIDENCE, len(residuals) - 1) / normal_quantile(CONFIDENCE)
-    return float(low) * wider, float(high) * wider
-
-
-def _upper_location(values: _Array) -> float:
-    return _location(values) + _spread(_residuals(values), len(values))[1]
-
-
-@functools.lru_cache(maxsize=64)
-def _resampling(population: int, n: int) -> npt.NDArray[np.int64]:
-    """The same draws every time, so that the same readings always say the same."""
-    return np.random.default_rng(population * 100_003 + n).integers(0, population, (RESAMPLES, n))

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.profile import JointChoice
+from autotune.decide.resampling import paired_ratio
 from autotune.decide.statistics import Interval
-from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice, paired_ratio
+from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.search.study import loader_space, study_of
 from autotune.search.workers import Asked, Sweep, WorkersDied, with_loader
 

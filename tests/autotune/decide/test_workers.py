@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.decide.resampling import paired_ratio
 from autotune.decide.workers import (
     ENOUGH_SHARE,
     FIRST_ROUNDS,
@@ -15,7 +16,6 @@ from autotune.decide.workers import (
     WorkersChoice,
     WorkersRule,
     ladder,
-    paired_ratio,
 )
 
 Rate = Callable[[int], float]
