@@ -1,15 +1,17 @@
 """The page cache of files: how much of them lies in memory, and reading all of them into it."""
 
 import ctypes
+import mmap
 import os
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 _CACHESTAT = 451
 """System call, of Linux 6.5 and later; the number is the same on all architectures but alpha."""
 _PIECE_BYTES = 2**24
-_PROBES = 256
+_MAPPED_BYTES = 2**30
 
 
 class _Range(ctypes.Structure):
@@ -23,7 +25,7 @@ class _CacheStat(ctypes.Structure):
 def cached_share(paths: Sequence[Path]) -> float | None:
     """Part of the files' bytes that lies in memory; None where nobody can say.
 
-    Older kernels are asked by reads that must not wait, at a few random places; each that misses brings a page in.
+    Older kernels answer for files that one may write only.
 
     Raises:
         OSError: If a file cannot be opened.
@@ -31,8 +33,7 @@ def cached_share(paths: Sequence[Path]) -> float | None:
     sizes = [path.stat().st_size for path in paths]
     shares = [_counted(path, size) for path, size in zip(paths, sizes, strict=True)]
     if any(share is None for share in shares):
-        total = max(1, sum(sizes))
-        shares = [_probed(path, size, total) for path, size in zip(paths, sizes, strict=True)]
+        shares = [_mapped(path, size) for path, size in zip(paths, sizes, strict=True)]
     known = [(share, size) for share, size in zip(shares, sizes, strict=True) if share is not None]
     weight = sum(size for _, size in known)
     return sum(share * size for share, size in known) / weight if weight else None
@@ -76,19 +77,26 @@ def _counted(path: Path, size: int) -> float | None:
     return min(1.0, int(found.cached) / pages)
 
 
-def _probed(path: Path, size: int, total: int) -> float | None:
-    places = [random.randrange(size) for _ in range(max(1, _PROBES * size // total))] if size else []
-    hits = 0
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _mapped(path: Path, size: int) -> float | None:
+    """As the kernel tells of a mapping: of files that one may write only, for others it calls every page resident."""
+    if not size:
+        return 0.0
+    if not os.access(path, os.W_OK):
+        return None
+    page, resident = mmap.PAGESIZE, 0
     try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        for place in places:
-            try:
-                hits += bool(os.preadv(fd, (bytearray(1),), place, os.RWF_NOWAIT))
-            except BlockingIOError:
-                continue
-            except OSError:
-                return None  # this file system cannot say
-    finally:
-        os.close(fd)
-    return hits / len(places) if places else 0.0
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+    except (OSError, AttributeError):
+        return None
+    with path.open("rb") as file:
+        for start in range(0, size, _MAPPED_BYTES):
+            length = min(_MAPPED_BYTES, size - start)
+            with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as mapping:
+                held = np.zeros(-(-length // page), dtype=np.uint8)
+                view = np.frombuffer(mapping, dtype=np.uint8)
+                refused = mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), held.ctypes)
+                del view  # a mapping that is looked at cannot be closed
+            if refused:
+                return None
+            resident += int(np.count_nonzero(held & 1))
+    return resident / -(-size // page)

@@ -43,17 +43,36 @@ def test_progress_of_fetching_ends_at_all_bytes(files):
     assert told[-1][0] == told[-1][1] == sum(file.stat().st_size for file in files)
 
 
-def test_an_older_kernel_is_asked_by_reads_that_must_not_wait(files, monkeypatch):
+@pytest.fixture
+def older_kernel(monkeypatch):
+    """A kernel before 6.5, which has no call that counts the pages of a file."""
     monkeypatch.setattr(page_cache, "_counted", lambda *_: None)
-    assert cached_share(files) < 0.3  # each look at a small file brings some of it in
+
+
+@pytest.mark.usefixtures("older_kernel")
+def test_an_older_kernel_is_asked_by_a_mapping(files):
+    assert [cached_share(files) for _ in range(3)] == [0.0] * 3
     fetch(files)
     assert cached_share(files) == 1.0
 
 
-def test_nobody_can_say_where_neither_works(files, monkeypatch):
-    def refuse(*_):
-        raise OSError(95, "not supported")
+@pytest.mark.usefixtures("older_kernel")
+def test_files_longer_than_one_mapping_are_added_up(files, monkeypatch):
+    size = files[0].stat().st_size
+    monkeypatch.setattr(page_cache, "_MAPPED_BYTES", 2**16)
+    with files[0].open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        file.read(size // 2)
+    assert cached_share(files[:1]) == pytest.approx(0.5, abs=0.05)
 
-    monkeypatch.setattr(page_cache, "_counted", lambda *_: None)
-    monkeypatch.setattr(page_cache.os, "preadv", refuse)
+
+@pytest.mark.usefixtures("older_kernel")
+def test_an_older_kernel_says_nothing_of_files_that_one_may_not_write(files, monkeypatch):
+    monkeypatch.setattr(page_cache.os, "access", lambda *_: False)
     assert cached_share(files) is None
+
+
+@pytest.mark.usefixtures("older_kernel")
+def test_an_empty_file_has_nothing_in_memory(tmp_path):
+    (tmp_path / "empty").touch()
+    assert cached_share([tmp_path / "empty"]) is None
