@@ -18,6 +18,13 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def in_a_job(monkeypatch):
+    """A node of a job, which may measure wherever SLURM's commands are installed."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+
+
+@pytest.fixture
 def profile(here):
     path = here / "p.toml"
     path.write_text(profile_to_toml(example_profile()))
@@ -62,6 +69,7 @@ def test_a_size_that_is_none_is_refused(capsys, here, patterned_dataset, size):
     _refused(capsys, here, arguments, 3, size, "--memory 2GiB")
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_more_memory_than_there_is_is_refused(capsys, here, patterned_dataset):
     arguments = [
         "probe",
@@ -77,6 +85,7 @@ def test_more_memory_than_there_is_is_refused(capsys, here, patterned_dataset):
     _refused(capsys, here, arguments, 3, "more than", "at most")
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_an_unwritable_place_for_the_profile_is_refused_before_a_trial(capsys, here, patterned_dataset):
     (here / "file").write_text("")
     arguments = ["probe", "--model", "bert-mini", "--data", str(patterned_dataset), "--device", "cpu",
@@ -108,6 +117,8 @@ def test_workers_refuses_a_profile_that_was_not_probed(capsys, here, profile):
     )
 
 
+@pytest.mark.usefixtures("in_a_job")
+@pytest.mark.usefixtures("warm_server")
 def test_workers_refuses_a_profile_of_another_machine(capsys, here, profile, patterned_dataset):
     arguments = ["workers", "--profile", str(profile), "--data", str(patterned_dataset)]
     _refused(capsys, here, arguments, 6, "dataset_hash", "autotune probe --model tiny")
@@ -124,6 +135,7 @@ def test_a_wrong_command_line_is_a_usage_error(capsys, here, arguments):
     _refused(capsys, here, arguments, 2, "Error:")
 
 
+@pytest.mark.usefixtures("warm_server")
 def test_two_models_for_one_file_are_a_usage_error(capsys, here, patterned_dataset):
     arguments = ["probe", "--model", "bert-mini", "--model", "bert-small", "--data", str(patterned_dataset),
                  "--device", "cpu", "--out", "p.toml"]  # fmt: skip

@@ -4,6 +4,7 @@
 and ``out``, where rank 0 saves of each case what ``run`` returns.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     dataset = TokenDataset.open(Path(request["data"]))
     ranks = join_ranks(config_of())
+    # Graphs and their backward as they are compiled, without machine code, which takes a minute.
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for name, case in request["cases"].items():
         found = run(case, dataset, ranks, Path(request["out"]))
         if ranks.leads:

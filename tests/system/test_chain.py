@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -142,22 +141,6 @@ def test_transformers_loads_the_model_and_fills_a_mask(run):
     assert all(0 < guess["score"] <= 1 and guess["token_str"] for guess in filled)
 
 
-def test_the_same_rows_give_the_same_first_loss_with_one_rank_and_two(run, work, profile):
-    arguments = ["--profile", str(profile), "--data", "data", "--set", "train.max_steps=1", "--set"]
-    shape = json.loads((run / "run.json").read_text())["config"]["model"]["config"]
-    assert shape["model_type"] == "bert"
-    losses = []
-    for ranks in (1, 2):
-        out = f"runs/first-{ranks}"
-        # Without dropout, which ranks draw differently, the loss is a function of the rows alone.
-        dropout = 'train.model.config={model_type="bert",hidden_size=64,num_attention_heads=2,num_hidden_layers=2,'
-        dropout += "intermediate_size=128,hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0}"
-        done = torchrun(ranks, *arguments, dropout, "--out", out, cwd=work)
-        assert done.returncode == 0, done.stderr
-        losses.append(json.loads((work / out / "steps.jsonl").read_text().splitlines()[0])["loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
 def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
     out = autotune("workers", "--profile", str(profile), "--data", "data", "--window", "0.5", "--minutes", "0.3",
                    "--max-workers", "1", "--here", cwd=work)  # fmt: skip
@@ -229,21 +212,3 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
     done = torchrun(2, "--profile", found["profile"], "--data", "data", "--set", "train.max_steps=2", "--set",
                     "train.global_batch_rows=4", "--out", "runs/mine", cwd=work)  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
-def test_a_probe_that_was_killed_goes_on_from_its_ledger(work, data):
-    arguments = ["probe", "--model", "bert-mini", "--data", "data", "--device", "cpu", "--memory", "200MiB", "--json",
-                 "--seq-length", "32", "--out", "killed.toml"]  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "autotune", *arguments], cwd=work, stdout=subprocess.DEVNULL)
-    ledger = work / "reports" / "killed" / "ledger"
-    deadline_s = time.monotonic() + 120
-    while sum(path.read_bytes().count(b"\n") for path in ledger.glob("*.jsonl")) < 2:
-        assert time.monotonic() < deadline_s
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    found = json.loads(autotune(*arguments, cwd=work))["models"][0]
-    assert [trial["from_ledger"] for trial in found["trials"]][:2] == [True, True]
-    assert not all(trial["from_ledger"] for trial in found["trials"])
-    assert found["infeasible_min"] == found["feasible_max"] + 1

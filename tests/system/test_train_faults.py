@@ -1,5 +1,7 @@
+import random
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -23,9 +25,12 @@ from tests.system.faults.train import PRESSED, WITH_LOADERS, interrupt
 pytestmark = pytest.mark.system
 
 INTERRUPTIONS = [signal_rank, kill_torchrun, signal_twice, hang, kill_rank, damage]
+TODAY = datetime.now(UTC).toordinal()
+# Three a day, each of them every other day; ``make soak`` has all of them, many times.
+TODAYS = random.Random(TODAY // 2).sample(INTERRUPTIONS, 6)[3 * (TODAY % 2) :][:3]
 LOOPS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
     "asked_to_leave_or_torn_away_it_goes_on_and_ends_bit_identical": lambda place: interrupt(
-        place, len(INTERRUPTIONS), 2, INTERRUPTIONS, most_of_a_run=len(INTERRUPTIONS)
+        place, len(TODAYS), TODAY, TODAYS, most_of_a_run=len(TODAYS)
     ),
     "killed_at_any_moment_three_ranks_go_on_and_end_bit_identical": lambda place: interrupt(
         place, 1, 1, [kill_all], ranks=3, settings=PRESSED | WITH_LOADERS
@@ -57,6 +62,7 @@ def outcomes(request, tmp_path_factory):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_training(outcomes: dict[str, Future], name):
+    print("interruptions of today:", TODAY, [one.__name__ for one in TODAYS])
     assert outcomes[name].result()["faults"]
 
 

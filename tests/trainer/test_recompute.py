@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 
@@ -16,6 +18,12 @@ from trainer.errors import BadConfig
 from trainer.recompute import GraphCounter
 
 FAMILIES = ("bert", "roberta", "modernbert")
+
+
+@pytest.fixture
+def aot_eager(monkeypatch):
+    """Compile as far as graphs go, their backward included, without machine code, which takes a minute a family."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,9 +86,11 @@ def test_an_architecture_without_checkpointing_is_refused(patterned_dataset):
         keep_less(model, config)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_compiled_layers_compute_the_same_and_are_compiled_once(family, patterned_dataset):
+@pytest.mark.parametrize(("family", "machine_code"), [("bert", True), ("modernbert", False)])
+def test_compiled_layers_compute_the_same_and_are_compiled_once(family, machine_code, patterned_dataset, request):
     """Micro-batches of packed rows differ in their documents and in what is to be predicted, and never in shape."""
+    if not machine_code:
+        request.getfixturevalue("aot_eager")
     torch._dynamo.reset()
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(family)
@@ -99,6 +109,7 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once(family, patterne
     assert counter.recompilations == 0
 
 
+@pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
 def test_compiled_layers_can_compute_activations_again(checkpointing, patterned_dataset):
     torch._dynamo.reset()
@@ -179,6 +190,7 @@ def _as_an_operation(query, key, value, query_edges, key_edges, *_, window_size=
     return _varlen(query, key, value, query_edges, key_edges, window_size[0])
 
 
+@pytest.mark.usefixtures("aot_eager")
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, patterned_dataset, monkeypatch):
     torch._dynamo.reset()

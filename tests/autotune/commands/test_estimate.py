@@ -1,11 +1,15 @@
+import contextlib
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 
+from autotune.cli import run
+
 BERT = {
-    "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 512,
 }  # fmt: skip
 LONGFORMER = {
@@ -14,14 +18,16 @@ LONGFORMER = {
 }  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("warm_server")
+
+
 def estimate(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", "estimate", *arguments],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout if code == 0 else done.stderr
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        found = run(["estimate", *arguments])
+    assert found == code, err.getvalue()
+    assert "Traceback" not in err.getvalue()
+    return out.getvalue() if code == 0 else err.getvalue()
 
 
 @pytest.mark.system
@@ -77,18 +83,18 @@ def test_one_row_that_does_not_fit_names_the_largest_term_and_what_would_help():
 def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     longformer = tmp_path / "longformer.json"
     longformer.write_text(json.dumps(LONGFORMER))
-    command = [sys.executable, "-m", "autotune", "estimate", "--json", "--memory", "3GB", "--seq-length", "128"]
-    models = ["--model", str(longformer), "--model", "bert-mini", "--model", "bert-350m"]
+    command = [sys.executable, "-m", "autotune", "estimate", "--json", "--memory", "1800MB", "--seq-length", "128"]
+    models = ["--model", str(longformer), "--model", "bert-mini", "--model", "bert-120m"]
     done = subprocess.run([*command, *models], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 7
     assert "longformer cannot be predicted without running it" in done.stderr
     assert (
-        f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 3GB --seq-length 128" in done.stderr
+        f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 1800MB --seq-length 128" in done.stderr
     )
-    assert "not even one row of 128 tokens of bert-350m" in done.stderr
+    assert "not even one row of 128 tokens of bert-120m" in done.stderr
     found = json.loads(done.stdout)
     assert [one["model"] for one in found["models"]] == ["bert-mini"]
-    assert [(one["model"], one["exit_code"]) for one in found["refused"]] == [("longformer", 7), ("bert-350m", 4)]
+    assert [(one["model"], one["exit_code"]) for one in found["refused"]] == [("longformer", 7), ("bert-120m", 4)]
 
 
 @pytest.mark.system

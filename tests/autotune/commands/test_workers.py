@@ -116,7 +116,8 @@ def test_without_the_profiles_gpu_a_replay_of_its_step_is_named(capsys, monkeypa
     on_gpu = probed.model_copy(update={"train": probed.train.model_copy(update={"device": "cuda"})})
     profile.write_text(profile_to_toml(on_gpu))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")  # SLURM's commands may be installed here
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
     assert call(monkeypatch, "workers", "--profile", str(profile), "--data", str(patterned_dataset)) == 5
     err = capsys.readouterr().err
     assert f"autotune workers --profile {profile} --consumer-step-ms 100" in err
