@@ -6,11 +6,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 # What no set-up can give: a GPU where there is none (or its absence where there is one), and refusals to root.
 ACCEPTED_SKIPS = ("needs an NVIDIA GPU", "this machine has the driver's library", "root may")
+
+
+# Machines are shared: what an example computes is tested, and how long it takes is not.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(hookwrapper=True)

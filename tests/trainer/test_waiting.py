@@ -1,9 +1,9 @@
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
+from trainer import waiting
 from trainer.stopwatch import Mark
 from trainer.waiting import DataWait
 
@@ -22,9 +22,26 @@ class Scripted(Mark):
         return next(self.answers)
 
 
+class Clock:
+    """The host's clock, which passes while the loader is slow, and not otherwise."""
+
+    def __init__(self) -> None:
+        self.now_s = 5.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    return clock
+
+
 def slow_loader() -> Iterator[str]:
     while True:
-        time.sleep(SLOW_S)
+        waiting.time.now_s += SLOW_S
         yield "batch"
 
 
@@ -41,11 +58,11 @@ def waited(*answers: bool, count: int = 1) -> float:
 
 
 def test_before_the_first_step_all_of_the_wait_counts():
-    assert waited() >= SLOW_S
+    assert waited() == pytest.approx(SLOW_S)
 
 
 def test_a_device_that_had_nothing_to_do_waited_all_the_time():
-    assert waited(True) >= SLOW_S
+    assert waited(True) == pytest.approx(SLOW_S)
 
 
 def test_a_device_that_was_at_work_all_the_time_waited_for_nothing():
@@ -57,11 +74,11 @@ def test_a_device_that_ran_dry_meanwhile_waited_from_its_end_until_the_batch_cam
 
 
 def test_waits_of_all_micro_batches_of_a_step_add_up():
-    assert waited(True, True, True, count=3) >= 3 * SLOW_S
+    assert waited(True, True, True, count=3) == pytest.approx(3 * SLOW_S)
 
 
 def test_a_device_that_ran_dry_waits_wholly_for_the_other_micro_batches_of_the_step():
-    assert CAME_S - ENDED_S + SLOW_S <= waited(False, False, False, True, count=3) < CAME_S - ENDED_S + 2 * SLOW_S
+    assert waited(False, False, False, True, count=3) == pytest.approx(CAME_S - ENDED_S + SLOW_S)
 
 
 def test_clocks_that_disagree_by_a_little_give_no_negative_wait():
@@ -75,14 +92,14 @@ def test_what_was_read_is_not_counted_again():
     wait = DataWait(lambda: Mark(CAME_S))
     wait.gave(Scripted(answers=iter((False, True))))
     wait.take(slow_loader(), 1)
-    assert wait.read() > 0
+    assert wait.read() == pytest.approx(CAME_S - ENDED_S)
     assert wait.read() == 0.0
     wait.take(slow_loader(), 1)
-    assert wait.read() >= SLOW_S
+    assert wait.read() == pytest.approx(SLOW_S)
 
 
 def test_a_cpu_is_always_ready_for_the_next_batch():
-    wait = DataWait(lambda: Mark(time.perf_counter()))
-    wait.gave(Mark(time.perf_counter()))
+    wait = DataWait(lambda: Mark(1.0))
+    wait.gave(Mark(1.0))
     wait.take(slow_loader(), 1)
-    assert wait.read() >= SLOW_S
+    assert wait.read() == pytest.approx(SLOW_S)

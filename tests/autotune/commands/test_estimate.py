@@ -88,9 +88,8 @@ def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     done = subprocess.run([*command, *models], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 7
     assert "longformer cannot be predicted without running it" in done.stderr
-    assert (
-        f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 1800MB --seq-length 128" in done.stderr
-    )
+    probe = f"autotune probe --model {longformer} --model bert-mini --data DIR --memory 1800MB --seq-length 128"
+    assert probe in done.stderr
     assert "not even one row of 128 tokens of bert-120m" in done.stderr
     found = json.loads(done.stdout)
     assert [one["model"] for one in found["models"]] == ["bert-mini"]

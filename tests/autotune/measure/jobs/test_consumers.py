@@ -11,7 +11,7 @@ from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
 from trainer.parallel import Ranks
 
-STEP_S, ROW_TOKENS = 0.04, 8
+STEP_S, ROW_TOKENS = 0.12, 8
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def seconds_per_step(consumer: ReplayedStep, loader, steps: int = 6) -> float:
 
 def test_a_replayed_step_takes_its_time_and_waits_for_no_fast_loader():
     consumer = replayed(STEP_S)
-    assert seconds_per_step(consumer, itertools.repeat(full_batch())) == pytest.approx(STEP_S, rel=0.2)
+    assert seconds_per_step(consumer, itertools.repeat(full_batch())) == pytest.approx(STEP_S, rel=0.25)
     assert consumer.wait.read() < STEP_S
 
 
