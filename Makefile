@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-LOGIC := tests/trainer tests/autotune tests/benchmarks
+ALONE := tests/system/test_train_faults.py
 
 DEMO := demo
 DEMO_MODELS := bert-mini bert-small
@@ -32,10 +32,9 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	@# Tests of logic two at a time; those that measure, or start whole jobs, have the machine for themselves.
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile $(LOGIC) --ignore tests/benchmarks/gpu $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(LOGIC)) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/benchmarks/gpu $(PYTEST_ARGS)
+	@# Two at a time, each with a core of its own; the training fault loops are several jobs at once by themselves.
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore $(ALONE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(ALONE) $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet cores), and keep its figures
 	$(BIN)/python -m tests.system.faults --out reports/faults.json

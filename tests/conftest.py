@@ -19,6 +19,16 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
 
+def pytest_configure(config):
+    """Tests that run beside others get a core each: threads of two processes that spin for one core cost most of it."""
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        cpus = sorted(os.sched_getaffinity(0))
+        number = int(worker["workerid"].removeprefix("gw"))
+        share = len(cpus) // worker["workercount"]
+        os.sched_setaffinity(0, cpus[number * share : (number + 1) * share] or [cpus[number % len(cpus)]])
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     """In CI a skip is a failure: what is absent there was forgotten by whoever set the machine up."""
