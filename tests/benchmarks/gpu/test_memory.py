@@ -51,5 +51,6 @@ def test_the_benchmark_runs_in_small_on_a_cpu(tmp_path):
     assert measured, done.stderr
     for one in measured:
         assert one["corrected_peak_bytes"] == pytest.approx(one["peak_bytes"], rel=0.05)
-        assert abs(one["predicted_rows"] - one["largest_rows"]) <= 0.15 * one["largest_rows"]
+        # In so small a budget the libraries' own memory, which the prediction can only assume, is up to a tenth.
+        assert 0.75 * one["largest_rows"] <= one["predicted_rows"] <= 1.1 * one["largest_rows"]
     assert "gpu_memory_median_error_before_trials_share" in done.stdout
