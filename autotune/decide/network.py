@@ -1,0 +1,187 @@
+"""How long an optimizer step takes when gradients travel, from what links and ranks were measured to do.
+
+Formulas, predicted until a run says otherwise. Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009;
+latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch Distributed), sections 3 and 4.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
+
+FIRST_BUCKET_BYTES = MIB
+"""DDP's first bucket is small, so that something travels early (torch 2.13, reducer.hpp)."""
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """An optimizer step, and where its time goes. All in seconds; parts add up to the step."""
+
+    compute_s: float
+    """Forward and backward of a rank that nothing disturbs."""
+    straggling_s: float
+    """Waiting for the slowest rank of every step."""
+    slowdown_s: float
+    """What computing loses to moving gradients meanwhile."""
+    exposed_s: float
+    """Waiting for gradients or weights after everything that could be computed meanwhile."""
+    update_s: float
+    exchange_s: float
+    """All that travels, hidden or not; no part of the sum."""
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.compute_s + self.straggling_s + self.slowdown_s + self.exposed_s + self.update_s
+
+
+def all_reduce_s(size_bytes: float, network: Network) -> float:
+    """One all-reduce over all ranks: cut up within nodes, round a ring or down a tree between them, put together again.
+
+    The ring sends 2(k - 1)/k of the bytes over each node's card in 2(k - 1) hops, the tree all of them twice in
+    2⌈log₂ k⌉. Left out: that parts within and between nodes may overlap.
+    """
+    within = 0.0
+    if network.within is not None and network.ranks_per_node > 1:
+        within = _ring_s(size_bytes, network.ranks_per_node, network.within)
+    if network.nodes == 1:
+        return within
+    between = network.between
+    hops = 2 * math.ceil(math.log2(network.nodes))
+    tree = hops * between.latency_s + 2 * size_bytes / between.bytes_per_s
+    return within + min(_ring_s(size_bytes, network.nodes, between), tree)
+
+
+def _ring_s(size_bytes: float, members: int, link: Link) -> float:
+    return 2 * (members - 1) * (link.latency_s + size_bytes / members / link.bytes_per_s)
+
+
+def gather_s(size_bytes: float, network: Network) -> float:
+    """Everybody gets everybody's part of something that large: half of an all-reduce."""
+    return all_reduce_s(size_bytes, network) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that leave together."""
+
+    elements: int
+    ready_share: float
+    """After which part of backward all of it is there."""
+
+
+def buckets(gradients: Sequence[GradientPart], cap_bytes: int) -> list[Bucket]:
+    """As DDP lays them out: in order of readiness, each closed by the gradient that fills it, the first one early."""
+    found, elements, limit = [], 0, FIRST_BUCKET_BYTES
+    for number, part in enumerate(gradients):
+        elements += part.elements
+        if elements * FP32_BYTES >= limit or number == len(gradients) - 1:
+            found.append(Bucket(elements=elements, ready_share=part.ready_share))
+            elements, limit = 0, cap_bytes
+    return found
+
+
+def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network) -> StepTime:
+    """One optimizer step of so many micro-batches, of so many rows each, on every rank.
+
+    Only the last micro-batch's backward hides the exchange of DDP and ZeRO-1; FSDP2 gathers weights in every one.
+    """
+    alone = compute.forward_backward_s(rows)
+    computed = micro_batches * alone
+    # The mean of the largest of so many (Blom 1958); a step's micro-batches add up before ranks wait for each other.
+    late = compute.jitter_share * alone * math.sqrt(micro_batches) * _largest_of(network.ranks)
+    if network.ranks == 1:
+        exposed = slowdown = travels = 0.0
+    elif exchange.strategy == "fsdp2":
+        exposed, slowdown, travels = _sharded(compute, alone, micro_batches, exchange, network)
+    else:
+        exposed, slowdown, travels = _bucketed(compute, alone, exchange, network)
+    update = compute.update_s
+    if exchange.strategy == "zero1":
+        update /= network.ranks
+        weights = gather_s(compute.elements * FP32_BYTES, network)  # what others updated comes back, hidden by nothing
+        exposed, travels = exposed + weights, travels + weights
+    elif exchange.strategy == "fsdp2":
+        update /= network.ranks_per_node if exchange.shard_within_nodes else network.ranks
+    return StepTime(
+        compute_s=computed,
+        straggling_s=late,
+        slowdown_s=slowdown,
+        exposed_s=exposed,
+        update_s=update,
+        exchange_s=travels,
+    )
+
+
+def _bucketed(compute: RankCompute, alone: float, exchange: Exchange, network: Network) -> tuple[float, float, float]:
+    """Seconds exposed, lost to slowdown, and travelled, of the last micro-batch of DDP."""
+    forward = alone * compute.forward_share
+    backward = alone - forward
+    width = ELEMENT_BYTES[exchange.gradient_dtype]
+    free = delayed = travels = 0.0  # from the beginning of backward on
+    for bucket in buckets(compute.gradients, exchange.bucket_cap_bytes):
+        leaves = max(free, bucket.ready_share * backward + delayed)
+        took = all_reduce_s(bucket.elements * width, network)
+        # Until backward ends; what is later disturbs nobody.
+        delayed += compute.slowdown_share * max(0.0, min(leaves + took, backward + delayed) - leaves)
+        free = leaves + took
+        travels += took
+    return max(0.0, free - backward - delayed), delayed, travels
+
+
+def _sharded(
+    compute: RankCompute, alone: float, micro_batches: int, exchange: Exchange, network: Network
+) -> tuple[float, float, float]:
+    """The same of FSDP2: weights come before each pass over the layers, gradients go behind the last.
+
+    Left out: that the first layer's weights, and the last one's gradient, hide behind nothing.
+    """
+    weights_bytes = compute.elements * float(FP32_BYTES)
+    gradient_bytes = compute.elements * float(ELEMENT_BYTES[exchange.gradient_dtype])
+    if exchange.shard_within_nodes:
+        one_node = replace(network, nodes=1)
+        gather = gather_s(weights_bytes, one_node)
+        send = all_reduce_s(gradient_bytes, network)
+    else:
+        gather = gather_s(weights_bytes, network)
+        send = gather_s(gradient_bytes, network)
+    forward = alone * compute.forward_share
+    backward = alone - forward
+    waits_forward = max(0.0, gather - forward)
+    waits_backward = max(0.0, gather - backward)
+    waits_last = max(0.0, gather + send - backward)
+    travels = micro_batches * 2 * gather + send
+    exposed = micro_batches * waits_forward + (micro_batches - 1) * waits_backward + waits_last
+    return exposed, compute.slowdown_share * (travels - exposed), travels
+
+
+def _largest_of(ranks: int) -> float:
+    """How many standard deviations above the mean the largest of so many lies, on average."""
+    return 0.0 if ranks == 1 else statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def least_tokens_per_rank(flops_per_s: float, element_bytes: int, bytes_per_s: float) -> float:
+    """T_min: tokens of a step and rank whose whole backward takes as long as a ring all-reduce over many nodes.
+
+    4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N. A bound, not what DDP does: under accumulation
+    only the last micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
+
+    Args:
+        flops_per_s: F, achieved by one rank.
+        element_bytes: b, of a gradient on its way.
+        bytes_per_s: B, of a node's network card.
+    """
+    return flops_per_s * element_bytes / (2 * bytes_per_s)
+
+
+def hidden_bound_s(
+    compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network
+) -> float:
+    """The step if every micro-batch's backward could hide the exchange: no strategy is faster with these gradients."""
+    alone = compute.forward_backward_s(rows)
+    backward = micro_batches * alone * (1 - compute.forward_share)
+    travels = all_reduce_s(compute.elements * float(ELEMENT_BYTES[exchange.gradient_dtype]), network)
+    return micro_batches * alone + max(0.0, travels - backward) + compute.update_s

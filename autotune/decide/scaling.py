@@ -1,0 +1,206 @@
+"""How far nodes are useful: the fastest exchange under the user's global batch, node count by node count. Predicted.
+
+The global batch is the user's: more nodes mean fewer rows for each rank, and it is that, not the size of the cluster,
+which ends the scaling of a fixed batch. Efficiency is always against one node with the same global batch.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.core.network import MIB, Exchange, Network, RankCompute
+from autotune.decide.network import StepTime, hidden_bound_s, step_time
+
+USEFUL_EFFICIENCY = 0.9
+BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
+MORE_MICRO_BATCHES = 2
+AS_FAST_SHARE = 0.005
+"""What an exchange must gain before it is preferred to a simpler one: no model tells less apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is to be trained, whatever the number of nodes."""
+
+    compute: RankCompute
+    global_batch_rows: int
+    real_tokens_per_row: float
+    most_rows: int
+    """The largest micro-batch of a rank, as probed."""
+
+    @property
+    def real_tokens(self) -> float:
+        """Of a step."""
+        return self.global_batch_rows * self.real_tokens_per_row
+
+    def dealings(self, ranks: int) -> "tuple[Dealt, ...]":
+        """The ways to deal the global batch to ranks that may be fastest; none where some would have no row.
+
+        As few micro-batches as fit, or a few more: the fullest rank decides, and another division may fill it better.
+        """
+        least = math.ceil(self.global_batch_rows / (self.most_rows * ranks))
+        found = []
+        for micro_batches in range(least, least + MORE_MICRO_BATCHES + 1):
+            rows = math.ceil(self.global_batch_rows / (micro_batches * ranks))
+            # Fewer rows than places leave whole micro-batches empty: the trainer would not deal like that.
+            if self.global_batch_rows >= ranks and math.ceil(self.global_batch_rows / (rows * ranks)) == micro_batches:
+                found.append(Dealt(micro_batches=micro_batches, rows=rows))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """A rank's share of a step."""
+
+    micro_batches: int
+    rows: int
+    """Of each micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """The step at so many nodes with one exchange."""
+
+    nodes: int
+    dealt: Dealt
+    exchange: Exchange
+    time: StepTime
+    real_tokens_per_s: float
+    efficiency: float | None
+    """Against as many times one node; None until that is known."""
+    bound_efficiency: float | None
+    """The same if every micro-batch could hide the exchange: what no strategy can exceed."""
+
+    @property
+    def limit(self) -> "Limit":
+        """What costs most beside computing."""
+        return _limit(self.time)
+
+
+Limit = Literal["computation", "network", "stragglers", "update"]
+
+
+def _limit(time: StepTime) -> Limit:
+    losses: dict[Limit, float] = {
+        "network": time.exposed_s + time.slowdown_s,
+        "stragglers": time.straggling_s,
+        "update": time.update_s,
+    }
+    worst = max(losses, key=lambda name: losses[name])
+    return worst if losses[worst] > 0.01 * time.step_s else "computation"
+
+
+def exchanges(*, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",)) -> tuple[Exchange, ...]:
+    """What may be chosen from, the simplest first.
+
+    Args:
+        sixteen_bit: Whether gradients may travel in 16 bits, which changes the recipe: only after an equal-loss check.
+        strategies: Of ``ddp``, ``zero1``, ``hsdp``, ``fsdp2``; those that need less memory are slower or as fast.
+    """
+    caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - Exchange().bucket_cap_bytes))
+    kinds = [Exchange(strategy="ddp"), Exchange(strategy="zero1")]
+    found = [replace(kind, bucket_cap_bytes=cap) for kind in kinds if kind.strategy in strategies for cap in caps]
+    if "hsdp" in strategies:
+        found.append(Exchange(strategy="fsdp2", shard_within_nodes=True))
+    if "fsdp2" in strategies:
+        found.append(Exchange(strategy="fsdp2"))
+    if sixteen_bit:
+        found += [replace(one, gradient_dtype="bf16") for one in found]
+    return tuple(found)
+
+
+def predict(load: Load, network: Network, exchange: Exchange) -> Predicted | None:
+    """The step with one exchange, dealt in the fastest way; None where there are fewer rows than ranks.
+
+    FSDP2 adds micro-batches up in what it sends, so with accumulation it sends 32 bits, and 16 bits cannot be had.
+    """
+    found = [
+        (step_time(load.compute, dealt.rows, dealt.micro_batches, exchange, network), dealt)
+        for dealt in load.dealings(network.ranks)
+        if not (exchange.strategy == "fsdp2" and exchange.gradient_dtype != "fp32" and dealt.micro_batches > 1)
+    ]
+    if not found:
+        return None
+    time, dealt = min(found, key=lambda one: one[0].step_s)
+    return Predicted(
+        nodes=network.nodes,
+        dealt=dealt,
+        exchange=exchange,
+        time=time,
+        real_tokens_per_s=load.real_tokens / time.step_s,
+        efficiency=None,
+        bound_efficiency=None,
+    )
+
+
+def best(load: Load, network: Network, among: Sequence[Exchange]) -> Predicted | None:
+    """The fastest exchange; of those that are as fast, the first."""
+    found = [one for one in (predict(load, network, exchange) for exchange in among) if one is not None]
+    if not found:
+        return None
+    fastest = max(one.real_tokens_per_s for one in found)
+    chosen = next(one for one in found if one.real_tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
+    alone = [predict(load, replace(network, nodes=1), exchange) for exchange in among]
+    of_one = max((one.real_tokens_per_s for one in alone if one is not None), default=None)
+    if of_one is None:
+        return chosen
+    bound_s = hidden_bound_s(load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.exchange, network)
+    return replace(
+        chosen,
+        efficiency=chosen.real_tokens_per_s / (network.nodes * of_one),
+        bound_efficiency=load.real_tokens / bound_s / (network.nodes * of_one),
+    )
+
+
+def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int) -> int:
+    """The largest number of nodes that is efficient enough; 1 always is.
+
+    Args:
+        efficient: Efficiency at so many nodes; None where the batch cannot be dealt. It may go up and down where the
+            batch divides badly, so none is left out.
+        most_nodes: To be considered.
+    """
+    return max((nodes for nodes in range(1, most_nodes + 1) if _at_least(efficient(nodes))), default=1)
+
+
+def _at_least(efficiency: float | None) -> bool:
+    return efficiency is not None and efficiency >= USEFUL_EFFICIENCY
+
+
+def scale(load: Load, network: Network, among: Sequence[Exchange], counts: Iterable[int]) -> list[Predicted]:
+    """The best at each of these numbers of nodes, left out where there are more ranks than rows."""
+    found = (best(load, replace(network, nodes=nodes), among) for nodes in counts)
+    return [one for one in found if one is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """What would make more nodes useful, and how many."""
+
+    change: Literal["16-bit gradients", "twice the global batch", "four times the global batch", "twice the bandwidth"]
+    useful_nodes: int
+
+
+def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int) -> list[Lever]:
+    """What lifts the number of useful nodes, each alone; a larger batch is advice, never chosen."""
+
+    def useful(of: Load, over: Network, exchanges_: Sequence[Exchange]) -> int:
+        def efficient(nodes: int) -> float | None:
+            found = best(of, replace(over, nodes=nodes), exchanges_)
+            return None if found is None else found.efficiency
+
+        return useful_nodes(efficient, most_nodes)
+
+    now = useful(load, network, among)
+    between = replace(network.between, bytes_per_s=2 * network.between.bytes_per_s)
+    found = [
+        Lever(change="twice the bandwidth", useful_nodes=useful(load, replace(network, between=between), among)),
+    ]
+    for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
+        larger = replace(load, global_batch_rows=factor * load.global_batch_rows)
+        found.append(Lever(change=change, useful_nodes=useful(larger, network, among)))  # type: ignore[arg-type]
+    if all(one.gradient_dtype == "fp32" for one in among):
+        halved = [*among, *(replace(one, gradient_dtype="bf16") for one in among)]
+        found.append(Lever(change="16-bit gradients", useful_nodes=useful(load, network, halved)))
+    return sorted((one for one in found if one.useful_nodes > now), key=lambda one: -one.useful_nodes)

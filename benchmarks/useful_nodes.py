@@ -1,0 +1,155 @@
+"""Useful nodes as predicted from what two nodes show, against brute force over the simulated cluster.
+
+The prediction is given what a tuning would measure: steps of a rank without exchange at two sizes of the micro-batch,
+the times of all-reduces of several sizes within a node and between two, and steps of two nodes with the exchange.
+Brute force tries every node count, dtype, bucket size and accumulation on the simulator itself.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.decide.links import fit_link
+from autotune.decide.network import step_time
+from autotune.decide.scaling import BUCKET_CAPS_BYTES, Load, best, exchanges, useful_nodes
+from benchmarks.simulated_cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
+
+GLOBAL_TOKENS = 4 * 2**20
+ROW_TOKENS = 512
+MOST_NODES = 400
+SIZES_BYTES = tuple(2**exponent for exponent in range(12, 27, 2))
+TRUE_STEPS = 40
+"""Enough that the simulator's own noise does not move its answer by a node."""
+USEFUL = 0.9
+EXTRA_MICRO_BATCHES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model on one cluster, and both answers."""
+
+    model: str
+    cluster: str
+    predicted: int
+    true: int
+    efficiency_at_true: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def run(models: Sequence[SimulatedModel] = MODELS, clusters: Sequence[SimulatedCluster] = CLUSTERS) -> list[Case]:
+    """Every model on every cluster."""
+    return [_case(model, cluster) for model in models for cluster in clusters]
+
+
+def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
+    load, network = observed(Simulator(model, cluster, seed=1))
+    among = exchanges(sixteen_bit=True)
+
+    def efficient(nodes: int) -> float | None:
+        found = best(load, replace(network, nodes=nodes), among)
+        return None if found is None else found.efficiency
+
+    predicted = useful_nodes(efficient, MOST_NODES)
+    true, efficiency = _brute_force(Simulator(model, cluster, seed=2), predicted)
+    return Case(model=model.name, cluster=cluster.name, predicted=predicted, true=true, efficiency_at_true=efficiency)
+
+
+def observed(simulator: Simulator) -> tuple[Load, Network]:
+    """What a tuning on two nodes would know."""
+    ranks = simulator.cluster.ranks_per_node
+    most = simulator.most_micro_batch_tokens // ROW_TOKENS
+
+    within = fit_link([(size, simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=ranks)
+    between = fit_link(
+        [(size, simulator.all_reduce_s(size, 2) - simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=2
+    )
+    network = Network(
+        nodes=2,
+        ranks_per_node=ranks,
+        between=Link(latency_s=between.latency_s.value, bytes_per_s=between.bytes_per_s.value),
+        within=Link(latency_s=within.latency_s.value, bytes_per_s=within.bytes_per_s.value) if ranks > 1 else None,
+    )
+    compute = _compute(simulator, most)
+    compute = replace(compute, slowdown_share=_slowdown(simulator, compute, network, most))
+    rows = GLOBAL_TOKENS // ROW_TOKENS
+    return Load(compute=compute, global_batch_rows=rows, real_tokens_per_row=ROW_TOKENS, most_rows=most), network
+
+
+def _compute(simulator: Simulator, most: int) -> RankCompute:
+    """From one rank's steps at two sizes of the micro-batch."""
+    one_rank = Simulator(simulator.model, replace(simulator.cluster, ranks_per_node=1), seed=3)
+
+    def single(rows: int) -> list[float]:
+        recipe = Recipe(nodes=1, global_tokens=rows * ROW_TOKENS, micro_batches=1)
+        return [one_rank.step_s(recipe, steps=1, exchange=False) for _ in range(200)]
+
+    at_most, fewer = single(most), single(max(1, most // 4))
+    update_s = simulator.model.elements / simulator.cluster.update_elements_per_s  # timed by itself in a step
+    row_s = (statistics.fmean(at_most) - statistics.fmean(fewer)) / (most - max(1, most // 4))
+    return RankCompute(
+        row_s=row_s,
+        micro_batch_s=max(0.0, statistics.fmean(at_most) - update_s - most * row_s),
+        update_s=update_s,
+        gradients=tuple(GradientPart(elements=n, ready_share=at) for n, at in simulator.model.gradients()),
+        jitter_share=statistics.stdev(at_most) / (statistics.fmean(at_most) - update_s),
+    )
+
+
+def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most: int) -> float:
+    """What computing loses meanwhile: from steps of two nodes so small that the exchange fills most of backward."""
+    exchange = Exchange(gradient_dtype="bf16", bucket_cap_bytes=5 * MIB)
+    backward_s = step_time(compute, most, 1, exchange, network).exchange_s * 1.2
+    rows = max(1, min(most, round(backward_s / (1 - compute.forward_share) / compute.row_s)))
+    recipe = Recipe(
+        nodes=2, global_tokens=rows * ROW_TOKENS * network.ranks, micro_batches=1,
+        gradient_dtype="bf16", bucket_cap_bytes=exchange.bucket_cap_bytes,
+    )  # fmt: skip
+    seen = statistics.fmean(simulator.step_s(recipe, steps=1) for _ in range(100))
+    without = step_time(compute, rows, 1, exchange, network)
+    hidden = without.exchange_s - without.exposed_s
+    return min(0.5, max(0.0, (seen - without.step_s) / hidden)) if hidden > 0 else 0.0
+
+
+def _brute_force(simulator: Simulator, near: int) -> tuple[int, float]:
+    """The largest node count that is truly efficient enough, and its efficiency."""
+    alone = _best_rate(simulator, 1)
+    # Far from the answer a rough look is enough; rates fall with nodes but for a few per cent of bad division.
+    nodes = MOST_NODES
+    while nodes > 1:
+        rough = _best_rate(simulator, nodes, steps=2) / (nodes * alone)
+        if rough > USEFUL - 0.03:
+            efficiency = _best_rate(simulator, nodes) / (nodes * alone)
+            if efficiency >= USEFUL:
+                return nodes, efficiency
+        nodes -= max(1, int(nodes * (USEFUL - 0.03 - rough) / 4)) if rough < USEFUL - 0.05 else 1
+    return 1, 1.0
+
+
+def _best_rate(simulator: Simulator, nodes: int, steps: int = TRUE_STEPS) -> float:
+    ranks = nodes * simulator.cluster.ranks_per_node
+    rows = GLOBAL_TOKENS // ROW_TOKENS
+    if rows < ranks:
+        return 0.0
+    most = simulator.most_micro_batch_tokens // ROW_TOKENS
+    least = -(-rows // (ranks * most))
+    rates = []
+    for micro_batches in range(least, least + EXTRA_MICRO_BATCHES):
+        # Whole rows: the fullest rank decides.
+        each = -(-rows // (ranks * micro_batches))
+        slots = each * ranks * micro_batches * ROW_TOKENS
+        for dtype in ("fp32", "bf16"):
+            for cap in BUCKET_CAPS_BYTES if nodes > 1 else (25 * MIB,):
+                recipe = Recipe(
+                    nodes=nodes,
+                    global_tokens=slots,
+                    micro_batches=micro_batches,
+                    gradient_dtype="bf16" if dtype == "bf16" else "fp32",
+                    bucket_cap_bytes=cap,
+                )
+                rates.append(GLOBAL_TOKENS / simulator.step_s(recipe, steps=steps))
+    return max(rates)
