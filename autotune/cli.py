@@ -5,6 +5,7 @@ import sys
 import typer
 
 from autotune.commands import data, doctor, estimate, probe, profile, report, workers
+from autotune.commands.jobs import plain_arguments
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.errors import TrainerError
 
@@ -37,7 +38,8 @@ def run(arguments: list[str]) -> int:
         The exit code; a message has been written to standard error for every code but 0.
     """
     try:
-        app(arguments)
+        plain = plain_arguments(arguments)
+        app(list(plain), obj=plain)
     except (AutotuneError, TrainerError) as error:
         sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         return error.exit_code

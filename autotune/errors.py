@@ -8,7 +8,9 @@ AutotuneError
 ├── ProfileRefused    6   the profile does not belong to this machine, model or data
 ├── NotCheckable      7   nothing here can confirm or deny it
 ├── Undecided         8   the measurements ran, and do not support an answer
-└── InternalError    70   a bug of this project
+├── InternalError    70   a bug of this project
+├── StartAgain       75   time ran out, or a node was lost; the same command goes on
+└── StoppedWaiting  130   Ctrl-C while waiting for a job, which goes on
 """
 
 
@@ -74,6 +76,18 @@ class InternalError(AutotuneError):
     """A bug of this project."""
 
     exit_code = 70
+
+
+class StartAgain(AutotuneError):
+    """Time ran out, or a node was lost; what was finished is saved, and the same command goes on."""
+
+    exit_code = 75
+
+
+class StoppedWaiting(AutotuneError):
+    """Somebody pressed Ctrl-C while waiting for a job, which goes on."""
+
+    exit_code = 130
 
 
 EXIT_INTERRUPTED = 130

@@ -1,1 +1,1 @@
-"""The batch system: what SLURM says about this process."""
+"""The batch system: what SLURM says about this process, and jobs that are given to it."""

@@ -1,13 +1,21 @@
 """The site file: one TOML file with the facts of a cluster that no program can find out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from trainer.schema import Table, parse_table, read_toml
+from trainer.watch import parse_slurm_time_s
+
+SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
+DEFAULT_SITE = ""
+"""What ``--slurm`` without a file means: the site file that is found."""
 
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Positive = Annotated[int, Field(gt=0)]
 
 
 class SlurmSettings(Table):
@@ -17,12 +25,34 @@ class SlurmSettings(Table):
     partition: OneLine | None = None
     constraint: OneLine | None = None
     exclude: OneLine | None = None
+    distribution: OneLine | None = None
+    """How tasks are laid out, such as ``nopack``."""
     gres: OneLine | None = None
     """How GPUs are asked for here, such as ``gpu:h100:{count}``."""
-    cpus_per_task: Annotated[int, Field(gt=0)] = 1
-    memory_mib_per_cpu: Annotated[int, Field(gt=0)] = 2048
+    gpus_per_node: Positive | None = None
+    """What a node has, where a command does not say how many it wants."""
+    cpus_per_task: Positive = 1
+    """Of a job of one process; measuring jobs take those of the profile, where there is one and this is 1."""
+    cpus_per_rank: Positive | None = None
+    """Of each GPU's process; a job asks for as many times that as it has ranks on a node."""
+    memory_mib_per_cpu: Positive = 2048
+    mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
+    """Memory of a node as ``--mem`` spells it, instead; ``0`` is all of it."""
     time: Annotated[str, Field(pattern=r"^(\d+-)?\d{1,2}:\d{2}:\d{2}$")] = "04:00:00"
     """Longest time of a job."""
+    requeue: bool = True
+    """Whether jobs may be put back into the queue; where not, training goes on by a chain of jobs."""
+    term_lead_s: Positive | None = None
+    """How long before its end a training job is told. None: as long as its checkpoint should take."""
+    extra: list[OneLine] = Field(default_factory=list)
+    """Any other options of ``sbatch``, such as ``--reservation=course``."""
+
+    @property
+    def time_s(self) -> float:
+        """Longest time of a job, in seconds."""
+        seconds = parse_slurm_time_s(self.time)
+        assert seconds is not None  # the pattern is narrower than what SLURM takes
+        return seconds
 
 
 class NetworkSettings(Table):
@@ -30,8 +60,15 @@ class NetworkSettings(Table):
 
     interface: OneLine | None = None
     """Such as ``ib0``; None leaves the choice to the libraries."""
-    nccl: dict[str, OneLine] = Field(default_factory=dict)
+    nccl: dict[Variable, OneLine] = Field(default_factory=dict)
     """Environment variables for NCCL."""
+
+
+class Templates(Table):
+    """Jinja templates instead of this project's own; relative to the site file."""
+
+    measure: OneLine | None = None
+    train: OneLine | None = None
 
 
 class SiteFile(Table):
@@ -41,10 +78,15 @@ class SiteFile(Table):
     """Shell lines before anything runs, such as ``module load python``."""
     command_prefix: OneLine = ""
     """Before every command, such as ``apptainer exec --nv image.sif``."""
+    python: OneLine | None = None
+    """The interpreter inside jobs. None: the one that submits."""
     node_local_path: OneLine | None = None
-    """A directory on every node's own disk, such as ``/local``."""
+    """A directory on every node's own disk, such as ``/local`` or ``$TMPDIR``."""
+    numa_binding: bool = True
+    """Whether each rank is bound to the processors that are near its GPU."""
     slurm: SlurmSettings = SlurmSettings()
     network: NetworkSettings = NetworkSettings()
+    templates: Templates = Templates()
 
 
 def read_site(path: Path) -> SiteFile:
@@ -54,3 +96,19 @@ def read_site(path: Path) -> SiteFile:
         BadConfig: If it is missing, not TOML, or holds something unknown.
     """
     return parse_table(SiteFile, read_toml(path), where=str(path))
+
+
+def find_site(asked: str, environment: Mapping[str, str]) -> Path | None:
+    """Where the site file is: as asked, else ``AUTOTUNE_SITE``, else ``site.toml`` here; None for none at all."""
+    if asked != DEFAULT_SITE:
+        return Path(asked)
+    if environment.get(SITE_VARIABLE):
+        return Path(environment[SITE_VARIABLE])
+    here = Path(SITE_FILE)
+    return here if here.is_file() else None
+
+
+def network_variables(network: NetworkSettings) -> dict[str, str]:
+    """What NCCL and gloo are told in the environment of a job. Pure."""
+    chosen = {name: network.interface for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if network.interface}
+    return {name: value for name, value in chosen.items() if value is not None} | network.nccl

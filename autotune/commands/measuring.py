@@ -6,6 +6,7 @@ import shlex
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from autotune.store import Ledger, check_writable
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest
 from trainer.progress import Update
+from trainer.watch import slurm_left_s
 
 _SETTINGS = (
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
@@ -99,6 +101,7 @@ class Bench:
             site=_digest(site),
             clock=SystemClock(),
             on_trial=on_trial,
+            ends_s=_job_ends_s(),
         )
 
 
@@ -116,7 +119,7 @@ def refuse_login_node(command: Sequence[str]) -> None:
     raise MachineLacks(
         "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a compute "
         "node",
-        next_step=f"Submit it: {shlex.join([*command, '--slurm'])} SITE.toml. To measure here all the same: --here.",
+        next_step=f"Submit it: {shlex.join([*command, '--slurm'])}. To measure here all the same: --here.",
     )
 
 
@@ -159,6 +162,12 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
         machine.close()
         server.close()
         monitor.close()
+
+
+def _job_ends_s() -> float | None:
+    """When the SLURM job around this process ends, in seconds since 1970; None outside of one."""
+    left_s = slurm_left_s(os.environ)
+    return None if left_s is None else time.time() + left_s
 
 
 def _digest(site: dict[str, Any]) -> str:

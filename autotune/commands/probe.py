@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.errors import BadInput, UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
     from autotune.show.probe import ProbedModel
 
 
+_MINUTES_PER_MODEL = 3
+"""What a probe takes in the mean: ten to twenty trials, most of which end in seconds."""
+
+
 def probe(
+    context: typer.Context,
     *,
     model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
@@ -61,11 +67,15 @@ def probe(
     max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
     trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="Profile file; with several models a directory.")] = None,
+    slurm: Slurm = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
     reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
-    from autotune.commands.measuring import open_bench
+    from autotune.commands.measuring import open_bench, refuse_login_node
     from autotune.core.cards import find_card
     from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
     from autotune.search.probe import ProbeRequest
@@ -84,6 +94,13 @@ def probe(
     as_card = None if as_gpu is None else find_card(as_gpu)
     every_settings = [model_settings(name) for name in model]
     manifest = read_manifest(data)
+    job = _job(
+        [settings.name for settings in every_settings], out, reports, trial_timeout, ranks, on_gpus=device != "cpu"
+    )
+    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        return
+    if not here:
+        refuse_login_node(["autotune", *arguments_of(context)])
     with open_bench(device, data) as bench:
         site = bench.site
         together = local_ranks(site, ranks)
@@ -113,6 +130,22 @@ def probe(
             )
             probed.append(_probe_one(bench, request, _Places(data, path, reports), global_batch_tokens))
     print(json.dumps(probe_json(probed), indent=2) if as_json else probe_text(probed, data))
+
+
+def _job(
+    models: list[str], out: Path | None, reports: Path, trial_timeout_s: float, ranks: int | None, *, on_gpus: bool
+) -> JobRequest:
+    one = out.stem if out is not None and out.suffix == ".toml" else None
+    return JobRequest(
+        name=f"probe-{models[0]}" if len(models) == 1 else "probe",
+        purpose=f"Finds the largest micro-batch of {', '.join(models)}, and writes profiles.",
+        ledger=", ".join(str(reports / (one or f"{model}-*") / "ledger") for model in models),
+        expected_minutes=1 + _MINUTES_PER_MODEL * len(models),
+        trial_timeout_s=trial_timeout_s,
+        ranks=ranks,
+        on_gpus=on_gpus,
+        reports=reports,
+    )
 
 
 class _Places(NamedTuple):

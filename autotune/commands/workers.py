@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+
 if TYPE_CHECKING:
     from autotune.commands.measuring import Bench
     from autotune.core.profile import Fingerprint, ProbeEvidence, WorkersEvidence
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def workers(
+    context: typer.Context,
     *,
     profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on this machine.")],
     data: Annotated[
@@ -53,9 +56,9 @@ def workers(
     study: Annotated[
         Path | None, typer.Option(help="Write the windows as an Optuna study (SQLite), for optuna-dashboard.")
     ] = None,
-    slurm: Annotated[
-        Path | None, typer.Option(metavar="SITE", help="Submit this as a SLURM job, by the cluster's site file.")
-    ] = None,
+    slurm: Slurm = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
     here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
     reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -71,12 +74,11 @@ def workers(
     stored = read_profile(profile)
     probe = probed_here(stored, refusals=[])
     train = stored.profile.train
-    if slurm is not None:
-        job = _submitted(slurm, stored, ranks or probe.local_ranks, reports, on_gpu=consumer_step_ms is None)
-        print(json.dumps(job, indent=2) if as_json else "\n".join(f"{name}: {value}" for name, value in job.items()))
+    job = _job(stored, ranks or probe.local_ranks, reports, minutes, trial_timeout, on_gpus=consumer_step_ms is None)
+    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     if not here:
-        refuse_login_node(["autotune", *sys.argv[1:]])
+        refuse_login_node(["autotune", *arguments_of(context)])
     data_dir = data or profile.parent / (train.data.path or ".")
     manifest = read_manifest(data_dir)
     replayed_s = None if consumer_step_ms is None else consumer_step_ms / 1e3
@@ -135,37 +137,23 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     )
 
 
-def _submitted(site_file: Path, stored: "StoredProfile", ranks: int, reports: Path, *, on_gpu: bool) -> dict[str, str]:
-    """Submit this very command as a job; what to tell about it."""
-    from autotune.cluster.batch import batch_script, submit
-    from autotune.cluster.site import read_site
+def _job(
+    stored: "StoredProfile", ranks: int, reports: Path, minutes: float, trial_timeout_s: float, *, on_gpus: bool
+) -> JobRequest:
     from autotune.search.profiles import report_directory
-    from autotune.store import write_atomically
 
-    site = read_site(site_file)
-    place = report_directory(stored.path, reports)
-    # Without what makes it a job: there it is to measure.
-    said = iter(sys.argv[1:])
-    arguments = [one for one in said if not (one == "--slurm" and next(said, None)) and not one.startswith("--slurm=")]
-    script = batch_script(
-        site,
-        [sys.executable, "-m", "autotune", *arguments],
-        name=f"workers-{stored.profile.train.model.name}",
-        gpus=ranks if on_gpu and stored.profile.train.device == "cuda" else 0,
-        cpus=site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else stored.profile.fingerprint.allotted_cpus,
-        log=place / "workers-%j.log",
+    model = stored.profile.train.model.name
+    return JobRequest(
+        name=f"workers-{model}",
+        purpose=f"Counts the loader workers that {model} needs, and writes them into {stored.path}.",
+        ledger=str(report_directory(stored.path, reports) / "ledger"),
+        expected_minutes=minutes + 1,
+        trial_timeout_s=trial_timeout_s,
+        ranks=ranks,
+        on_gpus=on_gpus and stored.profile.train.device == "cuda",
+        cpus=stored.profile.fingerprint.allotted_cpus,
+        reports=reports,
     )
-    path = place / "workers.sbatch"
-    write_atomically(path, script)
-    job = submit(path)
-    log = place / f"workers-{job}.log"
-    return {
-        "job": job,
-        "script": str(path),
-        "log": str(log),
-        "ledger": str(place / "ledger"),
-        "profile": str(stored.path),
-    }
 
 
 def _sweep(

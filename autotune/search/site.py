@@ -63,7 +63,7 @@ def open_site(
         without_gpu: What to do where a GPU is asked for and there is none; None for the usual advice.
 
     Raises:
-        MachineLacks: If CUDA is asked for and there is no GPU, or if this is a login node.
+        MachineLacks: If CUDA is asked for and there is no GPU.
     """
     gpus = visible_devices(monitor.devices(), os.environ)
     absent = monitor.why_absent() or (None if gpus else "CUDA_VISIBLE_DEVICES hides every GPU")
@@ -72,11 +72,6 @@ def open_site(
         raise MachineLacks(
             f"there is no GPU here: {absent}",
             next_step=without_gpu or "Use --device cpu, or run this where there is one: autotune doctor",
-        )
-    if choice != "cpu" and slurm.is_login_node and not gpus:
-        raise MachineLacks(
-            "this looks like a login node: measurements belong on a compute node",
-            next_step="Start the same command inside a job, such as srun --gres=gpu:1 --pty …; or use --device cpu.",
         )
     device: Literal["cpu", "cuda"] = "cuda" if gpus and choice != "cpu" else "cpu"
     readings = [monitor.used_bytes(gpu.uuid) for gpu in gpus] if device == "cuda" else []

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
 from autotune.core.trial import FinishedTrial, Trial, TrialRecord
+from autotune.errors import StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
 from autotune.store import Ledger
 from trainer.schema import canonical_sha256
+
+LEAVING_S = 5.0
+"""What is left to be done after the last trial of a job."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +25,7 @@ class TrialRunner:
         site: Identifies machine and software; results of another site are not taken for this one's.
         clock: The time.
         on_trial: Called before and after each trial, for progress.
+        ends_s: When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that.
     """
 
     machine: Machine
@@ -28,6 +33,7 @@ class TrialRunner:
     site: str
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
+    ends_s: float | None = None
     finished: list[FinishedTrial] = field(default_factory=list)
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
 
@@ -42,12 +48,17 @@ class TrialRunner:
         return trial.key in self._known
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
-        """The trial's outcome, measured now or, unless it is to be measured anew, before."""
+        """The trial's outcome, measured now or, unless it is to be measured anew, before.
+
+        Raises:
+            StartAgain: If there may not be time enough left for it.
+        """
         known = None if anew else self._known.get(trial.key)
         self.on_trial(label, None)
         if known is not None:
             outcome, seconds = known.outcome, known.seconds
         else:
+            self._check_time(trial, label)
             started_s = self.clock.monotonic_s()
             outcome = self.machine.run(trial)
             seconds = self.clock.monotonic_s() - started_s
@@ -66,6 +77,18 @@ class TrialRunner:
     def content_sha256(self) -> str:
         """Over the keys and outcomes of the finished trials: names the evidence."""
         return canonical_sha256([[done.trial.key, outcome_to_json(done.outcome)] for done in self.finished])
+
+    def _check_time(self, trial: Trial, label: str) -> None:
+        if self.ends_s is None:
+            return
+        left_s = self.ends_s - self.clock.utc_now().timestamp()
+        if left_s < trial.timeout_s + LEAVING_S:
+            raise StartAgain(
+                f"the job ends in {max(0.0, left_s):.0f} s, and the next trial ({label}) may take {trial.timeout_s:g} s"
+                f"; {len(self.finished)} results are in {self.ledger.directory}",
+                next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
+                "job's time.",
+            )
 
     def _write(self, trial: Trial, outcome: Outcome, seconds: float, label: str) -> None:
         record = TrialRecord(

@@ -11,7 +11,7 @@ from tests.autotune.profiles import example_profile
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, in_a_job):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
     return tmp_path
@@ -117,7 +117,6 @@ def test_workers_refuses_a_profile_that_was_not_probed(capsys, here, profile):
     )
 
 
-@pytest.mark.usefixtures("in_a_job")
 @pytest.mark.usefixtures("warm_server")
 def test_workers_refuses_a_profile_of_another_machine(capsys, here, profile, patterned_dataset):
     arguments = ["workers", "--profile", str(profile), "--data", str(patterned_dataset)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
@@ -27,6 +28,7 @@ _MANY_UNKNOWN = 0.1
 
 
 def prepare(
+    context: typer.Context,
     *,
     sources: Annotated[
         list[str],
@@ -79,14 +81,20 @@ def prepare(
     strict: Annotated[bool, typer.Option("--strict", help="Stop at anything that cannot be used.")] = False,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, max=4096, help="Processes; with --slurm jobs. Default: one per allotted CPU."),
+        typer.Option(
+            "--workers", min=1, max=4096, help="Processes; with --slurm-workers jobs. Default: one per allotted CPU."
+        ),
     ] = None,
     scheduler: Annotated[
         str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this dask scheduler.")
     ] = None,
-    slurm: Annotated[
-        Path | None, typer.Option("--slurm", metavar="SITE", help="Use SLURM jobs as workers, set up by a site file.")
+    slurm_workers: Annotated[
+        Path | None,
+        typer.Option("--slurm-workers", metavar="SITE", help="Use SLURM jobs as workers, set up by a site file."),
     ] = None,
+    slurm: Slurm = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the dataset that --out holds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -100,8 +108,12 @@ def prepare(
     given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
     if given is not None and vocab_size is not None:
         raise UsageError("--vocab-size has no effect with a given tokenizer", next_step="Leave out one of the two.")
-    if scheduler and slurm:
-        raise UsageError("--scheduler and --slurm both say where to work", next_step="Leave out one of the two.")
+    if sum(map(bool, (scheduler, slurm_workers, slurm is not None))) > 1:
+        raise UsageError(
+            "--scheduler, --slurm-workers and --slurm all say where to work", next_step="Leave out all but one."
+        )
+    if submitted(context, _job(out, workers), slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        return
     request = Request(
         sources=tuple(sources),
         out=out,
@@ -116,7 +128,7 @@ def prepare(
         overwrite=overwrite,
         workers=workers,
         scheduler=scheduler,
-        site=slurm,
+        site=slurm_workers,
     )
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _terminate)
@@ -128,6 +140,18 @@ def prepare(
         print(json.dumps(_as_json(prepared, seconds)))
     else:
         print(_as_text(prepared, seconds))
+
+
+def _job(out: Path, workers: int | None) -> JobRequest:
+    name = out.resolve().name
+    return JobRequest(
+        name=f"prepare-{name}",
+        purpose=f"Prepares the dataset {name}.",
+        ledger=None,
+        expected_minutes=None,
+        on_gpus=False,
+        cpus=workers,
+    )
 
 
 def _terminate(signal_number: int, frame: object) -> NoReturn:

@@ -1,6 +1,7 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,12 @@ def call(monkeypatch, *arguments: str) -> int:
     return run(list(arguments))
 
 
+def written(here: Path) -> Path:
+    """The one script that was written."""
+    (script,) = (here / "reports" / "jobs").glob("workers-tiny-*.sbatch")
+    return script
+
+
 def test_a_login_node_is_refused_with_the_job_to_submit_instead(capsys, monkeypatch, profile, sbatch):
     assert call(monkeypatch, "workers", "--profile", str(profile)) == 5
     out, err = capsys.readouterr()
@@ -77,9 +84,9 @@ def test_a_submitted_job_says_the_same_but_not_to_submit_it(capsys, monkeypatch,
     arguments = ["workers", "--profile", str(profile), *spelling, "--data", "a dir/$X", "--minutes", "5"]
     assert call(monkeypatch, *arguments) == 0
     out = capsys.readouterr().out
-    script = here / "reports" / "p" / "workers.sbatch"
+    script = written(here)
     assert sbatch.read_text().split() == ["--parsable", str(script.relative_to(here))]
-    lines = script.read_text().splitlines()
+    lines = script.read_text().replace("\\\n", "").splitlines()
     (step,) = [line for line in lines if line.startswith("srun ")]
     said = shlex.split(step)
     expected = ["workers", "--profile", str(profile), "--data", "a dir/$X", "--minutes", "5"]
@@ -97,12 +104,13 @@ def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(monkeypatc
     probed = example_profile()
     on_gpu = probed.model_copy(update={"train": probed.train.model_copy(update={"device": "cuda"})})
     profile.write_text(profile_to_toml(on_gpu))
-    script = here / "reports" / "p" / "workers.sbatch"
     asked = ["workers", "--profile", str(profile), "--slurm", "site.toml", "--ranks", "2"]
     assert call(monkeypatch, *asked) == 0
+    script = written(here)
     assert "#SBATCH --gres=gpu:2" in script.read_text()
+    script.unlink()
     assert call(monkeypatch, *asked, "--consumer-step-ms", "60") == 0
-    assert "--gres" not in script.read_text()
+    assert "--gres" not in written(here).read_text()
 
 
 def test_a_submitted_job_is_told_as_json_where_that_is_asked_for(capsys, monkeypatch, profile, sbatch, here):

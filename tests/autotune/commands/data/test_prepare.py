@@ -101,7 +101,9 @@ def test_the_old_name_of_the_bound_still_works(tmp_path):
         (["elf:/no/such/place"], BadInput),
         (["exe:/usr/bin"], BadInput),
         (["elf:/usr/bin", "--tokenizer", "t.json", "--vocab-size", "99"], UsageError),
-        (["elf:/usr/bin", "--scheduler", "tcp://127.0.0.1:1", "--slurm", "site.toml"], UsageError),
+        (["elf:/usr/bin", "--scheduler", "tcp://127.0.0.1:1", "--slurm-workers", "site.toml"], UsageError),
+        (["elf:/usr/bin", "--slurm-workers", "site.toml", "--slurm="], UsageError),
+        (["elf:/usr/bin", "--wait"], UsageError),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_made(tmp_path, arguments, error):

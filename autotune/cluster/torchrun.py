@@ -1,0 +1,80 @@
+"""The command line of torchrun, on one node alone or on each of several. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Version = tuple[int, int]
+
+_NUMA_BINDING_SINCE: Version = (2, 9)
+_SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
+DEFAULT_SHUTDOWN_S = 30
+"""How long torchrun waits for its ranks after a signal, where it cannot be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the torchruns of several nodes find each other.
+
+    Each text stands in the command line as it is: a literal value, or a shell's variable for it.
+    """
+
+    nodes: int
+    endpoint: str
+    """``address:port``."""
+    job: str
+    """Tells this meeting from others at the same place."""
+    address: str
+    """Of this node, as the others reach it: its name may mean nothing to them."""
+    is_host: str
+    """1 on the node that keeps the meeting's store, 0 on the others."""
+
+
+def torchrun_command(
+    python: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    torch_version: str,
+    device: str,
+    meeting: Meeting | None = None,
+    shutdown_s: int | None = None,
+    numa_binding: bool = True,
+) -> tuple[str, ...]:
+    """One node's torchrun; what is started again is the whole job, so it restarts nothing by itself.
+
+    Args:
+        python: The interpreter.
+        arguments: What each rank runs, such as ``-m trainer …``.
+        ranks: Of this node.
+        torch_version: The installed one: older ones lack some options.
+        device: ``cpu`` or ``cuda``.
+        meeting: None for one node alone.
+        shutdown_s: How long ranks have to save and leave after a signal.
+        numa_binding: Whether ranks are bound to the processors near their GPUs.
+    """
+    version = version_of(torch_version)
+    words = [python, "-m", "torch.distributed.run"]
+    if meeting is None:
+        words.append("--standalone")
+    else:
+        words += [
+            f"--nnodes={meeting.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={meeting.endpoint}",
+            f"--rdzv-id={meeting.job}",
+            f"--rdzv-conf=is_host={meeting.is_host}",
+            f"--local-addr={meeting.address}",
+        ]
+    words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
+        words.append(f"--shutdown-timeout={shutdown_s}")
+    if numa_binding and device == "cuda" and version >= _NUMA_BINDING_SINCE:
+        words.append("--numa-binding=node")
+    return (*words, *arguments)
+
+
+def version_of(text: str) -> Version:
+    """The first two numbers of a version; (0, 0) where there are none."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

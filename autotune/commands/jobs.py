@@ -1,0 +1,227 @@
+"""What commands share that can submit themselves as a SLURM job: their options, and one function.
+
+``--slurm [SITE] [--wait] [--dry-run]``: exactly the command that was typed, without these three, runs in the job.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.cluster.batch import Shape
+    from autotune.cluster.site import SiteFile
+
+Slurm = Annotated[
+    str | None,
+    typer.Option(
+        "--slurm",
+        metavar="[SITE]",
+        help="Submit this as a SLURM job, by the cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.",
+        show_default=False,
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="With --slurm: wait for the job's end, and exit with its code.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="With --slurm: print the job's script, and do nothing.")]
+
+START_UP_S = 60.0
+"""What a job takes until its first trial begins: starting, and loading torch from a network file system."""
+_PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """A command as a job."""
+
+    name: str
+    """Short: of the job, its script and its log."""
+    purpose: str
+    """One line about what it finds out."""
+    ledger: str | None
+    """Where its results are collected; what is known of that before the job runs."""
+    expected_minutes: float | None
+    """How long it should take; None where nobody can tell."""
+    trial_timeout_s: float | None = None
+    """Longest single trial: a job that could not hold one is not submitted. None: there are no trials."""
+    nodes: int = 1
+    ranks: int | None = None
+    """On each node; None takes one for each GPU of the site's nodes."""
+    on_gpus: bool = True
+    """Whether each rank needs a GPU."""
+    cpus: int | None = None
+    """Of each node; None takes the site's."""
+    with_srun: bool = True
+    """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
+    reports: Path = Path("reports")
+
+
+def submitted(
+    context: typer.Context, request: JobRequest, slurm: str | None, *, wait: bool, dry_run: bool, as_json: bool
+) -> bool:
+    """Do what ``--slurm`` asks for; the caller has nothing left to do where this gives True.
+
+    Args:
+        context: Holds the command line.
+        request: What the job is to be.
+        slurm: The option's value.
+        wait: Whether to follow the job to its end, and leave with its exit code.
+        dry_run: Whether only to print the script.
+        as_json: Whether to print one JSON object.
+
+    Raises:
+        UsageError: If the options do not go together.
+        AutotuneError, TrainerError: If the site file cannot be used, or SLURM refuses, or the job did not end well.
+    """
+    from autotune.cluster.batch import MeasureJob, measure_script, read_template
+    from autotune.cluster.site import SiteFile, find_site, read_site
+    from autotune.errors import UsageError
+
+    if slurm is None:
+        if wait or dry_run:
+            raise UsageError(
+                f"{'--wait' if wait else '--dry-run'} means nothing without --slurm", next_step="Add --slurm."
+            )
+        return False
+    site_path = find_site(slurm, os.environ)
+    site = SiteFile() if site_path is None else read_site(site_path)
+    _check_time(request, site, site_path)
+    place = request.reports / "jobs"
+    job = MeasureJob(
+        name=request.name,
+        purpose=request.purpose,
+        command=[site.python or sys.executable, "-m", "autotune", *command_in_job(arguments_of(context))],
+        shape=_shape(request, site),
+        log=place / f"{request.name}-%j.log",
+        with_srun=request.with_srun,
+        variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
+    )
+    script = measure_script(job, site, read_template("measure", site, site_path))
+    if dry_run:
+        print(script, end="")
+    else:
+        _submit(request, place, script, site.slurm.time, wait=wait, as_json=as_json)
+    return True
+
+
+def arguments_of(context: typer.Context) -> tuple[str, ...]:
+    """The command line without the program, as the command line's own module has made it plain."""
+    told = context.find_root().obj
+    return tuple(told) if isinstance(told, tuple) else tuple(sys.argv[1:])
+
+
+def command_in_job(arguments: Sequence[str]) -> list[str]:
+    """The command line without what makes it a job. Pure.
+
+    Args:
+        arguments: As ``plain_arguments`` gives them: the option's value is in the same word, or is the next one.
+    """
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--":
+            return [*kept, word, *words]
+        if word == "--slurm":
+            next(words, None)
+        elif word not in ("--wait", "--dry-run") and not word.startswith("--slurm="):
+            kept.append(word)
+    return kept
+
+
+def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A command line in which ``--slurm`` always has its value: at the end, or before another option, the default.
+
+    The parser knows no options whose value may be left out. Pure.
+    """
+    from autotune.cluster.site import DEFAULT_SITE
+
+    plain = list(arguments)
+    ended = plain.index("--") if "--" in plain else len(plain)
+    for position in range(ended):
+        following = plain[position + 1] if position + 1 < len(plain) else "-"
+        if plain[position] == "--slurm" and following.startswith("-"):
+            plain[position] = f"--slurm={DEFAULT_SITE}"
+    return tuple(plain)
+
+
+def _shape(request: JobRequest, site: "SiteFile") -> "Shape":
+    from autotune.cluster.batch import Shape
+
+    slurm = site.slurm
+    gpus = 0
+    if request.on_gpus:
+        gpus = request.ranks or slurm.gpus_per_node or 1
+    cpus = request.cpus or slurm.cpus_per_task
+    if slurm.cpus_per_rank is not None:
+        cpus = slurm.cpus_per_rank * (request.ranks or max(1, gpus))
+    elif slurm.cpus_per_task > 1:
+        cpus = slurm.cpus_per_task
+    return Shape(nodes=request.nodes, gpus=gpus, cpus=cpus)
+
+
+def _check_time(request: JobRequest, site: "SiteFile", site_path: Path | None) -> None:
+    from autotune.errors import BadInput
+
+    if request.trial_timeout_s is None or START_UP_S + request.trial_timeout_s <= site.slurm.time_s:
+        return
+    where = "a site file (site.toml)" if site_path is None else str(site_path)
+    raise BadInput(
+        f"the job's time limit, {site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and one trial "
+        f"({request.trial_timeout_s:g} s)",
+        next_step=f"Raise slurm.time in {where}, or bound trials: "
+        f"--trial-timeout {max(1.0, site.slurm.time_s - START_UP_S):g}",
+    )
+
+
+def _submit(request: JobRequest, place: Path, script: str, limit: str, *, wait: bool, as_json: bool) -> None:
+    from autotune.cluster.follow import follow
+    from autotune.cluster.submit import submit
+    from autotune.store import write_atomically
+    from trainer.events import utc_now
+
+    path = place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"
+    write_atomically(path, script)
+    job = submit(path)
+    log = place / f"{request.name}-{job}.log"
+    told: dict[str, object] = {
+        "job": job,
+        "expected_minutes": request.expected_minutes,
+        "time_limit": limit,
+        "ledger": request.ledger,
+        "log": str(log),
+        "script": str(path),
+    }
+    if not wait:
+        print(json.dumps(told, indent=2) if as_json else _as_text(told))
+        return
+    if not as_json:
+        print(_as_text(told), flush=True)
+    ended = follow(job, log, lambda line: _say(f"job {job}: {line}\n"))
+    if as_json:
+        print(json.dumps(told | {"exit_code": ended.code}, indent=2))
+    if ended.code:
+        _say(f"error: {ended.words}\n")
+        raise SystemExit(ended.code)
+
+
+def _as_text(told: dict[str, object]) -> str:
+    minutes = told["expected_minutes"]
+    expected = "n/a" if minutes is None else f"about {minutes:g}"
+    lines = {
+        "job": told["job"],
+        "expected minutes": f"{expected}, at most {told['time_limit']} (h:min:s)",
+        "ledger": told["ledger"] or "n/a",
+        "log": told["log"],
+        "script": told["script"],
+    }
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

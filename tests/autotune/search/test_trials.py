@@ -1,0 +1,43 @@
+import datetime
+
+import pytest
+
+from autotune.core.outcome import Measured
+from autotune.core.trial import Trial
+from autotune.errors import StartAgain
+from autotune.measure.clock import FakeClock
+from autotune.measure.machine import FakeMachine
+from autotune.search.trials import LEAVING_S, TrialRunner
+from autotune.store import Ledger
+
+TRIAL = Trial(job="fault", measured={"n": 1}, timeout_s=60.0)
+START_S = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).timestamp()
+
+
+def runner(tmp_path, left_s):
+    clock = FakeClock()
+    return TrialRunner(
+        machine=FakeMachine(lambda trial: Measured(figures={"x": 1.0})),
+        ledger=Ledger(tmp_path, "w"),
+        site="here",
+        clock=clock,
+        ends_s=None if left_s is None else clock.utc_now().timestamp() + left_s,
+    )
+
+
+@pytest.mark.parametrize("left_s", [None, 60.0 + LEAVING_S])
+def test_a_trial_begins_when_its_limit_fits_before_the_end_of_the_job(tmp_path, left_s):
+    assert isinstance(runner(tmp_path, left_s).run(TRIAL, "t"), Measured)
+
+
+def test_a_trial_that_may_not_be_over_in_time_is_left_to_the_same_command_started_again(tmp_path):
+    late = runner(tmp_path, 60.0)
+    with pytest.raises(StartAgain, match=r"ends in 60 s.*may take 60 s") as stopped:
+        late.run(TRIAL, "t")
+    assert "same command again" in stopped.value.next_step
+    assert late.machine.trials == []
+
+
+def test_what_is_in_the_ledger_needs_no_time(tmp_path):
+    runner(tmp_path, None).run(TRIAL, "t")
+    assert isinstance(runner(tmp_path, 1.0).run(TRIAL, "t"), Measured)

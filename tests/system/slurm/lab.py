@@ -1,0 +1,253 @@
+"""A SLURM cluster on this host: its own keys, daemons, ports and directory, ended and removed without a trace.
+
+    python -m tests.system.slurm.lab        # prints the environment to use it with; Ctrl-C ends it
+
+Nothing of a SLURM or MUNGE that runs here already is touched. As root or not; without systemd, control groups or a
+network. Node names do not resolve, as on some clusters.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol")
+NODES = ("lab1", "lab2")
+PARTITION = "short"
+DEAD_AFTER_S = 10
+"""A node that does not answer for so long is down (the default is 300)."""
+_READY_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 20.0
+
+
+def missing() -> str | None:
+    """What keeps a cluster from being started here; None if nothing does."""
+    absent = [name for name in PROGRAMS if _program(name) is None]
+    if absent:
+        return f"not installed: {', '.join(absent)} (Debian: slurm-wlm, munge)"
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return f"{socket.gethostname()} does not resolve: slurmctld needs it in /etc/hosts"
+    return None
+
+
+class Lab:
+    """A running cluster.
+
+    Args:
+        place: Its directory, with a short path: sockets lie in it.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.environment = _without_slurm(os.environ) | {"SLURM_CONF": str(place / "slurm.conf")}
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start everything, and wait until the nodes are idle."""
+        for name in ("state", "spool", "log"):
+            (self.place / name).mkdir()
+        (self.place / "slurm.conf").write_text(_configuration(self.place))
+        key = self.place / "munge.key"
+        subprocess.run([_found("mungekey"), "--create", "--force", f"--keyfile={key}"], check=True)
+        key.chmod(0o600)
+        self._start("munged", "--foreground", "--force", f"--socket={self.place / 'munge.socket'}",
+                    f"--key-file={key}", f"--pid-file={self.place / 'munged.pid'}",
+                    f"--seed-file={self.place / 'munged.seed'}",
+                    f"--log-file={self.place / 'log' / 'munged.log'}")  # fmt: skip
+        _until((self.place / "munge.socket").exists, "munged")
+        self._start("slurmctld", "-D")
+        for node in NODES:
+            self.start_node(node)
+        _until(self._is_idle, "slurmctld and slurmd", tell=self.logs)
+
+    def start_node(self, node: str) -> None:
+        """Start one node's slurmd."""
+        self._start("slurmd", "-D", "-N", node, name=node)
+
+    def kill_node(self, node: str) -> None:
+        """The node dies: its slurmd and everything that it started."""
+        daemon = self.daemons.pop(node)
+        for pid in self._steps(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        daemon.kill()
+        daemon.wait()
+
+    def ask(self, *command: str) -> str:
+        """What a SLURM command says."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=30)
+        return done.stdout
+
+    def job(self, number: str) -> dict[str, str]:
+        """What ``scontrol`` knows of a job."""
+        return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", number)))
+
+    def wait_for(self, number: str, *states: str, timeout_s: float = 60.0) -> dict[str, str]:
+        """Wait until a job is in one of these states."""
+        _until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
+        return self.job(number)
+
+    def logs(self) -> str:
+        """The ends of all daemons' logs."""
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.place.glob("log/*")
+        )
+
+    def stop(self) -> None:
+        """End all jobs, then all daemons."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.ask("scancel", "--state=PENDING", f"--partition={PARTITION}")
+            self.ask("scancel", "--signal=KILL", "--full", f"--partition={PARTITION}")
+            self.ask("scancel", f"--partition={PARTITION}")
+        left = [pid for node in NODES for pid in self._steps(node)]
+        for daemon in reversed(self.daemons.values()):
+            daemon.terminate()
+        for daemon in self.daemons.values():
+            try:
+                daemon.wait(timeout=_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _start(self, program: str, *arguments: str, name: str | None = None) -> None:
+        with (self.place / "log" / f"{name or program}.out").open("ab") as log:
+            self.daemons[name or program] = subprocess.Popen(
+                [_found(program), *arguments],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.place,
+                start_new_session=True,  # a terminal's Ctrl-C is not for them
+                # Nodes have all processors, though a test that runs beside others has one.
+                preexec_fn=lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1)),  # noqa: PLW1509 - one call
+            )
+
+    def _is_idle(self) -> bool:
+        dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
+        if dead:
+            raise AssertionError(f"{dead} ended\n{self.logs()}")
+        return self.ask("sinfo", "--noheader", "--format=%T %D").split() == ["idle", str(len(NODES))]
+
+    def _steps(self, node: str) -> list[int]:
+        """Processes of this lab's jobs on a node: slurmstepd names the node nowhere, its environment does."""
+        ours = f"SLURM_CONF={self.place / 'slurm.conf'}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                if ours in environment and f"SLURMD_NODENAME={node}".encode() in environment:
+                    found.append(int(entry.name))
+        return found
+
+
+@contextlib.contextmanager
+def running_lab() -> Iterator[Lab]:
+    """A cluster for the length of the block."""
+    place = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
+    lab = Lab(place)
+    try:
+        lab.start()
+        yield lab
+    finally:
+        lab.stop()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _configuration(place: Path) -> str:
+    host, user = socket.gethostname(), "root" if os.getuid() == 0 else os.environ.get("USER", str(os.getuid()))
+    ports = _free_ports(1 + len(NODES))
+    nodes = "\n".join(
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={os.cpu_count()} RealMemory=100000 "
+        "State=UNKNOWN"
+        for node, port in zip(NODES, ports[1:], strict=True)
+    )
+    return f"""\
+ClusterName=lab{secrets.token_hex(2)}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CryptoType=crypto/munge
+AuthInfo=socket={place}/munge.socket
+StateSaveLocation={place}/state
+SlurmdSpoolDir={place}/spool/%n
+SlurmctldPidFile={place}/slurmctld.pid
+SlurmdPidFile={place}/slurmd-%n.pid
+SlurmctldLogFile={place}/log/slurmctld.log
+SlurmdLogFile={place}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/affinity
+TaskPluginParam=cores
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,sched_min_interval=0,requeue_delay=1
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout={DEAD_AFTER_S}
+KillWait=20
+MessageTimeout=5
+MinJobAge=600
+JobRequeue=1
+{nodes}
+PartitionName={PARTITION} Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(("SLURM", "SBATCH", "MUNGE"))}
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _found(name: str) -> str:
+    program = _program(name)
+    assert program is not None, name
+    return program
+
+
+def _until(true, what: str, timeout_s: float = _READY_TIMEOUT_S, tell=lambda: "") -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{tell()}")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    with running_lab() as lab, contextlib.suppress(KeyboardInterrupt):
+        print(f"export SLURM_CONF={lab.environment['SLURM_CONF']}", flush=True)
+        signal.pause()
