@@ -4,7 +4,6 @@ The comparisons are pure; what each rank is compared by is gathered in ``facts_o
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -24,6 +23,7 @@ from trainer.config import TrainConfig
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.parallel import Ranks
 from trainer.resolve import ResolvedConfig
+from trainer.sources import code_sha256
 from trainer.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
@@ -76,14 +76,6 @@ def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) 
         "device_memory_bytes": str(ranks.device_memory_bytes),
         "allotted_cpus": str(allotted_cpus()),
     }
-
-
-def code_sha256() -> str:
-    """Over the sources of this package."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def allotted_cpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")) -> int:

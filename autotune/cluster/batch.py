@@ -4,6 +4,7 @@ Pure but for reading the template, which a site may replace by one of its own.
 """
 
 import importlib.resources
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class MeasureJob:
     """Nothing in it is expanded by the shell."""
     shape: Shape
     log: Path
+    directory: Path | None = None
+    """Where it runs; None leaves that to where it is submitted from."""
     with_srun: bool = True
     """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -72,21 +75,18 @@ class TrainJob:
     term_lead_s: int
     chain: int = 1
     """Jobs that follow one another."""
+    directory: Path | None = None
+    """Where it runs; None leaves that to where it is submitted from."""
 
     @property
     def log(self) -> Path:
         """Of the job; of its nodes beside it."""
         return self.run / "logs" / "%j.log"
 
-    @property
-    def node_log(self) -> Path:
-        """Of each node."""
-        return self.run / "logs" / "%j-%N.log"
-
 
 def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
     """The script of a measuring job. A node's loss ends it: measurements are gone on with by hand, elsewhere."""
-    options = _options(job.name, job.shape, site) | {"output": str(job.log), "no-requeue": ""}
+    options = _options(job.name, job.shape, site, job.directory) | {"output": str(job.log), "no-requeue": ""}
     return render(
         template,
         {
@@ -105,7 +105,7 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
 def train_script(job: TrainJob, site: SiteFile, template: str) -> str:
     """The script of a training job."""
     requeue = site.slurm.requeue and job.chain == 1
-    options = _options(job.name, job.shape, site) | {
+    options = _options(job.name, job.shape, site, job.directory) | {
         "signal": f"TERM@{job.term_lead_s}",
         "requeue" if requeue else "no-requeue": "",
         "dependency": "singleton" if job.chain > 1 else None,
@@ -128,11 +128,10 @@ def train_script(job: TrainJob, site: SiteFile, template: str) -> str:
             "prologue": site.prologue,
             "variables": network_variables(site.network),
             "autotune": _prefixed(site, shlex.join(job.autotune)),
-            "preflight": _prefixed(site, shlex.join([*job.autotune, *job.preflight])),
-            "torchrun": _prefixed(site, " ".join(map(_word, job.torchrun))),
-            "trainer": shlex.join(job.trainer),
+            "preflight": _lines(site.command_prefix, job.autotune, job.preflight),
+            "torchrun": _lines(site.command_prefix, job.torchrun, filled_in=True),
+            "trainer": _lines("", job.trainer),
             "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
-            "node_log": str(job.node_log),
         },
     )
 
@@ -187,7 +186,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _options(name: str, shape: Shape, site: SiteFile) -> dict[str, str | None]:
+def _options(name: str, shape: Shape, site: SiteFile, directory: Path | None) -> dict[str, str | None]:
     """Long options of ``sbatch``; None leaves one out, an empty text gives it without a value."""
     slurm = site.slurm
     memory = {"mem": slurm.mem} if slurm.mem is not None else {"mem-per-cpu": f"{slurm.memory_mib_per_cpu}M"}
@@ -206,6 +205,7 @@ def _options(name: str, shape: Shape, site: SiteFile) -> dict[str, str | None]:
         "cpus-per-task": str(shape.cpus),
         **memory,
         "time": shape.time or slurm.time,
+        "chdir": None if directory is None else str(directory),
     }
 
 
@@ -225,5 +225,17 @@ def _prefixed(site: SiteFile, command: str) -> str:
     return f"{site.command_prefix} {command}".strip()
 
 
-def _word(word: str) -> str:
-    return f'"{word}"' if "$" in word else shlex.quote(word)
+def _lines(prefix: str, *commands: Sequence[str], filled_in: bool = False) -> list[str]:
+    """A command, an option with its value on each line.
+
+    Args:
+        prefix: Comes first, as it is.
+        commands: Words; all of them together are one command.
+        filled_in: Whether words with a ``$`` are for the shell to fill in.
+    """
+    lines: list[list[str]] = [[prefix] if prefix else []]
+    for word in itertools.chain(*commands):
+        if word.startswith("--") and lines[0]:
+            lines.append([])
+        lines[-1].append(f'"{word}"' if filled_in and "$" in word else shlex.quote(word))
+    return [" ".join(line) for line in lines]

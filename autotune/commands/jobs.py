@@ -97,6 +97,7 @@ def submitted(
         command=[site.python or sys.executable, "-m", "autotune", *command_in_job(arguments_of(context))],
         shape=_shape(request, site),
         log=place / f"{request.name}-%j.log",
+        directory=Path.cwd(),
         with_srun=request.with_srun,
         variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
     )

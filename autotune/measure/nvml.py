@@ -69,6 +69,10 @@ class GpuMonitor(Protocol):
         """Processes with a compute context; those of other containers may be hidden."""
         ...
 
+    def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
+        """Whether two GPUs reach each other over NVLink."""
+        ...
+
     def gpm_window(self, uuid: str) -> GpmProbe:
         """Hardware counters over a window (Hopper and later)."""
         ...
@@ -143,6 +147,18 @@ class NvmlMonitor:
         if isinstance(listed, Unavailable):
             return listed
         return tuple(GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory) for process in listed)
+
+    def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
+        """As the driver tells of the pair: through a bridge or a switch, and whether it is up."""
+        if other not in self._handles:
+            return Unavailable(reason=self._absent or f"no readable GPU has the UUID {other}")
+        return self.ask(
+            uuid,
+            lambda nvml, gpu: (
+                nvml.nvmlDeviceGetP2PStatus(gpu, self._handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+                == nvml.NVML_P2P_STATUS_OK
+            ),
+        )
 
     def gpm_window(self, uuid: str) -> GpmProbe:
         """A window of GPU performance monitoring; unavailable before Hopper and on MIG."""
@@ -260,6 +276,8 @@ class FakeGpu:
     samples: Sequence[GpuSample | Unavailable] = (Unavailable(reason="not scripted"),)
     processes: Sequence[tuple[GpuProcess, ...] | Unavailable] = ((),)
     gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
+    nvlinked: Sequence[str] | None = None
+    """UUIDs of the GPUs that it reaches over NVLink; None where nobody can tell."""
 
 
 class FakeGpuMonitor:
@@ -304,6 +322,16 @@ class FakeGpuMonitor:
     def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
         """The next scripted list."""
         return self._next(uuid, "processes", lambda gpu: gpu.processes)
+
+    def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
+        """Whether the script says so."""
+        for one in (uuid, other):
+            if one not in self._script:
+                return Unavailable(reason=f"no readable GPU has the UUID {one}")
+        if self._closed:
+            return Unavailable(reason=_CLOSED)
+        links = self._script[uuid].nvlinked
+        return Unavailable(reason="not scripted") if links is None else other in links
 
     def gpm_window(self, uuid: str) -> GpmProbe:
         """A window that ends in the next scripted value."""

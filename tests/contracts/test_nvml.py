@@ -71,6 +71,7 @@ class SimulatedNvml(ModuleType):
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=42, usedGpuMemory=2 * GIB)],
+            "nvmlDeviceGetP2PStatus": 0,
             "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
             "nvmlGpmSampleGet": None,
             "nvmlGpmSampleAlloc": self._alloc,
@@ -161,6 +162,34 @@ def test_samples_carry_rising_times_and_shares(monitor, uuid, clock):
 
 def test_processes_are_a_tuple_of_ids(monitor, uuid):
     assert all(process.pid > 0 for process in monitor.compute_processes(uuid))
+
+
+def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):
+    one, *others = [gpu.uuid for gpu in monitor.devices()]
+    for other in others or [one]:
+        linked = monitor.nvlinked(one, other)
+        assert isinstance(linked, bool) or linked.reason
+    assert isinstance(monitor.nvlinked(one, "GPU-none"), Unavailable)
+    assert isinstance(monitor.nvlinked("GPU-none", one), Unavailable)
+    monitor.close()
+    assert isinstance(monitor.nvlinked(one, one), Unavailable)
+
+
+@pytest.mark.parametrize(("status", "linked"), [(pynvml.NVML_P2P_STATUS_OK, True), (5, False)])
+def test_nvml_tells_of_each_pair_whether_it_is_linked(status, linked):
+    def two(handle):
+        return f"GPU-{handle}"
+
+    monitor = simulated(
+        None,
+        nvmlDeviceGetCount=2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=two,
+        nvmlDeviceGetP2PStatus=lambda one, other, what: status,
+    )
+    assert monitor.nvlinked("GPU-0", "GPU-1") is linked
+    refused = Failing(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert "Not Supported" in simulated(None, nvmlDeviceGetP2PStatus=refused).nvlinked("GPU-one", "GPU-one").reason
 
 
 def test_gpm_window_spans_start_to_stop_or_says_why_not(monitor, uuid, clock):

@@ -175,10 +175,10 @@ def test_training_goes_on_by_being_requeued_or_by_a_chain():
 
 
 def test_torchruns_own_variables_are_filled_in_and_nothing_else():
-    line = statement(trained(), "    exec ")
+    line = statement(trained(), "    exec apptainer")
     assert '"--rdzv-endpoint=$endpoint"' in line
     assert "--profile 'my p.toml'" in line
-    assert line.strip().startswith("exec apptainer exec --nv image.sif python -m torch.distributed.run")
+    assert " ".join(line.split()).startswith("exec apptainer exec --nv image.sif python -m torch.distributed.run")
 
 
 def test_a_site_may_bring_its_own_template(tmp_path):

@@ -1,0 +1,102 @@
+"""How a start of a training run ended, for the script of its job: by the run's ``exit.json``, and by nothing else."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.errors import TrainerError, TrainingFailed
+from trainer.record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
+from trainer.watch import REQUEUE
+
+PATIENCE_S = 5.0
+"""A file that another node wrote may take a moment to be seen on a network file system."""
+_POLL_S = 0.25
+MOST_FRUITLESS_STARTS = 3
+_KILLED = 70
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What the script is to exit with, and why."""
+
+    code: int
+    words: str
+
+
+def ending_of(run: Path, said_before: str, job_code: int, *, sleep: Callable[[float], None] = time.sleep) -> Ending:
+    """How this start ended.
+
+    Args:
+        run: The run directory.
+        said_before: The text of ``exit.json`` before this start: of an earlier one, which does not count.
+        job_code: What srun returned: torchrun's, which is 1 whatever its ranks return.
+        sleep: Waits.
+    """
+    waited_s = 0.0
+    while _text(run).strip() == said_before.strip():
+        if waited_s >= PATIENCE_S:
+            code = _KILLED if job_code in (0, REQUEUE) else job_code
+            return Ending(
+                code=code,
+                words=f"this start left no word in {run / EXIT_FILE}: it never began to train, or was killed; torchrun "
+                f"gave {job_code}. Its nodes' logs may say why; nothing is started again by itself",
+            )
+        sleep(_POLL_S)
+        waited_s += _POLL_S
+    end = _read(run)
+    if end is None:
+        return Ending(code=_KILLED, words=f"{run / EXIT_FILE} cannot be read; nothing is started again by itself")
+    if end.exit_code == REQUEUE and _fruitless_starts(run, end) >= MOST_FRUITLESS_STARTS:
+        return Ending(
+            code=TrainingFailed.exit_code,
+            words=f"{MOST_FRUITLESS_STARTS} starts in a row ended at step {end.steps} without one more: {end.reason}. "
+            "It is not started again by itself",
+        )
+    return Ending(code=end.exit_code, words=_words(end))
+
+
+def goes_on(run: Path, link: int) -> Ending:
+    """Whether a later job of a chain has anything to do: 75 when it has, else how the run ended.
+
+    Args:
+        run: The run directory.
+        link: Number of the job in its chain, for the message.
+    """
+    end = _read(run)
+    if end is None:
+        return Ending(code=REQUEUE, words=f"job {link} of the chain: the one before it was killed; goes on")
+    if end.requeue:
+        return Ending(code=REQUEUE, words=f"job {link} of the chain: goes on after step {end.steps}")
+    return Ending(code=end.exit_code, words=f"job {link} of the chain: nothing to do: {_words(end)}")
+
+
+def _words(end: RunExit) -> str:
+    goes_on = f"; goes on from {end.checkpoint}" if end.requeue else ""
+    return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{goes_on}"
+
+
+def _fruitless_starts(run: Path, end: RunExit) -> int:
+    """How many starts in a row, this one included, ended where this one did."""
+    earlier = [path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()]
+    count = 1
+    for path in sorted(earlier, key=lambda path: int(path.name), reverse=True):
+        before = _read(path)
+        if before is None or (before.exit_code, before.steps) != (end.exit_code, end.steps):
+            break
+        count += 1
+    return count
+
+
+def _read(run: Path) -> RunExit | None:
+    try:
+        return read_exit(run)
+    except TrainerError:
+        return None
+
+
+def _text(run: Path) -> str:
+    try:
+        return (run / EXIT_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

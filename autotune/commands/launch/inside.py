@@ -1,0 +1,94 @@
+"""``autotune launch preflight``, ``meet``, ``address`` and ``ended``: what the script of a training job calls."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Interface = Annotated[str | None, typer.Option(help="Network interface. Default: the one of the node's name.")]
+
+
+def preflight(
+    *,
+    profile: Annotated[Path, typer.Option(help="The profile that is to be trained from.")],
+    data: Annotated[Path, typer.Option(help="The dataset, as this node sees it.")],
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of this node.")],
+    cpus: Annotated[int, typer.Option(min=1, help="Processors that the job asked for.")],
+    code: Annotated[str, typer.Option(help="Hash of the trainer's sources where the job was submitted.")],
+) -> None:
+    """Hold this node against the profile, the submitting machine's code, and the dataset."""
+    from autotune.cluster.preflight import Expected, describe, problems_of
+    from autotune.errors import ProfileRefused
+    from autotune.measure.host import SystemHost
+    from autotune.measure.nvml import NvmlMonitor
+    from autotune.search.node import look_at_node
+    from autotune.search.profiles import read_profile
+
+    stored = read_profile(profile).profile
+    monitor = NvmlMonitor()
+    try:
+        node = look_at_node(_node_name(), data, SystemHost(), monitor)
+    finally:
+        monitor.close()
+    expected = Expected(
+        ranks=ranks,
+        cpus=cpus,
+        device=stored.train.device,
+        gpu_name=stored.fingerprint.gpu_name,
+        gpu_total_bytes=stored.fingerprint.gpu_total_bytes,
+        code_sha256=code,
+        dataset_hash=stored.fingerprint.dataset_hash,
+    )
+    problems = problems_of(expected, node)
+    if problems:
+        told = "; ".join(f"{one.field} is {one.found}, and should be {one.expected}" for one in problems)
+        raise ProfileRefused(f"{node.name}: {told}", next_step=problems[0].next_step)
+    if node.nvlinked is False:
+        sys.stderr.write(f"warn: {node.name}: its GPUs are not all linked by NVLink: gradients go a slower way\n")
+    print(f"preflight: {describe(node)}")
+
+
+def meet(
+    *,
+    job: Annotated[int, typer.Option(min=0, help="The job's number.")],
+    interface: Interface = None,
+) -> None:
+    """Print where the torchruns of this job are to meet: this node's address, and a free port."""
+    from autotune.cluster.rendezvous import choose_port, is_free, own_address, read_addresses, resolve_own_name
+
+    here = own_address(interface, read_addresses(), resolve_own_name())
+    port, taken = choose_port(job, lambda port: is_free(here, port))
+    if taken:
+        sys.stderr.write(
+            f"meet: port {', '.join(map(str, taken))} of {_node_name()} is taken by somebody else; using {port}\n"
+        )
+    print(f"{here}:{port}")
+
+
+def address(*, interface: Interface = None) -> None:
+    """Print this node's address, as other nodes reach it."""
+    from autotune.cluster.rendezvous import own_address, read_addresses, resolve_own_name
+
+    print(own_address(interface, read_addresses(), resolve_own_name()))
+
+
+def ended(
+    run: Annotated[Path, typer.Argument(help="The run directory.")],
+    *,
+    said_before: Annotated[str, typer.Option(help="What exit.json held before this start.")] = "",
+    job_code: Annotated[int, typer.Option(help="What srun returned.")] = 0,
+    link: Annotated[int | None, typer.Option(help="Number of this job in its chain; asks whether to go on.")] = None,
+) -> None:
+    """Say how this start of a run ended, and exit with its code; with --link, whether there is anything left to do."""
+    from autotune.cluster.ending import ending_of, goes_on
+
+    ending = ending_of(run, said_before, job_code) if link is None else goes_on(run, link)
+    sys.stderr.write(f"launch: {ending.words}\n")
+    raise typer.Exit(ending.code)
+
+
+def _node_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

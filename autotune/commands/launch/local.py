@@ -1,0 +1,47 @@
+"""``autotune launch local``: torchrun on this machine, from a profile."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from autotune.commands.launch.training import DataOption, ProfileOption, RunOption, SetOption, train_request
+
+
+def local(
+    *,
+    profile: ProfileOption,
+    data: DataOption = None,
+    out: RunOption = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes. Default: one for each GPU of the profile; as probed on a CPU.")
+    ] = None,
+    assignments: SetOption = None,
+) -> None:
+    """Train here; the exit code is the run's own, which torchrun does not pass on."""
+    from autotune.cluster.ending import ending_of
+    from autotune.cluster.local import run_child
+    from autotune.cluster.torchrun import torchrun_command
+    from autotune.cluster.training import term_lead_s, trainer_arguments
+    from trainer.record import EXIT_FILE
+
+    request = train_request(profile, data, out, assignments, python=sys.executable, ranks=ranks)
+    command = torchrun_command(
+        request.python,
+        trainer_arguments(request, stage_to=None),
+        ranks=request.ranks,
+        torch_version=request.torch_version,
+        device=request.config.device,
+        shutdown_s=term_lead_s(request),
+    )
+    environment = dict(os.environ)
+    if request.ranks > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # what torchrun would set by itself, with a warning
+    record = request.run / EXIT_FILE
+    said_before = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
+    code = run_child(command, environment)
+    ending = ending_of(request.run, said_before, code)
+    if ending.code:
+        sys.stderr.write(f"launch: {ending.words}\n")
+        raise typer.Exit(ending.code)

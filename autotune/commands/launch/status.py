@@ -1,0 +1,42 @@
+"""``autotune launch status``: how runs and tunings are doing, from any node that sees their files."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def status(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN_OR_REPORT_DIR]...", help="Default: everything under runs/ and reports/."),
+    ] = None,
+    *,
+    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how training runs and tunings are doing; SLURM is asked where it is there."""
+    from autotune.cluster.submit import queued_jobs
+    from autotune.errors import BadInput
+    from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
+    from autotune.show.standing import standings_text
+
+    for place in places or []:
+        if not place.is_dir():
+            raise BadInput(f"{place} is not a directory", next_step="Name a run, or the directory of a report.")
+    jobs = queued_jobs()
+    run_places, report_places = find_standings(list(places or []), runs, reports)
+    of_runs = [standing_of_run(place, jobs) for place in run_places]
+    tunings = [standing_of_tuning(place) for place in report_places]
+    if as_json:
+        told = {
+            "slurm_asked": jobs is not None,
+            "runs": [dataclasses.asdict(one) for one in of_runs],
+            "tunings": [dataclasses.asdict(one) for one in tunings],
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        print(standings_text(of_runs, tunings, asked=jobs is not None))

@@ -1,0 +1,80 @@
+"""What ``launch local`` and ``launch slurm`` share: their options, and the run that they describe."""
+
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.cluster.training import TrainRequest
+
+ProfileOption = Annotated[Path, typer.Option("--profile", help="The profile to train from.")]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
+]
+RunOption = Annotated[
+    Path | None, typer.Option("--out", help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
+]
+
+
+def train_request(
+    profile: Path,
+    data: Path | None,
+    out: Path | None,
+    assignments: Sequence[str] | None,
+    *,
+    python: str,
+    nodes: int = 1,
+    ranks: int | None = None,
+    chain: int = 1,
+    time: str | None = None,
+) -> "TrainRequest":
+    """Read the profile and look at the dataset before anything is started.
+
+    Raises:
+        TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
+    """
+    from autotune.cluster.training import TrainRequest, default_ranks
+    from autotune.errors import MachineLacks, ProfileRefused
+    from autotune.search.profiles import read_profile
+    from trainer.dataset import read_manifest
+    from trainer.resolve import resolve
+    from trainer.sources import code_sha256
+    from trainer.writer import default_run_directory
+
+    stored = read_profile(profile).profile
+    resolved = resolve(profile, assignments=assignments or [], data=data)
+    there = read_manifest(resolved.data_dir).dataset_hash
+    if there != stored.fingerprint.dataset_hash:
+        raise ProfileRefused(
+            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, not "
+            f"{stored.fingerprint.dataset_hash[:12]}",
+            next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
+        )
+    try:
+        torch_version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise MachineLacks("torch is not installed", next_step="Install it: pip install torch") from error
+    run = out or default_run_directory(resolved.config.model.name)
+    return TrainRequest(
+        profile_path=profile,
+        profile=stored,
+        config=resolved.config,
+        data_dir=Path(os.path.normpath(resolved.data_dir)),
+        assignments=list(assignments or []),
+        run=run,
+        nodes=nodes,
+        ranks=ranks or default_ranks(stored),
+        chain=chain,
+        time=time,
+        python=python,
+        torch_version=torch_version,
+        code_sha256=code_sha256(),
+        directory=Path.cwd(),
+    )

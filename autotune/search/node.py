@@ -1,0 +1,43 @@
+"""Looks at the node that this process runs on, for the preflight of a job."""
+
+import itertools
+import os
+from pathlib import Path
+
+from autotune.cluster.preflight import NodeFacts
+from autotune.core.hardware import Unavailable, visible_devices
+from autotune.measure.host import Host
+from autotune.measure.nvml import GpuMonitor
+from trainer.dataset import read_manifest
+from trainer.errors import TrainerError
+from trainer.sources import code_sha256
+
+
+def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:
+    """What this node is, and which code and data it sees."""
+    gpus = visible_devices(monitor.devices(), os.environ)
+    missing: str | None = None
+    dataset: str | None = None
+    try:
+        dataset = read_manifest(data_dir).dataset_hash
+    except TrainerError as error:
+        missing = error.message
+    return NodeFacts(
+        name=name,
+        allotted_cpus=host.facts([]).allotted_cpus,
+        gpu_names=tuple(gpu.name for gpu in gpus),
+        gpu_total_bytes=tuple(gpu.total_bytes for gpu in gpus),
+        nvlinked=_all_linked([gpu.uuid for gpu in gpus], monitor),
+        code_sha256=code_sha256(),
+        dataset_hash=dataset,
+        dataset_place=str(data_dir),
+        dataset_missing=missing,
+    )
+
+
+def _all_linked(uuids: list[str], monitor: GpuMonitor) -> bool | None:
+    answers = [monitor.nvlinked(one, other) for one, other in itertools.combinations(uuids, 2)]
+    known = [answer for answer in answers if not isinstance(answer, Unavailable)]
+    if not all(known):
+        return False
+    return True if known and len(known) == len(answers) else None
