@@ -60,7 +60,7 @@ def data(work) -> Path:
 
 
 def _probe(work: Path) -> dict:
-    arguments = ["probe", "--model", "bert-mini", "--data", "data", "--device", "cpu", "--memory", BUDGET, "--json"]
+    arguments = ["probe", "--model", "bert-mini", "--data", "data", "--device", "cpu", "--memory", BUDGET, "--here", "--json"]
     return json.loads(autotune(*arguments, "--seq-length", "64", "--global-batch-tokens", "1500", cwd=work))["models"][
         0
     ]
@@ -170,6 +170,7 @@ def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
         "cpu",
         "--memory",
         "8MiB",
+        "--here",
         "--out",
         "no.toml",
     ]
@@ -202,6 +203,7 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
         "cpu",
         "--memory",
         "64MiB",
+        "--here",
         "--json",
     ]
     found = json.loads(autotune(*arguments, "--seq-length", "64", cwd=work))["models"][0]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 def command(data: Path) -> list[str]:
     return [
         sys.executable, "-m", "autotune", "probe", "--model", "bert-mini", "--data", str(data), "--device", "cpu",
-        "--memory", "192MiB", "--seq-length", "64", "--max-rows", "64", "--json",
+        "--memory", "192MiB", "--seq-length", "64", "--max-rows", "64", "--here", "--json",
     ]  # fmt: skip
 
 

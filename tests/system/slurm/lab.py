@@ -185,7 +185,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={place}/munge.socket
+AuthInfo=socket={place}/munge.socket,cred_expire=5
 StateSaveLocation={place}/state
 SlurmdSpoolDir={place}/spool/%n
 SlurmctldPidFile={place}/slurmctld.pid
@@ -198,7 +198,7 @@ TaskPluginParam=cores
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,sched_min_interval=0,requeue_delay=1
+SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none

@@ -1,0 +1,54 @@
+import pytest
+
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from tests.autotune.profiles import example_profile
+from trainer.dataset import read_manifest
+from trainer.sources import code_sha256
+
+
+@pytest.fixture
+def preflight(tmp_path, monkeypatch, patterned_dataset):
+    """The command on a node that fits."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    found = example_profile()
+    there = found.fingerprint.model_copy(update={"dataset_hash": read_manifest(patterned_dataset).dataset_hash})
+    (tmp_path / "p.toml").write_text(profile_to_toml(found.model_copy(update={"fingerprint": there})))
+    return ["launch", "preflight", "--profile", str(tmp_path / "p.toml"), "--data", str(patterned_dataset),
+            "--ranks", "1", "--cpus", "1", "--code", code_sha256()]  # fmt: skip
+
+
+def test_a_node_that_fits_says_so_on_one_line(preflight, capsys):
+    assert run(preflight) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("preflight: n7: ")
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"), [("--code", "0" * 64, "code"), ("--data", ".", "dataset"), ("--cpus", "4096", "cpus")]
+)
+def test_a_node_that_does_not_fit_is_refused_by_name(preflight, capsys, option, value, field):
+    preflight[preflight.index(option) + 1] = value
+    assert run(preflight) == 6
+    err = capsys.readouterr().err
+    assert "error: n7: " in err
+    assert field in err
+
+
+def test_an_unknown_interface_is_refused_and_a_node_has_an_address(capsys):
+    assert run(["launch", "address", "--interface", "none9"]) == 5
+    assert "network.interface" in capsys.readouterr().err
+    assert run(["launch", "meet", "--job", "12"]) == 0
+    here, port = capsys.readouterr().out.strip().split(":")
+    assert run(["launch", "address"]) == 0
+    assert capsys.readouterr().out.strip() == here
+    assert 20000 <= int(port) < 30000
+
+
+def test_the_scripts_own_commands_are_not_in_the_way_of_people(capsys):
+    assert run(["launch", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "status" in out
+    assert "preflight" not in out
+    assert "ended" not in out

@@ -1,0 +1,94 @@
+import json
+import subprocess
+
+import pytest
+
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from tests.autotune.profiles import example_profile
+from trainer.dataset import read_manifest
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, patterned_dataset):
+    """A directory with a profile of the dataset, and no SLURM."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AUTOTUNE_SITE", "AUTOTUNE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = example_profile()
+    dataset = read_manifest(patterned_dataset).dataset_hash
+    data = found.train.data.model_copy(update={"dataset_hash": dataset, "path": None})
+    profile = found.model_copy(
+        update={
+            "train": found.train.model_copy(update={"data": data}),
+            "fingerprint": found.fingerprint.model_copy(update={"dataset_hash": dataset}),
+        }
+    )
+    (tmp_path / "p.toml").write_text(profile_to_toml(profile))
+    (tmp_path / "data").symlink_to(patterned_dataset)
+    return tmp_path
+
+
+LAUNCH = ["launch", "slurm", "--profile", "p.toml", "--data", "data", "--out", "runs/one"]
+
+
+def test_a_dry_run_prints_a_script_that_bash_understands_and_writes_nothing(here, capsys):
+    before = sorted(here.rglob("*"))
+    assert run([*LAUNCH, "--nodes", "4", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert "#SBATCH --nodes=4" in script
+    assert f"#SBATCH --chdir={here}" in script
+    assert sorted(here.rglob("*")) == before
+
+
+def test_without_submitting_the_script_lies_beside_the_run_and_the_command_is_told(here, capsys):
+    assert run(LAUNCH) == 0
+    assert "next: sbatch runs/one/train.sbatch" in capsys.readouterr().out
+    assert (here / "runs" / "one" / "train.sbatch").is_file()
+    assert (here / "runs" / "one" / "logs").is_dir()  # SLURM writes there before anything runs
+
+
+def test_submitting_without_slurm_names_the_script(here, capsys):
+    assert run([*LAUNCH, "--submit"]) == 5
+    err = capsys.readouterr().err
+    assert "sbatch is not here" in err
+    assert "runs/one/train.sbatch" in err
+
+
+def test_every_job_of_a_chain_is_submitted_with_its_number(here, capsys, monkeypatch):
+    (here / "bin").mkdir()
+    (here / "bin" / "sbatch").write_text(f'#!/bin/sh\necho "$@" >> {here}/said\nwc -l < {here}/said\n')
+    (here / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here / 'bin'}:/usr/bin:/bin")
+    (here / "site.toml").write_text("[slurm]\nrequeue = false\n")
+    assert run([*LAUNCH, "--chain", "3", "--submit", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == ["1", "2", "3"]
+    assert (here / "said").read_text().split() == [
+        word for link in "123" for word in ("--parsable", "runs/one/train.sbatch", link)
+    ]
+    assert "--dependency=singleton" in (here / "runs" / "one" / "train.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--set", "train.max_step=3"], 3, "max_step"),
+        (["--time", "00:00:30"], 3, "cannot hold"),
+        (["--submit", "--dry-run"], 2, "--dry-run"),
+        (["--data", "."], 3, "not a dataset"),
+        (["--site", "none.toml"], 3, "none.toml"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(here, capsys, arguments, code, words):
+    assert run([*LAUNCH, *arguments]) == code
+    assert words in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_another_dataset_is_refused(here, capsys):
+    text = (here / "p.toml").read_text()
+    (here / "p.toml").write_text(text.replace(read_manifest(here / "data").dataset_hash, "0" * 64))
+    assert run(LAUNCH) == 6
+    assert "is not the dataset of the profile" in capsys.readouterr().err

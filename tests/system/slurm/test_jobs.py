@@ -1,0 +1,294 @@
+"""Jobs in a real SLURM cluster of two nodes on this host, submitted from outside any allocation."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import trainer
+from autotune.cluster.rendezvous import derived_ports, own_address, read_addresses, resolve_own_name
+from tests.conftest import write_dataset
+from tests.system.slurm.lab import NODES, Lab, missing, running_lab
+
+pytestmark = pytest.mark.system
+
+TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "cpu", "--memory", "64MiB",
+         "--seq-length", "64", "--max-rows", "8", "--trial-timeout", "60"]  # fmt: skip
+CPUS = min(2, os.cpu_count() or 1)
+STEPS = 100
+ONE_THREAD = 'prologue = ["export OMP_NUM_THREADS=1"]\n'
+SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_rows=8"]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    if (reason := missing()) is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must be able to start a SLURM cluster: {reason}")
+        pytest.skip(reason)
+    with running_lab() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, patterned_dataset) -> Path:
+    """Where everything is submitted from, with a site file for jobs of two processors."""
+    directory = tmp_path_factory.mktemp("slurm")
+    shutil.copytree(patterned_dataset, directory / "data")
+    (directory / "tiny").mkdir()
+    (directory / "tiny" / "config.json").write_text(json.dumps(TINY))
+    (directory / "site.toml").write_text(f'{ONE_THREAD}[slurm]\ntime = "00:10:00"\ncpus_per_task = {CPUS}\n')
+    return directory
+
+
+@pytest.fixture(scope="module")
+def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command on the login node."""
+
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", *arguments],
+            cwd=work, env=lab.environment, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{lab.logs()}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def probed(autotune) -> subprocess.CompletedProcess[str]:
+    return autotune(*PROBE, "--slurm", "--wait", "--json")
+
+
+@pytest.fixture(scope="module")
+def profile(probed, work) -> Path:
+    return work / "profiles" / "tiny-cpu.toml"
+
+
+def submitted(autotune, *arguments: str) -> dict:
+    return json.loads(autotune("launch", "slurm", "--profile", "profiles/tiny-cpu.toml", *arguments, "--json").stdout)
+
+
+def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
+    """Wait until a run has taken some steps."""
+    record = work / "runs" / name / "steps.jsonl"
+    deadline_s = time.monotonic() + 90
+    while not record.is_file() or record.read_text().count("\n") < steps:
+        assert time.monotonic() < deadline_s, logs_of(work, name) + lab.logs()
+        time.sleep(0.1)
+
+
+def logs_of(work: Path, name: str) -> str:
+    return "\n".join(f"== {path.name}\n{path.read_text()}" for path in (work / "runs" / name / "logs").glob("*"))
+
+
+def test_a_probe_from_outside_any_allocation_yields_the_profile(probed, profile, work, autotune):
+    told = json.loads(probed.stdout)
+    assert told["exit_code"] == 0
+    assert f"job {told['job']}: running on lab" in probed.stderr
+    text = profile.read_text()
+    assert f'slurm_job_id = "{told["job"]}"' in text
+    assert "feasible_max = 8" in text
+    assert "bert" in text
+    tunings = json.loads(autotune("launch", "status", "--json").stdout)["tunings"]
+    assert [Path(one["directory"]).name for one in tunings] == ["tiny-cpu"]
+    assert tunings[0]["trials"] >= 1
+
+
+def test_without_slurm_a_login_node_measures_nothing(autotune, lab):
+    assert "--slurm" in autotune(*PROBE, code=5).stderr
+
+
+def test_slurms_own_words_about_an_unknown_partition_are_passed_on(autotune, lab, work):
+    (work / "wrong.toml").write_text('[slurm]\npartition = "nowhere"\n')
+    refused = autotune(*PROBE, "--slurm", "wrong.toml", code=5).stderr
+    assert "invalid partition specified: nowhere" in refused
+    assert "sbatch reports/jobs/probe-tiny-" in refused
+
+
+@pytest.fixture(scope="module")
+def preempted(lab, work, autotune, profile) -> dict:
+    """A run on two nodes that was told to leave after some steps; the port that follows from its job was taken."""
+    number = int(lab.ask("scontrol", "show", "config").partition("NEXT_JOB_ID")[2].split()[1])
+    with socket.socket() as stranger:
+        stranger.bind((own_address(None, read_addresses(), resolve_own_name()), derived_ports(number)[0]))
+        stranger.listen()
+        told = submitted(autotune, "--nodes", "2", "--out", "runs/two", *SETTINGS, "--submit")
+        assert told["jobs"] == [str(number)]
+        started(lab, work, "two")
+        lab.ask("scancel", "--signal=TERM", str(number))
+        job = lab.wait_for(str(number), "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout_s=90)
+    assert job["JobState"] == "COMPLETED", logs_of(work, "two") + lab.logs()
+    return job
+
+
+def test_a_preempted_job_saves_requeues_itself_and_finishes(preempted, work):
+    assert preempted["Restarts"] == "1"
+    run = work / "runs" / "two"
+    first = json.loads((run / "earlier" / "1" / "exit.json").read_text())
+    last = json.loads((run / "exit.json").read_text())
+    assert (first["exit_code"], first["requeue"]) == (75, True)
+    assert 0 < first["steps"] < STEPS
+    assert (last["exit_code"], last["steps"]) == (0, STEPS)
+    steps = [json.loads(line)["step"] for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, STEPS + 1))
+
+
+def test_two_nodes_train_together_each_with_all_its_processors_and_its_own_log(preempted, work):
+    header = json.loads((work / "runs" / "two" / "run.json").read_text())
+    assert header["world_size"] == 2
+    log = (work / "runs" / "two" / "logs" / f"{preempted['JobId']}.log").read_text()
+    for node in NODES:
+        assert log.count(f"preflight: {node}: {CPUS} CPU") == 2  # before each start
+        assert (work / "runs" / "two" / "logs" / f"{preempted['JobId']}-{node}.log").is_file()
+
+
+def test_a_port_that_is_taken_gives_way_to_the_next_and_it_is_said(preempted, work):
+    taken, following, *_ = derived_ports(int(preempted["JobId"]))
+    log = (work / "runs" / "two" / "logs" / f"{preempted['JobId']}.log").read_text()
+    assert f"port {taken} of lab1 is taken by somebody else; using {following}" in log
+
+
+def test_the_login_node_sees_how_the_run_ended(preempted, autotune):
+    (run,) = json.loads(autotune("launch", "status", "runs/two", "--json").stdout)["runs"]
+    assert (run["state"], run["step"], run["checkpoint"]) == ("finished", STEPS, f"step-{STEPS:09}")
+
+
+def test_the_next_job_of_a_chain_ends_at_once_where_the_run_is_done(preempted, lab, work, autotune):
+    (work / "chained.toml").write_text(
+        f'{ONE_THREAD}[slurm]\ntime = "00:10:00"\ncpus_per_task = {CPUS}\nrequeue = false\n'
+    )
+    told = submitted(autotune, "--out", "runs/two", *SETTINGS, "--site", "chained.toml", "--chain", "2", "--submit")
+    first, second = told["jobs"]
+    assert lab.job(second)["Reason"] == "Dependency"
+    assert lab.wait_for(second, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
+    assert lab.job(first)["JobState"] == "COMPLETED"
+    log = (work / "runs" / "two" / "logs" / f"{second}.log").read_text()
+    assert "nothing to do: the run ended with code 0" in log
+    assert "preflight" not in log
+
+
+def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotune, profile):
+    long = [*SETTINGS[2:], "--set", "train.max_steps=1000000"]
+    (number,) = submitted(autotune, "--out", "runs/cancelled", *long, "--submit")["jobs"]
+    started(lab, work, "cancelled")
+    lab.ask("scancel", number)
+    lab.wait_for(number, "CANCELLED")
+    deadline_s = time.monotonic() + 30
+    while lab.ask("squeue", "--noheader") and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    job = lab.job(number)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(work, "cancelled")
+    assert json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"] == 75
+
+
+def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
+    """Submit a script whose preflight must refuse it; what the log says."""
+    (work / "runs" / "refused" / "logs").mkdir(parents=True, exist_ok=True)
+    (work / "refused.sbatch").write_text(script)
+    number = subprocess.run(
+        ["sbatch", "--parsable", "refused.sbatch"], cwd=work, env=lab.environment, capture_output=True, text=True,
+        check=True,
+    ).stdout.strip()  # fmt: skip
+    job = lab.wait_for(number, "COMPLETED", "FAILED")
+    log = (work / "runs" / "refused" / "logs" / f"{number}.log").read_text()
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "6:0"), log
+    assert not (work / "runs" / "refused" / "run.json").exists()
+    return log
+
+
+def script_of(autotune, *arguments: str) -> str:
+    command = ["launch", "slurm", "--profile", "profiles/tiny-cpu.toml", "--out", "runs/refused", "--nodes", "2"]
+    return autotune(*command, *arguments, "--dry-run").stdout
+
+
+def test_steps_that_are_not_told_their_processors_do_not_get_them(lab, work, autotune, profile):
+    if CPUS < 2:
+        pytest.skip("needs two processors")
+    script = script_of(autotune)
+    kept = f" --cpus-per-task={CPUS} --export"
+    assert script.count(kept) == 1
+    log = refused_by_preflight(lab, work, script.replace(kept, " --export"))
+    assert f"lab1: allotted_cpus is 1, and should be {CPUS}" in log
+    assert "does srun in the script say --cpus-per-task?" in log
+
+
+def as_another_on_lab2(work: Path, body: str) -> Path:
+    """A site whose second node is unlike the first: what runs there goes through a few lines of shell."""
+    wrapper = work / "wrapper.sh"
+    wrapper.write_text(f'#!/bin/sh\nif [ "$SLURMD_NODENAME" = lab2 ]; then\n{body}\nfi\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    site = work / "unlike.toml"
+    site.write_text(f'command_prefix = "{wrapper}"\n[slurm]\ncpus_per_task = {CPUS}\n')
+    return site
+
+
+def test_a_node_with_other_code_is_refused_by_name(lab, work, autotune, profile):
+    shutil.copytree(Path(trainer.__file__).parent, work / "other" / "trainer")
+    with (work / "other" / "trainer" / "words.py").open("w") as file:
+        file.write("# another version\n")
+    site = as_another_on_lab2(work, f"export PYTHONPATH={work / 'other'}")
+    log = refused_by_preflight(lab, work, script_of(autotune, "--site", str(site)))
+    assert "lab2: code is " in log
+    assert "Install the version of this package" in log
+    assert "preflight: lab1: " in log
+
+
+def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile):
+    elsewhere = work / "elsewhere"
+    write_dataset(elsewhere / "data", [[5, 6, 7, 8]] * 20, vocab_size=128)
+    (elsewhere / "profiles").symlink_to(work / "profiles")
+    site = as_another_on_lab2(work, f"cd {elsewhere}")
+    log = refused_by_preflight(lab, work, script_of(autotune, "--site", str(site)))
+    assert "lab2: dataset is " in log
+    assert "autotune data verify" in log
+
+
+def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
+    """A probe that is followed, as soon as it runs; and its job."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", "--wait"],
+        cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if ": running on lab" in line:
+            return process, line.split()[1].rstrip(":")
+    raise AssertionError(lab.logs())
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile):
+    process, number = waiting(lab, work)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"stopped waiting; job {number} goes on" in err
+    assert f"scancel {number}" in err
+    assert lab.job(number)["JobState"] == "RUNNING"
+    lab.ask("scancel", number)
+    lab.wait_for(number, "CANCELLED")
+
+
+def test_a_node_that_dies_ends_the_waiting_with_a_clear_error(lab, work, profile):
+    process, number = waiting(lab, work)
+    node = lab.job(number)["NodeList"]
+    lab.kill_node(node)
+    try:
+        _, err = process.communicate(timeout=90)
+    finally:
+        lab.start_node(node)
+    assert process.returncode == 75, err
+    assert f"job {number} lost {node}: the node died" in err
+    assert "Run the same command again" in err
