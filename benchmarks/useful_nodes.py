@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.network import MIB, Exchange, GradientPart, Network, RankCompute
 from autotune.decide.links import fit_link
 from autotune.decide.network import step_time
 from autotune.decide.scaling import BUCKET_CAPS_BYTES, Load, best, exchanges, useful_nodes
@@ -64,15 +64,17 @@ def observed(simulator: Simulator) -> tuple[Load, Network]:
     ranks = simulator.cluster.ranks_per_node
     most = simulator.most_micro_batch_tokens // ROW_TOKENS
 
-    within = fit_link([(size, simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=ranks)
+    within = None
+    if ranks > 1:
+        within = fit_link([(size, simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=ranks).link
     between = fit_link(
         [(size, simulator.all_reduce_s(size, 2) - simulator.all_reduce_s(size, 1)) for size in SIZES_BYTES], members=2
     )
     network = Network(
         nodes=2,
         ranks_per_node=ranks,
-        between=Link(latency_s=between.latency_s.value, bytes_per_s=between.bytes_per_s.value),
-        within=Link(latency_s=within.latency_s.value, bytes_per_s=within.bytes_per_s.value) if ranks > 1 else None,
+        between=between.link,
+        within=within,
     )
     compute = _compute(simulator, most)
     compute = replace(compute, slowdown_share=_slowdown(simulator, compute, network, most))

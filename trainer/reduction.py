@@ -30,6 +30,9 @@ class GradientTraffic:
         self._device = device
         self._square = torch.zeros((), device=device)
         self._departed: Mark | None = None
+        self.travels = True
+        """False keeps every rank's gradients where they are, and does all else: what a step costs but for the network.
+        Weights then differ from rank to rank; for measurements only."""
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, Mark | None]:
@@ -54,5 +57,9 @@ class GradientTraffic:
             reduced: torch.Tensor = future.value()[0]
             return gradient if reduced is gradient else gradient.copy_(reduced)
 
+        if not self.travels:
+            stayed: torch.futures.Future[Any] = torch.futures.Future()
+            stayed.set_result([travelling])
+            return stayed.then(arrived)
         sent: torch.futures.Future[torch.Tensor] = dist.all_reduce(travelling, async_op=True).get_future().then(arrived)
         return sent

@@ -11,7 +11,8 @@ from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of
 
 if TYPE_CHECKING:
     from autotune.commands.measuring import Bench
-    from autotune.core.profile import Fingerprint, ProbeEvidence, WorkersEvidence
+    from autotune.core.evidence import ProbeEvidence, WorkersEvidence
+    from autotune.core.profile import Fingerprint
     from autotune.search.profiles import StoredProfile
     from autotune.search.workers import Sweep, SweepRequest
     from trainer.dataset import Manifest

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from autotune.core.evidence import Evidence
 from autotune.errors import BadInput
 from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig
 from trainer.errors import BadConfig
@@ -14,8 +15,6 @@ from trainer.schema import Table, canonical_sha256, parse_table
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 HASH_KEY = "content_sha256"
 
 _HEADER = (
@@ -72,154 +71,6 @@ class Provenance(Table):
     slurm_job_id: str | None = None
     ledger_sha256: str
     """Over the keys and outcomes of the trials it rests on."""
-
-
-class CurvePoint(Table):
-    """Throughput at one micro-batch."""
-
-    rows: Positive
-    slot_tokens_per_s: Annotated[float, Field(gt=0)]
-    """All rows full."""
-    step_s: Annotated[float, Field(gt=0)]
-    """Median of the timed optimizer steps, one micro-batch each."""
-    timed_steps: Positive
-    slot_tokens_per_s_low: Annotated[float, Field(gt=0)] | None = None
-    """95 % confidence bounds; None when a single step shows no spread."""
-    slot_tokens_per_s_high: Annotated[float, Field(gt=0)] | None = None
-
-
-class ProbeEvidence(Table):
-    """Which micro-batch fits, and which one is used."""
-
-    feasible_max: Positive
-    """The largest micro-batch, in rows, that ran optimizer steps under the budget."""
-    infeasible_min: Positive | None = None
-    """The smallest that was refused; None when the search met its own upper limit first."""
-    feasible_peak_bytes: Positive
-    predicted_peak_bytes: Positive | None = None
-    """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
-    traced_peak_bytes: Positive | None = None
-    """The same before any trial; None where the model was not traced."""
-    traced_rows: NonNegative | None = None
-    """The largest micro-batch that the trace alone predicted."""
-    traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
-    """Where the trace says that the memory of ``feasible_max`` goes."""
-    parameters: Positive | None = None
-    """Of the model; None where it was not traced."""
-    not_traced: str | None = None
-    """Why there is no trace."""
-    local_ranks: Positive = 1
-    """Ranks that took the steps together, each under the budget."""
-    micro_batches_per_step: Positive = 1
-    """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
-    search_trials: Positive
-    """Trials until both sides were proven; the throughput curve took further ones."""
-    seconds: Annotated[float, Field(ge=0)]
-    """Time of all trials, the curve's included."""
-    mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
-    curve: list[CurvePoint]
-    knee_rows: list[Positive] = Field(default_factory=list)
-    """Between which two sizes the knee of the curve lies, for all that the noise tells."""
-    choice: str
-    """Why ``micro_batch_rows`` is what it is."""
-
-
-class GpuUse(Table):
-    """What the GPUs did in the windows of one count: means over windows and GPUs, shares from 0 to 1."""
-
-    utilisation_share: Share | None = None
-    """Time with a kernel running, by NVML; this is not MFU."""
-    power_w: float | None = None
-    sm_clock_mhz: float | None = None
-    power_capped_share: Share | None = None
-    """Samples at the power cap: how a loaded card operates."""
-    gpm_sm_share: Share | None = None
-    gpm_occupancy_share: Share | None = None
-    gpm_tensor_share: Share | None = None
-    gpm_dram_share: Share | None = None
-    gpm_pcie_rx_bytes_per_s: float | None = None
-
-
-class WorkersRow(Table):
-    """What windows with one number of loader workers say."""
-
-    loader_workers: NonNegative
-    slot_tokens_per_s: list[float]
-    """One figure per window, of all local ranks; padding included, because a step costs the same whatever its rows
-    hold."""
-    ratio_to_ceiling: Annotated[float, Field(gt=0)]
-    """To the same step on batches from memory, windows of the same round against each other."""
-    ratio_low: Annotated[float, Field(gt=0)] | None = None
-    """98 % confidence bounds of that ratio; None where too few windows show a spread."""
-    ratio_high: Annotated[float, Field(gt=0)] | None = None
-    verdict: Literal["proven", "refuted", "open"]
-    """Whether it is enough."""
-    data_wait_share: Share
-    """Median; of the time, that devices waited for data, all local ranks' added up."""
-    memory_bytes: Positive | None = None
-    """Largest; of all local ranks and their workers."""
-    storage_bytes_per_s: NonNegativeFloat | None = None
-    """Median; read from storage rather than from memory."""
-    gpu: GpuUse | None = None
-    """None without a GPU."""
-
-
-class JointChoice(Table):
-    """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
-
-    trials: Positive
-    loader_workers: NonNegative
-    prefetch_batches: Positive
-    pin_memory: bool
-    ratio_to_workers_alone: Annotated[float, Field(gt=0)]
-    ratio_low: Annotated[float, Field(gt=0)] | None = None
-    ratio_high: Annotated[float, Field(gt=0)] | None = None
-    adopted: bool
-    """Whether it was proven to be faster, and is what the profile says."""
-
-
-class WorkersEvidence(Table):
-    """How many loader workers are enough."""
-
-    chosen: NonNegative
-    undecided_between: list[NonNegative] = Field(default_factory=list)
-    """The fewest and the most that it may be; empty when it is decided."""
-    choice: str
-    refusal: str | None = None
-    """What is known of the next smaller count that was measured."""
-    fed: bool
-    """Whether the chosen count keeps the step fed."""
-    ceiling_slot_tokens_per_s: list[float]
-    """The same step on batches that already lie in memory."""
-    rows: list[WorkersRow]
-    joint: JointChoice | None = None
-    local_ranks: Positive
-    max_workers: NonNegative
-    max_workers_because: str
-    consumer: str
-    """What took the batches: the training step, or a replay of one."""
-    window_s: Annotated[float, Field(gt=0)]
-    windows: Positive
-    seconds: Annotated[float, Field(ge=0)]
-    page_cache: Literal["warm", "cold", "as_is"]
-    """Whether the dataset was read into memory first, or put out of it, or neither."""
-    page_cache_share: Share | None = None
-    """Median part of the dataset that lay in memory before a window."""
-    data_filesystem: str | None = None
-    """The type of the file system that the data lies on."""
-    data_on_network: bool = False
-    """Whether that is another machine's, and others use it too."""
-    gpu_source: str
-    """Where the GPU's figures come from, or why there are none."""
-    operating_state: str | None = None
-    """Power, clocks and power cap of the GPU while the step is fed from memory."""
-
-
-class Evidence(Table):
-    """What was measured; a missing part was not."""
-
-    probe: ProbeEvidence | None = None
-    workers: WorkersEvidence | None = None
 
 
 class Profile(Table):

@@ -10,7 +10,7 @@ from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
-JobName = Literal["step", "feed", "matmul", "fault", "trace"]
+JobName = Literal["step", "feed", "matmul", "fault", "trace", "links", "exchange"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,4 +149,73 @@ class FeedFigures:
         return cls(**outcome.figures | {"gpus": gpus})
 
 
-_FIGURES: dict[str, type[StepFigures] | type[FeedFigures]] = {"step": StepFigures, "feed": FeedFigures}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """Figures of a ``links`` job: what messages between ranks took."""
+
+    all: tuple[tuple[int, float], ...]
+    """Bytes and seconds of all-reduces over all ranks; here as below those of the slowest rank."""
+    within: tuple[tuple[int, float], ...]
+    """The same within every node at once; empty where nodes have one rank."""
+    between: tuple[tuple[int, float], ...]
+    """The same over the first ranks of all nodes; empty where there is one node."""
+    neighbours_bytes_per_s: tuple[float, ...]
+    """Each way, of each node with the next, the last one with the first."""
+    products_flops_per_s: tuple[float, ...]
+    """Of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
+    nodes: int
+    ranks_per_node: int
+
+    @classmethod
+    def of(cls, outcome: Measured) -> "LinkFigures":
+        """Read the figures of a measured links trial."""
+        figures = outcome.figures
+        pairs = {name: tuple((int(n), float(s)) for n, s in figures[name]) for name in ("all", "within", "between")}
+        lists = {name: tuple(figures[name]) for name in ("neighbours_bytes_per_s", "products_flops_per_s")}
+        return cls(**figures | pairs | lists)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFigures:
+    """Figures of an ``exchange`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
+
+    step_s: tuple[float, ...]
+    """Of each step, of the slowest rank."""
+    update_s: float
+    communication_s: float | None
+    """Median wait for gradients after the last ones had left; None where nobody can tell."""
+    compute_s_by_rank: tuple[tuple[float, ...], ...]
+    """Forward and backward of each step, without waiting for other ranks; empty where nobody can tell."""
+    forward_share: float | None
+    """Of forward and backward."""
+    gradients: tuple[tuple[int, float], ...]
+    """Elements of each gradient, and after which part of backward it was there, in that order."""
+    micro_batches: int
+    rows: int
+    """Of a micro-batch of a rank."""
+    real_tokens_per_step: float
+    """Of all ranks."""
+    peak_bytes: int | None
+    """Highest growth of a rank's memory; None where it cannot be told."""
+
+    @classmethod
+    def of(cls, outcome: Measured) -> "ExchangeFigures":
+        """Read the figures of a measured exchange trial."""
+        figures = outcome.figures
+        return cls(
+            **figures
+            | {
+                "step_s": tuple(figures["step_s"]),
+                "compute_s_by_rank": tuple(tuple(rank) for rank in figures["compute_s_by_rank"]),
+                "gradients": tuple((int(n), float(at)) for n, at in figures["gradients"]),
+            }
+        )
+
+
+Figures = StepFigures | FeedFigures | LinkFigures | ExchangeFigures
+_FIGURES: dict[str, type[Figures]] = {
+    "step": StepFigures,
+    "feed": FeedFigures,
+    "links": LinkFigures,
+    "exchange": ExchangeFigures,
+}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.profile import CurvePoint
+from autotune.core.evidence import CurvePoint
 from autotune.errors import BadInput
 
 KNEE_SHARE = 0.98

@@ -1,6 +1,5 @@
 """What a link does, from all-reduces of many sizes: latency and bandwidth with intervals, and who is slow."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,56 +39,52 @@ class LinkFit:
 def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
     """Fit latency and bandwidth to all-reduces of a ring of so many.
 
-    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B, by least squares of relative errors, so that small messages count as much as large ones;
-    neither is below nothing. Intervals are those of sizes and repeats drawn anew.
+    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B, through each size's median, by least squares of relative
+    errors, so that small messages count as much as large ones; neither is below nothing. Intervals are those of repeats
+    drawn anew, size by size.
 
     Args:
         times: Bytes and seconds, one pair for each repeat.
         members: Ranks of one node, or nodes with one rank each; two at least.
 
     Raises:
-        ValueError: If there is only one size, so that no line can be told.
+        ValueError: If there are fewer than two members or sizes: no line can be told.
     """
-    sizes = np.array([size for size, _ in times], dtype=np.float64)
-    seconds = np.array([second for _, second in times])
-    if len(set(sizes.tolist())) < 2:
-        raise ValueError("one size tells no line")
-    if members < 2:
-        return LinkFit(
-            latency_s=Interval(value=0.0, low=None, high=None),
-            bytes_per_s=Interval(value=math.inf, low=None, high=None),
-            members=members,
-            worst_error_share=0.0,
-        )
-    hops = 2 * (members - 1)
+    by_size: dict[float, list[float]] = {}
+    for size, second in times:
+        by_size.setdefault(size, []).append(second)
+    if len(by_size) < 2 or members < 2:
+        raise ValueError(f"{len(by_size)} sizes and {members} members tell no line")
+    sizes = np.array(sorted(by_size), dtype=np.float64)
+    medians = np.array([statistics.median(by_size[size]) for size in sizes])
     draw = np.random.default_rng(len(times))
-    found = [_line(sizes, seconds)]
+    found = [_line(sizes, medians)]
     for _ in range(RESAMPLES):
-        chosen = draw.integers(0, len(sizes), len(sizes))
-        if len(np.unique(sizes[chosen])) > 1:
-            found.append(_line(sizes[chosen], seconds[chosen]))
+        again = [float(np.median(draw.choice(by_size[size], len(by_size[size])))) for size in sizes]
+        found.append(_line(sizes, np.array(again)))
     lines = np.array(found)
-    intercept, slope = lines[0]
-    fitted = intercept + slope * sizes
-    medians = {size: statistics.median(seconds[sizes == size]) for size in set(sizes.tolist())}
-    errors = [abs(fitted[sizes == size][0] / median - 1) for size, median in medians.items()]
+    hops = 2 * (members - 1)
+    fitted = lines[0, 0] + lines[0, 1] * sizes
     # One hop carries 1/k of the bytes.
     return LinkFit(
         latency_s=_interval(lines[:, 0] / hops),
         bytes_per_s=_interval(hops / members / np.maximum(lines[:, 1], 1e-30)),
         members=members,
-        worst_error_share=float(max(errors)),
+        worst_error_share=float(np.abs(fitted / medians - 1).max()),
     )
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
+    """Intercept and slope of the line of least relative errors, neither below 0."""
     weights = 1 / seconds
-    (a, b), *_ = np.linalg.lstsq(np.stack([weights, sizes * weights], axis=1), np.ones(len(sizes)), rcond=None)
-    if a < 0:  # bandwidth alone
+    (intercept, slope), *_ = np.linalg.lstsq(
+        np.stack([weights, sizes * weights], axis=1), np.ones(len(sizes)), rcond=None
+    )
+    if intercept < 0:  # bandwidth alone
         return 0.0, float((sizes * weights).sum() / ((sizes * weights) ** 2).sum())
-    if b < 0:
+    if slope < 0:
         return float(weights.sum() / (weights**2).sum()), 0.0
-    return float(a), float(b)
+    return float(intercept), float(slope)
 
 
 def _interval(values: Array) -> Interval:

@@ -1,7 +1,8 @@
 """How long an optimizer step takes when gradients travel, from what links and ranks were measured to do.
 
 Formulas, predicted until a run says otherwise. Sources: ring all-reduce and its (k - 1)/k, Patarasuk and Yuan 2009;
-latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch Distributed), sections 3 and 4.
+latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al. 2020 (PyTorch Distributed), sections
+3 and 4.
 """
 
 import math

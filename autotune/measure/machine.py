@@ -20,7 +20,7 @@ from autotune.errors import BadInput, InternalError, MachineLacks
 _REFUSALS_IN_LOG = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "Thread creation failed")
 
 
-_SERVER_ENVIRONMENT = {
+ENVIRONMENT = {
     # Models are built from scratch: nothing is to be looked up on a network.
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -28,6 +28,7 @@ _SERVER_ENVIRONMENT = {
     # would make CUDA unusable in every process that is forked afterwards.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+"""Of every process that runs trials."""
 
 
 class Machine(Protocol):
@@ -126,7 +127,7 @@ class ForkServerMachine:
                 text=True,
                 # Ctrl-C is for this process, which then closes the server; the trial ends with it.
                 start_new_session=True,
-                env=os.environ | _SERVER_ENVIRONMENT,
+                env=os.environ | ENVIRONMENT,
             )
         self.versions = self._read(self._server)
         return self._server

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.profile import JointChoice
+from autotune.core.evidence import JointChoice
 from autotune.decide.resampling import paired_ratio
 from autotune.decide.statistics import Interval
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice

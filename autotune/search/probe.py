@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.core.evidence import CurvePoint
 from autotune.core.outcome import Crashed, Measured, Outcome, OutOfMemory, describe
-from autotune.core.profile import CurvePoint
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import curve_rows, rows_with_headroom

@@ -5,17 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import __version__
-from autotune.core.profile import (
-    Constraints,
-    Evidence,
-    Fingerprint,
-    ProbeEvidence,
-    Profile,
-    Provenance,
-    WorkersEvidence,
-    profile_from_tables,
-    profile_to_toml,
-)
+from autotune.core.evidence import Evidence, ProbeEvidence, WorkersEvidence
+from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.probe import ProbeRequest, ProbeResult

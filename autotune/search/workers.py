@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autotune.core.evidence import GpuUse, WorkersEvidence, WorkersRow
 from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, Outcome, describe
-from autotune.core.profile import GpuUse, WorkersEvidence, WorkersRow
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.core.evidence import ProbeEvidence
 from autotune.core.outcome import Measured, describe
-from autotune.core.profile import ProbeEvidence, Profile
+from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.profile import ProbeEvidence, Profile, WorkersEvidence
+from autotune.core.evidence import ProbeEvidence, WorkersEvidence
+from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show import workers as workers_table

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.core.profile import WorkersEvidence, WorkersRow
+from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.workers import ENOUGH_SHARE
 from autotune.show.tables import text_table

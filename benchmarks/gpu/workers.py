@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.core.profile import WorkersEvidence
+from autotune.core.evidence import WorkersEvidence
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock

@@ -1,16 +1,7 @@
 """A complete profile for tests."""
 
-from autotune.core.profile import (
-    Constraints,
-    CurvePoint,
-    Evidence,
-    Fingerprint,
-    ProbeEvidence,
-    Profile,
-    Provenance,
-    WorkersEvidence,
-    WorkersRow,
-)
+from autotune.core.evidence import CurvePoint, Evidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(

@@ -6,6 +6,7 @@ import re
 import resource
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Bro
 
 
 def run_job(job: str, measured: dict[str, Any], place: dict[str, Any], result_file: Path) -> bool:
+    """Run a job and write how it ended, as ``account`` does."""
+
+    def run() -> dict[str, Any]:
+        if job not in JOBS:
+            raise ValueError(f"unknown job {job!r}")
+        figures: dict[str, Any] = importlib.import_module(f"autotune.measure.jobs.{job}").run(measured, place)
+        return figures
+
+    return account(run, result_file)
+
+
+def account(job: Callable[[], dict[str, Any]], result_file: Path) -> bool:
     """Run a job and write how it ended: ``status``, what belongs to it, and ``ended_s`` on the monotonic clock.
 
     Returns:
@@ -34,10 +47,7 @@ def run_job(job: str, measured: dict[str, Any], place: dict[str, Any], result_fi
     """
     result: dict[str, Any]
     try:
-        if job not in JOBS:
-            raise ValueError(f"unknown job {job!r}")
-        figures = importlib.import_module(f"autotune.measure.jobs.{job}").run(measured, place)
-        result = {"status": "measured", "figures": figures}
+        result = {"status": "measured", "figures": job()}
         _lift_limit()
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()

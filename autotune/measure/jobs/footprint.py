@@ -1,10 +1,16 @@
 """What a rank and its loader workers take of the host: memory, and reads from storage."""
 
 import contextlib
+import gc
+import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+import torch
+
+from trainer.parallel import Ranks
 
 _UNREADABLE = (psutil.Error, AttributeError, OSError, RuntimeError, ValueError)
 """What psutil raises where /proc is missing, hidden or blank."""
@@ -35,3 +41,38 @@ def _family() -> Iterator[psutil.Process]:
     me = psutil.Process(os.getpid())
     yield me
     yield from me.children(recursive=True)
+
+
+class Memory:
+    """The highest growth of memory from its creation on: the allocator's on a GPU, resident pages on a CPU.
+
+    Args:
+        ranks: All of them; they take part in everything.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._before_bytes: int | None = None
+        gc.collect()
+        if ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(ranks.device)
+            self._before_bytes = torch.cuda.memory_reserved(ranks.device)
+            return
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            self._before_bytes = psutil.Process().memory_info().rss
+
+    def peak_bytes(self) -> int | None:
+        """Of the rank that needs most; None where the kernel does not tell."""
+        own = math.nan
+        if self._before_bytes is not None:
+            own = max(0, self._highest_bytes() - self._before_bytes)
+        most = self._ranks.max(own, 1.0 if math.isnan(own) else 0.0)
+        return None if most[1] else round(most[0])
+
+    def _highest_bytes(self) -> int:
+        if self._ranks.device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self._ranks.device)
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.profile import CurvePoint
+from autotune.core.evidence import CurvePoint
 from autotune.decide.choose import (
     choose_micro_batch,
     curve_rows,

@@ -3,7 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.core.profile import Evidence, JointChoice, Profile, WorkersEvidence, profile_to_toml
+from autotune.core.evidence import Evidence, JointChoice, WorkersEvidence
+from autotune.core.profile import Profile, profile_to_toml
 from autotune.errors import ProfileRefused
 from autotune.search.profiles import probed_here, read_profile, with_workers, with_workers_of, write_profile
 from tests.autotune.profiles import example_profile

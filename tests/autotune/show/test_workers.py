@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.profile import GpuUse, JointChoice, WorkersEvidence
+from autotune.core.evidence import GpuUse, JointChoice, WorkersEvidence
 from autotune.show.report import ReportedProfile, report_markdown
 from autotune.show.workers import chosen_loader, gpu_rows, workers_cells, workers_lines, workers_text
 from tests.autotune.profiles import example_profile

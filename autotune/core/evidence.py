@@ -1,0 +1,282 @@
+"""The evidence of a profile: what was measured for each decision, as tables of the profile."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autotune.core.network import Scope
+from trainer.config import GradientDtype, Strategy
+from trainer.schema import Table
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class CurvePoint(Table):
+    """Throughput at one micro-batch."""
+
+    rows: Positive
+    slot_tokens_per_s: Annotated[float, Field(gt=0)]
+    """All rows full."""
+    step_s: Annotated[float, Field(gt=0)]
+    """Median of the timed optimizer steps, one micro-batch each."""
+    timed_steps: Positive
+    slot_tokens_per_s_low: Annotated[float, Field(gt=0)] | None = None
+    """95 % confidence bounds; None when a single step shows no spread."""
+    slot_tokens_per_s_high: Annotated[float, Field(gt=0)] | None = None
+
+
+class ProbeEvidence(Table):
+    """Which micro-batch fits, and which one is used."""
+
+    feasible_max: Positive
+    """The largest micro-batch, in rows, that ran optimizer steps under the budget."""
+    infeasible_min: Positive | None = None
+    """The smallest that was refused; None when the search met its own upper limit first."""
+    feasible_peak_bytes: Positive
+    predicted_peak_bytes: Positive | None = None
+    """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
+    traced_peak_bytes: Positive | None = None
+    """The same before any trial; None where the model was not traced."""
+    traced_rows: NonNegative | None = None
+    """The largest micro-batch that the trace alone predicted."""
+    traced_terms_bytes: dict[str, int] = Field(default_factory=dict)
+    """Where the trace says that the memory of ``feasible_max`` goes."""
+    parameters: Positive | None = None
+    """Of the model; None where it was not traced."""
+    not_traced: str | None = None
+    """Why there is no trace."""
+    local_ranks: Positive = 1
+    """Ranks that took the steps together, each under the budget."""
+    micro_batches_per_step: Positive = 1
+    """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
+    search_trials: Positive
+    """Trials until both sides were proven; the throughput curve took further ones."""
+    seconds: Annotated[float, Field(ge=0)]
+    """Time of all trials, the curve's included."""
+    mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
+    curve: list[CurvePoint]
+    knee_rows: list[Positive] = Field(default_factory=list)
+    """Between which two sizes the knee of the curve lies, for all that the noise tells."""
+    choice: str
+    """Why ``micro_batch_rows`` is what it is."""
+
+
+class GpuUse(Table):
+    """What the GPUs did in the windows of one count: means over windows and GPUs, shares from 0 to 1."""
+
+    utilisation_share: Share | None = None
+    """Time with a kernel running, by NVML; this is not MFU."""
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    power_capped_share: Share | None = None
+    """Samples at the power cap: how a loaded card operates."""
+    gpm_sm_share: Share | None = None
+    gpm_occupancy_share: Share | None = None
+    gpm_tensor_share: Share | None = None
+    gpm_dram_share: Share | None = None
+    gpm_pcie_rx_bytes_per_s: float | None = None
+
+
+class WorkersRow(Table):
+    """What windows with one number of loader workers say."""
+
+    loader_workers: NonNegative
+    slot_tokens_per_s: list[float]
+    """One figure per window, of all local ranks; padding included, because a step costs the same whatever its rows
+    hold."""
+    ratio_to_ceiling: Annotated[float, Field(gt=0)]
+    """To the same step on batches from memory, windows of the same round against each other."""
+    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    """98 % confidence bounds of that ratio; None where too few windows show a spread."""
+    ratio_high: Annotated[float, Field(gt=0)] | None = None
+    verdict: Literal["proven", "refuted", "open"]
+    """Whether it is enough."""
+    data_wait_share: Share
+    """Median; of the time, that devices waited for data, all local ranks' added up."""
+    memory_bytes: Positive | None = None
+    """Largest; of all local ranks and their workers."""
+    storage_bytes_per_s: NonNegativeFloat | None = None
+    """Median; read from storage rather than from memory."""
+    gpu: GpuUse | None = None
+    """None without a GPU."""
+
+
+class JointChoice(Table):
+    """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
+
+    trials: Positive
+    loader_workers: NonNegative
+    prefetch_batches: Positive
+    pin_memory: bool
+    ratio_to_workers_alone: Annotated[float, Field(gt=0)]
+    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    ratio_high: Annotated[float, Field(gt=0)] | None = None
+    adopted: bool
+    """Whether it was proven to be faster, and is what the profile says."""
+
+
+class WorkersEvidence(Table):
+    """How many loader workers are enough."""
+
+    chosen: NonNegative
+    undecided_between: list[NonNegative] = Field(default_factory=list)
+    """The fewest and the most that it may be; empty when it is decided."""
+    choice: str
+    refusal: str | None = None
+    """What is known of the next smaller count that was measured."""
+    fed: bool
+    """Whether the chosen count keeps the step fed."""
+    ceiling_slot_tokens_per_s: list[float]
+    """The same step on batches that already lie in memory."""
+    rows: list[WorkersRow]
+    joint: JointChoice | None = None
+    local_ranks: Positive
+    max_workers: NonNegative
+    max_workers_because: str
+    consumer: str
+    """What took the batches: the training step, or a replay of one."""
+    window_s: Annotated[float, Field(gt=0)]
+    windows: Positive
+    seconds: Annotated[float, Field(ge=0)]
+    page_cache: Literal["warm", "cold", "as_is"]
+    """Whether the dataset was read into memory first, or put out of it, or neither."""
+    page_cache_share: Share | None = None
+    """Median part of the dataset that lay in memory before a window."""
+    data_filesystem: str | None = None
+    """The type of the file system that the data lies on."""
+    data_on_network: bool = False
+    """Whether that is another machine's, and others use it too."""
+    gpu_source: str
+    """Where the GPU's figures come from, or why there are none."""
+    operating_state: str | None = None
+    """Power, clocks and power cap of the GPU while the step is fed from memory."""
+
+
+class LinkEvidence(Table):
+    """A kind of link, from all-reduces of many sizes; bounds are of 98 % confidence."""
+
+    scope: Scope
+    members: Annotated[int, Field(ge=2)]
+    """Ranks of a node, or nodes, that took part."""
+    latency_s: NonNegativeFloat
+    """Of one hop."""
+    latency_s_low: NonNegativeFloat | None = None
+    latency_s_high: NonNegativeFloat | None = None
+    bytes_per_s: Annotated[float, Field(gt=0)]
+    """Each way."""
+    bytes_per_s_low: NonNegativeFloat | None = None
+    bytes_per_s_high: NonNegativeFloat | None = None
+    worst_error_share: NonNegativeFloat
+    """Of the straight line at any size."""
+
+
+class ComputeEvidence(Table):
+    """What a step costs a rank while all ranks compute and no gradient travels."""
+
+    rows: Positive
+    micro_batch_s: Annotated[float, Field(gt=0)]
+    """Forward and backward of a micro-batch of so many rows."""
+    fixed_s: NonNegativeFloat
+    """Part of it that does not grow with the rows."""
+    update_s: NonNegativeFloat
+    forward_share: Annotated[float, Field(gt=0, lt=1)]
+    jitter_share: NonNegativeFloat
+    """Standard deviation of one rank's time."""
+    slowdown_share: Share
+    """What computing loses while gradients travel."""
+    gradient_elements: list[Positive]
+    """Of gradients in the order in which they are ready, small ones together."""
+    gradient_ready_shares: list[Share]
+    """After which part of backward each is."""
+
+
+class ExchangeRow(Table):
+    """One way to exchange gradients: what it was predicted to take, and took."""
+
+    strategy: Strategy
+    shard_ranks: Positive | None = None
+    gradient_dtype: GradientDtype
+    bucket_cap_mib: Positive
+    micro_batches: Positive
+    rows: Positive
+    """Of a micro-batch."""
+    predicted_step_s: Annotated[float, Field(gt=0)] | None = None
+    """Before it was measured."""
+    step_s: Annotated[float, Field(gt=0)] | None = None
+    """Median; None where it did not run."""
+    steps: NonNegative
+    real_tokens_per_s: NonNegativeFloat | None = None
+    compute_share: Share | None = None
+    communication_share: Share | None = None
+    """Of the step, in which ranks waited for gradients or weights."""
+    peak_bytes: Positive | None = None
+    outcome: str
+    """What became of it."""
+
+
+class ScalingRow(Table):
+    """Training the same global batch on so many nodes."""
+
+    nodes: Positive
+    strategy: Strategy
+    gradient_dtype: GradientDtype
+    bucket_cap_mib: Positive
+    micro_batches: Positive
+    rows: Positive
+    step_s: Annotated[float, Field(gt=0)]
+    real_tokens_per_s: Annotated[float, Field(gt=0)]
+    efficiency: Annotated[float, Field(gt=0)]
+    """Against as many times one node."""
+    efficiency_low: NonNegativeFloat | None = None
+    efficiency_high: NonNegativeFloat | None = None
+    """From the intervals of the links."""
+    limit: str
+    """What costs most beside computing."""
+    exposed_share: Share
+    """Part of the step that waits for the network."""
+    measured: bool
+    """Whether it ran, or is predicted."""
+
+
+class NetworkEvidence(Table):
+    """How ranks reach each other, what that costs a step, and how many nodes are useful."""
+
+    nodes: Positive
+    """Measured on."""
+    ranks_per_node: Positive
+    backend: str
+    interface: str | None = None
+    interface_bytes_per_s: Positive | None = None
+    """What the interface says of itself."""
+    transport: str
+    """What carries the messages, or why that is not known."""
+    links: list[LinkEvidence]
+    warnings: list[str] = Field(default_factory=list)
+    """Slow links, slow ranks, an interface that does not reach its speed."""
+    products_flops_per_s: list[NonNegativeFloat]
+    """Of each rank while all multiply matrices."""
+    compute: ComputeEvidence | None = None
+    """None where no training step was measured."""
+    exchanges: list[ExchangeRow] = Field(default_factory=list)
+    scaling: list[ScalingRow] = Field(default_factory=list)
+    useful_nodes: Positive | None = None
+    """The largest number of at least 90 % efficiency at this global batch; predicted."""
+    levers: list[str] = Field(default_factory=list)
+    """What would make more nodes useful."""
+    choice: str
+    """Why gradients are exchanged as the profile says."""
+    equal_loss: str | None = None
+    """What a check of 16-bit gradients against 32-bit ones found; None where there was none."""
+    windows: NonNegative
+    seconds: NonNegativeFloat
+
+
+class Evidence(Table):
+    """What was measured; a missing part was not."""
+
+    probe: ProbeEvidence | None = None
+    workers: WorkersEvidence | None = None
+    network: NetworkEvidence | None = None

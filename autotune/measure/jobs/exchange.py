@@ -1,0 +1,167 @@
+"""The ``exchange`` job: training steps of all ranks, with and without gradients that travel."""
+
+import itertools
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.measure.jobs.footprint import Memory
+from trainer.batch import in_rows, make_plan
+from trainer.build import build_training
+from trainer.config import TrainConfig, accumulation_steps
+from trainer.dataset import TokenDataset
+from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.parallel import Ranks
+from trainer.schedule import learning_rate
+from trainer.schema import parse_table
+from trainer.step import StepResult
+from trainer.stopwatch import Mark, mark
+
+CACHED_BATCHES = 16
+WARM_UP_STEPS = 2
+
+
+def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Train on the dataset's own rows, from memory, for so many steps.
+
+    Args:
+        measured: ``config`` (a trainer configuration with the exchange to try), ``steps``, and ``travels``: whether
+            gradients do, or stay where they are while all else is done (DDP and ZeRO-1 only).
+        place: ``data_dir``, the dataset's directory.
+        ranks: All of them.
+
+    Returns:
+        The fields of ``ExchangeFigures``, the same from every rank.
+    """
+    dataset = TokenDataset.open(Path(place["data_dir"]))
+    config = in_rows(parse_table(TrainConfig, measured["config"], where="trial"), dataset)
+    memory = Memory(ranks)
+    manifest = dataset.manifest
+    training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
+    traffic = training.shared.traffic
+    if not measured["travels"]:
+        if traffic is None:
+            raise ValueError(f"gradients of {config.parallel.strategy} cannot stay where they are")
+        traffic.travels = False
+    batches = _batches(dataset, config, ranks)
+    each = accumulation_steps(config, ranks.world_size)
+    training.step.rehearse(next(batches))
+    passes = _Passes(training.shared.module, ranks) if traffic is not None else None
+    results, tokens, owns = [], [], []
+    for number in range(WARM_UP_STEPS + measured["steps"]):
+        taken = list(itertools.islice(batches, each))
+        results.append(training.step.run(taken, learning_rate(config, number)))
+        tokens.append(sum(batch.real_tokens for batch in taken))
+        # As in training, the host is one step ahead of the device, no further.
+        (results[-2] if number else results[-1]).updated.wait()
+        if passes is not None:
+            owns.append(passes.take())
+    results[-1].updated.wait()
+    dataset.close()
+    return {
+        **_of_steps(results[WARM_UP_STEPS - 1 :], ranks),
+        **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
+        "micro_batches": each,
+        "rows": config.micro_batch_rows,
+        "real_tokens_per_step": ranks.sum(sum(tokens[WARM_UP_STEPS:]) / measured["steps"])[0],
+        "peak_bytes": memory.peak_bytes(),
+    }
+
+
+def _batches(dataset: TokenDataset, config: TrainConfig, ranks: Ranks) -> Iterator[MicroBatch]:
+    plan = make_plan(config, len(dataset), world_size=ranks.world_size)
+    source = MicroBatchSource(dataset, config, plan)
+    plans = micro_batch_plans(dataset, config, plan, rank=ranks.rank)
+    return itertools.cycle([source.__getitems__(next(plans)) for _ in range(CACHED_BATCHES)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """The last micro-batch of a step."""
+
+    began: Mark
+    turned: Mark
+    """Between forward and backward."""
+    ready: tuple[tuple[int, Mark], ...]
+    """Elements of each gradient, and when it was there."""
+
+
+class _Passes:
+    """Listens to forward and backward.
+
+    Args:
+        module: As it is called in a step.
+        ranks: Of the device.
+    """
+
+    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
+        self._device = ranks.device
+        self._began = self._turned = mark(ranks.device)
+        self._ready: list[tuple[int, Mark]] = []
+        module.register_forward_pre_hook(self._begin)
+        module.register_forward_hook(self._turn)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._note)
+
+    def take(self) -> _Pass:
+        """The last micro-batch's."""
+        return _Pass(began=self._began, turned=self._turned, ready=tuple(self._ready))
+
+    def _begin(self, *_: object) -> None:
+        self._began, self._ready = mark(self._device), []
+
+    def _turn(self, *_: object) -> None:
+        self._turned = mark(self._device)
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        self._ready.append((parameter.numel(), mark(self._device)))
+
+
+def _of_steps(results: list[StepResult], ranks: Ranks) -> dict[str, Any]:
+    """What steps took, of the slowest rank each; the first result only says when the next step began."""
+    each = [after.updated.seconds_since(before.updated) for before, after in itertools.pairwise(results)]
+    updates = [result.updated.seconds_since(result.reduced) for result in results[1:]]
+    exposed = [result.reduced.seconds_since(result.departed) for result in results[1:] if result.departed is not None]
+    return {
+        "step_s": ranks.max(*each),
+        "update_s": ranks.max(statistics.median(updates))[0],
+        "communication_s": ranks.max(statistics.median(exposed))[0] if exposed else None,
+    }
+
+
+def _of_passes(results: list[StepResult], passes: list[_Pass], ranks: Ranks) -> dict[str, Any]:
+    """What ranks computed, without waiting for each other; nothing where nobody could listen."""
+    if not passes:
+        return {"compute_s_by_rank": [], "forward_share": None, "gradients": []}
+    computed = [
+        result.asked.seconds_since(result.began) + one.ready[-1][1].seconds_since(result.counted)
+        for result, one in zip(results, passes, strict=True)
+    ]
+    # A number for each step of each rank: how much ranks differ, and how much steps do.
+    by_rank = [ranks.each(seconds) for seconds in computed]
+    middle = passes[0]
+    forwards = [one.turned.seconds_since(one.began) for one in passes]
+    backwards = [one.ready[-1][1].seconds_since(one.turned) for one in passes]
+    forward, backward = ranks.sum(statistics.median(forwards), statistics.median(backwards))
+    # Of the first rank, so that all say the same; means over steps, as a single backward may have been held up.
+    shares = [
+        statistics.fmean(
+            one.ready[number][1].seconds_since(one.turned) / one.ready[-1][1].seconds_since(one.turned)
+            for one in passes
+        )
+        for number in range(len(middle.ready))
+    ]
+    return {
+        "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],
+        "forward_share": forward / (forward + backward),
+        "gradients": [
+            [elements, min(1.0, max(0.0, ranks.tell_number(share)))]
+            for (elements, _), share in zip(middle.ready, shares, strict=True)
+        ],
+    }

@@ -1,0 +1,93 @@
+"""Ranks that measure together: they join once, then run one trial after the other, as the first of them is told.
+
+``torchrun -m autotune.measure.jobs.together DIRECTORY DEVICE``. Request N lies in ``DIRECTORY/N/trial.json``; each rank
+writes how it ended to ``rank-R.json`` beside it. A rank that fails ends, and torchrun ends the others.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.measure.jobs.child import account
+from trainer.config import TrainConfig
+from trainer.parallel import Ranks, join_ranks, leave_ranks
+
+JOBS = frozenset({"links", "exchange"})
+END = "end"
+POLL_S = 0.01
+JOINED_FILE = "joined.json"
+ORPHANED_S = 5.0
+
+
+def serve(directory: Path, device: str) -> int:
+    """Join, and take trials until there are no more; gives the exit code."""
+    ranks = join_ranks(_joining(device))
+    if ranks.leads:
+        written(directory / JOINED_FILE, {"world_size": ranks.world_size, "local_world_size": ranks.local_world_size})
+    number = 0
+    while True:
+        told = ranks.tell(_next(directory, number, os.getppid()) if ranks.leads else "")
+        if told == END:
+            leave_ranks(together=True)
+            return 0
+        if not _take(json.loads(told), directory / str(number), ranks):
+            return 1
+        number += 1
+
+
+def _joining(device: str) -> TrainConfig:
+    """As much of a configuration as joining needs."""
+    return TrainConfig.model_validate(
+        {
+            "model": {"name": "none", "config": {"model_type": "none"}},
+            "device": device,
+            "micro_batch_rows": 1,
+            "global_batch_rows": 1,
+            "parallel": {"timeout_s": 86400.0},  # whoever asks decides how long a trial may take
+        }
+    )
+
+
+def _next(directory: Path, number: int, parent: int) -> str:
+    """Wait for the next request, or for the end of whoever would write it."""
+    request, end = directory / str(number) / "trial.json", directory / END
+    while True:
+        if request.is_file():
+            return request.read_text()
+        if end.exists() or os.getppid() != parent:
+            return END
+        time.sleep(POLL_S)
+
+
+def _take(request: dict[str, Any], directory: Path, ranks: Ranks) -> bool:
+    def job() -> dict[str, Any]:
+        if request["job"] not in JOBS:
+            raise ValueError(f"unknown job {request['job']!r}")
+        module = importlib.import_module(f"autotune.measure.jobs.{request['job']}")
+        figures: dict[str, Any] = module.run(request["measured"], request["place"], ranks)
+        return figures
+
+    return account(job, directory / f"rank-{ranks.rank}.json")
+
+
+def written(file: Path, value: dict[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(value))
+    partial.replace(file)
+
+
+def main() -> None:
+    """Run one rank."""
+    code = serve(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.flush()
+    # At once: the others' connections end with this process.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

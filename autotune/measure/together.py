@@ -1,0 +1,172 @@
+"""Trials of ranks that run together, on one node or on several: torchrun starts them once, for all trials."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from autotune.core.outcome import Crashed, Outcome, TimedOut
+from autotune.core.trial import Trial
+from autotune.errors import MachineLacks
+from autotune.measure.machine import ENVIRONMENT, classify
+from trainer.schema import read_json
+
+MODULE = "autotune.measure.jobs.together"
+POLL_S = 0.02
+START_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 40.0
+"""Longer than torchrun gives its ranks."""
+_LOG_TAIL = 4000
+
+Start = Callable[[Sequence[str]], Sequence[str]]
+"""What ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
+
+
+class TogetherMachine:
+    """Runs trials one after the other on ranks that have joined once; after a failure they are started anew.
+
+    Args:
+        start: The command that starts the ranks.
+        device: ``cpu`` or ``cuda``.
+        scratch: A directory that is not there yet, which the first node's ranks see, and better all nodes' do.
+        environment: Of the command, beside this process's.
+    """
+
+    def __init__(self, start: Start, device: str, scratch: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._start, self._device, self._scratch = start, device, scratch
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._directory = scratch
+        self._starts = self._trials = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, trial: Trial) -> Outcome:
+        """Run a trial on all ranks.
+
+        Raises:
+            MachineLacks: If the ranks cannot be started, or do not find each other.
+            BadInput: If the trial's input cannot be used.
+        """
+        process = self._started()
+        place = self._directory / str(self._trials)
+        self._trials += 1
+        place.mkdir()
+        request = {"job": trial.job, "measured": trial.measured, "place": trial.place}
+        partial = place / "trial.partial"
+        partial.write_text(json.dumps(request))
+        partial.rename(place / "trial.json")
+        deadline_s = time.monotonic() + trial.timeout_s
+        while (leader := _read(place / "rank-0.json")) is None or leader["status"] != "measured":
+            if process.poll() is not None:
+                self._process = None
+                return self._failed(place, trial.timeout_s)
+            if time.monotonic() > deadline_s:
+                self._kill()
+                return TimedOut(detail=f"ended after {trial.timeout_s:g} s")
+            time.sleep(POLL_S)
+        return classify({"timed_out": False, "killed_by_kernel": False, "ranks": [_account(leader)]}, trial.timeout_s)
+
+    def close(self) -> None:
+        """Let the ranks leave, or end them."""
+        process, self._process = self._process, None
+        if process is not None:
+            (self._directory / "end").touch()
+            try:
+                process.wait(timeout=END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process = process
+                self._kill()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._starts += 1
+        self._trials = 0
+        self._directory = self._scratch / f"start-{self._starts}"
+        self._directory.mkdir(parents=True, mode=0o700)
+        command = [*self._start(["-m", MODULE, str(self._directory.resolve()), self._device])]
+        with (self._directory / "log").open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for this process, which then ends the ranks
+                    env=os.environ | ENVIRONMENT | self._environment,
+                )
+            except FileNotFoundError as error:
+                raise MachineLacks(
+                    f"{command[0]} is not here", next_step="Install it, or measure with --ranks on this node."
+                ) from error
+        self._wait_for_ranks(self._process)
+        return self._process
+
+    def _wait_for_ranks(self, process: "subprocess.Popen[bytes]") -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not (self._directory / "joined.json").is_file():
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                late = process.poll() is None
+                self._kill()
+                what = f"did not find each other in {START_TIMEOUT_S:g} s" if late else "could not be started"
+                raise MachineLacks(
+                    f"the ranks {what}: {_why(self._log())}",
+                    next_step="See whether the nodes reach each other by the interface in use: set network.interface "
+                    "in the site file.",
+                )
+            time.sleep(POLL_S)
+
+    def _failed(self, place: Path, timeout_s: float) -> Outcome:
+        found = {file: _read(file) for file in sorted(place.glob("rank-*.json"))}
+        ranks = [_account(result) for result in found.values() if result is not None and result["status"] != "measured"]
+        if not ranks:
+            return Crashed(detail=_why(self._log()))
+        return classify({"timed_out": False, "killed_by_kernel": False, "ranks": ranks}, timeout_s)
+
+    def _log(self) -> str:
+        log = self._directory / "log"
+        return log.read_text(errors="replace")[-_LOG_TAIL:] if log.is_file() else ""
+
+    def _kill(self) -> None:
+        """End what was started here, ranks of this node included; srun ends those of others."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            try:
+                process.wait(timeout=END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+
+
+def _account(result: dict[str, Any]) -> dict[str, Any]:
+    return {"result": result, "exit_code": 0, "killed": False, "ended_s": result["ended_s"], "log_tail": ""}
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    found: dict[str, Any] = read_json(file, max_bytes=64 * 2**20)
+    return found
+
+
+def _why(log: str) -> str:
+    """The line of a log that says most."""
+    lines = [line for line in log.splitlines() if re.search(r"\bError\b|\w+Error:|error:|refused|failed", line)]
+    return (lines or log.splitlines() or ["nothing was said"])[-1].strip()[:500]

@@ -1,0 +1,101 @@
+"""Several hosts on one machine: network namespaces on a bridge, each behind a link of a given speed. Needs root."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autotune.errors import MachineLacks
+
+BURST_BYTES = 128 * 1024
+"""Of the token bucket: what may leave at once. Too little, and a busy host that wakes late never reaches the rate."""
+LATENCY_MS = 200
+"""That a packet may queue before it is dropped; long, as nothing else shares the link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One namespace."""
+
+    name: str
+    address: str
+    interface: str = "eth0"
+
+    def command(self, *words: str) -> list[str]:
+        """A command that runs there."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+
+def check_namespaces() -> None:
+    """See whether namespaces can be made here.
+
+    Raises:
+        MachineLacks: If not.
+    """
+    if os.geteuid() != 0:
+        raise MachineLacks("network namespaces need root", next_step="Run this as root.")
+    for command in ("ip", "tc"):
+        if shutil.which(command) is None:
+            raise MachineLacks(f"{command} is not here", next_step="Install it: apt-get install iproute2")
+
+
+@contextlib.contextmanager
+def hosts(
+    count: int, bits_per_s: int, *, name: str = "lab", slow: dict[int, int] | None = None
+) -> Iterator[list[Host]]:
+    """So many hosts, each of which sends and receives at the rate; removed at the end.
+
+    Args:
+        count: Of hosts.
+        bits_per_s: Of each link, each way.
+        name: That names of namespaces and of the bridge begin with.
+        slow: Other rates, by a host's number.
+    """
+    check_namespaces()
+    bridge = f"{name}br"
+    found = [Host(name=f"{name}{number}", address=f"10.213.0.{number + 1}") for number in range(count)]
+    _remove(found, bridge)
+    try:
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("link", "set", bridge, "up")
+        for number, host in enumerate(found):
+            _connect(host, bridge, (slow or {}).get(number, bits_per_s))
+        yield found
+    finally:
+        _remove(found, bridge)
+
+
+def _connect(host: Host, bridge: str, bits_per_s: int) -> None:
+    outer = f"{host.name}v"
+    _ip("netns", "add", host.name)
+    _ip("link", "add", outer, "type", "veth", "peer", "name", host.interface, "netns", host.name)
+    _ip("link", "set", outer, "master", bridge, "up")
+    inside = host.command("ip")
+    _run(*inside, "addr", "add", f"{host.address}/24", "dev", host.interface)
+    _run(*inside, "link", "set", host.interface, "up")
+    _run(*inside, "link", "set", "lo", "up")
+    shape = ["root", "tbf", "rate", f"{bits_per_s}bit", "burst", str(BURST_BYTES), "latency", f"{LATENCY_MS}ms"]
+    _run(*host.command("tc"), "qdisc", "add", "dev", host.interface, *shape)  # what it sends
+    _run("tc", "qdisc", "add", "dev", outer, *shape)  # what it receives
+
+
+def _remove(found: list[Host], bridge: str) -> None:
+    for host in found:
+        subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", f"{host.name}v"], capture_output=True, check=False)
+    subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MachineLacks(
+            f"{' '.join(words)}: {done.stderr.strip()}",
+            next_step="Network namespaces, veth and tc tbf must be allowed: not in most containers.",
+        )
