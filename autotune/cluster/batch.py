@@ -14,6 +14,8 @@ from typing import Any
 from autotune.cluster.site import SiteFile, network_variables
 from autotune.errors import BadInput
 
+NUMA_BINDING_THERE = "${numa_binding:+--numa-binding=$numa_binding}"
+"""torchrun's option where the node says that it works, else nothing."""
 DEFAULT_GRES = "gpu:{count}"
 _MAX_TEMPLATE_BYTES = 2**20
 
@@ -75,6 +77,8 @@ class TrainJob:
     term_lead_s: int
     chain: int = 1
     """Jobs that follow one another."""
+    binds: bool = False
+    """Whether each node is asked if ranks can be bound to processors near their GPUs."""
     directory: Path | None = None
     """Where it runs; None leaves that to where it is submitted from."""
 
@@ -123,6 +127,7 @@ def train_script(job: TrainJob, site: SiteFile, template: str) -> str:
             "ranks": job.ranks,
             "cpus": job.shape.cpus,
             "chain": job.chain,
+            "binds": job.binds,
             "requeue": requeue,
             "directives": _directives(options, site),
             "prologue": site.prologue,
@@ -235,7 +240,10 @@ def _lines(prefix: str, *commands: Sequence[str], filled_in: bool = False) -> li
     """
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in itertools.chain(*commands):
-        if word.startswith("--") and lines[0]:
+        if word.startswith(("--", "${")) and lines[0]:
             lines.append([])
-        lines[-1].append(f'"{word}"' if filled_in and "$" in word else shlex.quote(word))
+        if filled_in and "$" in word:
+            lines[-1].append(word if word.startswith("${") else f'"{word}"')  # that one may come to nothing at all
+        else:
+            lines[-1].append(shlex.quote(word))
     return [" ".join(line) for line in lines]

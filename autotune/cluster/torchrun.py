@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 Version = tuple[int, int]
 
+NUMA_BINDING = "--numa-binding=node"
 _NUMA_BINDING_SINCE: Version = (2, 9)
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
 DEFAULT_SHUTDOWN_S = 30
@@ -39,7 +40,7 @@ def torchrun_command(
     device: str,
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
-    numa_binding: bool = True,
+    numa_binding: str | None = None,
 ) -> tuple[str, ...]:
     """One node's torchrun; what is started again is the whole job, so it restarts nothing by itself.
 
@@ -51,7 +52,7 @@ def torchrun_command(
         device: ``cpu`` or ``cuda``.
         meeting: None for one node alone.
         shutdown_s: How long ranks have to save and leave after a signal.
-        numa_binding: Whether ranks are bound to the processors near their GPUs.
+        numa_binding: The word that binds ranks to the processors near their GPUs, such as ``--numa-binding=node``.
     """
     version = version_of(torch_version)
     words = [python, "-m", "torch.distributed.run"]
@@ -69,8 +70,8 @@ def torchrun_command(
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
     if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
         words.append(f"--shutdown-timeout={shutdown_s}")
-    if numa_binding and device == "cuda" and version >= _NUMA_BINDING_SINCE:
-        words.append("--numa-binding=node")
+    if numa_binding is not None and device == "cuda" and version >= _NUMA_BINDING_SINCE:
+        words.append(numa_binding)
     return (*words, *arguments)
 
 

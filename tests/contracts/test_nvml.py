@@ -1,5 +1,6 @@
 """One suite for every GPU monitor: scripted, NVML over simulated bindings, and NVML over a real driver."""
 
+import re
 from types import ModuleType, SimpleNamespace
 
 import pynvml
@@ -72,6 +73,7 @@ class SimulatedNvml(ModuleType):
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=42, usedGpuMemory=2 * GIB)],
             "nvmlDeviceGetP2PStatus": 0,
+            "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0xDC, device=0, busId=b"00000000:DC:00.0"),
             "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
             "nvmlGpmSampleGet": None,
             "nvmlGpmSampleAlloc": self._alloc,
@@ -112,7 +114,14 @@ class Failing(int):
 
 def scripted(clock):
     users = (GpuProcess(pid=42, used_bytes=2 * GIB),)
-    gpu = FakeGpu(facts=FACTS, used_bytes=[3 * GIB], samples=[SAMPLE], processes=[users], gpm=[GPM])
+    gpu = FakeGpu(
+        facts=FACTS,
+        used_bytes=[3 * GIB],
+        samples=[SAMPLE],
+        processes=[users],
+        gpm=[GPM],
+        pci_address="0000:dc:00.0",
+    )
     return FakeGpuMonitor([gpu], clock=clock)
 
 
@@ -162,6 +171,13 @@ def test_samples_carry_rising_times_and_shares(monitor, uuid, clock):
 
 def test_processes_are_a_tuple_of_ids(monitor, uuid):
     assert all(process.pid > 0 for process in monitor.compute_processes(uuid))
+
+
+def test_a_gpus_place_is_told_as_linux_writes_it(monitor, uuid):
+    assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0", monitor.pci_address(uuid))
+    assert isinstance(monitor.pci_address("GPU-none"), Unavailable)
+    monitor.close()
+    assert isinstance(monitor.pci_address(uuid), Unavailable)
 
 
 def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from autotune.commands.launch.training import DataOption, ProfileOption, RunOption, SetOption, train_request
+from autotune.commands.launch.training import (
+    DataOption,
+    ProfileOption,
+    RunOption,
+    SetOption,
+    how_to_bind,
+    train_request,
+)
 
 
 def local(
@@ -22,11 +29,12 @@ def local(
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
     from autotune.cluster.ending import ending_of
     from autotune.cluster.local import run_child
-    from autotune.cluster.torchrun import torchrun_command
+    from autotune.cluster.torchrun import NUMA_BINDING, torchrun_command
     from autotune.cluster.training import term_lead_s, trainer_arguments
     from trainer.record import EXIT_FILE
 
     request = train_request(profile, data, out, assignments, python=sys.executable, ranks=ranks)
+    binds = request.config.device == "cuda" and bool(how_to_bind()[0])
     command = torchrun_command(
         request.python,
         trainer_arguments(request, stage_to=None),
@@ -34,6 +42,7 @@ def local(
         torch_version=request.torch_version,
         device=request.config.device,
         shutdown_s=term_lead_s(request),
+        numa_binding=NUMA_BINDING if binds else None,
     )
     environment = dict(os.environ)
     if request.ranks > 1:

@@ -1,10 +1,11 @@
-from autotune.cluster.torchrun import Meeting, torchrun_command, version_of
+from autotune.cluster.torchrun import NUMA_BINDING, Meeting, torchrun_command, version_of
 
 MEETING = Meeting(nodes=4, endpoint="10.0.0.1:20012", job="12", address="$address", is_host="$is_host")
 
 
 def words(**changes) -> tuple[str, ...]:
-    options = {"ranks": 2, "torch_version": "2.13.0+cu128", "device": "cuda", "meeting": MEETING, "shutdown_s": 105}
+    options = {"ranks": 2, "torch_version": "2.13.0+cu128", "device": "cuda", "meeting": MEETING, "shutdown_s": 105,
+               "numa_binding": NUMA_BINDING}  # fmt: skip
     return torchrun_command("python", ["-m", "trainer", "--out", "r"], **options | changes)
 
 
@@ -30,5 +31,5 @@ def test_options_that_torch_does_not_have_are_left_out():
     assert not any("shutdown" in word for word in words(torch_version="2.12.1"))
     assert not any("numa" in word for word in words(torch_version="2.8.0"))
     assert not any("numa" in word for word in words(device="cpu"))
-    assert not any("numa" in word for word in words(numa_binding=False))
+    assert not any("numa" in word for word in words(numa_binding=None))
     assert version_of("nonsense") == (0, 0)

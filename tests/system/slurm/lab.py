@@ -77,11 +77,11 @@ class Lab:
     def kill_node(self, node: str) -> None:
         """The node dies: its slurmd and everything that it started."""
         daemon = self.daemons.pop(node)
+        daemon.kill()  # first: alive, it would tell of its steps' end
+        daemon.wait()
         for pid in self._steps(node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        daemon.kill()
-        daemon.wait()
 
     def ask(self, *command: str) -> str:
         """What a SLURM command says."""
@@ -185,7 +185,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={place}/munge.socket,cred_expire=5
+AuthInfo=socket={place}/munge.socket,cred_expire=3
 StateSaveLocation={place}/state
 SlurmdSpoolDir={place}/spool/%n
 SlurmctldPidFile={place}/slurmctld.pid
