@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-ALONE := tests/system/test_train_faults.py
+ALONE := tests/system/test_train_faults.py tests/system/slurm
 
 DEMO := demo
 DEMO_MODELS := bert-mini bert-small
@@ -32,8 +32,8 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	@# Two at a time, each with a core of its own; the training fault loops are several jobs at once by themselves.
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests --ignore $(ALONE) $(PYTEST_ARGS)
+	@# Two at a time, each with a core of its own; training fault loops and SLURM are several jobs at once by themselves.
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests $(ALONE:%=--ignore %) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(ALONE) $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet cores), and keep its figures

@@ -143,9 +143,10 @@ class Lab:
         return self.ask("sinfo", "--noheader", "--format=%T %D").split() == ["idle", str(len(NODES))]
 
     def _steps(self, node: str) -> list[int]:
-        """Processes of this lab's jobs on a node: slurmstepd names the node nowhere, its environment does."""
+        """Processes of this lab's jobs on a node; before them what watches over them, and would tell of their end."""
         ours = f"SLURM_CONF={self.place / 'slurm.conf'}".encode()
-        found = []
+        found: list[int] = []
+        watching: list[int] = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():
                 continue
@@ -153,7 +154,10 @@ class Lab:
                 environment = (entry / "environ").read_bytes().split(b"\0")
                 if ours in environment and f"SLURMD_NODENAME={node}".encode() in environment:
                     found.append(int(entry.name))
-        return found
+                    parent = re.search(r"^PPid:\s+(\d+)$", (entry / "status").read_text(), re.MULTILINE)
+                    if parent and (Path("/proc") / parent[1] / "comm").read_text().startswith("slurmstepd"):
+                        watching.append(int(parent[1]))
+        return [*dict.fromkeys(watching), *found]
 
 
 @contextlib.contextmanager
@@ -185,7 +189,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={place}/munge.socket,cred_expire=3
+AuthInfo=socket={place}/munge.socket,cred_expire=5
 StateSaveLocation={place}/state
 SlurmdSpoolDir={place}/spool/%n
 SlurmctldPidFile={place}/slurmctld.pid
@@ -205,7 +209,7 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout={DEAD_AFTER_S}
-KillWait=20
+KillWait=8
 MessageTimeout=5
 MinJobAge=600
 JobRequeue=1
