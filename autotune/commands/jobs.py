@@ -138,6 +138,8 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
     The parser knows no options whose value may be left out. Pure.
     """
+    if "--slurm" not in arguments:
+        return tuple(arguments)
     from autotune.cluster.site import DEFAULT_SITE
 
     plain = list(arguments)

@@ -22,7 +22,7 @@ from pathlib import Path
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol")
 NODES = ("lab1", "lab2")
 PARTITION = "short"
-DEAD_AFTER_S = 10
+DEAD_AFTER_S = 6
 """A node that does not answer for so long is down (the default is 300)."""
 _READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 20.0
@@ -209,7 +209,7 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout={DEAD_AFTER_S}
-KillWait=8
+KillWait=5
 MessageTimeout=5
 MinJobAge=600
 JobRequeue=1

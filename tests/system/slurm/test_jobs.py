@@ -25,7 +25,7 @@ TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_
 PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "cpu", "--memory", "64MiB",
          "--seq-length", "64", "--max-rows", "8", "--trial-timeout", "60"]  # fmt: skip
 CPUS = min(2, os.cpu_count() or 1)
-STEPS = 100
+STEPS = 60
 ONE_THREAD = 'prologue = ["export OMP_NUM_THREADS=1"]\n'
 SETTINGS = ["--set", f"train.max_steps={STEPS}", "--set", "train.warmup_steps=2", "--set", "train.global_batch_rows=8"]
 
