@@ -60,7 +60,19 @@ def data(work) -> Path:
 
 
 def _probe(work: Path) -> dict:
-    arguments = ["probe", "--model", "bert-mini", "--data", "data", "--device", "cpu", "--memory", BUDGET, "--here", "--json"]
+    arguments = [
+        "probe",
+        "--model",
+        "bert-mini",
+        "--data",
+        "data",
+        "--device",
+        "cpu",
+        "--memory",
+        BUDGET,
+        "--here",
+        "--json",
+    ]
     return json.loads(autotune(*arguments, "--seq-length", "64", "--global-batch-tokens", "1500", cwd=work))["models"][
         0
     ]
