@@ -50,7 +50,7 @@ def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on
     assert "run: " in done.stdout
 
 
-def test_the_trainers_own_refusal_is_the_code_that_torchrun_does_not_pass_on(launch, tmp_path):
+def test_a_start_that_never_began_to_train_is_no_success_and_says_so(launch, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")  # of no version that can be gone on with
     done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)

@@ -8,6 +8,7 @@ network. Node names do not resolve, as on some clusters.
 
 import contextlib
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -174,7 +175,7 @@ def running_lab() -> Iterator[Lab]:
 
 
 def _configuration(place: Path) -> str:
-    host, user = socket.gethostname(), "root" if os.getuid() == 0 else os.environ.get("USER", str(os.getuid()))
+    host, user = socket.gethostname(), pwd.getpwuid(os.getuid()).pw_name
     ports = _free_ports(1 + len(NODES))
     nodes = "\n".join(
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={os.cpu_count()} RealMemory=100000 "
