@@ -36,6 +36,7 @@ _SETTINGS = (
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
     "LD_PRELOAD", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_ALGO", "NCCL_PROTO",
 )  # fmt: skip
 """Variables that trials inherit, and that change what they need or how fast they are."""
 
@@ -80,29 +81,40 @@ class Bench:
         Raises:
             BadInput: If the ledger's directory cannot be written.
         """
-        check_writable(ledger_directory)
-        ledger = Ledger(ledger_directory, f"{socket.gethostname()}-{os.getpid()}")
-        done = 0
+        return trial_runner(self.machine, ledger_directory, here, update, expected_trials)
 
-        def on_trial(label: str, outcome: Outcome | None) -> None:
-            nonlocal done
-            if outcome is None:
-                update(done, max(expected_trials, done + 1), label)
-            else:
-                done += 1
-                update(done, max(expected_trials, done), f"{label}: {describe(outcome)}")
 
-        # Results are taken up again only where everything that they depend on is the same.
-        site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
-        site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
-        return TrialRunner(
-            machine=self.machine,
-            ledger=ledger,
-            site=_digest(site),
-            clock=SystemClock(),
-            on_trial=on_trial,
-            ends_s=_job_ends_s(),
-        )
+def trial_runner(
+    machine: Machine, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int
+) -> TrialRunner:
+    """Trials of a machine at a site, written to a ledger and shown as they come.
+
+    Raises:
+        BadInput: If the ledger's directory cannot be written.
+    """
+    check_writable(ledger_directory)
+    ledger = Ledger(ledger_directory, f"{socket.gethostname()}-{os.getpid()}")
+    done = 0
+
+    def on_trial(label: str, outcome: Outcome | None) -> None:
+        nonlocal done
+        if outcome is None:
+            update(done, max(expected_trials, done + 1), label)
+        else:
+            done += 1
+            update(done, max(expected_trials, done), f"{label}: {describe(outcome)}")
+
+    # Results are taken up again only where everything that they depend on is the same.
+    site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
+    site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
+    return TrialRunner(
+        machine=machine,
+        ledger=ledger,
+        site=_digest(site),
+        clock=SystemClock(),
+        on_trial=on_trial,
+        ends_s=_job_ends_s(),
+    )
 
 
 def refuse_login_node(command: Sequence[str]) -> None:

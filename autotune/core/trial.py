@@ -165,6 +165,14 @@ class LinkFigures:
     """Of each rank while all multiply: bf16 on GPUs, fp32 on CPUs."""
     nodes: int
     ranks_per_node: int
+    backend: str
+    """Of torch.distributed, for tensors on the device."""
+    transport: str
+    """What carries messages between nodes, or why that is not known."""
+    interface: str | None
+    """Of the first node."""
+    interface_bytes_per_s: int | None
+    """What it says of itself; None where it says nothing."""
 
     @classmethod
     def of(cls, outcome: Measured) -> "LinkFigures":
@@ -197,6 +205,8 @@ class ExchangeFigures:
     """Of all ranks."""
     peak_bytes: int | None
     """Highest growth of a rank's memory; None where it cannot be told."""
+    losses: tuple[float, ...]
+    """Of each step."""
 
     @classmethod
     def of(cls, outcome: Measured) -> "ExchangeFigures":
@@ -208,6 +218,7 @@ class ExchangeFigures:
                 "step_s": tuple(figures["step_s"]),
                 "compute_s_by_rank": tuple(tuple(rank) for rank in figures["compute_s_by_rank"]),
                 "gradients": tuple((int(n), float(at)) for n, at in figures["gradients"]),
+                "losses": tuple(figures["losses"]),
             }
         )
 

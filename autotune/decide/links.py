@@ -1,5 +1,6 @@
 """What a link does, from all-reduces of many sizes: latency and bandwidth with intervals, and who is slow."""
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from autotune.decide.statistics import Interval
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 400
+LEAST_BYTES = 2**20
+"""Of messages that tell the bandwidth."""
+_PASSES = 4
+"""Latency and bandwidth are told by each other; these are enough."""
 SLOW_LINK_SHARE = 0.6
 """Of the speed that the interface names; below, people are warned."""
 SLOW_MEMBER_SHARE = 0.8
@@ -28,7 +33,7 @@ class LinkFit:
     bytes_per_s: Interval
     members: int
     worst_error_share: float
-    """Of the fit at any size: what a straight line does not tell."""
+    """Of the fit at any size from a MiB on: what a straight line does not tell."""
 
     @property
     def link(self) -> Link:
@@ -39,9 +44,10 @@ class LinkFit:
 def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
     """Fit latency and bandwidth to all-reduces of a ring of so many.
 
-    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B, through each size's median, by least squares of relative
-    errors, so that small messages count as much as large ones; neither is below nothing. Intervals are those of repeats
-    drawn anew, size by size.
+    t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is what the smallest message takes; the
+    bandwidth that of messages of at least a MiB, as large as DDP's smallest bucket, by least squares of relative
+    errors of their medians. What lies between may differ: caches, and protocols for small messages. Intervals are those
+    of repeats drawn anew, size by size.
 
     Args:
         times: Bytes and seconds, one pair for each repeat.
@@ -64,27 +70,27 @@ def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
         found.append(_line(sizes, np.array(again)))
     lines = np.array(found)
     hops = 2 * (members - 1)
+    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).any() else sizes > 0
     fitted = lines[0, 0] + lines[0, 1] * sizes
     # One hop carries 1/k of the bytes.
     return LinkFit(
         latency_s=_interval(lines[:, 0] / hops),
         bytes_per_s=_interval(hops / members / np.maximum(lines[:, 1], 1e-30)),
         members=members,
-        worst_error_share=float(np.abs(fitted / medians - 1).max()),
+        worst_error_share=float(np.abs(fitted / medians - 1)[large].max()),
     )
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
-    """Intercept and slope of the line of least relative errors, neither below 0."""
-    weights = 1 / seconds
-    (intercept, slope), *_ = np.linalg.lstsq(
-        np.stack([weights, sizes * weights], axis=1), np.ones(len(sizes)), rcond=None
-    )
-    if intercept < 0:  # bandwidth alone
-        return 0.0, float((sizes * weights).sum() / ((sizes * weights) ** 2).sum())
-    if slope < 0:
-        return float(weights.sum() / (weights**2).sum()), 0.0
-    return float(intercept), float(slope)
+    """Intercept, of the smallest, and slope, of the large ones; for sizes in ascending order."""
+    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).any() else sizes > sizes[0]
+    intercept = slope = 0.0
+    for _ in range(_PASSES):
+        weights = 1 / seconds[large]
+        left = np.maximum(seconds[large] - intercept, 0.0)
+        slope = float((left * weights * sizes[large] * weights).sum() / ((sizes[large] * weights) ** 2).sum())
+        intercept = max(0.0, float(seconds[0] - slope * sizes[0]))
+    return intercept, slope
 
 
 def _interval(values: Array) -> Interval:
@@ -97,3 +103,58 @@ def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
     """Who is slow among equals: the name, and its rate over the median of all; two can only be told by both."""
     middle = statistics.median(rates.values())
     return {name: rate / middle for name, rate in rates.items() if rate < SLOW_MEMBER_SHARE * middle}
+
+
+def link_warnings(
+    neighbours_bytes_per_s: Sequence[float],
+    products_flops_per_s: Sequence[float],
+    ranks_per_node: int,
+    *,
+    bytes_per_s: float | None,
+    interface: str | None,
+    interface_bytes_per_s: float | None,
+) -> list[str]:
+    """What people should look at before they pay for more of it, a sentence each.
+
+    Args:
+        neighbours_bytes_per_s: Between each node and the next, the last one and the first.
+        products_flops_per_s: Of each rank.
+        ranks_per_node: To say where a rank is.
+        bytes_per_s: Between nodes as fitted; None where there is one node.
+        interface: That carries messages, if known.
+        interface_bytes_per_s: What it says of itself; None where it says nothing.
+    """
+    found = []
+    nodes = len(neighbours_bytes_per_s)
+    links = {f"{node} and {(node + 1) % max(nodes, 2)}": rate for node, rate in enumerate(neighbours_bytes_per_s)}
+    for name, share in slow_members(links).items():
+        found.append(
+            f"the link between nodes {name} has {share:.0%} of the median link's speed, and every step waits for it"
+        )
+    ranks = {str(rank): rate for rank, rate in enumerate(products_flops_per_s)}
+    for name, share in slow_members(ranks).items():
+        where = f"rank {name} (node {int(name) // ranks_per_node}, local rank {int(name) % ranks_per_node})"
+        found.append(f"{where} multiplies at {share:.0%} of the median rank's speed, and every step waits for it")
+    if bytes_per_s is not None and interface_bytes_per_s:
+        share = bytes_per_s / interface_bytes_per_s
+        if share < SLOW_LINK_SHARE:
+            found.append(
+                f"all-reduces reach {share:.0%} of what {interface or 'the interface'} says it can "
+                f"({8 * interface_bytes_per_s / 1e9:g} Gbit/s): look for another interface, or for who else uses it"
+            )
+    return found
+
+
+_TRANSPORTS = (
+    (re.compile(r"NET/IB : Using \[0\](\S+)"), "InfiniBand or RoCE (NCCL NET/IB)"),
+    (re.compile(r"NET/Socket : Using \[0\]([^:\s]+)"), "TCP sockets (NCCL NET/Socket)"),
+    (re.compile(r"NET/(?!IB|Socket)(\S+) : Using"), "a network plugin of NCCL"),
+)
+
+
+def nccl_transport(log: str) -> tuple[str, str | None] | None:
+    """What carries NCCL's messages between nodes, and over which device; from its own log of ``NCCL_DEBUG=INFO``."""
+    for pattern, name in _TRANSPORTS:
+        if (match := pattern.search(log)) is not None:
+            return name, match[1].split(":")[0]
+    return None

@@ -93,7 +93,7 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: E
     alone = compute.forward_backward_s(rows)
     computed = micro_batches * alone
     # The mean of the largest of so many (Blom 1958); a step's micro-batches add up before ranks wait for each other.
-    late = compute.jitter_share * alone * math.sqrt(micro_batches) * _largest_of(network.ranks)
+    late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
         exposed = slowdown = travels = 0.0
     elif exchange.strategy == "fsdp2":
@@ -159,7 +159,7 @@ def _sharded(
     return exposed, compute.slowdown_share * (travels - exposed), travels
 
 
-def _largest_of(ranks: int) -> float:
+def expected_largest(ranks: int) -> float:
     """How many standard deviations above the mean the largest of so many lies, on average."""
     return 0.0 if ranks == 1 else statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 

@@ -35,16 +35,19 @@ class TogetherMachine:
     Args:
         start: The command that starts the ranks.
         device: ``cpu`` or ``cuda``.
-        scratch: A directory that is not there yet, which the first node's ranks see, and better all nodes' do.
+        scratch: A directory of its own, which the first node's ranks see, and better all nodes' do.
         environment: Of the command, beside this process's.
     """
 
     def __init__(self, start: Start, device: str, scratch: Path, environment: Mapping[str, str] | None = None) -> None:
         self._start, self._device, self._scratch = start, device, scratch
-        self._environment = dict(environment or {})
+        self._environment = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"} if device == "cuda" else {}
+        self._environment |= dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = scratch
         self._starts = self._trials = 0
+        self.versions: dict[str, str | None] = {}
+        """Of torch, CUDA and transformers on the first node, once the ranks have joined."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +81,14 @@ class TogetherMachine:
             time.sleep(POLL_S)
         return classify({"timed_out": False, "killed_by_kernel": False, "ranks": [_account(leader)]}, trial.timeout_s)
 
+    def start(self) -> None:
+        """Start the ranks now, which takes some seconds, rather than with the first trial.
+
+        Raises:
+            MachineLacks: As ``run``.
+        """
+        self._started()
+
     def close(self) -> None:
         """Let the ranks leave, or end them."""
         process, self._process = self._process, None
@@ -106,14 +117,19 @@ class TogetherMachine:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the ranks
-                    env=os.environ | ENVIRONMENT | self._environment,
+                    env=os.environ | ENVIRONMENT | self._environment | self._log_variables(),
                 )
             except FileNotFoundError as error:
                 raise MachineLacks(
                     f"{command[0]} is not here", next_step="Install it, or measure with --ranks on this node."
                 ) from error
         self._wait_for_ranks(self._process)
+        self.versions = read_json(self._directory / "joined.json")["versions"]
         return self._process
+
+    def _log_variables(self) -> dict[str, str]:
+        """Where NCCL is to write what it uses."""
+        return {"NCCL_DEBUG_FILE": f"{self._directory.resolve()}/nccl.%h.%p"} if self._device == "cuda" else {}
 
     def _wait_for_ranks(self, process: "subprocess.Popen[bytes]") -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S

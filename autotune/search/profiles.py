@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import __version__
-from autotune.core.evidence import Evidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.network import MIB, Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.errors import AutotuneError, ProfileRefused
@@ -125,6 +126,34 @@ def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) 
             "train": profile.train.model_copy(update={"data": data}),
             "provenance": provenance,
             "evidence": profile.evidence.model_copy(update={"workers": found}),
+        }
+    )
+
+
+def with_network(
+    profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
+) -> Profile:
+    """The profile with the exchange that was chosen, and its dealing of the same global batch."""
+    parallel = profile.train.parallel.model_copy(
+        update={
+            "strategy": exchange.strategy,
+            "shard_ranks": found.ranks_per_node if exchange.shard_within_nodes else None,
+            "bucket_cap_mib": exchange.bucket_cap_bytes // MIB,
+            "gradient_dtype": exchange.gradient_dtype,
+        }
+    )
+    provenance = profile.provenance.model_copy(
+        update={
+            "commands": [name for name in profile.provenance.commands if name != "network"] + ["network"],
+            "created_utc": utc_now(),
+            "ledger_sha256": runner.content_sha256,
+        }
+    )
+    return profile.model_copy(
+        update={
+            "train": profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows}),
+            "provenance": provenance,
+            "evidence": profile.evidence.model_copy(update={"network": found}),
         }
     )
 

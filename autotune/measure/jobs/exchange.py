@@ -64,6 +64,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     results[-1].updated.wait()
     dataset.close()
     return {
+        "losses": [float(result.loss) for result in results[WARM_UP_STEPS:]],
         **_of_steps(results[WARM_UP_STEPS - 1 :], ranks),
         **_of_passes(results[WARM_UP_STEPS:], owns[WARM_UP_STEPS:], ranks),
         "micro_batches": each,

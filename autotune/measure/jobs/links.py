@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune.measure.jobs.carrier import carrier
 from trainer.parallel import Ranks
 
 WARM_UPS = 2
@@ -27,7 +28,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     Returns:
         ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty where there is one
         member; ``neighbours_bytes_per_s``: of each node and the next, in order, from the slower of two directions;
-        ``products_flops_per_s`` by rank; ``nodes``, ``ranks_per_node``.
+        ``products_flops_per_s`` by rank; ``nodes``, ``ranks_per_node``; what ``carrier`` says.
     """
     del place
     nodes = ranks.world_size // ranks.local_world_size
@@ -49,6 +50,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         "products_flops_per_s": ranks.each(_products(ranks)),
         "nodes": nodes,
         "ranks_per_node": ranks.local_world_size,
+        **carrier(ranks),
     }
 
 
@@ -103,8 +105,9 @@ def _neighbours(ranks: Ranks, nodes: int) -> list[float]:
     found = []
     for left in range(nodes if nodes > 2 else 1):
         right = (left + 1) % nodes
-        pair = {left: right, right: left}
-        seconds = [_timed(lambda: _swap(ranks, pair, node), ranks, takes_part=first and node in pair) for _ in range(3)]
+        other = {left: right, right: left}.get(node) if first else None
+        swap = functools.partial(_swap, ranks, other)
+        seconds = [_timed(swap, ranks, takes_part=other is not None) for _ in range(3)]
         found.append(NEIGHBOUR_BYTES / min(seconds))
     return found
 

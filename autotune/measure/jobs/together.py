@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from autotune.measure.jobs.child import account
 from trainer.config import TrainConfig
 from trainer.parallel import Ranks, join_ranks, leave_ranks
@@ -20,14 +23,14 @@ JOBS = frozenset({"links", "exchange"})
 END = "end"
 POLL_S = 0.01
 JOINED_FILE = "joined.json"
-ORPHANED_S = 5.0
 
 
 def serve(directory: Path, device: str) -> int:
     """Join, and take trials until there are no more; gives the exit code."""
     ranks = join_ranks(_joining(device))
     if ranks.leads:
-        written(directory / JOINED_FILE, {"world_size": ranks.world_size, "local_world_size": ranks.local_world_size})
+        versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}
+        write(directory / JOINED_FILE, {"world_size": ranks.world_size, "versions": versions})
     number = 0
     while True:
         told = ranks.tell(_next(directory, number, os.getppid()) if ranks.leads else "")
@@ -74,7 +77,7 @@ def _take(request: dict[str, Any], directory: Path, ranks: Ranks) -> bool:
     return account(job, directory / f"rank-{ranks.rank}.json")
 
 
-def written(file: Path, value: dict[str, Any]) -> None:
+def write(file: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(value))

@@ -1,0 +1,162 @@
+"""``autotune network``: how ranks reach each other, what that costs a step, and the fastest exchange of gradients."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+
+if TYPE_CHECKING:
+    from autotune.commands.together import TogetherBench
+    from autotune.core.evidence import NetworkEvidence
+    from autotune.core.profile import Fingerprint
+    from autotune.search.network import NetworkRequest, NetworkTuning
+    from autotune.search.profiles import StoredProfile
+
+_LINKS_MINUTES = 3.0
+
+
+def network(
+    context: typer.Context,
+    *,
+    profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on such machines.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of this SLURM job to use. Default: all; with --slurm 2.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: all GPUs; 1 on a CPU.")] = None,
+    links_only: Annotated[bool, typer.Option("--links-only", help="Measure messages, and no training step.")] = False,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time for all measurements.")] = 15.0,
+    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one measurement may take.")] = 600.0,
+    slurm: Slurm = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
+    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
+    from autotune.commands.measuring import refuse_login_node
+    from autotune.commands.together import nodes_here, open_together
+    from autotune.search.profiles import probed_here, read_profile, report_directory
+    from autotune.show.network import network_text
+    from trainer.dataset import read_manifest
+
+    stored = read_profile(profile)
+    probe = probed_here(stored, refusals=[])
+    train = stored.profile.train
+    job = JobRequest(
+        name=f"network-{train.model.name}",
+        purpose=f"Measures the network between nodes, and how {train.model.name} trains best over it.",
+        ledger=str(report_directory(stored.path, reports) / "ledger"),
+        expected_minutes=1 + (_LINKS_MINUTES if links_only else minutes),
+        trial_timeout_s=trial_timeout,
+        nodes=nodes or 2,
+        ranks=ranks or probe.local_ranks,
+        on_gpus=train.device == "cuda",
+        cpus=stored.profile.fingerprint.allotted_cpus,
+        with_srun=False,
+        reports=reports,
+    )
+    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        return
+    if not here:
+        refuse_login_node(["autotune", *arguments_of(context)])
+    data_dir = data or profile.parent / (train.data.path or ".")
+    manifest = read_manifest(data_dir)
+    place = report_directory(stored.path, reports)
+    used = nodes or nodes_here()
+    with open_together(train.device, data_dir, place, used, ranks) as bench:
+        fingerprint = bench.fingerprint(train.model, manifest)
+        _check(stored, fingerprint, bench)
+        request = _request(bench, stored, data_dir, 60 * minutes, trial_timeout)
+        tuning = _tune(bench, request, fingerprint, place / "ledger", links_only=links_only)
+    found = _keep(stored, tuning)
+    print(json.dumps(found.model_dump(), indent=2) if as_json else network_text(found, profile))
+
+
+def _check(stored: "StoredProfile", here: "Fingerprint", bench: "TogetherBench") -> None:
+    """What keeps measurements from meaning anything here; lesser differences are said.
+
+    Raises:
+        MachineLacks: If there is only one rank.
+        ProfileRefused: If the profile is another machine's, model's or dataset's.
+    """
+    from autotune.decide.fingerprint import compare
+    from autotune.errors import MachineLacks
+    from autotune.search.profiles import probed_here
+
+    if bench.nodes * bench.ranks_per_node < 2:
+        raise MachineLacks(
+            "one rank alone sends nothing",
+            next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
+            "autotune scale predicts from an assumed link.",
+        )
+    refusals = []
+    for mismatch in compare(stored.profile.fingerprint, here):
+        text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
+        if mismatch.severity == "refuse":
+            refusals.append(text)
+        else:
+            sys.stderr.write(f"{mismatch.severity}: {text}\n")
+    probed_here(stored, refusals=refusals)
+
+
+def _request(
+    bench: "TogetherBench", stored: "StoredProfile", data_dir: Path, budget_s: float, trial_timeout_s: float
+) -> "NetworkRequest":
+    from autotune.decide.choose import rows_with_headroom
+    from autotune.search.network import NetworkRequest
+
+    probe, train = stored.profile.evidence.probe, stored.profile.train
+    assert probe is not None
+    most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
+    return NetworkRequest(
+        config=train,
+        data_dir=str(data_dir.resolve()),
+        nodes=bench.nodes,
+        ranks_per_node=bench.ranks_per_node,
+        most_rows=max(train.micro_batch_rows, most),
+        real_tokens_per_row=probe.mean_real_tokens_per_row,
+        budget_s=budget_s,
+        trial_timeout_s=trial_timeout_s,
+    )
+
+
+def _tune(
+    bench: "TogetherBench", request: "NetworkRequest", here: "Fingerprint", ledger: Path, *, links_only: bool
+) -> "NetworkTuning":
+    from autotune.commands.measuring import trial_runner
+    from autotune.search.network import NetworkTuning
+    from trainer.progress import progress
+
+    with progress(f"network {request.config.model.name}") as update:
+        runner = trial_runner(bench.machine, ledger, here, update, expected_trials=1 if links_only else 20)
+        tuning = NetworkTuning(request=request, runner=runner)
+        if links_only:
+            tuning.measure_links()
+        else:
+            tuning.run()
+    return tuning
+
+
+def _keep(stored: "StoredProfile", tuning: "NetworkTuning") -> "NetworkEvidence":
+    """Write what was found into the profile."""
+    from autotune.core.profile import profile_to_toml
+    from autotune.search.network_evidence import evidence
+    from autotune.search.profiles import with_network
+    from autotune.store import write_atomically
+
+    found = evidence(tuning)
+    if not tuning.tried:
+        return found
+    chosen, _ = tuning.fastest()
+    rows = chosen.candidate.dealt.rows
+    changed = with_network(stored.profile, found, chosen.candidate.exchange, rows, tuning.runner)
+    write_atomically(stored.path, profile_to_toml(changed))
+    return found

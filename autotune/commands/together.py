@@ -1,0 +1,83 @@
+"""What commands share that measure with ranks of several nodes: where they run, and the machine that runs them."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.cluster.together import on_nodes_of_job, on_this_node
+from autotune.core.profile import Fingerprint
+from autotune.errors import BadInput, MachineLacks
+from autotune.measure.host import SystemHost
+from autotune.measure.nvml import NvmlMonitor
+from autotune.measure.together import TogetherMachine
+from autotune.search.site import DeviceChoice, Site, fingerprint, local_ranks, open_site
+from trainer.config import ModelSettings
+from trainer.dataset import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherBench:
+    """Ranks that have joined, at a known site."""
+
+    site: Site
+    machine: TogetherMachine
+    nodes: int
+    ranks_per_node: int
+
+    def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
+        """The first node's, with a model and a dataset."""
+        return fingerprint(self.site, settings, manifest, self.machine.versions.get("cuda"))
+
+
+def nodes_here() -> int:
+    """Of the SLURM job that this process is in; 1 outside of one."""
+    told = os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or "1"
+    return int(told) if told.isdecimal() and os.environ.get("SLURM_JOB_ID") else 1
+
+
+@contextlib.contextmanager
+def open_together(
+    choice: DeviceChoice, place: Path, scratch_parent: Path, nodes: int, ranks: int | None
+) -> Iterator[TogetherBench]:
+    """Start ranks on this node, or on the first nodes of this job, and let them find each other.
+
+    Args:
+        choice: The device.
+        place: The dataset, or any directory: of what the disk is described.
+        scratch_parent: Where they exchange requests and answers; all nodes should see it.
+        nodes: So many.
+        ranks: On each; None takes all visible GPUs, or one on a CPU.
+
+    Raises:
+        BadInput: If the job has fewer nodes.
+        MachineLacks: If the device, torch or srun is missing, or the ranks do not find each other.
+    """
+    there = nodes_here()
+    if nodes > there:
+        raise BadInput(
+            f"{nodes} nodes, and there {'is 1' if there == 1 else f'are {there}'} here",
+            next_step=f"Submit it as a job of {nodes} nodes: add --slurm.",
+        )
+    monitor = NvmlMonitor()
+    try:
+        site = open_site(choice, place, SystemHost(), monitor)
+        if "torch" not in site.versions:
+            raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
+        each = local_ranks(site, ranks)
+        if nodes > 1 and shutil.which("srun") is None:
+            raise MachineLacks("srun is not here", next_step="Measure on one node: --nodes 1.")
+        arguments = (each, site.device, site.versions["torch"])
+        start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
+        scratch_parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
+        with TogetherMachine(start, site.device, scratch) as machine:
+            sys.stderr.write(f"starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n")
+            machine.start()
+            yield TogetherBench(site=site, machine=machine, nodes=nodes, ranks_per_node=each)
+    finally:
+        monitor.close()

@@ -1,0 +1,418 @@
+"""Measure links and training steps of ranks that run together, and find the fastest exchange at the user's batch.
+
+Predicted first, from links and from steps in which nothing travels; then what promises most is measured in rounds, the
+default in each of them, so that what a machine's minutes do to a figure they do to both.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.outcome import Measured, Outcome, describe
+from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
+from autotune.decide.links import LinkFit, fit_link
+from autotune.decide.network import expected_largest, step_time
+from autotune.decide.resampling import paired_ratio
+from autotune.decide.scaling import Dealt, Load, exchanges, predict
+from autotune.decide.statistics import Interval
+from autotune.errors import Undecided
+from autotune.search.trials import TrialRunner
+from trainer.config import GradientDtype, ParallelSettings, TrainConfig
+
+SIZES_BYTES = tuple(2**exponent for exponent in range(12, 27, 2))
+REPEATS, SIZE_SECONDS = 12, 3.0
+COMPUTE_STEPS, EXCHANGE_STEPS = 8, 6
+MOST_MICRO_BATCHES = 4
+"""Of a measured step: what more of them take follows from what they take."""
+LOSS_STEPS = 48
+EQUAL_LOSS_SHARE = 0.01
+"""Loss with 16-bit gradients may lie so far from that with 32 bits at the end of the check."""
+MERGED_PARTS = 32
+"""Gradients are kept in about so many parts: finer than buckets are."""
+CANDIDATES = 4
+WORTH_SHARE = 0.03
+"""What 16-bit gradients must promise before they are looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRequest:
+    """What to tune."""
+
+    config: TrainConfig
+    """As probed; its global batch is kept."""
+    data_dir: str
+    nodes: int
+    ranks_per_node: int
+    most_rows: int
+    """The largest micro-batch that leaves the headroom free."""
+    real_tokens_per_row: float
+    budget_s: float
+    trial_timeout_s: float
+    strategies: Sequence[str] = ("ddp", "zero1", "hsdp", "fsdp2")
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def half(self) -> GradientDtype:
+        """The 16-bit type that gradients can travel as: gloo has no bf16."""
+        return "bf16" if self.config.device == "cuda" else "fp16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An exchange at a dealing of the global batch."""
+
+    exchange: Exchange
+    dealt: Dealt
+    predicted_step_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Tried:
+    """What measuring a candidate gave."""
+
+    candidate: Candidate
+    micro_batch_s: float
+    """Of a further micro-batch: a measured step has four at most."""
+    figures: list[ExchangeFigures] = field(default_factory=list)
+    outcome: str = "not measured"
+
+    @property
+    def step_s(self) -> float | None:
+        """Median over all steps, of all micro-batches of the global batch."""
+        steps = [self.whole_s(second) for one in self.figures for second in one.step_s]
+        return statistics.median(steps) if steps else None
+
+    def whole_s(self, measured_s: float) -> float:
+        """A step of all micro-batches, from a measured one of some of them."""
+        further = self.candidate.dealt.micro_batches - self.figures[0].micro_batches
+        return measured_s + further * self.micro_batch_s
+
+    def rates(self) -> list[list[float]]:
+        """Real tokens/s of each step of each round."""
+        return [
+            [
+                one.real_tokens_per_step * self.candidate.dealt.micro_batches / one.micro_batches / self.whole_s(second)
+                for second in one.step_s
+            ]
+            for one in self.figures
+        ]
+
+
+@dataclass(slots=True, kw_only=True)
+class NetworkTuning:
+    """A tuning under way."""
+
+    request: NetworkRequest
+    runner: TrialRunner
+    links: LinkFigures | None = None
+    compute: RankCompute | None = None
+    tried: list[Tried] = field(default_factory=list)
+    equal_loss: str | None = None
+    slowdown_share: float = 0.0
+
+    def run(self) -> None:
+        """Everything in its order: links, steps in which nothing travels, the loss, and what promises most.
+
+        Raises:
+            Undecided: If links or those steps could not be measured.
+        """
+        self.measure_links()
+        self.measure_compute()
+        plain = self.candidates(sixteen_bit=False)
+        halved = self.candidates(sixteen_bit=True)
+        fastest = min(one.predicted_step_s for one in plain)
+        # Another recipe has to be worth something, and its check takes minutes.
+        worth = min(one.predicted_step_s for one in halved) < (1 - WORTH_SHARE) * fastest
+        self.measure(halved if worth and self.check_loss() else plain)
+
+    def measure_links(self) -> LinkFigures:
+        """Messages and matrix products.
+
+        Raises:
+            Undecided: If they could not be measured.
+        """
+        measured = {"sizes_bytes": list(SIZES_BYTES), "repeats": REPEATS, "seconds": SIZE_SECONDS}
+        outcome = self._run("links", measured, "links")
+        if not isinstance(outcome, Measured):
+            raise _undecided("the links", outcome)
+        self.links = LinkFigures.of(outcome)
+        return self.links
+
+    def fits(self) -> dict[str, LinkFit]:
+        """Links that have two ends here, by ``within`` and ``between``."""
+        links = self.links
+        if links is None:
+            return {}
+        found = {}
+        if links.within:
+            found["within"] = fit_link(links.within, links.ranks_per_node)
+        if links.between:
+            found["between"] = fit_link(links.between, links.nodes)
+        return found
+
+    def network(self) -> Network:
+        """As measured; where there is one node, what is between nodes is not known, and is as what is within."""
+        fits = {name: fit.link for name, fit in self.fits().items()}
+        within = fits.get("within")
+        between = fits.get("between", within or Link(latency_s=0.0, bytes_per_s=1e30))
+        return Network(
+            nodes=self.request.nodes, ranks_per_node=self.request.ranks_per_node, between=between, within=within
+        )
+
+    def measure_compute(self) -> RankCompute:
+        """Steps in which nothing travels, at the profile's micro-batch and at half of it.
+
+        Raises:
+            Undecided: If they could not be measured.
+        """
+        rows = self.request.config.micro_batch_rows
+        whole = self.steps_without(rows)
+        fixed_s = 0.0
+        if rows > 1:
+            half = self.steps_without(rows // 2)
+            row_s = (_computed_s(whole) - _computed_s(half)) / (rows - rows // 2)
+            fixed_s = min(max(0.0, _computed_s(whole) - rows * row_s), _computed_s(whole))
+        self.compute = compute_of(whole, fixed_s)
+        return self.compute
+
+    def load(self) -> Load:
+        """What is to be trained.
+
+        Raises:
+            ValueError: If nothing was measured yet.
+        """
+        if self.compute is None:
+            raise ValueError("compute first")
+        return Load(
+            compute=replace(self.compute, slowdown_share=self.slowdown_share),
+            global_batch_rows=self.request.config.global_batch_rows,
+            real_tokens_per_row=self.request.real_tokens_per_row,
+            most_rows=self.request.most_rows,
+        )
+
+    def candidates(self, *, sixteen_bit: bool) -> list[Candidate]:
+        """The default, then of each strategy and dtype what is predicted to be fastest, the fastest first."""
+        load, network = self.load(), self.network()
+        found = [self.default()]
+        by_kind: dict[tuple[str, str, bool], Candidate] = {}
+        for exchange in exchanges(sixteen_bit=sixteen_bit, strategies=self._strategies()):
+            wide = exchange.gradient_dtype == "fp32"
+            one = exchange if wide else replace(exchange, gradient_dtype=self.request.half)
+            predicted = predict(load, network, one)
+            if predicted is None:
+                continue
+            kind = (one.strategy, one.gradient_dtype, one.shard_within_nodes)
+            before = by_kind.get(kind)
+            if before is None or predicted.time.step_s < 0.995 * before.predicted_step_s:
+                by_kind[kind] = Candidate(exchange=one, dealt=predicted.dealt, predicted_step_s=predicted.time.step_s)
+        promising = sorted(by_kind.values(), key=lambda one: one.predicted_step_s)
+        # One of each strategy is shown, whatever is predicted of it.
+        kept = [
+            one
+            for number, one in enumerate(promising)
+            if number < CANDIDATES
+            or one.exchange.strategy not in {other.exchange.strategy for other in promising[:number]}
+        ]
+        same = found[0].exchange, found[0].dealt
+        return found + [one for one in kept if (one.exchange, one.dealt) != same]
+
+    def default(self) -> Candidate:
+        """What the trainer would do untold: DDP at the probed micro-batch."""
+        config = self.request.config
+        exchange = Exchange(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
+        dealt = dealt_as(config, self.request.ranks, config.micro_batch_rows)
+        time = step_time(self.load().compute, dealt.rows, dealt.micro_batches, exchange, self.network())
+        return Candidate(exchange=exchange, dealt=dealt, predicted_step_s=time.step_s)
+
+    def check_loss(self) -> bool:
+        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same."""
+        default = self.default()
+        losses = []
+        for dtype in ("fp32", self.request.half):
+            exchange = replace(default.exchange, gradient_dtype=dtype)
+            outcome = self._exchange(replace(default, exchange=exchange), LOSS_STEPS, f"equal loss, {dtype}")
+            if not isinstance(outcome, Measured):
+                self.equal_loss = f"not checked: with {dtype} gradients the run {describe(outcome)}"
+                return False
+            losses.append(statistics.fmean(ExchangeFigures.of(outcome).losses[-LOSS_STEPS // 4 :]))
+        wide, narrow = losses
+        apart = abs(narrow / wide - 1)
+        equal = apart <= EQUAL_LOSS_SHARE
+        self.equal_loss = (
+            f"after {LOSS_STEPS} steps the loss was {narrow:.4f} with {self.request.half} and {wide:.4f} with fp32 "
+            f"gradients: {apart:.2%} apart, {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
+        )
+        return equal
+
+    def measure(self, candidates: Sequence[Candidate]) -> None:
+        """Rounds of all that still run, until the budget is used up or three rounds are there."""
+        compute = self.load().compute
+        self.tried = [
+            Tried(candidate=one, micro_batch_s=compute.forward_backward_s(one.dealt.rows)) for one in candidates
+        ]
+        for number in range(3):
+            for one in self.tried if number % 2 == 0 else reversed(self.tried):
+                if number and (not one.figures or self.runner.seconds > self.request.budget_s):
+                    continue
+                label = f"round {number + 1}: {one.candidate.exchange.name}"
+                outcome = self._exchange(one.candidate, EXCHANGE_STEPS, label, number)
+                one.outcome = describe(outcome)
+                if isinstance(outcome, Measured):
+                    one.figures.append(ExchangeFigures.of(outcome))
+        self._learn_slowdown()
+
+    def fastest(self) -> tuple[Tried, Interval | None]:
+        """What to use, and by how much it is faster than the default; the default where nothing is proven to be."""
+        default = self.tried[0]
+        best, gain = default, None
+        for one in self.tried[1:]:
+            ratio = self._against(default, one)
+            proven = ratio is not None and (ratio.low or 0.0) > 1.0
+            if proven and (gain is None or (ratio is not None and ratio.value > gain.value)):
+                best, gain = one, ratio
+        return best, gain
+
+    def _against(self, default: Tried, one: Tried) -> Interval | None:
+        """Real tokens/s over the default's, rounds against each other; steps, where there was one round."""
+        rounds = list(zip(default.rates(), one.rates(), strict=False))
+        if len(rounds) == 1:
+            pairs = [(rate, base) for base, rate in zip(*rounds[0], strict=False)]
+        else:
+            pairs = [(statistics.median(rates), statistics.median(bases)) for bases, rates in rounds]
+        return paired_ratio(pairs) if pairs else None
+
+    def _learn_slowdown(self) -> None:
+        """What the default's steps lost beyond what was predicted while something travelled."""
+        default = self.tried[0]
+        if default.step_s is None or self.compute is None:
+            return
+        dealt, exchange = default.candidate.dealt, default.candidate.exchange
+        time = step_time(self.compute, dealt.rows, dealt.micro_batches, exchange, self.network())
+        hidden = time.exchange_s - time.exposed_s
+        if hidden > 0:
+            self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
+
+    def _strategies(self) -> list[str]:
+        two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
+        return [one for one in self.request.strategies if one != "hsdp" or two_levels]
+
+    def steps_without(self, rows: int, steps: int = COMPUTE_STEPS, number: int = 0) -> ExchangeFigures:
+        """Steps of one micro-batch in which nothing travels.
+
+        Raises:
+            Undecided: If they could not be measured.
+        """
+        measured = {"config": self._config(rows, 1, Exchange()), "steps": steps, "travels": False, "round": number}
+        outcome = self._run("exchange", measured, f"{rows} rows, nothing travels")
+        if not isinstance(outcome, Measured):
+            raise _undecided(f"steps of {rows} rows", outcome)
+        return ExchangeFigures.of(outcome)
+
+    def steps_with(
+        self, rows: int, micro_batches: int, exchange: Exchange, steps: int = EXCHANGE_STEPS, number: int = 0
+    ) -> ExchangeFigures:
+        """Steps whose gradients travel.
+
+        Raises:
+            Undecided: If they could not be measured.
+        """
+        outcome = self._travel(rows, micro_batches, exchange, steps=steps, label=exchange.name, number=number)
+        if not isinstance(outcome, Measured):
+            raise _undecided(f"steps with {exchange.name}", outcome)
+        return ExchangeFigures.of(outcome)
+
+    def _exchange(self, candidate: Candidate, steps: int, label: str, number: int = 0) -> Outcome:
+        dealt = candidate.dealt
+        micro_batches = min(MOST_MICRO_BATCHES, dealt.micro_batches)
+        return self._travel(dealt.rows, micro_batches, candidate.exchange, steps=steps, label=label, number=number)
+
+    def _travel(
+        self, rows: int, micro_batches: int, exchange: Exchange, *, steps: int, label: str, number: int
+    ) -> Outcome:
+        config = self._config(rows, micro_batches, exchange)
+        return self._run("exchange", {"config": config, "steps": steps, "travels": True, "round": number}, label)
+
+    def _config(self, rows: int, micro_batches: int, exchange: Exchange) -> dict[str, Any]:
+        parallel = {
+            "strategy": exchange.strategy,
+            "shard_ranks": self.request.ranks_per_node if exchange.shard_within_nodes else None,
+            "bucket_cap_mib": exchange.bucket_cap_bytes // MIB,
+            "gradient_dtype": exchange.gradient_dtype,
+        }
+        changed = self.request.config.model_copy(
+            update={
+                "micro_batch_rows": rows,
+                "global_batch_rows": rows * micro_batches * self.request.ranks,
+                "global_batch_tokens": None,
+                "global_batch_samples": None,
+                "max_epochs": None,
+                "parallel": self.request.config.parallel.model_copy(update=parallel),
+            }
+        )
+        return changed.model_dump(mode="json", exclude_none=True)
+
+    def _run(self, job: Any, measured: dict[str, Any], label: str) -> Outcome:  # noqa: ANN401 - a literal
+        measured = measured | {"nodes": self.request.nodes, "ranks_per_node": self.request.ranks_per_node}
+        trial = Trial(
+            job=job,
+            measured=measured,
+            place={"data_dir": self.request.data_dir},
+            timeout_s=self.request.trial_timeout_s,
+        )
+        return self.runner.run(trial, label)
+
+
+def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:
+    """As the trainer deals: so many rows at most in a micro-batch, all micro-batches alike."""
+    micro_batches = -(-config.global_batch_rows // (rows * ranks))
+    return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_rows // (micro_batches * ranks)))
+
+
+def compute_of(whole: ExchangeFigures, fixed_s: float) -> RankCompute:
+    """What a rank computes, from steps of one micro-batch in which nothing travels."""
+    ranks = len(whole.compute_s_by_rank)
+    # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
+    deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
+    jitter_share = statistics.median(deviations) if ranks > 1 else 0.0
+    # The measured steps wait for the slowest of these ranks already.
+    alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
+    return RankCompute(
+        row_s=alone * (_computed_s(whole) - fixed_s) / whole.rows,
+        micro_batch_s=alone * fixed_s,
+        update_s=whole.update_s,
+        gradients=merged(whole.gradients),
+        forward_share=whole.forward_share or 1 / 3,
+        jitter_share=jitter_share,
+    )
+
+
+def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
+    """Small gradients together with the next, so that a profile can hold them."""
+    total = sum(elements for elements, _ in gradients)
+    found: list[GradientPart] = []
+    elements = 0
+    for number, (count, ready) in enumerate(gradients):
+        elements += count
+        if elements * MERGED_PARTS >= total or number == len(gradients) - 1:
+            found.append(GradientPart(elements=elements, ready_share=ready))
+            elements = 0
+    return tuple(found)
+
+
+def _computed_s(figures: ExchangeFigures) -> float:
+    """Forward and backward of a step in which nothing travels, waiting for the slowest rank included."""
+    return max(1e-9, statistics.median(figures.step_s) - figures.update_s)
+
+
+def _undecided(what: str, outcome: Outcome) -> Undecided:
+    detail = "" if isinstance(outcome, Measured) else outcome.detail
+    return Undecided(
+        f"{what} could not be measured: {describe(outcome)}: {detail[:500]}",
+        next_step="See what the message says; --trial-timeout gives a measurement more time.",
+    )

@@ -1,0 +1,111 @@
+"""Cases of the paper's cluster whose efficiency follows from arithmetic: 128 nodes of two GPUs at 25 GbE.
+
+Assumed, not measured: 2.5 GB/s of a card (80 % of the line), 36 TFLOP/s in fp32 and 292 in bf16 (60 % and 35 % of the
+peak of an H100), no latency, no update. Efficiency is against one node with the same rows on every GPU.
+"""
+
+from dataclasses import dataclass, replace
+
+from autotune.core.network import Exchange, GradientPart, Link, Network, RankCompute
+from autotune.decide.network import hidden_bound_s, step_time
+from autotune.decide.scaling import Load, Predicted, best, exchanges
+from benchmarks.bars import Bar
+
+ROW_TOKENS = 512
+FP32_FLOPS_PER_S, BF16_FLOPS_PER_S = 36e12, 292e12
+CARD = Link(latency_s=0.0, bytes_per_s=2.5e9)
+PARTS_PER_LAYER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Sizes that matter here."""
+
+    elements: int
+    embedding_elements: int
+    layers: int
+
+
+BERT_120M = Encoder(elements=120_000_000, embedding_elements=30_522 * 768, layers=12)
+BERT_350M = Encoder(elements=350_000_000, embedding_elements=30_522 * 1024, layers=24)
+
+
+def network(nodes: int) -> Network:
+    """The paper's cluster; what is within a node counts as nothing."""
+    return Network(nodes=nodes, ranks_per_node=2, between=CARD)
+
+
+def compute(encoder: Encoder, flops_per_s: float) -> RankCompute:
+    """6 N T operations; gradients of layers evenly over backward, the embedding's last."""
+    parts = encoder.layers * PARTS_PER_LAYER
+    each = (encoder.elements - encoder.embedding_elements) // parts
+    gradients = [GradientPart(elements=each, ready_share=(number + 1) / parts) for number in range(parts)]
+    embedding = GradientPart(elements=encoder.embedding_elements, ready_share=1.0)
+    return RankCompute(
+        row_s=6 * encoder.elements * ROW_TOKENS / flops_per_s,
+        micro_batch_s=0.0,
+        update_s=0.0,
+        gradients=(*gradients, embedding),
+    )
+
+
+def efficiency(of: RankCompute, rows: int, micro_batches: int, exchange: Exchange, nodes: int) -> float:
+    """Of so many nodes, each rank with the same work as on one."""
+    alone = step_time(of, rows, micro_batches, exchange, network(1))
+    return alone.step_s / step_time(of, rows, micro_batches, exchange, network(nodes)).step_s
+
+
+def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
+    """The same if every micro-batch's backward could hide the exchange."""
+    alone = micro_batches * of.forward_backward_s(rows)
+    return alone / hidden_bound_s(of, rows, micro_batches, Exchange(), network(nodes))
+
+
+def tuned(sequences: int, nodes: int = 128) -> Predicted:
+    """The best exchange of the 120 M model in bf16 with a global batch of so many sequences.
+
+    Raises:
+        ValueError: If there are fewer sequences than ranks.
+    """
+    load = Load(
+        compute=compute(BERT_120M, BF16_FLOPS_PER_S),
+        global_batch_rows=sequences,
+        real_tokens_per_row=ROW_TOKENS,
+        most_rows=184,
+    )
+    found = best(load, network(nodes), exchanges(sixteen_bit=True))
+    if found is None or found.efficiency is None:
+        raise ValueError(f"{sequences} sequences leave ranks without a row")
+    return found
+
+
+def bars() -> list[Bar]:
+    """Every golden case; figures are predictions."""
+    fp32, bf16 = compute(BERT_120M, FP32_FLOPS_PER_S), compute(BERT_120M, BF16_FLOPS_PER_S)
+    large = compute(BERT_350M, FP32_FLOPS_PER_S)
+    plain = Exchange()
+    twice, once = tuned(94_208), tuned(47_104)
+    assert once.efficiency is not None and once.bound_efficiency is not None
+    cases: list[tuple[str, float | None, float, str]] = [
+        ("120m_fp32_b184_at_128_nodes", efficiency(fp32, 184, 1, plain, 128), 0.95, ">="),
+        ("120m_bf16_fp32_gradients_off_half", abs(efficiency(bf16, 184, 1, plain, 128) - 0.5), 0.03, "<="),
+        ("120m_bf16_94208_sequences_tuned", twice.efficiency, 0.90, ">="),
+        ("120m_bf16_47104_sequences_tuned_out_of_reach", once.efficiency, 0.90, "<="),
+        ("350m_fp32_b20_at_2_nodes_off_0.79", abs(efficiency(large, 20, 1, plain, 2) - 0.79), 0.02, "<="),
+        ("350m_fp32_b20_at_128_nodes_off_0.46", abs(efficiency(large, 20, 1, plain, 128) - 0.46), 0.02, "<="),
+        ("350m_fp32_b20_accumulation_3_bound", bound(large, 20, 3, 128), 0.99, ">="),
+    ]
+    return [
+        Bar(name=f"network_golden_{name}_share", figure=figure, unit="share", bar=limit, direction=direction)  # type: ignore[arg-type]
+        for name, figure, limit, direction in cases
+    ]
+
+
+def ddp_with_accumulation_3() -> dict[str, float]:
+    """What DDP makes of the last case: only the last micro-batch hides anything, so the bound is out of its reach."""
+    large = compute(BERT_350M, FP32_FLOPS_PER_S)
+    half = replace(Exchange(), gradient_dtype="bf16")
+    return {
+        "fp32 gradients": efficiency(large, 20, 3, Exchange(), 128),
+        "bf16 gradients": efficiency(large, 20, 3, half, 128),
+    }

@@ -1,0 +1,206 @@
+"""``python -m benchmarks.network [--json FILE]``: what is predicted of training over a network, against what it takes.
+
+- Several hosts (network namespaces, links shaped by ``tc tbf``; needs root) run the trainer's own DDP over gloo, at 1
+  Gbit/s and 200 Mbit/s. Predicted from latency, bandwidth and steps in which no gradient travels, all ranks running;
+  steps with and without travelling gradients take turns, and the median of rounds counts.
+- What ``autotune network`` chooses against the default, at the same global batch, in real tokens/s.
+- Useful nodes as predicted from two nodes, against brute force over a simulated cluster.
+- Cases of the paper's cluster that follow from arithmetic.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.core.network import MIB, Exchange
+from autotune.decide.network import step_time
+from autotune.errors import AutotuneError
+from autotune.measure.clock import SystemClock
+from autotune.measure.together import TogetherMachine
+from autotune.search.network import NetworkRequest, NetworkTuning, compute_of
+from autotune.search.trials import TrialRunner
+from autotune.store import Ledger, write_atomically
+from benchmarks import golden_network, useful_nodes
+from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.corpora import real_lengths, write_learnable_corpus
+from benchmarks.namespaces import Host, hosts
+from trainer.config import ModelSettings, TrainConfig
+from trainer.errors import TrainerError
+
+RATES_BITS_PER_S = (1_000_000_000, 200_000_000)
+HOSTS = (2, 4)
+ERROR_BARS = {2: 0.08, 4: 0.12}
+GAIN_BAR, NODES_BAR = 1.8, 1
+MODEL = {
+    "model_type": "bert", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
+    "intermediate_size": 1024, "max_position_embeddings": 512,
+}  # fmt: skip
+"""Small enough that a core takes about as long for a step as 200 Mbit/s for its gradients."""
+VOCAB_SIZE, SEQ_LENGTH_TOKENS = 2048, 256
+ROWS, FEW_ROWS = 2, 1
+ROUNDS = 5
+STEPS = 4
+PORT = 29_511
+SAMPLES = 8_000
+PREDICTED = (
+    (1, Exchange()),
+    (2, Exchange()),
+    (1, Exchange(bucket_cap_bytes=5 * MIB)),
+    (1, Exchange(gradient_dtype="fp16")),
+)
+"""Micro-batches and exchanges whose steps are predicted and measured."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description="Predicted against measured.")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--skip-simulated", action="store_true", help="leave the brute force out, which takes minutes")
+    options = parser.parse_args(arguments)
+    found: dict[str, Any] = {"predicted": [], "chosen": [], "useful_nodes": []}
+    try:
+        with tempfile.TemporaryDirectory(prefix="network-") as place:
+            data = corpus(Path(place) / "data")
+            for count in HOSTS:
+                for rate in RATES_BITS_PER_S:
+                    found["predicted"] += _predictions(count, rate, data, Path(place), options.rounds)
+            for count in HOSTS:
+                found["chosen"].append(_choice(count, RATES_BITS_PER_S[-1], data, Path(place)))
+    except (AutotuneError, TrainerError) as error:
+        sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
+        return EXIT_UNMEASURED
+    if not options.skip_simulated:
+        found["useful_nodes"] = [case.to_json() for case in useful_nodes.run()]
+    found["accumulation_3_by_ddp"] = golden_network.ddp_with_accumulation_3()
+    bars = make_bars(found)
+    found["bars"] = [bar.to_json() for bar in bars]
+    if options.json:
+        write_atomically(options.json, json.dumps(found, indent=1) + "\n")
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def make_bars(found: dict[str, Any]) -> list[Bar]:
+    """The worst of each kind."""
+    bars = []
+    for count, limit in ERROR_BARS.items():
+        errors = [
+            abs(one["predicted_s"] / one["measured_s"] - 1) for one in found["predicted"] if one["hosts"] == count
+        ]
+        worst = max(errors, default=None)
+        name = f"network_worst_step_error_{count}_hosts_share"
+        bars.append(Bar(name=name, figure=worst, unit="share", bar=limit, direction="<="))
+    gains = [one["gain"] for one in found["chosen"] if one["gain"] is not None]
+    gain = min(gains, default=None)
+    bars.append(Bar(name="network_chosen_to_default_ratio", figure=gain, unit="ratio", bar=GAIN_BAR, direction=">="))
+    off = max((abs(one["predicted"] - one["true"]) for one in found["useful_nodes"]), default=None)
+    bars.append(Bar(name="network_useful_nodes_off_count", figure=off, unit="count", bar=NODES_BAR, direction="<="))
+    return bars + golden_network.bars()
+
+
+def together(found: Sequence[Host], scratch: Path) -> TogetherMachine:
+    """One torchrun on each host, which meet at the first one's address."""
+
+    def start(arguments: Sequence[str]) -> list[str]:
+        commands = [
+            shlex.join(
+                host.command(
+                    "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, "-m",
+                    "torch.distributed.run", f"--nnodes={len(found)}", f"--node-rank={number}",
+                    f"--master-addr={found[0].address}", f"--master-port={PORT}", "--nproc-per-node=1",
+                    "--max-restarts=0", *arguments,
+                )
+            )
+            for number, host in enumerate(found)
+        ]  # fmt: skip
+        return ["bash", "-c", " & ".join(commands) + " & wait"]
+
+    return TogetherMachine(start, "cpu", scratch)
+
+
+def corpus(directory: Path) -> Path:
+    """Sequences that a model can learn something of, so that the check of equal loss means something."""
+    write_learnable_corpus(directory, real_lengths(SAMPLES, seed=0), real_lengths(100, seed=1), vocab_size=VOCAB_SIZE)
+    return directory
+
+
+def _tuning(machine: TogetherMachine, place: Path, data: Path, count: int, rows: int) -> NetworkTuning:
+    """At a global batch of so many rows a rank."""
+    config = TrainConfig(
+        model=ModelSettings(name="bert-4x256", config=MODEL),
+        seq_length_tokens=SEQ_LENGTH_TOKENS,
+        micro_batch_rows=rows,
+        global_batch_rows=rows * count,
+        layout="packed",
+    )
+    request = NetworkRequest(
+        config=config, data_dir=str(data), nodes=count, ranks_per_node=1, most_rows=rows,
+        real_tokens_per_row=float(config.seq_length_tokens), budget_s=600.0, trial_timeout_s=300.0,
+    )  # fmt: skip
+    ledger = Ledger(Path(tempfile.mkdtemp(dir=place)), "network")
+    return NetworkTuning(
+        request=request, runner=TrialRunner(machine=machine, ledger=ledger, site="lab", clock=SystemClock())
+    )
+
+
+def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) -> list[dict[str, Any]]:
+    with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
+        tuning = _tuning(machine, place, data, count, ROWS)
+        tuning.measure_links()
+        computes, measured = [], [[] for _ in PREDICTED]  # type: ignore[var-annotated]
+        for number in range(rounds):
+            computes.append(tuning.steps_without(ROWS, STEPS, number))
+            for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
+                kept.append(tuning.steps_with(ROWS, micro_batches, exchange, STEPS, number))
+            sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
+        fit = tuning.fits()["between"]
+        rows = []
+        for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
+            ratios, steps = [], []
+            for without, with_ in zip(computes, kept, strict=True):
+                compute = compute_of(without, 0.0)
+                time = step_time(compute, ROWS, micro_batches, exchange, tuning.network())
+                steps.append(statistics.median(with_.step_s))
+                ratios.append(time.step_s / steps[-1])
+            middle = statistics.median(steps)
+            rows.append(
+                {
+                    "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches, "exchange": exchange.name,
+                    "latency_s": fit.latency_s.value, "bytes_per_s": fit.bytes_per_s.value,
+                    "without_s": statistics.median(second for one in computes for second in one.step_s),
+                    "measured_s": middle, "predicted_s": statistics.median(ratios) * middle, "ratios": ratios,
+                }
+            )  # fmt: skip
+            sys.stderr.write(f"  {json.dumps(rows[-1])}\n")
+        return rows
+
+
+def _choice(count: int, rate: int, data: Path, place: Path) -> dict[str, Any]:
+    """What the tuning chooses where the network is the limit, against the default, rounds against each other."""
+    with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
+        tuning = _tuning(machine, place, data, count, FEW_ROWS)
+        tuning.run()
+        chosen, gain = tuning.fastest()
+        default = tuning.tried[0]
+        row = {
+            "hosts": count, "bits_per_s": rate, "chosen": chosen.candidate.exchange.name,
+            "default_s": default.step_s, "chosen_s": chosen.step_s, "gain": None if gain is None else gain.value,
+            "gain_low": None if gain is None else gain.low, "equal_loss": tuning.equal_loss,
+            "tried": [
+                {"exchange": one.candidate.exchange.name, "predicted_s": one.candidate.predicted_step_s,
+                 "step_s": one.step_s} for one in tuning.tried
+            ],
+        }  # fmt: skip
+        sys.stderr.write(f"  {json.dumps(row)}\n")
+        return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())
