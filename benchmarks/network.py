@@ -10,15 +10,18 @@
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.core.network import MIB, Exchange
+from autotune.core.trial import ExchangeFigures
 from autotune.decide.network import step_time
 from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
@@ -44,7 +47,7 @@ MODEL = {
 """Small enough that a core takes about as long for a step as 200 Mbit/s for its gradients."""
 VOCAB_SIZE, SEQ_LENGTH_TOKENS = 2048, 256
 ROWS, FEW_ROWS = 2, 1
-ROUNDS = 5
+ROUNDS = 4
 STEPS = 4
 PORT = 29_511
 SAMPLES = 8_000
@@ -55,6 +58,25 @@ PREDICTED = (
     (1, Exchange(gradient_dtype="fp16")),
 )
 """Micro-batches and exchanges whose steps are predicted and measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """Steps with gradients that travel, and those before and after in which nothing does."""
+
+    before: ExchangeFigures
+    travelled: ExchangeFigures
+    after: ExchangeFigures
+
+    @property
+    def around(self) -> ExchangeFigures:
+        """Both of these together."""
+        ranks = zip(self.before.compute_s_by_rank, self.after.compute_s_by_rank, strict=True)
+        return replace(
+            self.before,
+            step_s=self.before.step_s + self.after.step_s,
+            compute_s_by_rank=tuple(one + other for one, other in ranks),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,11 +129,14 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
 
 def together(found: Sequence[Host], scratch: Path) -> TogetherMachine:
     """One torchrun on each host, which meet at the first one's address."""
+    processors = sorted(os.sched_getaffinity(0))
 
     def start(arguments: Sequence[str]) -> list[str]:
         commands = [
             shlex.join(
                 host.command(
+                    # Hosts have processors of their own: unless they are told which, all would use all.
+                    "taskset", "--cpu-list", str(processors[number % len(processors)]),
                     "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, "-m",
                     "torch.distributed.run", f"--nnodes={len(found)}", f"--node-rank={number}",
                     f"--master-addr={found[0].address}", f"--master-port={PORT}", "--nproc-per-node=1",
@@ -154,27 +179,32 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
     with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
         tuning = _tuning(machine, place, data, count, ROWS)
         tuning.measure_links()
-        computes, measured = [], [[] for _ in PREDICTED]  # type: ignore[var-annotated]
+        measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
-            computes.append(tuning.steps_without(ROWS, STEPS, number))
-            for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
-                kept.append(tuning.steps_with(ROWS, micro_batches, exchange, STEPS, number))
+            before = tuning.steps_without(ROWS, STEPS, 2 * len(PREDICTED) * number)
+            for position, (kept, (micro_batches, exchange)) in enumerate(zip(measured, PREDICTED, strict=True)):
+                turn = 2 * (len(PREDICTED) * number + position) + 1
+                travelled = tuning.steps_with(ROWS, micro_batches, exchange, STEPS, turn)
+                after = tuning.steps_without(ROWS, STEPS, turn + 1)
+                kept.append(_Turn(before=before, travelled=travelled, after=after))
+                before = after
             sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
         fit = tuning.fits()["between"]
         rows = []
         for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
-            ratios, steps = [], []
-            for without, with_ in zip(computes, kept, strict=True):
-                compute = compute_of(without, 0.0)
+            ratios, steps, withouts = [], [], []
+            for one in kept:
+                compute = compute_of(one.around, 0.0)
                 time = step_time(compute, ROWS, micro_batches, exchange, tuning.network())
-                steps.append(statistics.median(with_.step_s))
+                steps.append(statistics.median(one.travelled.step_s))
+                withouts.append(statistics.median(one.around.step_s))
                 ratios.append(time.step_s / steps[-1])
             middle = statistics.median(steps)
             rows.append(
                 {
                     "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches, "exchange": exchange.name,
                     "latency_s": fit.latency_s.value, "bytes_per_s": fit.bytes_per_s.value,
-                    "without_s": statistics.median(second for one in computes for second in one.step_s),
+                    "without_s": statistics.median(withouts),
                     "measured_s": middle, "predicted_s": statistics.median(ratios) * middle, "ratios": ratios,
                 }
             )  # fmt: skip

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from trainer.config import GradientDtype
 
 MIB = 2**20
-FIRST_BUCKET_BYTES = MIB
-"""DDP's first bucket is small, so that something travels early."""
+FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
+"""DDP's first bucket is small, so that something travels early; where a size is asked for, it has that."""
 FP32_BYTES = 4
 BACKWARD_SHARE = 2 / 3
 """Of forward and backward: twice the products."""
@@ -149,7 +149,8 @@ class Simulator:
         """Bytes that travel and the part of backward after which they may, of each bucket in its order."""
         width = FP32_BYTES if recipe.gradient_dtype == "fp32" else 2
         found: list[tuple[float, float]] = []
-        elements, limit = 0, FIRST_BUCKET_BYTES
+        elements = 0
+        limit = FIRST_BUCKET_BYTES if recipe.bucket_cap_bytes == DEFAULT_CAP_BYTES else recipe.bucket_cap_bytes
         gradients = self.model.gradients()
         for number, (count, ready) in enumerate(gradients):
             elements += count

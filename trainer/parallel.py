@@ -33,6 +33,7 @@ _SYNC_BUFFERS = (
 
 
 _GROUP_LATER_S = 60.0
+_TORCHS_BUCKET_CAP_MIB = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +266,8 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
     wrapped = DistributedDataParallel(
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=parallel.bucket_cap_mib,
+        # Only where nobody names a size does torch make the first bucket small, so that something travels early.
+        bucket_cap_mb=None if parallel.bucket_cap_mib == _TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
         **unchanged_buffers,

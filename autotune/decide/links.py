@@ -16,8 +16,6 @@ Array = npt.NDArray[np.float64]
 RESAMPLES = 400
 LEAST_BYTES = 2**20
 """Of messages that tell the bandwidth."""
-_PASSES = 4
-"""Latency and bandwidth are told by each other; these are enough."""
 SLOW_LINK_SHARE = 0.6
 """Of the speed that the interface names; below, people are warned."""
 SLOW_MEMBER_SHARE = 0.8
@@ -70,7 +68,7 @@ def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
         found.append(_line(sizes, np.array(again)))
     lines = np.array(found)
     hops = 2 * (members - 1)
-    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).any() else sizes > 0
+    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
     fitted = lines[0, 0] + lines[0, 1] * sizes
     # One hop carries 1/k of the bytes.
     return LinkFit(
@@ -82,15 +80,18 @@ def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
 
 
 def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
-    """Intercept, of the smallest, and slope, of the large ones; for sizes in ascending order."""
-    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).any() else sizes > sizes[0]
-    intercept = slope = 0.0
-    for _ in range(_PASSES):
-        weights = 1 / seconds[large]
-        left = np.maximum(seconds[large] - intercept, 0.0)
-        slope = float((left * weights * sizes[large] * weights).sum() / ((sizes[large] * weights) ** 2).sum())
-        intercept = max(0.0, float(seconds[0] - slope * sizes[0]))
-    return intercept, slope
+    """Intercept, of the smallest, and slope, of the large ones; for sizes in ascending order.
+
+    The slope has an intercept of its own that is forgotten: what a link lends to a message after a rest, or takes from
+    every message for a start, is not bandwidth.
+    """
+    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
+    weights = 1 / seconds[large]
+    columns = np.stack([weights, sizes[large] * weights], axis=1)
+    (_, slope), *_ = np.linalg.lstsq(columns, np.ones(len(weights)), rcond=None)
+    if slope <= 0:  # noise alone
+        slope = float(np.median(seconds[large] / sizes[large]))
+    return max(0.0, float(seconds[0] - slope * sizes[0])), float(slope)
 
 
 def _interval(values: Array) -> Interval:
@@ -101,6 +102,8 @@ def _interval(values: Array) -> Interval:
 
 def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
     """Who is slow among equals: the name, and its rate over the median of all; two can only be told by both."""
+    if not rates:
+        return {}
     middle = statistics.median(rates.values())
     return {name: rate / middle for name, rate in rates.items() if rate < SLOW_MEMBER_SHARE * middle}
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
 
-FIRST_BUCKET_BYTES = MIB
-"""DDP's first bucket is small, so that something travels early (torch 2.13, reducer.hpp)."""
+FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
+"""DDP's first bucket is small, so that something travels early, where buckets have their default size (torch 2.13,
+nn/parallel/distributed.py); where another is asked for, it is as large as the others."""
 FP32_BYTES = 4
 
 
@@ -75,8 +76,9 @@ class Bucket:
 
 
 def buckets(gradients: Sequence[GradientPart], cap_bytes: int) -> list[Bucket]:
-    """As DDP lays them out: in order of readiness, each closed by the gradient that fills it, the first one early."""
-    found, elements, limit = [], 0, FIRST_BUCKET_BYTES
+    """As DDP lays them out: in order of readiness, each closed by the gradient that fills it."""
+    found, elements = [], 0
+    limit = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
     for number, part in enumerate(gradients):
         elements += part.elements
         if elements * FP32_BYTES >= limit or number == len(gradients) - 1:

@@ -1,0 +1,284 @@
+"""What is known of training a profile on more nodes: from what was measured, or from assumptions that are said."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.core.evidence import CurvePoint, LinkEvidence, NetworkEvidence, ScalingRow
+from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.profile import Profile
+from autotune.decide.choose import rows_with_headroom
+from autotune.decide.scaling import Load, best, exchanges, levers, scale, useful_nodes
+from autotune.errors import BadInput, ProfileRefused
+from autotune.search.network_evidence import compute_from, scaling_row
+
+ASSUMED_LATENCY_S = 25e-6
+ASSUMED_LINE_SHARE = 0.8
+"""Of the line's rate that all-reduces reach, where only the rate is known."""
+MOST_NODES = 8192
+PARTS_PER_LAYER = 4
+USEFUL_WITHIN = 4
+"""Useful nodes are looked for up to so many times the largest number that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What the user says of links that were not measured."""
+
+    bits_per_s: float
+    """The line rate of a node's network card."""
+    latency_s: float = ASSUMED_LATENCY_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A profile's load and network, and where they come from."""
+
+    load: Load
+    network: Network
+    worse: Network
+    """At the worse end of the links' intervals."""
+    better: Network
+    exchanges: tuple[Exchange, ...]
+    sources: tuple[str, ...]
+    """A sentence for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
+
+    name: str
+    global_batch_tokens: int
+    rows: tuple[ScalingRow, ...]
+    useful_nodes: int
+    levers: tuple[str, ...]
+    steps_per_epoch: float | None
+    """None where the dataset's size is not known."""
+    bound: tuple[tuple[int, float], ...]
+    """Nodes and efficiency if every micro-batch's backward could hide the exchange."""
+    sources: tuple[str, ...]
+
+
+def known_of(
+    profile: Profile,
+    *,
+    assumed: Assumed | None,
+    ranks_per_node: int | None,
+    global_batch_tokens: int | None,
+    sixteen_bit: bool,
+) -> Known:
+    """Put together what is known.
+
+    Args:
+        profile: Probed, and better with its network measured.
+        assumed: Instead of measured links between nodes.
+        ranks_per_node: None takes what was measured.
+        global_batch_tokens: In real tokens; None takes the profile's.
+        sixteen_bit: Whether gradients may travel in 16 bits, as if the loss had been found equal.
+
+    Raises:
+        ProfileRefused: If the profile was not probed.
+        BadInput: If nothing is known of the links between nodes.
+    """
+    probe, evidence = profile.evidence.probe, profile.evidence.network
+    if probe is None:
+        raise ProfileRefused(
+            "the profile has no probed micro-batch", next_step=f"Probe first: autotune probe --model {profile.train.model.name}"
+        )
+    compute, compute_source = _compute(profile, evidence)
+    networks, link_source = _networks(evidence, assumed, ranks_per_node or _ranks(profile))
+    tokens = global_batch_tokens or profile.constraints.global_batch_tokens
+    halved = sixteen_bit or profile.train.parallel.gradient_dtype != "fp32"
+    load = Load(
+        compute=compute,
+        global_batch_rows=max(1, round(tokens / probe.mean_real_tokens_per_row)),
+        real_tokens_per_row=probe.mean_real_tokens_per_row,
+        most_rows=max(
+            profile.train.micro_batch_rows, rows_with_headroom(probe.feasible_max, profile.constraints.headroom_share)
+        ),
+    )
+    worse, middle, better = networks
+    return Known(
+        load=load,
+        network=middle,
+        worse=worse,
+        better=better,
+        exchanges=exchanges(sixteen_bit=halved),
+        sources=(compute_source, link_source),
+    )
+
+
+def predict_scaling(name: str, known: Known, counts: Sequence[int], samples_per_epoch: float | None) -> Scaling:
+    """Efficiency at these numbers of nodes, and how many are useful.
+
+    Args:
+        name: Of the model, for tables and charts.
+        known: Of ``known_of``.
+        counts: Numbers of nodes; those with more ranks than rows are left out.
+        samples_per_epoch: Rows of one pass over the dataset; None where that is not known.
+
+    Raises:
+        BadInput: If every one of them has more ranks than the global batch has rows.
+    """
+    load = known.load
+
+    def efficient(nodes: int) -> float | None:
+        found = best(load, replace(known.network, nodes=nodes), known.exchanges)
+        return None if found is None else found.efficiency
+
+    predicted = scale(load, known.network, known.exchanges, counts)
+    if not predicted:
+        raise BadInput(
+            f"a global batch of {load.global_batch_rows} rows is fewer than the ranks of {min(counts)} nodes",
+            next_step="Ask for fewer nodes, or a larger batch: --global-batch-tokens.",
+        )
+    most = max(1, min(MOST_NODES, load.global_batch_rows // known.network.ranks_per_node))
+    rows = []
+    for one in predicted:
+        ends = [best(load, replace(end, nodes=one.nodes), known.exchanges) for end in (known.worse, known.better)]
+        rows.append(scaling_row(one, [None if end is None else end.efficiency for end in ends]))
+    looked_at = min(most, USEFUL_WITHIN * max(counts))
+    lifted = levers(load, known.network, known.exchanges, looked_at)
+    return Scaling(
+        name=name,
+        global_batch_tokens=round(load.real_tokens),
+        rows=tuple(rows),
+        useful_nodes=useful_nodes(efficient, looked_at),
+        levers=tuple(f"{one.change}: {one.useful_nodes} nodes" for one in lifted),
+        steps_per_epoch=None if samples_per_epoch is None else samples_per_epoch / load.global_batch_rows,
+        bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
+        sources=known.sources,
+    )
+
+
+def _ranks(profile: Profile) -> int:
+    evidence, probe = profile.evidence.network, profile.evidence.probe
+    return evidence.ranks_per_node if evidence is not None else probe.local_ranks if probe is not None else 1
+
+
+def _compute(profile: Profile, evidence: NetworkEvidence | None) -> tuple[RankCompute, str]:
+    if evidence is not None and evidence.compute is not None:
+        return compute_from(evidence.compute), "computing: measured, steps of all ranks in which nothing travelled"
+    probe = profile.evidence.probe
+    assert probe is not None
+    return _of_curve(profile, probe.curve), (
+        "computing: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
+    )
+
+
+def _of_curve(profile: Profile, curve: Sequence[CurvePoint]) -> RankCompute:
+    """A line through the curve's ends; the update is in what does not grow with the rows."""
+    first, last = min(curve, key=lambda point: point.rows), max(curve, key=lambda point: point.rows)
+    row_s = last.step_s / last.rows
+    if last.rows > first.rows:
+        row_s = max(0.0, (last.step_s - first.step_s) / (last.rows - first.rows))
+    return RankCompute(
+        row_s=row_s,
+        micro_batch_s=max(0.0, last.step_s - last.rows * row_s),
+        update_s=0.0,
+        gradients=assumed_gradients(profile),
+    )
+
+
+def assumed_gradients(profile: Profile) -> tuple[GradientPart, ...]:
+    """Gradients by the model's shape: layers one after the other, then everything else, as embeddings are ready last.
+
+    Raises:
+        BadInput: If the number of parameters is not known.
+    """
+    probe, config = profile.evidence.probe, profile.train.model.config
+    parameters = None if probe is None else probe.parameters
+    if parameters is None:
+        raise BadInput(
+            "the profile does not say how many parameters the model has",
+            next_step=f"Measure it: autotune network --profile PROFILE; or probe {profile.train.model.name} again.",
+        )
+    layers, hidden = int(config.get("num_hidden_layers", 12)), int(config.get("hidden_size", 768))
+    intermediate = int(config.get("intermediate_size", 4 * hidden))
+    matrices = 3 if config["model_type"] == "modernbert" else 2  # a gated layer has one more
+    in_layers = min(parameters, layers * (4 * hidden**2 + matrices * hidden * intermediate))
+    parts = layers * PARTS_PER_LAYER
+    found = [
+        GradientPart(elements=max(1, in_layers // parts), ready_share=(number + 1) / parts) for number in range(parts)
+    ]
+    return (*found, GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0))
+
+
+def _networks(
+    evidence: NetworkEvidence | None, assumed: Assumed | None, ranks_per_node: int
+) -> tuple[tuple[Network, Network, Network], str]:
+    """The worse, the likely and the better one."""
+    within = _link(evidence, "within nodes")
+    measured = _link(evidence, "between nodes")
+
+    def of(between: Link) -> Network:
+        return Network(
+            nodes=2, ranks_per_node=ranks_per_node, between=between, within=None if within is None else _middle(within)
+        )
+
+    if assumed is not None:
+        link = Link(latency_s=assumed.latency_s, bytes_per_s=ASSUMED_LINE_SHARE * assumed.bits_per_s / 8)
+        told = (
+            f"links between nodes: assumed, {ASSUMED_LINE_SHARE:.0%} of {assumed.bits_per_s / 1e9:g} Gbit/s and "
+            f"{1e6 * assumed.latency_s:g} µs a hop"
+        )
+        return (of(link), of(link), of(link)), told
+    if measured is None:
+        raise BadInput(
+            "nothing is known of the network between nodes",
+            next_step="Measure it: autotune network --slurm (two nodes); or assume a card: --bandwidth 25Gbit.",
+        )
+    worse = Link(
+        latency_s=measured.latency_s_high or measured.latency_s,
+        bytes_per_s=measured.bytes_per_s_low or measured.bytes_per_s,
+    )
+    better = Link(
+        latency_s=measured.latency_s_low or measured.latency_s,
+        bytes_per_s=measured.bytes_per_s_high or measured.bytes_per_s,
+    )
+    told = f"links between nodes: measured on {measured.members} nodes"
+    return (of(worse), of(_middle(measured)), of(better)), told
+
+
+def _link(evidence: NetworkEvidence | None, scope: str) -> LinkEvidence | None:
+    return next((one for one in evidence.links if one.scope == scope), None) if evidence is not None else None
+
+
+def _middle(link: LinkEvidence) -> Link:
+    return Link(latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+
+
+def measured_row(predicted: ScalingRow, step_s: Sequence[float], real_tokens: float, one_node: float) -> ScalingRow:
+    """The same row with what was measured.
+
+    Args:
+        predicted: What was expected.
+        step_s: Of each measured step.
+        real_tokens: Of a step.
+        one_node: Real tokens/s of one node, measured too.
+    """
+    middle = statistics.median(step_s)
+    rate = real_tokens / middle
+    return predicted.model_copy(
+        update={
+            "step_s": middle,
+            "real_tokens_per_s": rate,
+            "efficiency": rate / (predicted.nodes * one_node),
+            "efficiency_low": None,
+            "efficiency_high": None,
+            "limit": "n/a",
+            "measured": True,
+        }
+    )
+
+
+def is_whole(value: float) -> bool:
+    """Whether a number has no fraction."""
+    return math.isfinite(value) and value == int(value)
+
+
+def bucket_cap_mib(exchange: Exchange) -> int:
+    """For settings."""
+    return exchange.bucket_cap_bytes // MIB
