@@ -76,3 +76,33 @@ def format_count(value: float | None, digits: int = 0) -> str:
 def format_share(value: float | None) -> str:
     """Show a share between 0 and 1 as a percentage; ``n/a`` when it is missing."""
     return "n/a" if value is None else f"{value * 100:.1f} %"
+
+
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?\s*", re.IGNORECASE)
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us|µs)\s*")
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+
+
+def parse_bits_per_s(text: str) -> float:
+    """Read a line rate such as ``25Gbit`` or ``200 Mbit/s``.
+
+    Raises:
+        ValueError: If the text is not a positive rate in bits.
+    """
+    match = _RATE.fullmatch(text)
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{text!r} is not a line rate: write bits per second, such as 25Gbit")
+    return float(match[1]) * _DECIMAL[match[2].lower()]
+
+
+def parse_seconds(text: str) -> float:
+    """Read a time such as ``25us``.
+
+    Raises:
+        ValueError: If the text is not a time with a unit.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time: write a number and s, ms or us, such as 25us")
+    return float(match[1]) * _SECONDS[match[2]]

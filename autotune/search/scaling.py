@@ -1,8 +1,7 @@
 """What is known of training a profile on more nodes: from what was measured, or from assumptions that are said."""
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.evidence import CurvePoint, LinkEvidence, NetworkEvidence, ScalingRow
@@ -11,6 +10,7 @@ from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.scaling import Load, best, exchanges, levers, scale, useful_nodes
 from autotune.errors import BadInput, ProfileRefused
+from autotune.search.network import MOST_MICRO_BATCHES, NetworkTuning
 from autotune.search.network_evidence import compute_from, scaling_row
 
 ASSUMED_LATENCY_S = 25e-6
@@ -85,7 +85,8 @@ def known_of(
     probe, evidence = profile.evidence.probe, profile.evidence.network
     if probe is None:
         raise ProfileRefused(
-            "the profile has no probed micro-batch", next_step=f"Probe first: autotune probe --model {profile.train.model.name}"
+            "the profile has no probed micro-batch",
+            next_step=f"Probe first: autotune probe --model {profile.train.model.name}",
         )
     compute, compute_source = _compute(profile, evidence)
     networks, link_source = _networks(evidence, assumed, ranks_per_node or _ranks(profile))
@@ -250,35 +251,57 @@ def _middle(link: LinkEvidence) -> Link:
     return Link(latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
 
 
-def measured_row(predicted: ScalingRow, step_s: Sequence[float], real_tokens: float, one_node: float) -> ScalingRow:
-    """The same row with what was measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A step of the whole global batch on so many nodes."""
 
-    Args:
-        predicted: What was expected.
-        step_s: Of each measured step.
-        real_tokens: Of a step.
-        one_node: Real tokens/s of one node, measured too.
+    step_s: float
+    real_tokens: float
+    exact: bool
+    """Whether all micro-batches were measured, or further ones added as they were predicted."""
+
+
+def exchange_of(row: ScalingRow) -> Exchange:
+    """The exchange that a row is of."""
+    return Exchange(strategy=row.strategy, gradient_dtype=row.gradient_dtype, bucket_cap_bytes=row.bucket_cap_mib * MIB)
+
+
+def measured_step(tuning: NetworkTuning, known: Known, row: ScalingRow, steps: int) -> MeasuredStep:
+    """Measure some micro-batches of a row's step, and add what further ones take.
+
+    Raises:
+        Undecided: If it could not be measured.
     """
-    middle = statistics.median(step_s)
-    rate = real_tokens / middle
-    return predicted.model_copy(
-        update={
-            "step_s": middle,
-            "real_tokens_per_s": rate,
-            "efficiency": rate / (predicted.nodes * one_node),
-            "efficiency_low": None,
-            "efficiency_high": None,
-            "limit": "n/a",
-            "measured": True,
-        }
+    few = min(row.micro_batches, MOST_MICRO_BATCHES)
+    exchange = exchange_of(row)
+    if exchange.gradient_dtype != "fp32":
+        exchange = replace(exchange, gradient_dtype=tuning.request.half)
+    figures = tuning.steps_with(row.rows, few, exchange, steps)
+    further_s = (row.micro_batches - few) * known.load.compute.forward_backward_s(row.rows)
+    return MeasuredStep(
+        step_s=statistics.median(figures.step_s) + further_s,
+        real_tokens=figures.real_tokens_per_step * row.micro_batches / few,
+        exact=few == row.micro_batches,
     )
 
 
-def is_whole(value: float) -> bool:
-    """Whether a number has no fraction."""
-    return math.isfinite(value) and value == int(value)
-
-
-def bucket_cap_mib(exchange: Exchange) -> int:
-    """For settings."""
-    return exchange.bucket_cap_bytes // MIB
+def with_measured(predicted: Scaling, measured: Mapping[int, MeasuredStep]) -> Scaling:
+    """Predicted rows, and measured ones behind them; efficiency against one node needs that one measured too."""
+    alone = measured.get(1)
+    rows = []
+    for row in predicted.rows:
+        step = measured.get(row.nodes)
+        if step is None:
+            continue
+        rate = step.real_tokens / step.step_s
+        one_node = predicted.rows[0].real_tokens_per_s if alone is None else alone.real_tokens / alone.step_s
+        update = {
+            "step_s": step.step_s,
+            "real_tokens_per_s": rate,
+            "efficiency": rate / (row.nodes * one_node),
+            "efficiency_low": None,
+            "efficiency_high": None,
+            "measured": True,
+        }
+        rows.append(row.model_copy(update=update))
+    return replace(predicted, rows=(*predicted.rows, *rows))

@@ -1,0 +1,209 @@
+"""``autotune scale``: how many nodes are useful at the user's global batch, predicted, and measured where they are."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
+from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from autotune.core.evidence import ScalingRow
+    from autotune.search.profiles import StoredProfile
+    from autotune.search.scaling import Known, MeasuredStep, Scaling
+
+DEFAULT_NODES = "1,2,4,8,16,32,64,128"
+_STEPS = 8
+_MINUTES_PER_COUNT = 1.5
+
+
+def scale(
+    context: typer.Context,
+    *,
+    profile: Annotated[list[Path], typer.Option(help="A probed profile; several are shown together.")],
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes, with commas between.")] = DEFAULT_NODES,
+    data: Annotated[
+        Path | None, typer.Option(help="Dataset directory. Default: each profile's.", envvar="AUTOTUNE_DATA")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Assume this line rate of a node's card, such as 25Gbit, instead of measured.")
+    ] = None,
+    latency: Annotated[str, typer.Option(help="With --bandwidth: of a hop between nodes.")] = "25us",
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on each node. Default: as the profile was measured.")
+    ] = None,
+    global_batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Real tokens of a step over all ranks. Default: the profile's.")
+    ] = None,
+    sixteen_bit: Annotated[
+        bool, typer.Option("--16-bit-gradients", help="As if a check had found the loss with 16-bit gradients equal.")
+    ] = False,
+    chart: Annotated[Path | None, typer.Option(help="Write the curves as an SVG.")] = None,
+    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one measurement may take.")] = 600.0,
+    slurm: Slurm = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
+    from autotune.core.units import parse_bits_per_s, parse_seconds
+    from autotune.search.profiles import read_profile
+    from autotune.search.scaling import Assumed, known_of, predict_scaling
+    from autotune.show.scaling import scaling_json, scaling_text
+
+    counts = _counts(nodes)
+    every = [read_profile(path) for path in profile]
+    job = _job(every, counts, ranks, trial_timeout, reports)
+    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        return
+    assumed = None
+    if bandwidth is not None:
+        assumed = Assumed(
+            bits_per_s=_told(parse_bits_per_s, bandwidth, "--bandwidth"),
+            latency_s=_told(parse_seconds, latency, "--latency"),
+        )
+    measuring = _Measuring(data=data, ranks=ranks, trial_timeout_s=trial_timeout, reports=reports)
+    found = []
+    for stored in every:
+        known = known_of(
+            stored.profile,
+            assumed=assumed,
+            ranks_per_node=ranks,
+            global_batch_tokens=global_batch_tokens,
+            sixteen_bit=sixteen_bit,
+        )
+        predicted = predict_scaling(stored.profile.train.model.name, known, counts, _rows_per_epoch(stored, data))
+        _keep_prediction(stored, predicted, reports)
+        found.append(measuring.of(stored, known, predicted))
+    if chart is not None:
+        from autotune.show.charts import scaling_chart
+        from autotune.store import write_atomically
+
+        write_atomically(chart, scaling_chart(found))
+    print(json.dumps(scaling_json(found), indent=2) if as_json else scaling_text(found, chart))
+
+
+def _job(
+    every: Sequence["StoredProfile"], counts: Sequence[int], ranks: int | None, trial_timeout_s: float, reports: Path
+) -> JobRequest:
+    first = every[0].profile
+    probe = first.evidence.probe
+    return JobRequest(
+        name="scale",
+        purpose=f"Measures {', '.join(one.profile.train.model.name for one in every)} on up to {max(counts)} nodes.",
+        ledger=", ".join(str(reports / one.path.stem / "ledger") for one in every),
+        expected_minutes=1 + _MINUTES_PER_COUNT * len(counts) * len(every),
+        trial_timeout_s=trial_timeout_s,
+        nodes=max(counts),
+        ranks=ranks or (probe.local_ranks if probe is not None else None),
+        on_gpus=first.train.device == "cuda",
+        cpus=first.fingerprint.allotted_cpus,
+        with_srun=False,
+        reports=reports,
+    )
+
+
+def _counts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--nodes {text}: not numbers of nodes", next_step="Write them with commas: --nodes 1,2,4")
+    return sorted({int(part) for part in parts})
+
+
+_T = TypeVar("_T")
+
+
+def _told(parse: Callable[[str], _T], text: str, option: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error
+
+
+def _rows_per_epoch(stored: "StoredProfile", data: Path | None) -> float | None:
+    """Rows of one pass over the dataset; None where it is not here."""
+    from trainer.dataset import MANIFEST_NAME, read_manifest
+    from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
+
+    directory = data or stored.path.parent / (stored.profile.train.data.path or ".")
+    probe = stored.profile.evidence.probe
+    if probe is None or not (directory / MANIFEST_NAME).is_file():
+        return None
+    manifest = read_manifest(directory)
+    tokens = sum(shard.tokens for shard in manifest.train.shards) + SPECIAL_TOKENS_PER_SAMPLE * manifest.train.samples
+    return tokens / probe.mean_real_tokens_per_row
+
+
+def _keep_prediction(stored: "StoredProfile", predicted: "Scaling", reports: Path) -> None:
+    """Write the prediction before anything is measured, so that nobody can fit it afterwards."""
+    from autotune.search.profiles import report_directory
+    from autotune.show.scaling import scaling_json
+    from autotune.store import write_atomically
+    from trainer.events import utc_now
+
+    kept = {"predicted_utc": utc_now(), **scaling_json([predicted])[0]}
+    path = report_directory(stored.path, reports) / "scaling-predicted.json"
+    write_atomically(path, json.dumps(kept, indent=1) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measuring:
+    """How to measure, where there is something to measure on."""
+
+    data: Path | None
+    ranks: int | None
+    trial_timeout_s: float
+    reports: Path
+
+    def of(self, stored: "StoredProfile", known: "Known", predicted: "Scaling") -> "Scaling":
+        """What this job's nodes can measure beside what was predicted; unchanged outside of a job of several nodes."""
+        from autotune.commands.together import nodes_here
+        from autotune.search.scaling import with_measured
+
+        there = nodes_here()
+        if there < 2:
+            return predicted
+        measured = {}
+        for row in predicted.rows:
+            if row.nodes <= there:
+                measured[row.nodes] = step = self._one(stored, known, row)
+                sys.stderr.write(
+                    f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
+                )
+        return with_measured(predicted, measured)
+
+    def _one(self, stored: "StoredProfile", known: "Known", row: "ScalingRow") -> "MeasuredStep":
+        """Steps on so many nodes, with the exchange that was predicted to be best there."""
+        from autotune.commands.measuring import trial_runner
+        from autotune.commands.together import open_together
+        from autotune.search.network import NetworkRequest, NetworkTuning
+        from autotune.search.profiles import report_directory
+        from autotune.search.scaling import measured_step
+        from trainer.dataset import read_manifest
+        from trainer.progress import progress
+
+        train = stored.profile.train
+        data_dir = self.data or stored.path.parent / (train.data.path or ".")
+        manifest, place = read_manifest(data_dir), report_directory(stored.path, self.reports)
+        with open_together(train.device, data_dir, place, row.nodes, self.ranks) as bench:
+            here = bench.fingerprint(train.model, manifest)
+            request = NetworkRequest(
+                config=train.model_copy(update={"global_batch_rows": known.load.global_batch_rows}),
+                data_dir=str(data_dir.resolve()),
+                nodes=row.nodes,
+                ranks_per_node=bench.ranks_per_node,
+                most_rows=known.load.most_rows,
+                real_tokens_per_row=known.load.real_tokens_per_row,
+                budget_s=self.trial_timeout_s,
+                trial_timeout_s=self.trial_timeout_s,
+            )
+            with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
+                runner = trial_runner(bench.machine, place / "ledger", here, update, expected_trials=1)
+                tuning = NetworkTuning(request=request, runner=runner)
+                return measured_step(tuning, known, row, _STEPS)

@@ -1,0 +1,97 @@
+"""How far nodes are useful, as text and as JSON."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.core.evidence import ScalingRow
+from autotune.core.units import format_count, format_share
+from autotune.show.network import SCALING_ALIGN, SCALING_HEADERS, scaling_cells
+from autotune.show.tables import inert, text_table
+
+
+class Scaled(Protocol):
+    """One profile's scaling."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        ...
+
+    @property
+    def global_batch_tokens(self) -> int:
+        """Real ones of a step."""
+        ...
+
+    @property
+    def rows(self) -> Sequence[ScalingRow]:
+        """By nodes, predicted ones first."""
+        ...
+
+    @property
+    def useful_nodes(self) -> int:
+        """Predicted."""
+        ...
+
+    @property
+    def levers(self) -> Sequence[str]:
+        """What would lift it."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> float | None:
+        """None where the dataset is not here."""
+        ...
+
+    @property
+    def bound(self) -> Sequence[tuple[int, float]]:
+        """Nodes, and the efficiency that no strategy can exceed."""
+        ...
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """Where the figures come from."""
+        ...
+
+
+def scaling_text(every: Sequence[Scaled], chart: Path | None) -> str:
+    """The answer for people."""
+    parts = [_one(scaled) for scaled in every]
+    if chart is not None:
+        parts.append(f"chart: {chart}")
+    return "\n\n".join(parts)
+
+
+def scaling_json(every: Sequence[Scaled]) -> list[dict[str, Any]]:
+    """The same for machines."""
+    return [
+        {
+            "model": scaled.name,
+            "global_batch_tokens": scaled.global_batch_tokens,
+            "useful_nodes": scaled.useful_nodes,
+            "levers": list(scaled.levers),
+            "steps_per_epoch": scaled.steps_per_epoch,
+            "bound_efficiency": [{"nodes": nodes, "efficiency": share} for nodes, share in scaled.bound],
+            "sources": list(scaled.sources),
+            "rows": [row.model_dump(mode="json") for row in scaled.rows],
+        }
+        for scaled in every
+    ]
+
+
+def _one(scaled: Scaled) -> str:
+    cells = [scaling_cells(row) for row in sorted(scaled.rows, key=lambda row: (row.nodes, row.measured))]
+    nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
+    epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)
+    return "\n".join(
+        [
+            f"{inert(scaled.name)}: {scaled.global_batch_tokens:,} real tokens a step on any number of nodes, "
+            f"steps per epoch: {epoch}",
+            text_table(SCALING_HEADERS, cells, align=SCALING_ALIGN),
+            *scaled.sources,
+            f"if all of backward could hide the exchange, {nodes} nodes would be {format_share(bound)} efficient "
+            "(a bound, out of DDP's reach under accumulation)",
+            f"useful nodes at this global batch (at least 90 % efficient, predicted): {scaled.useful_nodes}",
+            *(f"would lift it (predicted): {lever}" for lever in scaled.levers),
+        ]
+    )
