@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from autotune.commands import data, doctor, estimate, launch, network, probe, profile, report, scale, workers
+from autotune.commands import data, doctor, estimate, launch, network, probe, profile, report, scale, tune, workers
 from autotune.commands.jobs import plain_arguments
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.errors import TrainerError
@@ -24,6 +24,7 @@ app.command("probe")(probe.probe)
 app.command("workers")(workers.workers)
 app.command("network")(network.network)
 app.command("scale")(scale.scale)
+app.command("tune")(tune.tune)
 app.add_typer(launch.app, name="launch")
 app.add_typer(profile.app, name="profile")
 app.add_typer(report.app, name="report")

@@ -160,7 +160,9 @@ def corpus(directory: Path) -> Path:
     return directory
 
 
-def _tuning(machine: TogetherMachine, place: Path, data: Path, count: int, rows: int, row_tokens: int) -> NetworkTuning:
+def _tuning(
+    machine: TogetherMachine, place: Path, data: Path, *, count: int, rows: int, row_tokens: int
+) -> NetworkTuning:
     """At a global batch of so many rows a rank."""
     config = TrainConfig(
         model=ModelSettings(name="bert-4x256", config=MODEL),
@@ -181,7 +183,7 @@ def _tuning(machine: TogetherMachine, place: Path, data: Path, count: int, rows:
 
 def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) -> list[dict[str, Any]]:
     with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
-        tuning = _tuning(machine, place, data, count, ROWS, SEQ_LENGTH_TOKENS)
+        tuning = _tuning(machine, place, data, count=count, rows=ROWS, row_tokens=SEQ_LENGTH_TOKENS)
         tuning.measure_links()
         measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
@@ -193,7 +195,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
-        fit = tuning.fits()["between"]
+        fit = tuning.fits["between"]
         rows = []
         for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
@@ -219,12 +221,13 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
 def _choice(count: int, tokens: int, rate: int, data: Path, place: Path) -> dict[str, Any]:
     """What the tuning chooses where the network is the limit, against the default, rounds against each other."""
     with hosts(count, rate) as found, together(found, Path(tempfile.mkdtemp(dir=place)) / "ranks") as machine:
-        tuning = _tuning(machine, place, data, count, 1, tokens)
+        tuning = _tuning(machine, place, data, count=count, rows=1, row_tokens=tokens)
         tuning.run()
         chosen, gain = tuning.fastest()
         default = tuning.tried[0]
         row = {
-            "hosts": count, "bits_per_s": rate, "tokens_per_rank_and_step": tokens, "chosen": chosen.candidate.exchange.name,
+            "hosts": count, "bits_per_s": rate, "tokens_per_rank_and_step": tokens,
+            "chosen": chosen.candidate.exchange.name,
             "default_s": default.step_s, "chosen_s": chosen.step_s, "gain": None if gain is None else gain.value,
             "gain_low": None if gain is None else gain.low, "equal_loss": tuning.equal_loss,
             "tried": [

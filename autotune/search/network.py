@@ -32,7 +32,9 @@ EQUAL_LOSS_SHARE = 0.01
 MERGED_PARTS = 32
 """Gradients are kept in about so many parts: finer than buckets are."""
 CANDIDATES = 4
-WORTH_SHARE = 0.03
+WORTHWHILE_SHARE = 0.01
+"""What anything but the default must win, however surely."""
+HALVED_WORTH_SHARE = 0.03
 """What 16-bit gradients must promise before they are looked at."""
 
 
@@ -111,6 +113,8 @@ class NetworkTuning:
     request: NetworkRequest
     runner: TrialRunner
     links: LinkFigures | None = None
+    fits: dict[str, LinkFit] = field(default_factory=dict)
+    """Of links that have two ends here, by ``within`` and ``between``."""
     compute: RankCompute | None = None
     tried: list[Tried] = field(default_factory=list)
     equal_loss: str | None = None
@@ -128,7 +132,7 @@ class NetworkTuning:
         halved = self.candidates(sixteen_bit=True)
         fastest = min(one.predicted_step_s for one in plain)
         # Another recipe has to be worth something, and its check takes minutes.
-        worth = min(one.predicted_step_s for one in halved) < (1 - WORTH_SHARE) * fastest
+        worth = min(one.predicted_step_s for one in halved) < (1 - HALVED_WORTH_SHARE) * fastest
         self.measure(halved if worth and self.check_loss() else plain)
 
     def measure_links(self) -> LinkFigures:
@@ -141,24 +145,16 @@ class NetworkTuning:
         outcome = self._run("links", measured, "links")
         if not isinstance(outcome, Measured):
             raise _undecided("the links", outcome)
-        self.links = LinkFigures.of(outcome)
-        return self.links
-
-    def fits(self) -> dict[str, LinkFit]:
-        """Links that have two ends here, by ``within`` and ``between``."""
-        links = self.links
-        if links is None:
-            return {}
-        found = {}
+        self.links = links = LinkFigures.of(outcome)
         if links.within:
-            found["within"] = fit_link(links.within, links.ranks_per_node)
+            self.fits["within"] = fit_link(links.within, links.ranks_per_node)
         if links.between:
-            found["between"] = fit_link(links.between, links.nodes)
-        return found
+            self.fits["between"] = fit_link(links.between, links.nodes)
+        return links
 
     def network(self) -> Network:
         """As measured; where there is one node, what is between nodes is not known, and is as what is within."""
-        fits = {name: fit.link for name, fit in self.fits().items()}
+        fits = {name: fit.link for name, fit in self.fits.items()}
         within = fits.get("within")
         between = fits.get("between", within or Link(latency_s=0.0, bytes_per_s=1e30))
         return Network(
@@ -273,7 +269,7 @@ class NetworkTuning:
         best, gain = default, None
         for one in self.tried[1:]:
             ratio = self._against(default, one)
-            proven = ratio is not None and (ratio.low or 0.0) > 1.0
+            proven = ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
             if proven and (gain is None or (ratio is not None and ratio.value > gain.value)):
                 best, gain = one, ratio
         return best, gain

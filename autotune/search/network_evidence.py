@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence, NetworkEvidence, ScalingRow
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence, NetworkEvidence
+from autotune.core.network import MIB, Link, Network, RankCompute
 from autotune.decide.links import LinkFit, link_warnings
-from autotune.decide.scaling import Load, Predicted, best, exchanges, levers, scale, useful_nodes
+from autotune.decide.scaling import exchanges
 from autotune.search.network import NetworkTuning, Tried
+from autotune.search.scaling import Known, predict_scaling
 
-MOST_NODES = 512
-"""Further ones are not looked at."""
+MOST_NODES = 128
+"""Of the table in a profile."""
 
 
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
@@ -18,7 +19,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
 
     Args:
         tuning: Its links are measured.
-        counts: Numbers of nodes to predict; powers of two until they are of no use, when there are none.
+        counts: Numbers of nodes to predict; powers of two when there are none.
 
     Raises:
         ValueError: If no links were measured.
@@ -26,7 +27,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
     links = tuning.links
     if links is None:
         raise ValueError("no links were measured")
-    fits = tuning.fits()
+    fits = tuning.fits
     between = fits.get("between")
     found = NetworkEvidence(
         nodes=links.nodes,
@@ -57,8 +58,6 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
 def _of_steps(tuning: NetworkTuning, fits: dict[str, LinkFit], counts: Sequence[int]) -> dict[str, object]:
     chosen, gain = tuning.fastest()
     load, network = tuning.load(), tuning.network()
-    halved = chosen.candidate.exchange.gradient_dtype != "fp32"
-    among = exchanges(sixteen_bit=halved, strategies=("ddp",))
     of: dict[str, object] = {
         "compute": compute_evidence(load.compute, tuning.request.config.micro_batch_rows),
         "exchanges": [_row(one, tuning.request.ranks_per_node) for one in tuning.tried],
@@ -66,67 +65,23 @@ def _of_steps(tuning: NetworkTuning, fits: dict[str, LinkFit], counts: Sequence[
         "equal_loss": tuning.equal_loss,
     }
     if "between" in fits:
-        bounds = (
-            network_at(network, fits["between"], best_case=False),
-            network_at(network, fits["between"], best_case=True),
+        known = Known(
+            load=load,
+            network=network,
+            worse=network_at(network, fits["between"], best_case=False),
+            better=network_at(network, fits["between"], best_case=True),
+            exchanges=exchanges(sixteen_bit=chosen.candidate.exchange.gradient_dtype != "fp32"),
+            sources=(),
         )
-        of |= scaling(load, network, bounds, among, counts)
+        found = predict_scaling(tuning.request.config.model.name, known, counts or powers(known), None)
+        of |= {"scaling": list(found.rows), "useful_nodes": found.useful_nodes, "levers": list(found.levers)}
     return of
 
 
-def scaling(
-    load: Load, network: Network, bounds: tuple[Network, Network], among: Sequence[Exchange], counts: Sequence[int]
-) -> dict[str, object]:
-    """Fields of the evidence that say how far nodes are useful: all of them predicted.
-
-    Args:
-        load: What is to be trained.
-        network: As fitted.
-        bounds: The same at both ends of its intervals, the worse one first.
-        among: Exchanges to choose from.
-        counts: As ``evidence`` takes them.
-    """
-
-    def efficient(nodes: int) -> float | None:
-        found = best(load, replace(network, nodes=nodes), among)
-        return None if found is None else found.efficiency
-
-    most = min(MOST_NODES, load.global_batch_rows // network.ranks_per_node)
-    useful = useful_nodes(efficient, max(1, most))
-    asked = counts or _powers(useful, max(1, most))
-    rows = []
-    for one in scale(load, network, among, asked):
-        ends = [best(load, replace(end, nodes=one.nodes), among) for end in bounds]
-        rows.append(scaling_row(one, [None if end is None else end.efficiency for end in ends]))
-    lifted = [f"{one.change}: {one.useful_nodes} nodes" for one in levers(load, network, among, max(1, 4 * most))]
-    return {"scaling": rows, "useful_nodes": useful, "levers": lifted}
-
-
-def _powers(useful: int, most: int) -> list[int]:
-    """Powers of two up to twice the useful number, and that number itself."""
-    powers = [2**exponent for exponent in range(12) if 2**exponent <= min(most, max(4, 4 * useful))]
-    return sorted({*powers, useful})
-
-
-def scaling_row(one: Predicted, ends: Sequence[float | None]) -> ScalingRow:
-    """One predicted number of nodes."""
-    low, high = ends
-    return ScalingRow(
-        nodes=one.nodes,
-        strategy=one.exchange.strategy,
-        gradient_dtype=one.exchange.gradient_dtype,
-        bucket_cap_mib=one.exchange.bucket_cap_bytes // MIB,
-        micro_batches=one.dealt.micro_batches,
-        rows=one.dealt.rows,
-        step_s=one.time.step_s,
-        real_tokens_per_s=one.real_tokens_per_s,
-        efficiency=one.efficiency or 1.0,
-        efficiency_low=low,
-        efficiency_high=high,
-        limit=one.limit,
-        exposed_share=min(1.0, one.time.exposed_s / one.time.step_s),
-        measured=False,
-    )
+def powers(known: Known) -> list[int]:
+    """Powers of two for which there are rows, up to ``MOST_NODES``."""
+    most = known.load.global_batch_rows // known.network.ranks_per_node
+    return [2**exponent for exponent in range(12) if 2**exponent <= min(MOST_NODES, max(1, most))]
 
 
 def compute_evidence(compute: RankCompute, rows: int) -> ComputeEvidence:
@@ -141,20 +96,6 @@ def compute_evidence(compute: RankCompute, rows: int) -> ComputeEvidence:
         slowdown_share=compute.slowdown_share,
         gradient_elements=[part.elements for part in compute.gradients],
         gradient_ready_shares=[part.ready_share for part in compute.gradients],
-    )
-
-
-def compute_from(kept: ComputeEvidence) -> RankCompute:
-    """The same, read back."""
-    parts = zip(kept.gradient_elements, kept.gradient_ready_shares, strict=True)
-    return RankCompute(
-        row_s=(kept.micro_batch_s - kept.fixed_s) / kept.rows,
-        micro_batch_s=kept.fixed_s,
-        update_s=kept.update_s,
-        gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
-        forward_share=kept.forward_share,
-        jitter_share=kept.jitter_share,
-        slowdown_share=kept.slowdown_share,
     )
 
 

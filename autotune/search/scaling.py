@@ -4,14 +4,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.evidence import CurvePoint, LinkEvidence, NetworkEvidence, ScalingRow
+from autotune.core.evidence import ComputeEvidence, CurvePoint, LinkEvidence, NetworkEvidence, ScalingRow
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
-from autotune.decide.scaling import Load, best, exchanges, levers, scale, useful_nodes
+from autotune.decide.scaling import Load, Predicted, best, exchanges, levers, scale, useful_nodes
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network import MOST_MICRO_BATCHES, NetworkTuning
-from autotune.search.network_evidence import compute_from, scaling_row
 
 ASSUMED_LATENCY_S = 25e-6
 ASSUMED_LINE_SHARE = 0.8
@@ -249,6 +248,41 @@ def _link(evidence: NetworkEvidence | None, scope: str) -> LinkEvidence | None:
 
 def _middle(link: LinkEvidence) -> Link:
     return Link(latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+
+
+def scaling_row(one: Predicted, ends: Sequence[float | None]) -> ScalingRow:
+    """One predicted number of nodes."""
+    low, high = ends
+    return ScalingRow(
+        nodes=one.nodes,
+        strategy=one.exchange.strategy,
+        gradient_dtype=one.exchange.gradient_dtype,
+        bucket_cap_mib=one.exchange.bucket_cap_bytes // MIB,
+        micro_batches=one.dealt.micro_batches,
+        rows=one.dealt.rows,
+        step_s=one.time.step_s,
+        real_tokens_per_s=one.real_tokens_per_s,
+        efficiency=one.efficiency or 1.0,
+        efficiency_low=low,
+        efficiency_high=high,
+        limit=one.limit,
+        exposed_share=min(1.0, one.time.exposed_s / one.time.step_s),
+        measured=False,
+    )
+
+
+def compute_from(kept: ComputeEvidence) -> RankCompute:
+    """The same, read back."""
+    parts = zip(kept.gradient_elements, kept.gradient_ready_shares, strict=True)
+    return RankCompute(
+        row_s=(kept.micro_batch_s - kept.fixed_s) / kept.rows,
+        micro_batch_s=kept.fixed_s,
+        update_s=kept.update_s,
+        gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
+        forward_share=kept.forward_share,
+        jitter_share=kept.jitter_share,
+        slowdown_share=kept.slowdown_share,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from autotune.core.evidence import ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.show import network as network_table
 from autotune.show import workers as workers_table
 from autotune.show.probe import trial_rows
 from autotune.show.tables import markdown_inert, markdown_table
@@ -48,6 +49,7 @@ def report_markdown(profiles: Sequence[ReportedProfile], runs: Sequence[Reported
     sections = ["# Tuning report", _answer(profiles, runs)]
     for one in profiles:
         sections += [f"## {markdown_inert(one.profile.train.model.name)}", _probe(one), _curve(one), _workers(one)]
+        sections.append(_network(one))
     sections += ["## Training runs", _runs(runs), "## What to do next", _next(profiles, runs)]
     sections += ["## Where it was measured", _machine(profiles), "## Every trial", *(_trials(one) for one in profiles)]
     return "\n\n".join(sections) + "\n"
@@ -161,6 +163,28 @@ def _workers(one: ReportedProfile) -> str:
         lines.append(_sentence(found.refusal))
     lines += [_sentence(line) for line in workers_table.workers_lines(found)]
     return "### Loader workers\n\n" + "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)])
+
+
+def _network(one: ReportedProfile) -> str:
+    found = one.profile.evidence.network
+    if found is None:
+        command = f"`autotune network --profile {markdown_inert(str(one.path))} --slurm`"
+        return f"### Network and exchange of gradients\n\n{NOT_MEASURED} ({command} would, on two nodes)."
+    parts = [
+        markdown_table(
+            network_table.LINK_HEADERS,
+            [network_table.link_cells(link) for link in found.links],
+            align=network_table.LINK_ALIGN,
+        )
+    ]
+    if found.exchanges:
+        cells = [network_table.exchange_cells(row) for row in found.exchanges]
+        parts.append(markdown_table(network_table.EXCHANGE_HEADERS, cells, align=network_table.EXCHANGE_ALIGN))
+    if found.scaling:
+        cells = [network_table.scaling_cells(row) for row in found.scaling]
+        parts.append(markdown_table(network_table.SCALING_HEADERS, cells, align=network_table.SCALING_ALIGN))
+    lines = "\n".join(f"- {_sentence(line)}" for line in network_table.network_lines(found))
+    return "### Network and exchange of gradients\n\n" + "\n\n".join([*parts, lines])
 
 
 def _sentence(text: str) -> str:

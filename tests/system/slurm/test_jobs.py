@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -190,6 +191,41 @@ def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotu
     job = lab.job(number)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(work, "cancelled")
     assert json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"] == 75
+
+
+@pytest.fixture(scope="module")
+def network(lab, work, autotune, profile) -> dict:
+    """The network between two nodes, and training steps over it, measured by one job."""
+    shutil.copy(profile, work / "profiles" / "wide.toml")
+    arguments = ["--profile", "profiles/wide.toml", "--nodes", "2", "--ranks", "1", "--minutes", "0.3", "--json"]
+    (work / "network.log").write_text(autotune("network", *arguments, "--slurm", "--wait").stderr)
+    return tomllib.loads((work / "profiles" / "wide.toml").read_text())
+
+
+def test_the_network_of_two_nodes_is_measured_by_one_job(network):
+    found = network["evidence"]["network"]
+    assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
+    (link,) = found["links"]
+    assert link["scope"] == "between nodes"
+    assert link["bytes_per_s"] > 1e6
+    assert {row["outcome"] for row in found["exchanges"]} == {"ran"}
+    assert {row["strategy"] for row in found["exchanges"]} >= {"ddp", "zero1", "fsdp2"}
+    assert found["scaling"][0]["nodes"] == 1
+    assert not any(row["measured"] for row in found["scaling"])
+
+
+def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(network, work, autotune):
+    asked = ["scale", "--profile", "profiles/wide.toml", "--nodes", "1,2,4", "--json"]
+    (predicted,) = json.loads(autotune(*asked).stdout)
+    assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
+    asked[4] = "1,2"
+    told = json.loads(autotune(*asked, "--ranks", "1", "--slurm", "--wait").stdout)
+    assert told["exit_code"] == 0
+    log = (work / told["log"]).read_text()
+    rows = json.loads(log[log.index("[\n  {") :])[0]["rows"]
+    assert [(row["nodes"], row["measured"]) for row in rows] == [(1, False), (2, False), (1, True), (2, True)]
+    kept = json.loads((work / "reports" / "wide" / "scaling-predicted.json").read_text())
+    assert [row["measured"] for row in kept["rows"]] == [False, False]
 
 
 def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:

@@ -1,0 +1,138 @@
+"""``autotune tune``: probe, loader workers, exchange between local ranks, report; one after the other, gone on with."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.errors import EXIT_INTERRUPTED, InternalError
+
+_PROBE_MINUTES = 4.0
+_REPORT = "report.md"
+
+
+def tune(
+    context: typer.Context,
+    *,
+    model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
+    data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
+    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="What to measure.")] = "auto",
+    memory: Annotated[str | None, typer.Option(help="Budget of one rank, such as 94GB; as probe takes it.")] = None,
+    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
+    global_batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Real tokens of an optimizer step over all ranks.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Local ranks. Default: all visible GPUs; 1 on a CPU.")
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
+    minutes: Annotated[float, typer.Option(min=0.1, help="For the loader workers, and for the exchange, each.")] = 10.0,
+    workers: Annotated[bool, typer.Option(help="Whether to find the number of loader workers.")] = True,
+    network: Annotated[bool, typer.Option(help="Whether local ranks' exchange is tuned, where there are two.")] = True,
+    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
+    out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
+    slurm: Slurm = None,
+    wait: Wait = False,
+    dry_run: DryRun = False,
+    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
+    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
+    from autotune.commands.measuring import refuse_login_node
+
+    stages = 1 + minutes / _PROBE_MINUTES * (int(workers) + int(network))
+    job = JobRequest(
+        name="tune",
+        purpose=f"Tunes {', '.join(model)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
+        ledger=str(reports / "*" / "ledger"),
+        expected_minutes=1 + round(_PROBE_MINUTES * stages * len(model)),
+        trial_timeout_s=trial_timeout,
+        ranks=ranks,
+        on_gpus=device != "cpu",
+        reports=reports,
+    )
+    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        return
+    if not here:
+        refuse_login_node(["autotune", *arguments_of(context)])
+    asked = {
+        "--device": device, "--memory": memory, "--seq-length": seq_length, "--precision": precision,
+        "--global-batch-tokens": global_batch_tokens, "--ranks": ranks, "--max-rows": max_rows,
+    }  # fmt: skip
+    common = ["--data", str(data), "--reports", str(reports), "--trial-timeout", f"{trial_timeout:g}", "--here"]
+    stage = _Stages(command=["autotune", *arguments_of(context)])
+    models = [word for one in model for word in ("--model", one)]
+    probed = stage.run("probe", [*models, *_options(asked), "--out", str(out), *common])["models"]
+    profiles = [one["profile"] for one in probed]
+    for one in probed:
+        timed = ["--profile", one["profile"], "--minutes", f"{minutes:g}", *common]
+        if workers:
+            stage.run("workers", timed)
+        if network and one["local_ranks"] > 1:
+            stage.run("network", [*timed, "--ranks", str(one["local_ranks"])])
+    report = reports / Path(profiles[0]).stem / _REPORT
+    stage.run("report", ["build", *profiles, "--reports", str(reports), "--out", str(report)])
+    found = {"profiles": profiles, "report": str(report)}
+    print(json.dumps(found, indent=2) if as_json else _text(profiles, report))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stages:
+    """Runs this program's other commands, each in a process of its own."""
+
+    command: list[str]
+    """What was typed, to be said again."""
+
+    def run(self, name: str, arguments: list[str]) -> dict[str, Any]:
+        """One command; its progress and its words about what is wrong are shown as they come.
+
+        Returns:
+            What it said as JSON.
+
+        Raises:
+            SystemExit: If it failed, with its code.
+        """
+        sys.stderr.write(f"tune: {name}\n")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autotune", name, *arguments, "--json"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            said, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.wait()  # it has heard the same, and saves
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        if process.returncode:
+            again = " ".join(self.command)
+            sys.stderr.write(f"tune: {name} ended with code {process.returncode}; to go on from here: {again}\n")
+            raise SystemExit(process.returncode)
+        try:
+            found: dict[str, Any] = json.loads(said)
+        except ValueError as error:
+            raise InternalError(
+                f"{name} did not answer in JSON: {said[:200]}", next_step="Please report this."
+            ) from error
+        return found
+
+
+def _options(asked: Mapping[str, object]) -> list[str]:
+    return [word for option, value in asked.items() if value is not None for word in (option, str(value))]
+
+
+def _text(profiles: list[str], report: Path) -> str:
+    first = profiles[0]
+    return "\n".join(
+        [
+            *(f"profile: {profile}" for profile in profiles),
+            f"report: {report}",
+            f"next: review the report; then autotune launch local --profile {first}",
+            f"before many nodes: autotune network --profile {first} --slurm, then autotune launch slurm",
+        ]
+    )

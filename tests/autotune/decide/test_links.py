@@ -1,0 +1,87 @@
+import random
+
+import pytest
+
+from autotune.decide.links import fit_link, link_warnings, nccl_transport, slow_members
+
+SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
+
+
+def times(latency_s, bytes_per_s, members, *, noise=0.0, repeats=8, seed=0):
+    draw = random.Random(seed)
+    hops = 2 * (members - 1)
+    return [
+        (size, hops * (latency_s + size / members / bytes_per_s) * (1 + noise * draw.gauss(0, 1)))
+        for size in SIZES
+        for _ in range(repeats)
+    ]
+
+
+@pytest.mark.parametrize("members", [2, 4, 16])
+def test_a_link_is_found_again(members):
+    fit = fit_link(times(30e-6, 2.5e9, members), members)
+    assert fit.latency_s.value == pytest.approx(30e-6, rel=1e-3)
+    assert fit.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    assert fit.worst_error_share < 1e-3
+
+
+def test_noise_widens_the_interval_around_the_truth():
+    fit = fit_link(times(30e-6, 2.5e9, 4, noise=0.05), 4)
+    low, high = fit.bytes_per_s.low, fit.bytes_per_s.high
+    assert low < 2.5e9 < high
+    assert high / low < 1.2
+
+
+def test_a_link_that_lends_to_small_messages_keeps_its_bandwidth():
+    # A shaped link lets the first 256 KiB after a rest through at once.
+    lent = [(size, max(1e-3, seconds - 2**18 / 24e6)) for size, seconds in times(1e-4, 24e6, 2)]
+    assert fit_link(lent, 2).bytes_per_s.value == pytest.approx(24e6, rel=0.01)
+
+
+def test_one_outlier_changes_nothing():
+    found = times(30e-6, 2.5e9, 2)
+    found[-1] = (found[-1][0], 10 * found[-1][1])
+    assert fit_link(found, 2).bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("found", "members"), [([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)])
+def test_too_little_tells_no_line(found, members):
+    with pytest.raises(ValueError, match="tell no line"):
+        fit_link(found, members)
+
+
+def test_who_is_slow_is_named():
+    assert slow_members({"a": 10.0, "b": 10.1, "c": 5.0}) == {"c": pytest.approx(0.5)}
+    assert slow_members({}) == {}
+    assert slow_members({"a": 10.0, "b": 9.5}) == {}
+
+
+def warnings(neighbours=(), products=(1.0, 1.0), *, reached=None, says=None):
+    return link_warnings(neighbours, products, 2, bytes_per_s=reached, interface="eth0", interface_bytes_per_s=says)
+
+
+def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():
+    (link,) = warnings([10.0, 3.0, 10.0])
+    assert "nodes 1 and 2" in link
+    (rank,) = warnings(products=[1.0, 1.0, 1.0, 0.5])
+    assert "rank 3 (node 1, local rank 1)" in rank
+    (interface,) = warnings(reached=1e9, says=3.125e9)
+    assert "32%" in interface
+    assert "25 Gbit/s" in interface
+    assert warnings([10.0, 10.0], reached=2.5e9, says=3.125e9) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("n1:7:9 [0] NCCL INFO NET/Socket : Using [0]ens3:10.0.0.4<0>", ("TCP sockets (NCCL NET/Socket)", "ens3")),
+        (
+            "n1:7:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.1.0.4<0>",
+            ("InfiniBand or RoCE (NCCL NET/IB)", "mlx5_0"),
+        ),
+        ("n1:7:9 [0] NCCL INFO comm 0x1 rank 0 nranks 2 - Init COMPLETE", None),
+        ("", None),
+    ],
+)
+def test_nccl_says_what_it_uses(log, expected):
+    assert nccl_transport(log) == expected

@@ -1,0 +1,78 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.decide.scaling import Load, best, exchanges, levers, predict, scale, useful_nodes
+
+COMPUTE = RankCompute(
+    row_s=0.01,
+    micro_batch_s=0.002,
+    update_s=0.01,
+    gradients=tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20)),
+)
+NETWORK = Network(nodes=2, ranks_per_node=2, between=Link(latency_s=2e-5, bytes_per_s=1e9))
+
+
+def load(rows=1024, most=32):
+    return Load(compute=COMPUTE, global_batch_rows=rows, real_tokens_per_row=500.0, most_rows=most)
+
+
+@given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
+def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit(rows, most, ranks):
+    for dealt in load(rows, most).dealings(ranks):
+        assert dealt.rows <= most
+        assert dealt.rows * dealt.micro_batches * ranks >= rows > dealt.rows * (dealt.micro_batches - 1) * ranks
+
+
+def test_fewer_rows_than_ranks_cannot_be_dealt():
+    assert load(rows=3).dealings(4) == ()
+    assert predict(load(rows=3), NETWORK, Exchange()) is None
+    assert best(load(rows=3), NETWORK, [Exchange()]) is None
+
+
+def test_efficiency_is_against_one_node_and_falls_with_nodes():
+    found = scale(load(), NETWORK, exchanges(sixteen_bit=False), [1, 4, 16, 64])
+    assert found[0].efficiency == pytest.approx(1.0)
+    efficiencies = [one.efficiency for one in found]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
+
+
+def test_sixteen_bits_are_among_the_choices_only_where_they_were_allowed():
+    assert {one.gradient_dtype for one in exchanges(sixteen_bit=False)} == {"fp32"}
+    assert {one.gradient_dtype for one in exchanges(sixteen_bit=True)} == {"fp32", "bf16"}
+
+
+def test_the_simplest_of_equals_is_taken():
+    """With nothing to send, the defaults stay."""
+    fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
+    found = best(load(), fast, exchanges(sixteen_bit=True, strategies=("ddp", "zero1")))
+    assert found.exchange == Exchange(bucket_cap_bytes=25 * MIB)
+
+
+def test_fsdp_cannot_send_sixteen_bits_under_accumulation():
+    narrow = Exchange(strategy="fsdp2", gradient_dtype="bf16")
+    assert predict(load(rows=1024, most=32), NETWORK, narrow) is None
+    assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
+
+
+def test_useful_nodes_are_the_largest_even_where_a_smaller_count_divides_badly():
+    efficient = {1: 1.0, 2: 0.95, 3: 0.85, 4: 0.91, 5: 0.7}
+    assert useful_nodes(efficient.get, 5) == 4
+    assert useful_nodes(lambda nodes: None, 5) == 1
+
+
+def test_what_limits_is_named():
+    slow = Network(nodes=16, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
+    assert best(load(), slow, [Exchange()]).limit == "network"
+    alone = Network(nodes=1, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
+    assert best(load(), alone, [Exchange()]).limit == "computation"
+
+
+def test_levers_are_those_that_lift_and_the_strongest_comes_first():
+    found = levers(load(), NETWORK, exchanges(sixteen_bit=False), 200)
+    assert {"16-bit gradients", "four times the global batch"} <= {one.change for one in found}
+    counts = [one.useful_nodes for one in found]
+    assert counts == sorted(counts, reverse=True)
+    assert "16-bit gradients" not in {one.change for one in levers(load(), NETWORK, exchanges(sixteen_bit=True), 200)}

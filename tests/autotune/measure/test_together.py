@@ -1,0 +1,107 @@
+"""Ranks that join once and run trial after trial: real torchrun, two ranks of this host."""
+
+import importlib.metadata
+
+import pytest
+
+from autotune.cluster.together import on_nodes_of_job, on_this_node
+from autotune.core.outcome import Crashed, Measured, TimedOut
+from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
+from autotune.errors import MachineLacks
+from autotune.measure.together import TogetherMachine
+from tests.conftest import write_dataset
+
+LINKS = {"sizes_bytes": [4096, 65536], "repeats": 2, "seconds": 1.0}
+SHAPE = {
+    "model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def links(**changes):
+    return Trial(job="links", measured=LINKS | changes, timeout_s=60.0)
+
+
+def exchange(data, *, travels=True, **parallel):
+    config = {
+        "model": {"name": "tiny", "config": SHAPE}, "micro_batch_rows": 2, "global_batch_rows": 8,
+        "seq_length_tokens": 32, "layout": "packed", "parallel": parallel,
+    }  # fmt: skip
+    measured = {"config": config, "steps": 2, "travels": travels}
+    return Trial(job="exchange", measured=measured, place={"data_dir": str(data)}, timeout_s=90.0)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    start = on_this_node(2, "cpu", importlib.metadata.version("torch"))
+    with TogetherMachine(start, "cpu", tmp_path_factory.mktemp("ranks") / "scratch") as machine:
+        yield machine
+
+
+@pytest.mark.system
+def test_links_are_timed_within_the_node(two_ranks):
+    figures = LinkFigures.of(two_ranks.run(links()))
+    assert (figures.nodes, figures.ranks_per_node, figures.backend) == (1, 2, "gloo")
+    assert sorted({size for size, _ in figures.within}) == LINKS["sizes_bytes"]
+    assert all(seconds > 0 for _, seconds in figures.within)
+    assert figures.between == ()
+    assert len(figures.products_flops_per_s) == 2
+    assert two_ranks.versions["torch"] == importlib.metadata.version("torch")
+
+
+@pytest.mark.system
+def test_steps_are_measured_with_and_without_gradients_that_travel(two_ranks, tmp_path):
+    write_dataset(tmp_path / "data", [[5 + number % 90 for number in range(20)]] * 40, vocab_size=128)
+    with_, without = (
+        ExchangeFigures.of(two_ranks.run(exchange(tmp_path / "data", travels=travels))) for travels in (True, False)
+    )
+    assert (with_.micro_batches, with_.rows) == (2, 2)
+    assert len(with_.step_s) == 2
+    assert len(without.compute_s_by_rank) == 2
+    shares = [ready for _, ready in without.gradients]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
+    assert sum(elements for elements, _ in without.gradients) == sum(elements for elements, _ in with_.gradients)
+    assert with_.real_tokens_per_step > 0
+    sharded = ExchangeFigures.of(two_ranks.run(exchange(tmp_path / "data", strategy="fsdp2")))
+    assert sharded.communication_s is None
+    assert sharded.gradients == ()
+
+
+@pytest.mark.system
+def test_a_trial_that_fails_costs_only_itself(two_ranks, tmp_path):
+    nowhere = two_ranks.run(links(sizes_bytes=["none"]))
+    assert isinstance(nowhere, Crashed)
+    assert "ValueError" in nowhere.detail or "TypeError" in nowhere.detail
+    assert isinstance(two_ranks.run(links(repeats=1)), Measured)
+
+
+@pytest.mark.system
+def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
+    start = on_this_node(2, "cpu", importlib.metadata.version("torch"))
+    with TogetherMachine(start, "cpu", tmp_path / "scratch") as machine:
+        machine.start()
+        late = Trial(job="links", measured=LINKS | {"repeats": 10**9, "seconds": 10**9}, timeout_s=0.5)
+        assert isinstance(machine.run(late), TimedOut)
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_ranks_that_cannot_start_say_why(tmp_path):
+    machine = TogetherMachine(lambda arguments: ["false"], "cpu", tmp_path / "scratch")
+    with pytest.raises(MachineLacks, match="could not be started"):
+        machine.start()
+    machine = TogetherMachine(lambda arguments: ["no-such-command"], "cpu", tmp_path / "other")
+    with pytest.raises(MachineLacks, match="no-such-command is not here"):
+        machine.start()
+
+
+def test_nodes_of_a_job_are_reached_by_one_srun_that_is_told_their_processors():
+    environment = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12"}
+    command = on_nodes_of_job(3, 2, "cpu", "2.13.0", environment)(["-m", "module", "a b"])
+    assert command[0] == "srun"
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
+    script = command[-1]
+    assert "--local-addr=$address" in script
+    assert "--rdzv-conf=is_host=$((SLURM_NODEID == 0))" in script
+    assert "--nproc-per-node=2" in script
+    assert script.endswith("-m module 'a b'")

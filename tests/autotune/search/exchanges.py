@@ -1,0 +1,102 @@
+"""A machine of several nodes whose steps follow from a known network; for tests of tuning."""
+
+from typing import Any
+
+from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.outcome import Crashed, Measured, Outcome
+from autotune.core.trial import Trial
+from autotune.decide.network import all_reduce_s, step_time
+from autotune.measure.clock import SystemClock
+from autotune.search.network import NetworkRequest, NetworkTuning
+from autotune.search.trials import TrialRunner
+from autotune.store import Ledger
+from trainer.config import ModelSettings, TrainConfig
+
+LINK = Link(latency_s=1e-4, bytes_per_s=20e6)
+COMPUTE = RankCompute(
+    row_s=0.02,
+    micro_batch_s=0.01,
+    update_s=0.01,
+    gradients=tuple(GradientPart(elements=400_000, ready_share=(number + 1) / 10) for number in range(10)),
+)
+CONFIG = TrainConfig(
+    model=ModelSettings(name="tiny", config={"model_type": "bert"}), micro_batch_rows=4, global_batch_rows=16
+)
+
+
+class Cluster:
+    """Nodes of one rank each.
+
+    Args:
+        nodes: So many.
+        link: Between them.
+        halved_loss: Factor of the loss with 16-bit gradients.
+        failing: Strategies whose steps crash.
+    """
+
+    def __init__(
+        self, nodes: int = 2, link: Link = LINK, *, halved_loss: float = 1.0, failing: tuple[str, ...] = ()
+    ) -> None:
+        self.network = Network(nodes=nodes, ranks_per_node=1, between=link)
+        self.halved_loss, self.failing = halved_loss, failing
+        self.trials: list[Trial] = []
+
+    def run(self, trial: Trial) -> Outcome:
+        """Compute what the trial would find."""
+        self.trials.append(trial)
+        return self._links(trial.measured) if trial.job == "links" else self._steps(trial.measured)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _links(self, measured: dict[str, Any]) -> Outcome:
+        nodes = self.network.nodes
+        pairs = [[size, all_reduce_s(size, self.network)] for size in measured["sizes_bytes"] for _ in range(3)]
+        return Measured(
+            figures={
+                "all": pairs, "within": [], "between": pairs, "nodes": nodes, "ranks_per_node": 1,
+                "neighbours_bytes_per_s": [1.0] * (nodes if nodes > 2 else 1), "products_flops_per_s": [1e9] * nodes,
+                "backend": "gloo", "transport": "TCP sockets (gloo)", "interface": "eth0",
+                "interface_bytes_per_s": None,
+            }
+        )  # fmt: skip
+
+    def _steps(self, measured: dict[str, Any]) -> Outcome:
+        config = TrainConfig.model_validate(measured["config"])
+        parallel = config.parallel
+        if parallel.strategy in self.failing:
+            return Crashed(detail="it does not run here")
+        rows, ranks = config.micro_batch_rows, self.network.ranks
+        micro_batches = config.global_batch_rows // (rows * ranks)
+        exchange = Exchange(
+            strategy=parallel.strategy,
+            gradient_dtype=parallel.gradient_dtype,
+            bucket_cap_bytes=parallel.bucket_cap_mib * MIB,
+        )
+        time = step_time(COMPUTE, rows, micro_batches, exchange, self.network)
+        second = time.step_s if measured["travels"] else micro_batches * COMPUTE.forward_backward_s(rows) + 0.01
+        halved = parallel.gradient_dtype != "fp32"
+        own = [micro_batches * COMPUTE.forward_backward_s(rows)] * measured["steps"]
+        return Measured(
+            figures={
+                "step_s": [second] * measured["steps"], "update_s": COMPUTE.update_s,
+                "communication_s": time.exposed_s, "compute_s_by_rank": [own] * ranks,
+                "forward_share": COMPUTE.forward_share,
+                "gradients": [[part.elements, part.ready_share] for part in COMPUTE.gradients],
+                "micro_batches": micro_batches, "rows": rows,
+                "real_tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
+                "losses": [5.0 * (self.halved_loss if halved else 1.0)] * measured["steps"],
+            }
+        )  # fmt: skip
+
+
+def tuning_on(cluster: Cluster, directory, **changes) -> NetworkTuning:
+    request = NetworkRequest(
+        **{
+            "config": CONFIG, "data_dir": "data", "nodes": cluster.network.nodes, "ranks_per_node": 1, "most_rows": 8,
+            "real_tokens_per_row": 100.0, "budget_s": 1e6, "trial_timeout_s": 60.0,
+        }
+        | changes
+    )  # fmt: skip
+    runner = TrialRunner(machine=cluster, ledger=Ledger(directory, "test"), site="lab", clock=SystemClock())
+    return NetworkTuning(request=request, runner=runner)

@@ -1,0 +1,124 @@
+import pytest
+
+from autotune.core.network import Link
+from autotune.errors import Undecided
+from autotune.search.network import MERGED_PARTS, merged
+from autotune.search.network_evidence import compute_evidence, evidence
+from autotune.search.scaling import compute_from
+from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
+
+
+def tuned(tmp_path, cluster, **changes):
+    tuning = tuning_on(cluster, tmp_path, **changes)
+    tuning.run()
+    return tuning
+
+
+def test_links_and_computing_are_found_again(tmp_path):
+    tuning = tuned(tmp_path, Cluster())
+    between = tuning.network().between
+    assert between.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
+    assert between.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
+    assert tuning.compute.row_s == pytest.approx(COMPUTE.row_s, rel=1e-6)
+    assert tuning.compute.micro_batch_s == pytest.approx(COMPUTE.micro_batch_s, rel=1e-6)
+    assert tuning.slowdown_share == pytest.approx(0.0, abs=1e-3)
+
+
+def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path):
+    for one in tuned(tmp_path, Cluster(nodes=4)).tried:
+        if one.step_s is not None:
+            assert one.candidate.predicted_step_s == pytest.approx(one.step_s, rel=0.02)
+
+
+def test_sixteen_bits_are_chosen_where_the_network_limits_and_the_loss_is_equal(tmp_path):
+    tuning = tuned(tmp_path, Cluster())
+    chosen, gain = tuning.fastest()
+    assert chosen.candidate.exchange.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
+    assert gain.low > 1.2
+    assert "0.00% apart, within 1%" in tuning.equal_loss
+
+
+def test_sixteen_bits_that_change_the_loss_are_refused_and_it_is_said(tmp_path):
+    cluster = Cluster(halved_loss=1.05)
+    tuning = tuned(tmp_path, cluster)
+    assert "5.00% apart, not within 1%" in tuning.equal_loss
+    assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
+
+
+def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
+    cluster = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
+    tuning = tuned(tmp_path, cluster, strategies=("ddp",), most_rows=4)
+    chosen, gain = tuning.fastest()
+    assert tuning.equal_loss is None
+    assert (chosen, gain) == (tuning.tried[0], None)
+    assert evidence(tuning).choice.startswith("the default")
+
+
+def test_the_global_batch_stays_whatever_is_tried(tmp_path):
+    for one in tuned(tmp_path, Cluster()).tried:
+        dealt = one.candidate.dealt
+        assert dealt.rows <= 8
+        assert dealt.rows * dealt.micro_batches * 2 == CONFIG.global_batch_rows
+
+
+def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else(tmp_path):
+    tuning = tuned(tmp_path, Cluster(failing=("fsdp2",)))
+    rows = {row.strategy: row for row in evidence(tuning).exchanges}
+    assert set(rows) == {"ddp", "zero1", "fsdp2"}
+    assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == ("crashed", None)
+    assert rows["zero1"].step_s > 0
+
+
+def test_a_repeated_tuning_measures_nothing_again(tmp_path):
+    tuned(tmp_path, Cluster())
+    again = Cluster()
+    tuning = tuned(tmp_path, again)
+    assert again.trials == []
+    assert tuning.fastest()[0].candidate.exchange.gradient_dtype == "fp16"
+
+
+def test_ranks_that_cannot_compute_end_the_tuning_with_a_reason(tmp_path):
+    with pytest.raises(Undecided, match="it does not run here"):
+        tuned(tmp_path, Cluster(failing=("ddp",)))
+
+
+def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
+    cluster = Cluster()
+    config = CONFIG.model_copy(update={"global_batch_rows": 160})
+    tuning = tuned(tmp_path, cluster, config=config, most_rows=4)
+    assert tuning.tried[0].candidate.dealt.micro_batches == 20
+    assert tuning.tried[0].figures[0].micro_batches == 4
+    # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
+    assert tuning.tried[0].step_s == pytest.approx(tuning.tried[0].candidate.predicted_step_s, rel=0.02)
+
+
+def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
+    found = evidence(tuned(tmp_path, Cluster(link=Link(latency_s=1e-5, bytes_per_s=4e8)), strategies=("ddp",)))
+    assert found.useful_nodes >= 1
+    assert [row.nodes for row in found.scaling][:2] == [1, 2]
+    assert all(not row.measured for row in found.scaling)
+    assert all(row.efficiency_low <= row.efficiency + 1e-9 for row in found.scaling)
+    assert any("global batch" in lever for lever in found.levers)
+
+
+def test_links_alone_are_evidence_too(tmp_path):
+    tuning = tuning_on(Cluster(), tmp_path)
+    tuning.measure_links()
+    found = evidence(tuning)
+    assert (found.compute, found.exchanges, found.useful_nodes) == (None, [], None)
+    assert found.links[0].scope == "between nodes"
+
+
+def test_what_a_rank_computes_survives_the_profile():
+    kept = compute_evidence(COMPUTE, 4)
+    back = compute_from(type(kept).model_validate(kept.model_dump(mode="json")))
+    assert back.forward_backward_s(7) == pytest.approx(COMPUTE.forward_backward_s(7))
+    assert back.gradients == COMPUTE.gradients
+
+
+def test_small_gradients_are_kept_together_and_none_is_lost():
+    many = [(10 + number % 7, number / 500) for number in range(1, 501)]
+    found = merged(many)
+    assert sum(part.elements for part in found) == sum(count for count, _ in many)
+    assert len(found) <= MERGED_PARTS + 1
+    assert found[-1].ready_share == 1.0

@@ -1,0 +1,97 @@
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.evidence import CurvePoint
+from autotune.errors import BadInput, ProfileRefused
+from autotune.search.network_evidence import evidence
+from autotune.search.scaling import Assumed, MeasuredStep, assumed_gradients, known_of, predict_scaling, with_measured
+from tests.autotune.profiles import example_profile
+from tests.autotune.search.exchanges import Cluster, tuning_on
+
+CARD = Assumed(bits_per_s=25e9)
+SHAPE = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 256}
+
+
+def probed(**evidence_changes):
+    """A profile with a curve whose rows cost 10 ms and whose micro-batches cost 2 ms."""
+    base = example_profile()
+    curve = [
+        CurvePoint(rows=rows, slot_tokens_per_s=1.0, step_s=0.002 + 0.01 * rows, timed_steps=4) for rows in (1, 8, 32)
+    ]
+    probe = base.evidence.probe.model_copy(
+        update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_real_tokens_per_row": 100.0}
+    )
+    train = base.train.model_copy(update={"model": base.train.model.model_copy(update={"config": SHAPE})})
+    constraints = base.constraints.model_copy(update={"global_batch_tokens": 100 * 1024})
+    kept = base.evidence.model_copy(update={"probe": probe, **evidence_changes})
+    return base.model_copy(update={"train": train, "constraints": constraints, "evidence": kept})
+
+
+def known(profile, **options):
+    return known_of(
+        profile,
+        **{"assumed": CARD, "ranks_per_node": 2, "global_batch_tokens": None, "sixteen_bit": False} | options,
+    )
+
+
+def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
+    found = known(probed())
+    assert found.load.compute.row_s == pytest.approx(0.01)
+    assert found.load.compute.micro_batch_s == pytest.approx(0.002)
+    assert found.load.global_batch_rows == 1024
+    assert found.network.between.bytes_per_s == pytest.approx(2.5e9)
+    assert all("assumed" in source for source in found.sources)
+
+
+def test_gradients_by_shape_add_up_to_the_model_and_embeddings_come_last():
+    parts = assumed_gradients(probed())
+    assert sum(part.elements for part in parts) == pytest.approx(500_000, rel=0.001)
+    assert parts[-1].ready_share == 1.0
+    assert parts[-1].elements == 500_000 - 2 * (4 * 64**2 + 2 * 64 * 256)
+
+
+def test_measured_links_and_computing_come_before_assumptions(tmp_path):
+    tuning = tuning_on(Cluster(), tmp_path)
+    tuning.run()
+    found = known(probed(network=evidence(tuning)), assumed=None, ranks_per_node=None)
+    assert found.network.between.bytes_per_s == pytest.approx(20e6, rel=1e-3)
+    assert found.load.compute.row_s == pytest.approx(0.02)
+    assert all("measured" in source for source in found.sources)
+
+
+def test_without_any_link_the_next_step_is_said():
+    with pytest.raises(BadInput, match="nothing is known of the network") as refused:
+        known(probed(), assumed=None)
+    assert "--bandwidth" in refused.value.next_step
+
+
+def test_a_profile_that_was_not_probed_is_refused():
+    with pytest.raises(ProfileRefused):
+        known(probed(probe=None))
+
+
+def test_the_prediction_names_useful_nodes_levers_and_steps_of_an_epoch():
+    slow = replace(CARD, bits_per_s=1e9)
+    found = predict_scaling("tiny", known(probed(), assumed=slow), [1, 2, 4, 8, 16], samples_per_epoch=10_240)
+    assert [row.nodes for row in found.rows] == [1, 2, 4, 8, 16]
+    assert found.rows[0].efficiency == pytest.approx(1.0)
+    assert 1 <= found.useful_nodes <= 64
+    assert found.steps_per_epoch == pytest.approx(10.0)
+    assert found.global_batch_tokens == 100 * 1024
+
+
+def test_more_ranks_than_rows_are_refused_with_a_way_out():
+    with pytest.raises(BadInput, match="fewer than the ranks"):
+        predict_scaling("tiny", known(probed(), global_batch_tokens=100), [8], None)
+
+
+def test_measured_rows_stand_behind_the_predicted_ones_against_the_measured_node():
+    predicted = predict_scaling("tiny", known(probed()), [1, 2, 4], None)
+    measured = {
+        1: MeasuredStep(step_s=2.0, real_tokens=1000.0, exact=True),
+        2: MeasuredStep(step_s=1.25, real_tokens=1000.0, exact=True),
+    }
+    rows = with_measured(predicted, measured).rows
+    assert [(row.nodes, row.measured) for row in rows] == [(1, False), (2, False), (4, False), (1, True), (2, True)]
+    assert rows[-1].efficiency == pytest.approx(0.8)

@@ -1,0 +1,52 @@
+import pytest
+
+from benchmarks import golden_network, useful_nodes
+from benchmarks.network import make_bars
+from benchmarks.simulated_cluster import CLUSTERS, MODELS, Recipe, Simulator
+
+
+@pytest.mark.parametrize("bar", golden_network.bars(), ids=lambda bar: bar.name)
+def test_what_follows_from_arithmetic_holds(bar):
+    assert bar.holds, bar.line
+
+
+def test_ddp_falls_short_of_the_bound_under_accumulation_and_sixteen_bits_make_up_for_most_of_it():
+    found = golden_network.ddp_with_accumulation_3()
+    assert found["fp32 gradients"] == pytest.approx(0.714, abs=0.01)
+    assert found["bf16 gradients"] == pytest.approx(0.916, abs=0.01)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
+def test_useful_nodes_are_within_one_of_brute_force(cluster):
+    (case,) = useful_nodes.run(MODELS[3:], [cluster])
+    assert abs(case.predicted - case.true) <= 1
+
+
+def test_the_simulated_clusters_links_are_found_again():
+    for cluster in CLUSTERS:
+        _, network = useful_nodes.observed(Simulator(MODELS[0], cluster, seed=5))
+        assert network.between.bytes_per_s == pytest.approx(cluster.inter_bytes_per_s, rel=1e-3)
+        assert network.between.latency_s == pytest.approx(cluster.inter_latency_s, rel=1e-2)
+
+
+def test_a_simulated_step_is_slower_with_an_exchange_and_slower_on_more_nodes():
+    simulator = Simulator(MODELS[0], CLUSTERS[1])
+
+    def step(nodes, *, exchange=True):
+        recipe = Recipe(nodes=nodes, global_tokens=4096 * 2 * nodes, micro_batches=1)
+        return simulator.step_s(recipe, steps=20, exchange=exchange)
+
+    assert step(2, exchange=False) < step(2) < step(64)
+
+
+def test_bars_are_unmeasured_where_nothing_was_measured():
+    bars = {bar.name: bar for bar in make_bars({"predicted": [], "chosen": [], "useful_nodes": []})}
+    assert bars["network_worst_step_error_2_hosts_share"].holds is None
+    assert bars["network_chosen_to_default_ratio"].holds is None
+
+
+def test_the_worst_error_counts():
+    rows = [{"hosts": 2, "predicted_s": 1.0, "measured_s": 1.0}, {"hosts": 2, "predicted_s": 0.9, "measured_s": 1.0}]
+    bars = {bar.name: bar for bar in make_bars({"predicted": rows, "chosen": [], "useful_nodes": []})}
+    assert bars["network_worst_step_error_2_hosts_share"].figure == pytest.approx(0.1)
+    assert bars["network_worst_step_error_2_hosts_share"].holds is False
