@@ -51,6 +51,7 @@ CHOICES = ((2, 64), (2, 256), (4, 64))
 """Hosts, and tokens of a rank and step. 64 are a twentieth of what hides the exchange here: deep in what a slow network
 allows, where 16 bits can give a factor of two at most."""
 BARRED_TOKENS = 64
+PARTS = ("hosts", "choices", "simulated")
 ROUNDS = 4
 STEPS = 4
 PORT = 29_511
@@ -88,22 +89,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description="Predicted against measured.")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--skip-simulated", action="store_true", help="leave the brute force out, which takes minutes")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this; the file keeps the others")
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {"predicted": [], "chosen": [], "useful_nodes": []}
+    found: dict[str, Any] = {"predicted": [], "chosen": [], "useful_nodes": [], "far": []}
+    if options.json is not None and options.json.is_file() and options.part:
+        found |= {name: value for name, value in json.loads(options.json.read_text()).items() if name in found}
+    parts = options.part or list(PARTS)
     try:
         with tempfile.TemporaryDirectory(prefix="network-") as place:
             data = corpus(Path(place) / "data")
-            for count in HOSTS:
-                for rate in RATES_BITS_PER_S:
-                    found["predicted"] += _predictions(count, rate, data, Path(place), options.rounds)
-            for count, tokens in CHOICES:
-                found["chosen"].append(_choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place)))
+            if "hosts" in parts:
+                found["predicted"] = [
+                    row
+                    for count in HOSTS
+                    for rate in RATES_BITS_PER_S
+                    for row in _predictions(count, rate, data, Path(place), options.rounds)
+                ]
+            if "choices" in parts:
+                found["chosen"] = [
+                    _choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place)) for count, tokens in CHOICES
+                ]
     except (AutotuneError, TrainerError) as error:
         sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         return EXIT_UNMEASURED
-    if not options.skip_simulated:
+    if "simulated" in parts:
         found["useful_nodes"] = [case.to_json() for case in useful_nodes.run()]
+        found["far"] = useful_nodes.run_far()
     found["accumulation_3_by_ddp"] = golden_network.ddp_with_accumulation_3()
     bars = make_bars(found)
     found["bars"] = [bar.to_json() for bar in bars]

@@ -46,6 +46,42 @@ def run(models: Sequence[SimulatedModel] = MODELS, clusters: Sequence[SimulatedC
     return [_case(model, cluster) for model in models for cluster in clusters]
 
 
+PAPERS_NODES = 316
+"""Of the paper's cluster."""
+MANY_GPUS = 16_384
+
+
+def run_far(
+    models: Sequence[SimulatedModel] = MODELS, clusters: Sequence[SimulatedCluster] = CLUSTERS
+) -> list[dict[str, Any]]:
+    """The step on all nodes of the paper's cluster, as predicted from two and as simulated; and on 16,384 GPUs.
+
+    Every rank has its largest micro-batch. What is predicted of 16,384 GPUs is held against nothing.
+    """
+    found = []
+    for model in models:
+        for cluster in clusters:
+            simulator = Simulator(model, cluster, seed=1)
+            load, network = observed(simulator)
+            tokens = load.most_rows * ROW_TOKENS * cluster.ranks_per_node
+
+            def predicted(nodes: int, load: Load = load, network: Network = network) -> float:
+                time = step_time(load.compute, load.most_rows, 1, Exchange(), replace(network, nodes=nodes))
+                return time.step_s
+
+            recipe = Recipe(nodes=PAPERS_NODES, global_tokens=tokens * PAPERS_NODES, micro_batches=1)
+            many = MANY_GPUS // cluster.ranks_per_node
+            found.append(
+                {
+                    "model": model.name, "cluster": cluster.name, "predicted_s": predicted(PAPERS_NODES),
+                    "simulated_s": simulator.step_s(recipe, steps=20),
+                    "efficiency": predicted(1) / predicted(PAPERS_NODES),
+                    "efficiency_at_16384_gpus": predicted(1) / predicted(many),
+                }
+            )  # fmt: skip
+    return found
+
+
 def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
     load, network = observed(Simulator(model, cluster, seed=1))
     among = exchanges(sixteen_bit=True)

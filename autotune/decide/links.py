@@ -127,13 +127,7 @@ def link_warnings(
         interface: That carries messages, if known.
         interface_bytes_per_s: What it says of itself; None where it says nothing.
     """
-    found = []
-    nodes = len(neighbours_bytes_per_s)
-    links = {f"{node} and {(node + 1) % max(nodes, 2)}": rate for node, rate in enumerate(neighbours_bytes_per_s)}
-    for name, share in slow_members(links).items():
-        found.append(
-            f"the link between nodes {name} has {share:.0%} of the median link's speed, and every step waits for it"
-        )
+    found = _slow_links(neighbours_bytes_per_s)
     ranks = {str(rank): rate for rank, rate in enumerate(products_flops_per_s)}
     for name, share in slow_members(ranks).items():
         where = f"rank {name} (node {int(name) // ranks_per_node}, local rank {int(name) % ranks_per_node})"
@@ -144,6 +138,33 @@ def link_warnings(
             found.append(
                 f"all-reduces reach {share:.0%} of what {interface or 'the interface'} says it can "
                 f"({8 * interface_bytes_per_s / 1e9:g} Gbit/s): look for another interface, or for who else uses it"
+            )
+    return found
+
+
+def _slow_links(neighbours_bytes_per_s: Sequence[float]) -> list[str]:
+    """Of a ring of nodes; against the fastest, as one slow node slows two links, which may be most of them."""
+    nodes = len(neighbours_bytes_per_s)
+    if nodes < 3:
+        return []
+    fastest = max(neighbours_bytes_per_s)
+    slow = {left for left, rate in enumerate(neighbours_bytes_per_s) if rate < SLOW_MEMBER_SHARE * fastest}
+    both = {node for node in range(nodes) if {node, (node - 1) % nodes} <= slow}
+    # Between two such nodes lies a link that may be slow by itself; a node is blamed where a neighbour is not.
+    blamed = {node for node in both if not {(node - 1) % nodes, (node + 1) % nodes} <= both}
+    found = []
+    for node in sorted(blamed):
+        share = max(neighbours_bytes_per_s[node], neighbours_bytes_per_s[node - 1]) / fastest
+        found.append(
+            f"both links of node {node} have {share:.0%} of the fastest link's speed or less, and every step waits for "
+            "them"
+        )
+    for left in sorted(slow):
+        right = (left + 1) % nodes
+        if not {left, right} & blamed:
+            found.append(
+                f"the link between nodes {left} and {right} has {neighbours_bytes_per_s[left] / fastest:.0%} of the "
+                "fastest link's speed, and every step waits for it"
             )
     return found
 

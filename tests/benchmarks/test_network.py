@@ -50,3 +50,9 @@ def test_the_worst_error_counts():
     bars = {bar.name: bar for bar in make_bars({"predicted": rows, "chosen": [], "useful_nodes": []})}
     assert bars["network_worst_step_error_2_hosts_share"].figure == pytest.approx(0.1)
     assert bars["network_worst_step_error_2_hosts_share"].holds is False
+
+
+def test_the_papers_cluster_is_predicted_from_two_nodes_and_far_larger_ones_can_be():
+    for one in useful_nodes.run_far(MODELS[:1]):
+        assert one["predicted_s"] == pytest.approx(one["simulated_s"], rel=0.03)
+        assert 0 < one["efficiency_at_16384_gpus"] <= one["efficiency"] <= 1

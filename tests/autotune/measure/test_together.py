@@ -7,8 +7,11 @@ import pytest
 from autotune.cluster.together import on_nodes_of_job, on_this_node
 from autotune.core.outcome import Crashed, Measured, TimedOut
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
+from autotune.decide.links import link_warnings
 from autotune.errors import MachineLacks
 from autotune.measure.together import TogetherMachine
+from benchmarks.namespaces import hosts
+from benchmarks.network import together
 from tests.conftest import write_dataset
 
 LINKS = {"sizes_bytes": [4096, 65536], "repeats": 2, "seconds": 1.0}
@@ -84,6 +87,23 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
         late = Trial(job="links", measured=LINKS | {"repeats": 10**9, "seconds": 10**9}, timeout_s=0.5)
         assert isinstance(machine.run(late), TimedOut)
     assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.system
+def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
+    scratch = tmp_path / "scratch"
+    try:
+        slow = hosts(3, 400_000_000, name="slowlink", slow={2: 40_000_000})
+        with slow as found, together(found, scratch) as machine:
+            figures = LinkFigures.of(machine.run(links(sizes_bytes=[4096, 2**20, 2**21])))
+    except MachineLacks as error:
+        pytest.skip(f"no network namespaces here: {error.message}")
+    assert (figures.nodes, figures.interface) == (3, "eth0")
+    (warning,) = link_warnings(
+        figures.neighbours_bytes_per_s, [1.0, 1.0, 1.0], 1, bytes_per_s=None, interface=None,
+        interface_bytes_per_s=None,
+    )  # fmt: skip
+    assert "both links of node 2" in warning
 
 
 def test_ranks_that_cannot_start_say_why(tmp_path):

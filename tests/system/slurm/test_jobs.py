@@ -108,6 +108,17 @@ def test_a_probe_from_outside_any_allocation_yields_the_profile(probed, profile,
     assert tunings[0]["trials"] >= 1
 
 
+def test_a_tuning_from_outside_any_allocation_is_one_job_and_yields_profile_and_report(lab, work, autotune, probed):
+    asked = [*PROBE[1:], "--minutes", "0.1", "--ranks", "1", "--out", "tuned", "--reports", "tuned/reports"]
+    told = json.loads(autotune("tune", *asked, "--slurm", "--wait", "--json").stdout)
+    assert told["exit_code"] == 0
+    tuned = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
+    assert tuned["provenance"]["slurm_job_id"] == told["job"]
+    assert tuned["evidence"]["probe"]["feasible_max"] == 8
+    assert "chosen" in tuned["evidence"]["workers"]
+    assert "# Tuning report" in (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
+
+
 def test_without_slurm_a_login_node_measures_nothing(autotune, lab):
     assert "--slurm" in autotune(*PROBE, code=5).stderr
 
