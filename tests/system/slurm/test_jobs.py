@@ -208,7 +208,8 @@ def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotu
 def network(lab, work, autotune, profile) -> dict:
     """The network between two nodes, and training steps over it, measured by one job."""
     shutil.copy(profile, work / "profiles" / "wide.toml")
-    arguments = ["--profile", "profiles/wide.toml", "--nodes", "2", "--ranks", "1", "--minutes", "0.3", "--json"]
+    arguments = ["--profile", "profiles/wide.toml", "--nodes", "2", "--ranks", "1", "--minutes", "0.3", "--json",
+                 "--trial-timeout", "120"]  # fmt: skip
     (work / "network.log").write_text(autotune("network", *arguments, "--slurm", "--wait").stderr)
     return tomllib.loads((work / "profiles" / "wide.toml").read_text())
 
@@ -226,7 +227,7 @@ def test_the_network_of_two_nodes_is_measured_by_one_job(network):
 
 
 def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(network, work, autotune):
-    asked = ["scale", "--profile", "profiles/wide.toml", "--nodes", "1,2,4", "--json"]
+    asked = ["scale", "--profile", "profiles/wide.toml", "--nodes", "1,2,4", "--json", "--trial-timeout", "120"]
     (predicted,) = json.loads(autotune(*asked).stdout)
     assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
     asked[4] = "1,2"
