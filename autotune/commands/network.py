@@ -73,30 +73,22 @@ def network(
     used = nodes or nodes_here()
     with open_together(train.device, data_dir, place, used, ranks) as bench:
         fingerprint = bench.fingerprint(train.model, manifest)
-        _check(stored, fingerprint, bench)
+        _check(stored, fingerprint)
         request = _request(bench, stored, data_dir, 60 * minutes, trial_timeout)
         tuning = _tune(bench, request, fingerprint, place / "ledger", links_only=links_only)
     found = _keep(stored, tuning)
     print(json.dumps(found.model_dump(), indent=2) if as_json else network_text(found, profile))
 
 
-def _check(stored: "StoredProfile", here: "Fingerprint", bench: "TogetherBench") -> None:
+def _check(stored: "StoredProfile", here: "Fingerprint") -> None:
     """What keeps measurements from meaning anything here; lesser differences are said.
 
     Raises:
-        MachineLacks: If there is only one rank.
         ProfileRefused: If the profile is another machine's, model's or dataset's.
     """
     from autotune.decide.fingerprint import compare
-    from autotune.errors import MachineLacks
     from autotune.search.profiles import probed_here
 
-    if bench.nodes * bench.ranks_per_node < 2:
-        raise MachineLacks(
-            "one rank alone sends nothing",
-            next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
-            "autotune scale predicts from an assumed link.",
-        )
     refusals = []
     for mismatch in compare(stored.profile.fingerprint, here):
         text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
@@ -113,8 +105,11 @@ def _request(
     from autotune.decide.choose import rows_with_headroom
     from autotune.search.network import NetworkRequest
 
-    probe, train = stored.profile.evidence.probe, stored.profile.train
+    probe, train, before = stored.profile.evidence.probe, stored.profile.train, stored.profile.evidence.network
     assert probe is not None
+    if before is not None and before.default_rows is not None:
+        # What an earlier tuning made of the probed micro-batch is no default; and its trials are taken up again.
+        train = train.model_copy(update={"micro_batch_rows": before.default_rows})
     most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train,

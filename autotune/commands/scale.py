@@ -191,7 +191,7 @@ class _Measuring:
         train = stored.profile.train
         data_dir = self.data or stored.path.parent / (train.data.path or ".")
         manifest, place = read_manifest(data_dir), report_directory(stored.path, self.reports)
-        with open_together(train.device, data_dir, place, row.nodes, self.ranks) as bench:
+        with open_together(train.device, data_dir, place, row.nodes, self.ranks, alone=True) as bench:
             here = bench.fingerprint(train.model, manifest)
             request = NetworkRequest(
                 config=train.model_copy(update={"global_batch_rows": known.load.global_batch_rows}),

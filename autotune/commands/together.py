@@ -42,7 +42,7 @@ def nodes_here() -> int:
 
 @contextlib.contextmanager
 def open_together(
-    choice: DeviceChoice, place: Path, scratch_parent: Path, nodes: int, ranks: int | None
+    choice: DeviceChoice, place: Path, scratch_parent: Path, nodes: int, ranks: int | None, *, alone: bool = False
 ) -> Iterator[TogetherBench]:
     """Start ranks on this node, or on the first nodes of this job, and let them find each other.
 
@@ -52,10 +52,11 @@ def open_together(
         scratch_parent: Where they exchange requests and answers; all nodes should see it.
         nodes: So many.
         ranks: On each; None takes all visible GPUs, or one on a CPU.
+        alone: Whether a single rank is of any use.
 
     Raises:
         BadInput: If the job has fewer nodes.
-        MachineLacks: If the device, torch or srun is missing, or the ranks do not find each other.
+        MachineLacks: If the device, torch or srun is missing, there is one rank only, or they do not find each other.
     """
     there = nodes_here()
     if nodes > there:
@@ -69,6 +70,12 @@ def open_together(
         if "torch" not in site.versions:
             raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
         each = local_ranks(site, ranks)
+        if nodes * each < 2 and not alone:
+            raise MachineLacks(
+                "one rank alone sends nothing",
+                next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
+                "autotune scale predicts from an assumed card: --bandwidth 25Gbit.",
+            )
         if nodes > 1 and shutil.which("srun") is None:
             raise MachineLacks("srun is not here", next_step="Measure on one node: --nodes 1.")
         arguments = (each, site.device, site.versions["torch"])

@@ -258,6 +258,8 @@ class NetworkEvidence(Table):
     """Slow links, slow ranks, an interface that does not reach its speed."""
     products_flops_per_s: list[NonNegativeFloat]
     """Of each rank while all multiply matrices."""
+    default_rows: Positive | None = None
+    """The micro-batch as probed, which the default exchange has; None where no training step was measured."""
     compute: ComputeEvidence | None = None
     """None where no training step was measured."""
     exchanges: list[ExchangeRow] = Field(default_factory=list)

@@ -59,6 +59,7 @@ def _of_steps(tuning: NetworkTuning, fits: dict[str, LinkFit], counts: Sequence[
     chosen, gain = tuning.fastest()
     load, network = tuning.load(), tuning.network()
     of: dict[str, object] = {
+        "default_rows": tuning.request.config.micro_batch_rows,
         "compute": compute_evidence(load.compute, tuning.request.config.micro_batch_rows),
         "exchanges": [_row(one, tuning.request.ranks_per_node) for one in tuning.tried],
         "choice": _choice(chosen, None if gain is None else (gain.value, gain.low, gain.high)),
