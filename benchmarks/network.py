@@ -26,7 +26,8 @@ from autotune.decide.network import step_time
 from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.together import TogetherMachine
-from autotune.search.network import NetworkRequest, NetworkTuning, compute_of
+from autotune.search.network import NetworkRequest, NetworkTuning
+from autotune.search.rank_compute import compute_of
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, write_atomically
 from benchmarks import golden_network, useful_nodes

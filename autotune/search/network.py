@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.links import LinkFit, fit_link
-from autotune.decide.network import expected_largest, step_time
+from autotune.decide.network import step_time
 from autotune.decide.resampling import paired_ratio
 from autotune.decide.scaling import Dealt, Load, exchanges, predict
 from autotune.decide.statistics import Interval
 from autotune.errors import Undecided
+from autotune.search.rank_compute import compute_of, computed_s
 from autotune.search.trials import TrialRunner
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
 
@@ -29,8 +30,6 @@ MOST_MICRO_BATCHES = 4
 LOSS_STEPS = 48
 EQUAL_LOSS_SHARE = 0.01
 """Loss with 16-bit gradients may lie so far from that with 32 bits at the end of the check."""
-MERGED_PARTS = 32
-"""Gradients are kept in about so many parts: finer than buckets are."""
 CANDIDATES = 4
 WORTHWHILE_SHARE = 0.01
 """What anything but the default must win, however surely."""
@@ -172,8 +171,8 @@ class NetworkTuning:
         fixed_s = 0.0
         if rows > 1:
             half = self.steps_without(rows // 2)
-            row_s = (_computed_s(whole) - _computed_s(half)) / (rows - rows // 2)
-            fixed_s = min(max(0.0, _computed_s(whole) - rows * row_s), _computed_s(whole))
+            row_s = (computed_s(whole) - computed_s(half)) / (rows - rows // 2)
+            fixed_s = min(max(0.0, computed_s(whole) - rows * row_s), computed_s(whole))
         self.compute = compute_of(whole, fixed_s)
         return self.compute
 
@@ -368,42 +367,6 @@ def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:
     """As the trainer deals: so many rows at most in a micro-batch, all micro-batches alike."""
     micro_batches = -(-config.global_batch_rows // (rows * ranks))
     return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_rows // (micro_batches * ranks)))
-
-
-def compute_of(whole: ExchangeFigures, fixed_s: float) -> RankCompute:
-    """What a rank computes, from steps of one micro-batch in which nothing travels."""
-    ranks = len(whole.compute_s_by_rank)
-    # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
-    deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
-    jitter_share = statistics.median(deviations) if ranks > 1 else 0.0
-    # The measured steps wait for the slowest of these ranks already.
-    alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
-    return RankCompute(
-        row_s=alone * (_computed_s(whole) - fixed_s) / whole.rows,
-        micro_batch_s=alone * fixed_s,
-        update_s=whole.update_s,
-        gradients=merged(whole.gradients),
-        forward_share=whole.forward_share or 1 / 3,
-        jitter_share=jitter_share,
-    )
-
-
-def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
-    """Small gradients together with the next, so that a profile can hold them."""
-    total = sum(elements for elements, _ in gradients)
-    found: list[GradientPart] = []
-    elements = 0
-    for number, (count, ready) in enumerate(gradients):
-        elements += count
-        if elements * MERGED_PARTS >= total or number == len(gradients) - 1:
-            found.append(GradientPart(elements=elements, ready_share=ready))
-            elements = 0
-    return tuple(found)
-
-
-def _computed_s(figures: ExchangeFigures) -> float:
-    """Forward and backward of a step in which nothing travels, waiting for the slowest rank included."""
-    return max(1e-9, statistics.median(figures.step_s) - figures.update_s)
 
 
 def _undecided(what: str, outcome: Outcome) -> Undecided:

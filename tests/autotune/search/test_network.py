@@ -2,8 +2,8 @@ import pytest
 
 from autotune.core.network import Link
 from autotune.errors import Undecided
-from autotune.search.network import MERGED_PARTS, merged
 from autotune.search.network_evidence import compute_evidence, evidence
+from autotune.search.rank_compute import MERGED_PARTS, merged
 from autotune.search.scaling import compute_from
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
