@@ -12,7 +12,6 @@ import torch.distributed as dist
 from autotune.measure.jobs.carrier import carrier
 from trainer.parallel import Ranks
 
-WARM_UPS = 2
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
 NEIGHBOUR_BYTES = 4 * 2**20
 
@@ -21,7 +20,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     """Time all-reduces over all ranks, within nodes and between them, then neighbours and matrix products.
 
     Args:
-        measured: ``sizes_bytes``, ``repeats`` of each, ``seconds`` that one size of one scope may take at most.
+        measured: ``sizes_bytes``, ``repeats`` of each, ``seconds`` after which no message of a size is begun.
         place: Nothing is needed.
         ranks: All of them.
 
@@ -40,10 +39,14 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
             return []
         return _all_reduces(group, sizes, repeats, limit_s, ranks, takes_part=takes_part)
 
+    everybody = times(None, ranks.world_size, takes_part=True)
     found = {
-        "all": times(None, ranks.world_size, takes_part=True),
-        "within": times(within, ranks.local_world_size, takes_part=True),
-        "between": times(between, nodes, takes_part=ranks.local_rank == 0),
+        "all": everybody,
+        # With one node, or one rank a node, these are all ranks over again.
+        "within": everybody if nodes == 1 else times(within, ranks.local_world_size, takes_part=True),
+        "between": everybody
+        if ranks.local_world_size == 1
+        else times(between, nodes, takes_part=ranks.local_rank == 0),
     }
     return found | {
         "neighbours_bytes_per_s": _neighbours(ranks, nodes) if nodes > 1 else [],
@@ -79,11 +82,11 @@ def _all_reduces(
         def once(tensor: torch.Tensor = tensor) -> None:
             dist.all_reduce(tensor, group=group)
 
+        # The first warms up; where a network is so slow that there is no time for another, it has to do.
         first_s = _timed(once, ranks, takes_part=takes_part)
-        times = max(1, min(repeats, int(limit_s / max(first_s, 1e-6))))
-        for _ in range(min(WARM_UPS, times)):
-            _timed(once, ranks, takes_part=takes_part)
-        found += [(size, _timed(once, ranks, takes_part=takes_part)) for _ in range(times)]
+        times = min(repeats, int(limit_s / max(first_s, 1e-6)))
+        seconds = [_timed(once, ranks, takes_part=takes_part) for _ in range(times)]
+        found += [(size, second) for second in seconds or [first_s]]
     return found
 
 

@@ -98,6 +98,12 @@ class Lab:
         _until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
         return self.job(number)
 
+    def clear(self) -> None:
+        """End all jobs that are queued or running."""
+        if self.ask("squeue", "--noheader"):
+            self.ask("scancel", f"--partition={PARTITION}")
+            _until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
+
     def logs(self) -> str:
         """The ends of all daemons' logs."""
         return "\n".join(

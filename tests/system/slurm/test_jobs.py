@@ -41,6 +41,13 @@ def lab() -> Iterator[Lab]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def no_job_is_left_behind(lab) -> Iterator[None]:
+    """What one test left running is not what the next one waits for."""
+    yield
+    lab.clear()
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory, patterned_dataset) -> Path:
     """Where everything is submitted from, with a site file for jobs of two processors."""
@@ -59,7 +66,7 @@ def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "autotune", *arguments],
-            cwd=work, env=lab.environment, capture_output=True, text=True, check=False, timeout=120,
+            cwd=work, env=lab.environment, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{lab.logs()}"
         assert "Traceback" not in done.stderr
