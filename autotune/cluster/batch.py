@@ -52,6 +52,8 @@ class MeasureJob:
     """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of the environment, beside the site's."""
+    typed: bool = True
+    """Whether somebody typed the command; otherwise another job leads to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,10 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
             "prologue": site.prologue,
             "variables": network_variables(site.network) | dict(job.variables),
             "command": _prefixed(site, shlex.join(job.command)),
+            "typed": job.typed,
             "with_srun": job.with_srun,
+            "prefix": site.command_prefix,
+            "place": str(job.log.parent),
         },
     )
 

@@ -28,12 +28,13 @@ class JobState:
     nodes: str = ""
 
 
-def submit(script: Path, arguments: Sequence[str] = ()) -> str:
+def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = None) -> str:
     """Submit a script; gives the job's id.
 
     Args:
         script: The file.
         arguments: Of the script.
+        after: A job that must have succeeded before this one begins; if it does not, this one leaves the queue.
 
     Raises:
         MachineLacks: If there is no ``sbatch``, or it refuses.
@@ -43,7 +44,8 @@ def submit(script: Path, arguments: Sequence[str] = ()) -> str:
             "cannot submit the job: sbatch is not here",
             next_step=f"Run this on a login node of the cluster; the script is {script}.",
         )
-    done = _run(["sbatch", "--parsable", str(script), *arguments])
+    options = [] if after is None else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    done = _run(["sbatch", "--parsable", *options, str(script), *arguments])
     job = re.match(r"\d+", done.stdout.strip())
     if done.returncode or job is None:
         raise MachineLacks(

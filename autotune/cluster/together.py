@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from autotune.cluster.rendezvous import choose_port, is_free, own_address, read_addresses, resolve_own_name
+from autotune.cluster.starter import STARTER_VARIABLE
 from autotune.cluster.torchrun import Meeting, torchrun_command
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -27,6 +28,8 @@ def on_nodes_of_job(
     nodes: int, ranks: int, device: str, torch_version: str, environment: Mapping[str, str] = os.environ
 ) -> Start:
     """One torchrun on each of the job's first nodes, by one ``srun``; to be called on the first of them.
+
+    Where the job's script starts things (``autotune.cluster.starter``) it is asked to.
 
     Args:
         nodes: So many of the job's.
@@ -51,6 +54,8 @@ def on_nodes_of_job(
         own = f"address=$({shlex.quote(sys.executable)} -m autotune launch address{option}) || exit\nexec "
         # Words with a $ are the node's own to fill in.
         script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
+        if environment.get(STARTER_VARIABLE):
+            return [sys.executable, "-m", "autotune", "launch", "outside", f"--nodes={nodes}", f"--script={script}"]
         return [
             "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1",
             f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}", "--export=ALL", "--kill-on-bad-exit=1",

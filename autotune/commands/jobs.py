@@ -1,12 +1,14 @@
 """What commands share that can submit themselves as a SLURM job: their options, and one function.
 
-``--slurm [SITE] [--wait] [--dry-run]``: exactly the command that was typed, without these three, runs in the job.
+``--slurm [SITE] [--wait] [--dry-run]``: exactly the command that was typed, without these three, runs in the job. A
+second job may follow it.
 """
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +33,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="With --slurm: print the
 
 START_UP_S = 60.0
 """What a job takes until its first trial begins: starting, and loading torch from a network file system."""
+_UNKNOWN_JOB = "JOB"
+"""Stands for the first job's id where nothing is submitted."""
 _PASSED_ON = ("AUTOTUNE_DATA", "AUTOTUNE_SITE")
 
 
@@ -58,6 +62,10 @@ class JobRequest:
     with_srun: bool = True
     """One process on each node. Otherwise the command runs once, on the first, and reaches the others by itself."""
     reports: Path = Path("reports")
+    command: Sequence[str] | None = None
+    """What the job runs, after the program's name; None takes the command that was typed."""
+    then: "Callable[[str], JobRequest] | None" = None
+    """Makes a second job, which begins once the first has succeeded, from the first one's id."""
 
 
 def submitted(
@@ -89,23 +97,34 @@ def submitted(
         return False
     site_path = find_site(slurm, os.environ)
     site = SiteFile() if site_path is None else read_site(site_path)
-    _check_time(request, site, site_path)
-    place = request.reports / "jobs"
-    job = MeasureJob(
-        name=request.name,
-        purpose=request.purpose,
-        command=[site.python or sys.executable, "-m", "autotune", *command_in_job(arguments_of(context))],
-        shape=_shape(request, site),
-        log=place / f"{request.name}-%j.log",
-        directory=Path.cwd(),
-        with_srun=request.with_srun,
-        variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
-    )
-    script = measure_script(job, site, read_template("measure", site, site_path))
+    template = read_template("measure", site, site_path)
+
+    def script_of(one: JobRequest) -> str:
+        _check_time(one, site, site_path)
+        words = command_in_job(arguments_of(context)) if one.command is None else one.command
+        job = MeasureJob(
+            name=one.name,
+            purpose=one.purpose,
+            command=[site.python or sys.executable, "-m", "autotune", *words],
+            shape=_shape(one, site),
+            log=one.reports / "jobs" / f"{one.name}-%j.log",
+            directory=Path.cwd(),
+            with_srun=one.with_srun,
+            variables={name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
+            typed=one.command is None,
+        )
+        return measure_script(job, site, template)
+
     if dry_run:
-        print(script, end="")
-    else:
-        _submit(request, place, script, site.slurm.time, wait=wait, as_json=as_json)
+        print(script_of(request), end="")
+        if request.then is not None:
+            print("\n" + script_of(request.then(_UNKNOWN_JOB)), end="")
+        return True
+    jobs = [_submit(request, script_of(request))]
+    if request.then is not None:
+        second = request.then(jobs[0].number)
+        jobs.append(_submit(second, script_of(second), after=jobs[0].number))
+    _tell(jobs, site.slurm.time, wait=wait, as_json=as_json)
     return True
 
 
@@ -180,32 +199,56 @@ def _check_time(request: JobRequest, site: "SiteFile", site_path: Path | None) -
     )
 
 
-def _submit(request: JobRequest, place: Path, script: str, limit: str, *, wait: bool, as_json: bool) -> None:
-    from autotune.cluster.follow import follow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Submitted:
+    request: JobRequest
+    number: str
+    script: Path
+    log: Path
+
+
+def _submit(request: JobRequest, script: str, after: str | None = None) -> _Submitted:
     from autotune.cluster.submit import submit
     from autotune.store import write_atomically
     from trainer.events import utc_now
 
+    place = request.reports / "jobs"
     path = place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"
     write_atomically(path, script)
-    job = submit(path)
-    log = place / f"{request.name}-{job}.log"
-    told: dict[str, object] = {
-        "job": job,
-        "expected_minutes": request.expected_minutes,
-        "time_limit": limit,
-        "ledger": request.ledger,
-        "log": str(log),
-        "script": str(path),
-    }
-    if not wait:
-        print(json.dumps(told, indent=2) if as_json else _as_text(told))
-        return
+    number = submit(path, after=after)
+    return _Submitted(request=request, number=number, script=path, log=place / f"{request.name}-{number}.log")
+
+
+def _tell(jobs: Sequence[_Submitted], limit: str, *, wait: bool, as_json: bool) -> None:
+    """Say what was submitted, and follow it where that is asked for.
+
+    Raises:
+        SystemExit: If a job that was waited for failed, with its code.
+    """
+    from autotune.cluster.follow import Ended, follow
+
+    every: list[dict[str, object]] = [
+        {
+            "job": job.number,
+            "expected_minutes": job.request.expected_minutes,
+            "time_limit": limit,
+            "ledger": job.request.ledger,
+            "log": str(job.log),
+            "script": str(job.script),
+        }
+        for job in jobs
+    ]
     if not as_json:
-        print(_as_text(told), flush=True)
-    ended = follow(job, log, lambda line: _say(f"job {job}: {line}\n"))
+        print("\n\n".join(_as_text(told) for told in every), flush=True)
+    ended = Ended(code=0)
+    for job in jobs if wait else ():
+        ended = follow(job.number, job.log, functools.partial(_say_of_job, job.number))
+        if ended.code:
+            break
     if as_json:
-        print(json.dumps(told | {"exit_code": ended.code}, indent=2))
+        first, *further = every
+        found = first | ({"then": further} if further else {}) | ({"exit_code": ended.code} if wait else {})
+        print(json.dumps(found, indent=2))
     if ended.code:
         _say(f"error: {ended.words}\n")
         raise SystemExit(ended.code)
@@ -223,6 +266,10 @@ def _as_text(told: dict[str, object]) -> str:
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+
+
+def _say_of_job(number: str, line: str) -> None:
+    _say(f"job {number}: {line}\n")
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cluster.starter import STARTER_VARIABLE
 from autotune.cluster.together import on_nodes_of_job, on_this_node
 from autotune.core.profile import Fingerprint
 from autotune.errors import BadInput, MachineLacks
@@ -76,8 +77,12 @@ def open_together(
                 next_step="Give several ranks (--ranks 2), or submit it as a job of two nodes: --slurm. Without any, "
                 "autotune scale predicts from an assumed card: --bandwidth 25Gbit.",
             )
-        if nodes > 1 and shutil.which("srun") is None:
-            raise MachineLacks("srun is not here", next_step="Measure on one node: --nodes 1.")
+        if nodes > 1 and shutil.which("srun") is None and not os.environ.get(STARTER_VARIABLE):
+            raise MachineLacks(
+                "srun is not here",
+                next_step="Submit the command with --slurm and a site file that names the container as command_prefix "
+                "(which must pass the environment on), or measure on one node: --nodes 1.",
+            )
         arguments = (each, site.device, site.versions["torch"])
         start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
         scratch_parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,18 @@
 """``autotune tune``: probe, loader workers, exchange between local ranks, report; one after the other, gone on with."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.errors import EXIT_INTERRUPTED, InternalError
+from autotune.errors import EXIT_INTERRUPTED, InternalError, UsageError
 
 _PROBE_MINUTES = 4.0
 _REPORT = "report.md"
@@ -38,6 +39,9 @@ def tune(
     network: Annotated[bool, typer.Option(help="Whether local ranks' exchange is tuned, where there are two.")] = True,
     trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
+    between_nodes: Annotated[
+        bool, typer.Option("--between-nodes", help="With --slurm: a second job measures the network of two nodes.")
+    ] = False,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
@@ -47,7 +51,9 @@ def tune(
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
     from autotune.commands.measuring import refuse_login_node
+    from autotune.store import write_atomically
 
+    number = os.environ.get("SLURM_JOB_ID")
     stages = 1 + minutes / _PROBE_MINUTES * (int(workers) + int(network))
     job = JobRequest(
         name="tune",
@@ -59,6 +65,12 @@ def tune(
         on_gpus=device != "cpu",
         reports=reports,
     )
+    if between_nodes:
+        if slurm is None and number is None:
+            raise UsageError(
+                "--between-nodes needs two nodes", next_step="Add --slurm; or tune first, then: autotune network."
+            )
+        job = replace(job, then=lambda first: _second(job, first, models=len(model), minutes=minutes, data=data))
     if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     if not here:
@@ -78,10 +90,55 @@ def tune(
             stage.run("workers", timed)
         if network and one["local_ranks"] > 1:
             stage.run("network", [*timed, "--ranks", str(one["local_ranks"])])
-    report = reports / Path(profiles[0]).stem / _REPORT
-    stage.run("report", ["build", *profiles, "--reports", str(reports), "--out", str(report)])
-    found = {"profiles": profiles, "report": str(report)}
+    report = str(reports / Path(profiles[0]).stem / _REPORT)
+    stage.run("report", ["build", *profiles, "--reports", str(reports), "--out", report])
+    found = {"profiles": profiles, "report": report}
+    if number is not None:
+        write_atomically(_found_by(number, reports), json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=2) if as_json else _text(profiles, report))
+
+
+def tune_between_nodes(
+    context: typer.Context,
+    *,
+    tuned: Annotated[Path, typer.Argument(help="What a tuning in a job found.")],
+    data: Annotated[Path, typer.Option(help="Dataset directory.")],
+    minutes: Annotated[float, typer.Option(help="For the network of each profile.")],
+    trial_timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")],
+    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")],
+) -> None:
+    """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
+    from trainer.schema import read_json
+
+    found = read_json(tuned)
+    stage = _Stages(command=["autotune", *arguments_of(context)])
+    timed = ["--data", str(data), "--minutes", f"{minutes:g}", "--trial-timeout", f"{trial_timeout:g}"]
+    for profile in found["profiles"]:
+        stage.run("network", ["--profile", profile, *timed, "--reports", str(reports), "--here"])
+    stage.run("report", ["build", *found["profiles"], "--reports", str(reports), "--out", found["report"]])
+    print(_text(found["profiles"], found["report"]))
+
+
+def _second(first: JobRequest, number: str, *, models: int, minutes: float, data: Path) -> JobRequest:
+    """The job that measures between nodes, after the one that tunes."""
+    command = [
+        "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(data), "--minutes", f"{minutes:g}",
+        "--trial-timeout", f"{first.trial_timeout_s:g}", "--reports", str(first.reports),
+    ]  # fmt: skip
+    return replace(
+        first,
+        name="tune-between-nodes",
+        purpose=f"Measures the network between two nodes for what job {number} tuned.",
+        expected_minutes=1 + minutes * models,
+        nodes=2,
+        with_srun=False,
+        command=command,
+        then=None,
+    )
+
+
+def _found_by(number: str, reports: Path) -> Path:
+    return reports / "jobs" / f"tune-{number}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +183,7 @@ def _options(asked: Mapping[str, object]) -> list[str]:
     return [word for option, value in asked.items() if value is not None for word in (option, str(value))]
 
 
-def _text(profiles: list[str], report: Path) -> str:
+def _text(profiles: list[str], report: str) -> str:
     first = profiles[0]
     return "\n".join(
         [

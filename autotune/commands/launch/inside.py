@@ -1,4 +1,4 @@
-"""``autotune launch preflight``, ``meet``, ``address`` and ``ended``: what the script of a training job calls."""
+"""``autotune launch preflight``, ``meet``, ``address``, ``ended`` and others: what is called inside of jobs."""
 
 import os
 import socket
@@ -102,3 +102,17 @@ def ended(
 
 def _node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def outside(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, help="So many of the job's.")],
+    script: Annotated[str, typer.Option(help="What bash is to run on each.")],
+) -> None:
+    """Let the job's script, outside of the container, start something on several nodes; wait for its end."""
+    from autotune.cluster.starter import STARTER_VARIABLE, start_outside
+    from autotune.errors import UsageError
+
+    if not os.environ.get(STARTER_VARIABLE):
+        raise UsageError("no script of a job starts anything here", next_step="This is called inside of jobs only.")
+    raise SystemExit(start_outside(Path(os.environ[STARTER_VARIABLE]), nodes, script))

@@ -69,3 +69,30 @@ def test_all_models_are_one_job_of_one_node(said, capsys):
     assert "#SBATCH --nodes=1" in script
     assert "tune --model a --model b" in script
     assert said.calls == []
+
+
+def test_the_network_of_two_nodes_is_a_second_job_on_request(said, capsys):
+    assert run([*TUNE, "--between-nodes", "--slurm", "--dry-run"]) == 0
+    first, second = capsys.readouterr().out.split("\n\n#!/bin/bash")
+    assert "#SBATCH --nodes=1" in first
+    assert "#SBATCH --nodes=2" in second
+    assert "tune-between-nodes reports/jobs/tune-JOB.json --data data --minutes 10" in second
+    assert said.calls == []
+
+
+def test_without_a_job_there_is_nothing_between_nodes(said, capsys, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert run([*TUNE, "--between-nodes"]) == 2
+    assert "Add --slurm" in capsys.readouterr().err
+    assert said.calls == []
+
+
+def test_a_job_leaves_what_it_found_to_the_second_one(said, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert run([*TUNE, "--between-nodes"]) == 0
+    said.calls.clear()
+    command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "10"]
+    assert run([*command, "--trial-timeout", "60", "--reports", "reports"]) == 0
+    assert [call[0] for call in said.calls] == ["network", "network", "report"]
+    assert [call[2] for call in said.calls[:2]] == ["out/a-cpu.toml", "out/b-cpu.toml"]
+    assert said.calls[2][2:4] == ["out/a-cpu.toml", "out/b-cpu.toml"]

@@ -115,15 +115,68 @@ def test_a_probe_from_outside_any_allocation_yields_the_profile(probed, profile,
     assert tunings[0]["trials"] >= 1
 
 
-def test_a_tuning_from_outside_any_allocation_is_one_job_and_yields_profile_and_report(lab, work, autotune, probed):
-    asked = [*PROBE[1:], "--minutes", "0.1", "--ranks", "1", "--out", "tuned", "--reports", "tuned/reports"]
-    told = json.loads(autotune("tune", *asked, "--slurm", "--wait", "--json").stdout)
+@pytest.fixture(scope="module")
+def contained(work) -> str:
+    """A site whose commands run as in a container: no program of SLURM's is there."""
+    inside = work / "inside"
+    inside.mkdir()
+    for program in ("bash", "sh", "env"):
+        (inside / program).symlink_to(shutil.which(program))
+    wrapper = work / "container.sh"
+    wrapper.write_text(f'#!/bin/sh\nexport PATH={inside}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    site = (work / "site.toml").read_text()
+    (work / "contained.toml").write_text(f'command_prefix = "{wrapper}"\n{site}')
+    return "contained.toml"
+
+
+@pytest.fixture(scope="module")
+def tuned(autotune, contained, probed) -> subprocess.CompletedProcess[str]:
+    """A tuning of one node, and of the network of two, in a container."""
+    asked = [*PROBE[1:], "--minutes", "0.3", "--ranks", "1", "--out", "tuned", "--reports", "tuned/reports"]
+    asked[asked.index("--trial-timeout") + 1] = "120"
+    return autotune("tune", *asked, "--between-nodes", "--slurm", contained, "--wait", "--json")
+
+
+def test_a_tuning_from_outside_any_allocation_is_one_job_and_yields_profile_and_report(tuned, work):
+    told = json.loads(tuned.stdout)
     assert told["exit_code"] == 0
-    tuned = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
-    assert tuned["provenance"]["slurm_job_id"] == told["job"]
-    assert tuned["evidence"]["probe"]["feasible_max"] == 8
-    assert "chosen" in tuned["evidence"]["workers"]
-    assert "# Tuning report" in (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
+    found = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
+    assert found["evidence"]["probe"]["feasible_max"] == 8
+    assert "chosen" in found["evidence"]["workers"]
+    report = (work / "tuned" / "reports" / "tiny-cpu" / "report.md").read_text()
+    assert "# Tuning report" in report
+    assert "2 nodes" in report
+
+
+def test_the_network_of_two_nodes_is_measured_by_a_second_job_on_request(tuned, work):
+    (second,) = json.loads(tuned.stdout)["then"]
+    assert f"job {second['job']}: running on lab[1-2]" in tuned.stderr
+    profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
+    assert profile["provenance"]["slurm_job_id"] == second["job"]
+    found = profile["evidence"]["network"]
+    assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
+    (link,) = found["links"]
+    assert link["scope"] == "between nodes"
+    assert link["bytes_per_s"] > 1e6
+    assert {row["outcome"] for row in found["exchanges"]} == {"ran"}
+    assert {row["strategy"] for row in found["exchanges"]} >= {"ddp", "zero1", "fsdp2"}
+    assert found["scaling"][0]["nodes"] == 1
+    assert not any(row["measured"] for row in found["scaling"])
+
+
+def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(tuned, work, autotune):
+    asked = ["scale", "--profile", "tuned/tiny-cpu.toml", "--nodes", "1,2,4", "--json", "--trial-timeout", "120"]
+    (predicted,) = json.loads(autotune(*asked).stdout)
+    assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
+    asked[4] = "1,2"
+    told = json.loads(autotune(*asked, "--ranks", "1", "--slurm", "--wait").stdout)
+    assert told["exit_code"] == 0
+    log = (work / told["log"]).read_text()
+    rows = json.loads(log[log.index("[\n  {") :])[0]["rows"]
+    assert [(row["nodes"], row["measured"]) for row in rows] == [(1, False), (2, False), (1, True), (2, True)]
+    kept = json.loads((work / "reports" / "tiny-cpu" / "scaling-predicted.json").read_text())
+    assert [row["measured"] for row in kept["rows"]] == [False, False]
 
 
 def test_without_slurm_a_login_node_measures_nothing(autotune, lab):
@@ -209,42 +262,6 @@ def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotu
     job = lab.job(number)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(work, "cancelled")
     assert json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"] == 75
-
-
-@pytest.fixture(scope="module")
-def network(lab, work, autotune, profile) -> dict:
-    """The network between two nodes, and training steps over it, measured by one job."""
-    shutil.copy(profile, work / "profiles" / "wide.toml")
-    arguments = ["--profile", "profiles/wide.toml", "--nodes", "2", "--ranks", "1", "--minutes", "0.3", "--json",
-                 "--trial-timeout", "120"]  # fmt: skip
-    (work / "network.log").write_text(autotune("network", *arguments, "--slurm", "--wait").stderr)
-    return tomllib.loads((work / "profiles" / "wide.toml").read_text())
-
-
-def test_the_network_of_two_nodes_is_measured_by_one_job(network):
-    found = network["evidence"]["network"]
-    assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
-    (link,) = found["links"]
-    assert link["scope"] == "between nodes"
-    assert link["bytes_per_s"] > 1e6
-    assert {row["outcome"] for row in found["exchanges"]} == {"ran"}
-    assert {row["strategy"] for row in found["exchanges"]} >= {"ddp", "zero1", "fsdp2"}
-    assert found["scaling"][0]["nodes"] == 1
-    assert not any(row["measured"] for row in found["scaling"])
-
-
-def test_scaling_is_predicted_on_the_login_node_and_measured_by_a_job(network, work, autotune):
-    asked = ["scale", "--profile", "profiles/wide.toml", "--nodes", "1,2,4", "--json", "--trial-timeout", "120"]
-    (predicted,) = json.loads(autotune(*asked).stdout)
-    assert [row["nodes"] for row in predicted["rows"]] == [1, 2, 4]
-    asked[4] = "1,2"
-    told = json.loads(autotune(*asked, "--ranks", "1", "--slurm", "--wait").stdout)
-    assert told["exit_code"] == 0
-    log = (work / told["log"]).read_text()
-    rows = json.loads(log[log.index("[\n  {") :])[0]["rows"]
-    assert [(row["nodes"], row["measured"]) for row in rows] == [(1, False), (2, False), (1, True), (2, True)]
-    kept = json.loads((work / "reports" / "wide" / "scaling-predicted.json").read_text())
-    assert [row["measured"] for row in kept["rows"]] == [False, False]
 
 
 def refused_by_preflight(lab: Lab, work: Path, script: str) -> str:
