@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from autotune.cluster.slurm import read_slurm
+from autotune.commands.options import AsJson
 from autotune.core.hardware import GpuStatus, MachineFacts, SlurmFacts
 from autotune.decide.suitability import find_unsuitable
 from autotune.measure.clock import Clock, SystemClock
@@ -23,7 +24,7 @@ NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
 
 def doctor(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
     path: Annotated[
         list[Path] | None,
         typer.Option(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.commands.options import AsJson
+
 if TYPE_CHECKING:
     from autotune.errors import AutotuneError
     from autotune.show.estimate import Answer
@@ -51,7 +53,7 @@ def estimate(
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = _MAX_ROWS,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
     from autotune.errors import DoesNotFit

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
 
 if TYPE_CHECKING:
     from autotune.commands.together import TogetherBench
@@ -23,22 +24,20 @@ def network(
     context: typer.Context,
     *,
     profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on such machines.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
-    ] = None,
+    data: ProfileData = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of this SLURM job to use. Default: all; with --slurm 2.")
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: all GPUs; 1 on a CPU.")] = None,
     links_only: Annotated[bool, typer.Option("--links-only", help="Measure messages, and no training step.")] = False,
     minutes: Annotated[float, typer.Option(min=0.1, help="Time for all measurements.")] = 15.0,
-    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one measurement may take.")] = 600.0,
+    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
-    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    here: Here = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
 ) -> None:
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
     from autotune.commands.measuring import refuse_login_node

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
 from autotune.errors import BadInput, UsageError
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ def probe(
     granularity: Annotated[int, typer.Option(min=1, help="Try multiples of this many rows only.")] = 1,
     headroom: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")] = 0.03,
     max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
-    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
+    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path | None, typer.Option(help="Profile file; with several models a directory.")] = None,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
-    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    here: Here = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.commands.measuring import open_bench, refuse_login_node

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.options import AsJson
+
 app = typer.Typer(help="Read profiles.", no_args_is_help=True)
 
 
@@ -18,7 +20,7 @@ def _profile() -> None:
 def show(
     *,
     profile: Annotated[Path, typer.Argument(help="A profile that autotune probe wrote.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a profile's decisions with their reasons."""
     from autotune.search.profiles import read_profile

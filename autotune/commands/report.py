@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.commands.options import REPORTS, Reports
+
 if TYPE_CHECKING:
     from autotune.show.report import ReportedProfile
 
@@ -23,7 +25,7 @@ def build(
     profile: Annotated[list[Path], typer.Argument(help="Profiles; several make one report.")],
     run: Annotated[list[Path] | None, typer.Option(help="A training run's directory; repeat for several.")] = None,
     out: Annotated[Path | None, typer.Option(help="Markdown file. Default: reports/<profile>/report.md.")] = None,
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
+    reports: Reports = REPORTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the report's place.")] = False,
 ) -> None:
     """Write a Markdown report of profiles, their trials and training runs."""

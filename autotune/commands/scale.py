@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, ProfileData, Reports, TrialTimeout
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ def scale(
     *,
     profile: Annotated[list[Path], typer.Option(help="A probed profile; several are shown together.")],
     nodes: Annotated[str, typer.Option(help="Numbers of nodes, with commas between.")] = DEFAULT_NODES,
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset directory. Default: each profile's.", envvar="AUTOTUNE_DATA")
-    ] = None,
+    data: ProfileData = None,
     bandwidth: Annotated[
         str | None, typer.Option(help="Assume this line rate of a node's card, such as 25Gbit, instead of measured.")
     ] = None,
@@ -44,12 +43,12 @@ def scale(
         bool, typer.Option("--16-bit-gradients", help="As if a check had found the loss with 16-bit gradients equal.")
     ] = False,
     chart: Annotated[Path | None, typer.Option(help="Write the curves as an SVG.")] = None,
-    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one measurement may take.")] = 600.0,
+    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
 ) -> None:
     """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
     from autotune.core.units import parse_bits_per_s, parse_seconds

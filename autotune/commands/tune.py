@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
 from autotune.errors import EXIT_INTERRUPTED, InternalError, UsageError
 
 _PROBE_MINUTES = 4.0
@@ -37,7 +38,7 @@ def tune(
     minutes: Annotated[float, typer.Option(min=0.1, help="For the loader workers, and for the exchange, each.")] = 10.0,
     workers: Annotated[bool, typer.Option(help="Whether to find the number of loader workers.")] = True,
     network: Annotated[bool, typer.Option(help="Whether local ranks' exchange is tuned, where there are two.")] = True,
-    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")] = 600.0,
+    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
     between_nodes: Annotated[
         bool, typer.Option("--between-nodes", help="With --slurm: a second job measures the network of two nodes.")
@@ -45,9 +46,9 @@ def tune(
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
-    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    here: Here = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
     from autotune.commands.measuring import refuse_login_node
@@ -105,7 +106,7 @@ def tune_between_nodes(
     data: Annotated[Path, typer.Option(help="Dataset directory.")],
     minutes: Annotated[float, typer.Option(help="For the network of each profile.")],
     trial_timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")],
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")],
+    reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
     from trainer.schema import read_json

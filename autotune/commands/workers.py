@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
 
 if TYPE_CHECKING:
     from autotune.commands.measuring import Bench
@@ -22,9 +23,7 @@ def workers(
     context: typer.Context,
     *,
     profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on this machine.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
-    ] = None,
+    data: ProfileData = None,
     max_workers: Annotated[
         int | None,
         typer.Option(
@@ -53,16 +52,16 @@ def workers(
         int,
         typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together."),
     ] = 12,
-    trial_timeout: Annotated[float, typer.Option(min=1, help="Seconds that one window may take.")] = 600.0,
+    trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     study: Annotated[
         Path | None, typer.Option(help="Write the windows as an Optuna study (SQLite), for optuna-dashboard.")
     ] = None,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
-    here: Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")] = False,
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    here: Here = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
     from autotune.commands.measuring import open_bench, refuse_login_node

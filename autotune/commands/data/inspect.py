@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.options import AsJson
 from autotune.show.dataset import dataset_text
 
 
@@ -18,7 +19,7 @@ def inspect(
         list[int] | None,
         typer.Option("--row-tokens", min=8, max=2**20, help="A row length to consider; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show counts, lengths, and the padding, cutting and packing of rows of some lengths."""
     from autotune.corpus.inspect import DEFAULT_ROW_TOKENS

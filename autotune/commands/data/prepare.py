@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
+from autotune.commands.options import AsJson
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
@@ -96,7 +97,7 @@ def prepare(
     wait: Wait = False,
     dry_run: DryRun = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the dataset that --out holds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
     from autotune.corpus.encode import LengthLimit

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.commands.options import AsJson
 from autotune.core.units import format_bytes, format_seconds
 from trainer.progress import progress
 
@@ -21,7 +22,7 @@ def stage(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="The dataset.")],
     to: Annotated[Path, typer.Option("--to", metavar="LOCAL", help="A directory on the node's own disk.")],
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest wait for who copies.")] = 3600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
     from trainer.stage import local_rank_of

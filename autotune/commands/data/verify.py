@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.options import AsJson
 from autotune.core.units import format_bytes, format_count
 from autotune.errors import BadInput
 from trainer.progress import progress
@@ -16,7 +17,7 @@ _SHOWN_FAULTS = 20
 def verify(
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The dataset.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read a whole dataset and check every hash, offset and id. Ends with 3 when anything is wrong."""
     from autotune.corpus.verify import verify as verify_dataset

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.commands.launch.training import DataOption, ProfileOption, RunOption, SetOption, train_request
+from autotune.commands.options import AsJson
 
 if TYPE_CHECKING:
     from autotune.cluster.batch import TrainJob
@@ -36,7 +37,7 @@ def slurm(
     submit: Annotated[bool, typer.Option("--submit", help="Submit the script, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and do nothing.")] = False,
     assignments: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
     from autotune.cluster.batch import read_template, train_script

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.options import REPORTS, AsJson, Reports
+
 
 def status(
     places: Annotated[
@@ -15,8 +17,8 @@ def status(
     ] = None,
     *,
     runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
-    reports: Annotated[Path, typer.Option(help="Where ledgers and reports lie.")] = Path("reports"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
 ) -> None:
     """Show how training runs and tunings are doing; SLURM is asked where it is there."""
     from autotune.cluster.submit import queued_jobs
