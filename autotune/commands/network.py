@@ -1,5 +1,6 @@
 """``autotune network``: how ranks reach each other, what that costs a step, and the fastest exchange of gradients."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def network(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of this SLURM job to use. Default: all; with --slurm 2.")
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: all GPUs; 1 on a CPU.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks on each. Default: as the profile was probed.")] = None,
     links_only: Annotated[bool, typer.Option("--links-only", help="Measure messages, and no training step.")] = False,
     minutes: Annotated[float, typer.Option(min=0.1, help="Time for all measurements.")] = 15.0,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
@@ -70,7 +71,7 @@ def network(
     manifest = read_manifest(data_dir)
     place = report_directory(stored.path, reports)
     used = nodes or nodes_here()
-    with open_together(train.device, data_dir, place, used, ranks) as bench:
+    with open_together(train.device, data_dir, place, used, ranks or probe.local_ranks) as bench:
         fingerprint = bench.fingerprint(train.model, manifest)
         _check(stored, fingerprint)
         request = _request(bench, stored, data_dir, 60 * minutes, trial_timeout)
@@ -102,13 +103,24 @@ def _request(
     bench: "TogetherBench", stored: "StoredProfile", data_dir: Path, budget_s: float, trial_timeout_s: float
 ) -> "NetworkRequest":
     from autotune.decide.choose import rows_with_headroom
+    from autotune.errors import BadInput
     from autotune.search.network import NetworkRequest
+    from trainer.batch import in_rows
+    from trainer.dataset import TokenDataset
 
     probe, train, before = stored.profile.evidence.probe, stored.profile.train, stored.profile.evidence.network
     assert probe is not None
     if before is not None and before.default_rows is not None:
         # What an earlier tuning made of the probed micro-batch is no default; and its trials are taken up again.
         train = train.model_copy(update={"micro_batch_rows": before.default_rows})
+    with contextlib.closing(TokenDataset.open(data_dir)) as dataset:
+        train = in_rows(train, dataset)
+    every = bench.nodes * bench.ranks_per_node
+    if train.global_batch_rows < every:
+        raise BadInput(
+            f"a global batch of {train.global_batch_rows} rows is fewer than the {every} ranks",
+            next_step="Measure fewer ranks (--ranks, --nodes), or probe again with a larger --global-batch-tokens.",
+        )
     most = rows_with_headroom(probe.feasible_max, stored.profile.constraints.headroom_share)
     return NetworkRequest(
         config=train,
@@ -140,17 +152,19 @@ def _tune(
 
 
 def _keep(stored: "StoredProfile", tuning: "NetworkTuning") -> "NetworkEvidence":
-    """Write what was found into the profile."""
+    """Write what was found into the profile; links alone change nothing about how it trains."""
     from autotune.core.profile import profile_to_toml
-    from autotune.search.network_evidence import evidence
-    from autotune.search.profiles import with_network
+    from autotune.search.network_evidence import evidence, links_in_place_of
+    from autotune.search.profiles import with_links, with_network
     from autotune.store import write_atomically
 
     found = evidence(tuning)
-    if not tuning.tried:
-        return found
-    chosen, _ = tuning.fastest()
-    rows = chosen.candidate.dealt.rows
-    changed = with_network(stored.profile, found, chosen.candidate.exchange, rows, tuning.runner)
+    if tuning.tried:
+        chosen, _ = tuning.fastest()
+        rows = tuning.micro_batch_rows(chosen.candidate)
+        changed = with_network(stored.profile, found, chosen.candidate.exchange, rows, tuning.runner)
+    else:
+        found = links_in_place_of(stored.profile.evidence.network, found)
+        changed = with_links(stored.profile, found, tuning.runner)
     write_atomically(stored.path, profile_to_toml(changed))
     return found

@@ -27,7 +27,9 @@ def scale(
     context: typer.Context,
     *,
     profile: Annotated[list[Path], typer.Option(help="A probed profile; several are shown together.")],
-    nodes: Annotated[str, typer.Option(help="Numbers of nodes, with commas between.")] = DEFAULT_NODES,
+    nodes: Annotated[
+        str | None, typer.Option(help=f"Numbers of nodes, with commas between. Default: {DEFAULT_NODES}.")
+    ] = None,
     data: ProfileData = None,
     bandwidth: Annotated[
         str | None, typer.Option(help="Assume this line rate of a node's card, such as 25Gbit, instead of measured.")
@@ -56,7 +58,12 @@ def scale(
     from autotune.search.scaling import Assumed, known_of, predict_scaling
     from autotune.show.scaling import scaling_json, scaling_text
 
-    counts = _counts(nodes)
+    if nodes is None and slurm is not None:
+        raise UsageError(
+            "--slurm asks for as many nodes as the largest number, and none was given",
+            next_step="Say on which numbers of nodes to measure: --nodes 1,2,4",
+        )
+    counts = _counts(nodes or DEFAULT_NODES)
     every = [read_profile(path) for path in profile]
     job = _job(every, counts, ranks, trial_timeout, reports)
     if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
@@ -67,7 +74,7 @@ def scale(
             bits_per_s=_told(parse_bits_per_s, bandwidth, "--bandwidth"),
             latency_s=_told(parse_seconds, latency, "--latency"),
         )
-    measuring = _Measuring(data=data, ranks=ranks, trial_timeout_s=trial_timeout, reports=reports)
+    measuring = _Measuring(data=data, trial_timeout_s=trial_timeout, reports=reports)
     found = []
     for stored in every:
         known = known_of(
@@ -91,8 +98,9 @@ def scale(
 def _job(
     every: Sequence["StoredProfile"], counts: Sequence[int], ranks: int | None, trial_timeout_s: float, reports: Path
 ) -> JobRequest:
+    from autotune.search.scaling import ranks_of
+
     first = every[0].profile
-    probe = first.evidence.probe
     return JobRequest(
         name="scale",
         purpose=f"Measures {', '.join(one.profile.train.model.name for one in every)} on up to {max(counts)} nodes.",
@@ -100,7 +108,7 @@ def _job(
         expected_minutes=1 + _MINUTES_PER_COUNT * len(counts) * len(every),
         trial_timeout_s=trial_timeout_s,
         nodes=max(counts),
-        ranks=ranks or (probe.local_ranks if probe is not None else None),
+        ranks=ranks or ranks_of(first),
         on_gpus=first.train.device == "cuda",
         cpus=first.fingerprint.allotted_cpus,
         with_srun=False,
@@ -156,7 +164,6 @@ class _Measuring:
     """How to measure, where there is something to measure on."""
 
     data: Path | None
-    ranks: int | None
     trial_timeout_s: float
     reports: Path
 
@@ -190,7 +197,8 @@ class _Measuring:
         train = stored.profile.train
         data_dir = self.data or stored.path.parent / (train.data.path or ".")
         manifest, place = read_manifest(data_dir), report_directory(stored.path, self.reports)
-        with open_together(train.device, data_dir, place, row.nodes, self.ranks, alone=True) as bench:
+        ranks = known.network.ranks_per_node  # as predicted: another number would have another dealing
+        with open_together(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
             here = bench.fingerprint(train.model, manifest)
             request = NetworkRequest(
                 config=train.model_copy(update={"global_batch_rows": known.load.global_batch_rows}),

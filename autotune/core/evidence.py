@@ -213,6 +213,8 @@ class ExchangeRow(Table):
     communication_share: Share | None = None
     """Of the step, in which ranks waited for gradients or weights."""
     peak_bytes: Positive | None = None
+    added_micro_batches: NonNegative = 0
+    """Of the step, which were not measured but added as predicted."""
     outcome: str
     """What became of it."""
 
@@ -239,6 +241,8 @@ class ScalingRow(Table):
     """Part of the step that waits for the network."""
     measured: bool
     """Whether it ran, or is predicted."""
+    added_micro_batches: NonNegative = 0
+    """Of a measured step, which were not measured but added as predicted."""
 
 
 class NetworkEvidence(Table):
@@ -254,6 +258,8 @@ class NetworkEvidence(Table):
     transport: str
     """What carries the messages, or why that is not known."""
     links: list[LinkEvidence]
+    all_reduce_factor: Annotated[float, Field(gt=0)] = 1.0
+    """What all-reduces of all ranks took of what these links make of them; 1 where that was not measured."""
     warnings: list[str] = Field(default_factory=list)
     """Slow links, slow ranks, an interface that does not reach its speed."""
     products_flops_per_s: list[NonNegativeFloat]

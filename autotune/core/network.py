@@ -29,6 +29,10 @@ class Network:
     between: Link
     within: Link | None = None
     """None where a node has one rank, or what it costs there is not known: then it counts as nothing."""
+    trees: bool = True
+    """Whether messages may go down a tree, as NCCL lets them; gloo knows the ring only."""
+    all_reduce_factor: float = 1.0
+    """What all-reduces over several nodes of several ranks were measured to take, of what both links make of them."""
 
     @property
     def ranks(self) -> int:

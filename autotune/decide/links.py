@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.network import Link
+from autotune.decide.network import tree_hops
 from autotune.decide.resampling import CONFIDENCE
 from autotune.decide.statistics import Interval
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 400
+LEAST_REPEATS = 3
+"""Fewer readings of a size show no spread."""
 LEAST_BYTES = 2**20
 """Of messages that tell the bandwidth."""
 SLOW_LINK_SHARE = 0.6
@@ -39,17 +42,18 @@ class LinkFit:
         return Link(latency_s=self.latency_s.value, bytes_per_s=self.bytes_per_s.value)
 
 
-def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
+def fit_link(times: Sequence[tuple[float, float]], members: int, *, trees: bool = False) -> LinkFit:
     """Fit latency and bandwidth to all-reduces of a ring of so many.
 
     t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is what the smallest message takes; the
     bandwidth that of messages of at least a MiB, as large as DDP's smallest bucket, by least squares of relative
     errors of their medians. What lies between may differ: caches, and protocols for small messages. Intervals are those
-    of repeats drawn anew, size by size.
+    of repeats drawn anew, size by size; there are none where a size was not repeated.
 
     Args:
         times: Bytes and seconds, one pair for each repeat.
         members: Ranks of one node, or nodes with one rank each; two at least.
+        trees: Whether the smallest message may have gone down a tree, in fewer hops.
 
     Raises:
         ValueError: If there are fewer than two members or sizes: no line can be told.
@@ -59,6 +63,10 @@ def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
         by_size.setdefault(size, []).append(second)
     if len(by_size) < 2 or members < 2:
         raise ValueError(f"{len(by_size)} sizes and {members} members tell no line")
+    repeated = {size: seconds for size, seconds in by_size.items() if len(seconds) >= LEAST_REPEATS}
+    told = sum(size >= LEAST_BYTES for size in repeated) > 1
+    if told:  # sizes that there was no time to repeat would only add noise that no interval knows of
+        by_size = repeated
     sizes = np.array(sorted(by_size), dtype=np.float64)
     medians = np.array([statistics.median(by_size[size]) for size in sizes])
     draw = np.random.default_rng(len(times))
@@ -68,12 +76,13 @@ def fit_link(times: Sequence[tuple[float, float]], members: int) -> LinkFit:
         found.append(_line(sizes, np.array(again)))
     lines = np.array(found)
     hops = 2 * (members - 1)
+    small_hops = min(hops, tree_hops(members)) if trees else hops
     large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
     fitted = lines[0, 0] + lines[0, 1] * sizes
     # One hop carries 1/k of the bytes.
     return LinkFit(
-        latency_s=_interval(lines[:, 0] / hops),
-        bytes_per_s=_interval(hops / members / np.maximum(lines[:, 1], 1e-30)),
+        latency_s=_interval(lines[:, 0] / small_hops, told=told),
+        bytes_per_s=_interval(hops / members / np.maximum(lines[:, 1], 1e-30), told=told),
         members=members,
         worst_error_share=float(np.abs(fitted / medians - 1)[large].max()),
     )
@@ -94,7 +103,9 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
     return max(0.0, float(seconds[0] - slope * sizes[0])), float(slope)
 
 
-def _interval(values: Array) -> Interval:
+def _interval(values: Array, *, told: bool) -> Interval:
+    if not told:
+        return Interval(value=float(values[0]), low=None, high=None)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(values, [tail, 1 - tail])
     return Interval(value=float(values[0]), low=float(low), high=float(high))

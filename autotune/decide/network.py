@@ -44,7 +44,8 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
     """One all-reduce over all ranks: cut up within nodes, round a ring or down a tree between them, put together again.
 
     The ring sends 2(k - 1)/k of the bytes over each node's card in 2(k - 1) hops, the tree all of them twice in
-    2⌈log₂ k⌉. Left out: that parts within and between nodes may overlap.
+    2⌈log₂ k⌉. What that misses with several ranks in a node (parts that overlap, several cards, a ring over all ranks)
+    is in the measured factor.
     """
     within = 0.0
     if network.within is not None and network.ranks_per_node > 1:
@@ -52,9 +53,30 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
     if network.nodes == 1:
         return within
     between = network.between
-    hops = 2 * math.ceil(math.log2(network.nodes))
-    tree = hops * between.latency_s + 2 * size_bytes / between.bytes_per_s
-    return within + min(_ring_s(size_bytes, network.nodes, between), tree)
+    ways = [_ring_s(size_bytes, network.nodes, between)]
+    if network.trees:
+        ways.append(tree_hops(network.nodes) * between.latency_s + 2 * size_bytes / between.bytes_per_s)
+    factor = network.all_reduce_factor if network.ranks_per_node > 1 else 1.0
+    return factor * (within + min(ways))
+
+
+def tree_hops(members: int) -> int:
+    """One after the other, up and down again."""
+    return 2 * math.ceil(math.log2(members))
+
+
+def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
+    """What all-reduces of all ranks took, of what their links make of them; 1 where nothing can be told.
+
+    Args:
+        times: Bytes and seconds; small ones, which the latency rules, are left out.
+        network: Of several nodes of several ranks.
+    """
+    if network.nodes == 1 or network.ranks_per_node == 1:
+        return 1.0
+    plain = replace(network, all_reduce_factor=1.0)
+    ratios = [seconds / all_reduce_s(size, plain) for size, seconds in times if size >= MIB]
+    return statistics.median(ratios) if ratios else 1.0
 
 
 def _ring_s(size_bytes: float, members: int, link: Link) -> float:

@@ -153,15 +153,27 @@ def best(load: Load, network: Network, among: Sequence[Exchange]) -> Predicted |
     )
 
 
+LOOKED_AT_FIRST = 64
+
+
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int) -> int:
     """The largest number of nodes that is efficient enough; 1 always is.
+
+    Twice as many are looked at as long as more than half of those before are useful.
 
     Args:
         efficient: Efficiency at so many nodes; None where the batch cannot be dealt. It may go up and down where the
             batch divides badly, so none is left out.
         most_nodes: To be considered.
     """
-    return max((nodes for nodes in range(1, most_nodes + 1) if _at_least(efficient(nodes))), default=1)
+    useful, looked_at = 1, 0
+    while looked_at < most_nodes and useful > looked_at // 2:
+        until = min(most_nodes, max(LOOKED_AT_FIRST, 2 * looked_at))
+        useful = max(
+            (nodes for nodes in range(looked_at + 1, until + 1) if _at_least(efficient(nodes))), default=useful
+        )
+        looked_at = until
+    return useful
 
 
 def _at_least(efficiency: float | None) -> bool:
@@ -183,7 +195,14 @@ class Lever:
 
 
 def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int) -> list[Lever]:
-    """What lifts the number of useful nodes, each alone; a larger batch is advice, never chosen."""
+    """What lifts the number of useful nodes, each alone; a larger batch is advice, never chosen.
+
+    Args:
+        load: As it is.
+        network: Its number of nodes does not matter.
+        among: What may be chosen from.
+        most_nodes: To be considered.
+    """
 
     def useful(of: Load, over: Network, exchanges_: Sequence[Exchange]) -> int:
         def efficient(nodes: int) -> float | None:

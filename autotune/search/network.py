@@ -13,11 +13,11 @@ from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.links import LinkFit, fit_link
-from autotune.decide.network import step_time
+from autotune.decide.network import all_reduce_factor, step_time
 from autotune.decide.resampling import paired_ratio
 from autotune.decide.scaling import Dealt, Load, exchanges, predict
 from autotune.decide.statistics import Interval
-from autotune.errors import Undecided
+from autotune.errors import BadInput, Undecided
 from autotune.search.rank_compute import compute_of, computed_s
 from autotune.search.trials import TrialRunner
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
@@ -30,7 +30,13 @@ MOST_MICRO_BATCHES = 4
 LOSS_STEPS = 48
 EQUAL_LOSS_SHARE = 0.01
 """Loss with 16-bit gradients may lie so far from that with 32 bits at the end of the check."""
+CHECK_WARM_UP_STEPS = 8
+"""Of the check, whatever the recipe's: weights that hardly move show nothing."""
+LEAST_FALL_SHARE = 0.02
+"""What the loss with 32 bits must lose in the check, before an equal one means anything."""
 CANDIDATES = 4
+ROUNDS = 3
+"""Fewer prove nothing: steps of one start are alike in what this start was given."""
 WORTHWHILE_SHARE = 0.01
 """What anything but the default must win, however surely."""
 HALVED_WORTH_SHARE = 0.03
@@ -78,31 +84,27 @@ class Tried:
     """What measuring a candidate gave."""
 
     candidate: Candidate
-    micro_batch_s: float
-    """Of a further micro-batch: a measured step has four at most."""
+    real_tokens: float
+    """Of the user's global batch, whatever places a dealing leaves empty."""
+    further_s: float
+    """What those micro-batches take that are not measured, as predicted: a measured step has four at most."""
     figures: list[ExchangeFigures] = field(default_factory=list)
     outcome: str = "not measured"
 
     @property
     def step_s(self) -> float | None:
         """Median over all steps, of all micro-batches of the global batch."""
-        steps = [self.whole_s(second) for one in self.figures for second in one.step_s]
+        steps = [second + self.further_s for one in self.figures for second in one.step_s]
         return statistics.median(steps) if steps else None
 
-    def whole_s(self, measured_s: float) -> float:
-        """A step of all micro-batches, from a measured one of some of them."""
-        further = self.candidate.dealt.micro_batches - self.figures[0].micro_batches
-        return measured_s + further * self.micro_batch_s
+    @property
+    def added_micro_batches(self) -> int:
+        """Those that are not measured."""
+        return max(0, self.candidate.dealt.micro_batches - MOST_MICRO_BATCHES)
 
-    def rates(self) -> list[list[float]]:
-        """Real tokens/s of each step of each round."""
-        return [
-            [
-                one.real_tokens_per_step * self.candidate.dealt.micro_batches / one.micro_batches / self.whole_s(second)
-                for second in one.step_s
-            ]
-            for one in self.figures
-        ]
+    def rates(self) -> list[float]:
+        """Real tokens/s of the median step of each round."""
+        return [self.real_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +120,7 @@ class NetworkTuning:
     tried: list[Tried] = field(default_factory=list)
     equal_loss: str | None = None
     slowdown_share: float = 0.0
+    all_reduce_factor: float = 1.0
 
     def run(self) -> None:
         """Everything in its order: links, steps in which nothing travels, the loss, and what promises most.
@@ -145,10 +148,13 @@ class NetworkTuning:
         if not isinstance(outcome, Measured):
             raise _undecided("the links", outcome)
         self.links = links = LinkFigures.of(outcome)
-        if links.within:
-            self.fits["within"] = fit_link(links.within, links.ranks_per_node)
-        if links.between:
-            self.fits["between"] = fit_link(links.between, links.nodes)
+        for name, times, members in (
+            ("within", links.within, links.ranks_per_node),
+            ("between", links.between, links.nodes),
+        ):
+            if times:
+                self.fits[name] = fit_link(times, members, trees=has_trees(links.backend))
+        self.all_reduce_factor = all_reduce_factor(links.all, self.network())
         return links
 
     def network(self) -> Network:
@@ -157,7 +163,12 @@ class NetworkTuning:
         within = fits.get("within")
         between = fits.get("between", within or Link(latency_s=0.0, bytes_per_s=1e30))
         return Network(
-            nodes=self.request.nodes, ranks_per_node=self.request.ranks_per_node, between=between, within=within
+            nodes=self.request.nodes,
+            ranks_per_node=self.request.ranks_per_node,
+            between=between,
+            within=within,
+            trees=self.links is not None and has_trees(self.links.backend),
+            all_reduce_factor=self.all_reduce_factor,
         )
 
     def measure_compute(self) -> RankCompute:
@@ -226,16 +237,31 @@ class NetworkTuning:
         return Candidate(exchange=exchange, dealt=dealt, predicted_step_s=time.step_s)
 
     def check_loss(self) -> bool:
-        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same."""
+        """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same.
+
+        The learning rate rises to its peak within a few steps: with weights that hardly move any loss would be equal.
+        """
         default = self.default()
         losses = []
         for dtype in ("fp32", self.request.half):
             exchange = replace(default.exchange, gradient_dtype=dtype)
-            outcome = self._exchange(replace(default, exchange=exchange), LOSS_STEPS, f"equal loss, {dtype}")
+            outcome = self._exchange(
+                replace(default, exchange=exchange),
+                LOSS_STEPS,
+                f"equal loss, {dtype}",
+                warmup_steps=CHECK_WARM_UP_STEPS,
+            )
             if not isinstance(outcome, Measured):
                 self.equal_loss = f"not checked: with {dtype} gradients the run {describe(outcome)}"
                 return False
-            losses.append(statistics.fmean(ExchangeFigures.of(outcome).losses[-LOSS_STEPS // 4 :]))
+            seen = ExchangeFigures.of(outcome).losses
+            losses.append(statistics.fmean(seen[-LOSS_STEPS // 4 :]))
+            if dtype == "fp32" and not losses[0] < (1 - LEAST_FALL_SHARE) * seen[0]:
+                self.equal_loss = (
+                    f"not checked: in {LOSS_STEPS} steps the loss went from {seen[0]:.4f} to {losses[0]:.4f} with fp32 "
+                    "gradients, too little for a difference to show"
+                )
+                return False
         wide, narrow = losses
         apart = abs(narrow / wide - 1)
         equal = apart <= EQUAL_LOSS_SHARE
@@ -246,20 +272,37 @@ class NetworkTuning:
         return equal
 
     def measure(self, candidates: Sequence[Candidate]) -> None:
-        """Rounds of all that still run, until the budget is used up or three rounds are there."""
-        compute = self.load().compute
+        """Rounds of all that still run, until the budget is used up or three rounds are there.
+
+        Raises:
+            Undecided: If the default did not run, so that there is nothing to compare with.
+        """
+        load, network = self.load(), self.network()
         self.tried = [
-            Tried(candidate=one, micro_batch_s=compute.forward_backward_s(one.dealt.rows)) for one in candidates
+            Tried(
+                candidate=one,
+                real_tokens=load.real_tokens,
+                further_s=further_s(load.compute, one.dealt, one.exchange, network),
+            )
+            for one in candidates
         ]
-        for number in range(3):
+        for number in range(ROUNDS):
+            if number and self.runner.seconds > self.request.budget_s:
+                break
             for one in self.tried if number % 2 == 0 else reversed(self.tried):
-                if number and (not one.figures or self.runner.seconds > self.request.budget_s):
+                if number and not one.figures:
                     continue
                 label = f"round {number + 1}: {one.candidate.exchange.name}"
-                outcome = self._exchange(one.candidate, EXCHANGE_STEPS, label, number)
+                try:
+                    outcome = self._exchange(one.candidate, EXCHANGE_STEPS, label, number)
+                except BadInput as error:  # of the recipe and this strategy together; others may do
+                    one.outcome = f"refused: {error.message}"
+                    continue
                 one.outcome = describe(outcome)
                 if isinstance(outcome, Measured):
                     one.figures.append(ExchangeFigures.of(outcome))
+                elif one is self.tried[0]:
+                    raise _undecided("the default exchange", outcome)
         self._learn_slowdown()
 
     def fastest(self) -> tuple[Tried, Interval | None]:
@@ -273,14 +316,21 @@ class NetworkTuning:
                 best, gain = one, ratio
         return best, gain
 
+    def micro_batch_rows(self, candidate: Candidate) -> int:
+        """The largest micro-batch with which the trainer deals as this candidate; as probed, where that does.
+
+        What is kept is for other numbers of ranks too, so it is no smaller than it must be.
+        """
+        config, dealt, ranks = self.request.config, candidate.dealt, self.request.ranks
+        if dealt_as(config, ranks, config.micro_batch_rows) == dealt:
+            return config.micro_batch_rows
+        found = range(self.request.most_rows, dealt.rows, -1)
+        return next((rows for rows in found if dealt_as(config, ranks, rows) == dealt), dealt.rows)
+
     def _against(self, default: Tried, one: Tried) -> Interval | None:
-        """Real tokens/s over the default's, rounds against each other; steps, where there was one round."""
-        rounds = list(zip(default.rates(), one.rates(), strict=False))
-        if len(rounds) == 1:
-            pairs = [(rate, base) for base, rate in zip(*rounds[0], strict=False)]
-        else:
-            pairs = [(statistics.median(rates), statistics.median(bases)) for bases, rates in rounds]
-        return paired_ratio(pairs) if pairs else None
+        """Real tokens/s over the default's, rounds against each other; None where one of them failed."""
+        pairs = list(zip(one.rates(), default.rates(), strict=False))
+        return paired_ratio(pairs) if len(pairs) == ROUNDS else None
 
     def _learn_slowdown(self) -> None:
         """What the default's steps lost beyond what was predicted while something travelled."""
@@ -322,24 +372,34 @@ class NetworkTuning:
             raise _undecided(f"steps with {exchange.name}", outcome)
         return ExchangeFigures.of(outcome)
 
-    def _exchange(self, candidate: Candidate, steps: int, label: str, number: int = 0) -> Outcome:
+    def _exchange(
+        self, candidate: Candidate, steps: int, label: str, number: int = 0, *, warmup_steps: int | None = None
+    ) -> Outcome:
         dealt = candidate.dealt
         micro_batches = min(MOST_MICRO_BATCHES, dealt.micro_batches)
-        return self._travel(dealt.rows, micro_batches, candidate.exchange, steps=steps, label=label, number=number)
+        return self._travel(
+            dealt.rows, micro_batches, candidate.exchange, steps=steps, label=label, number=number,
+            warmup_steps=warmup_steps,
+        )  # fmt: skip
 
     def _travel(
-        self, rows: int, micro_batches: int, exchange: Exchange, *, steps: int, label: str, number: int
+        self,
+        rows: int,
+        micro_batches: int,
+        exchange: Exchange,
+        *,
+        steps: int,
+        label: str,
+        number: int,
+        warmup_steps: int | None = None,
     ) -> Outcome:
         config = self._config(rows, micro_batches, exchange)
+        if warmup_steps is not None:
+            config["warmup_steps"] = warmup_steps
         return self._run("exchange", {"config": config, "steps": steps, "travels": True, "round": number}, label)
 
     def _config(self, rows: int, micro_batches: int, exchange: Exchange) -> dict[str, Any]:
-        parallel = {
-            "strategy": exchange.strategy,
-            "shard_ranks": self.request.ranks_per_node if exchange.shard_within_nodes else None,
-            "bucket_cap_mib": exchange.bucket_cap_bytes // MIB,
-            "gradient_dtype": exchange.gradient_dtype,
-        }
+        parallel = parallel_settings(exchange, self.request.ranks_per_node)
         changed = self.request.config.model_copy(
             update={
                 "micro_batch_rows": rows,
@@ -361,6 +421,30 @@ class NetworkTuning:
             timeout_s=self.request.trial_timeout_s,
         )
         return self.runner.run(trial, label)
+
+
+def has_trees(backend: str) -> bool:
+    """Whether messages may go down a tree."""
+    return backend.startswith("nccl")
+
+
+def parallel_settings(exchange: Exchange, ranks_per_node: int) -> dict[str, Any]:
+    """What of ``[train.parallel]`` an exchange decides."""
+    found = {
+        "strategy": exchange.strategy,
+        "shard_ranks": ranks_per_node if exchange.shard_within_nodes else None,
+        "bucket_cap_mib": exchange.bucket_cap_bytes // MIB,
+        "gradient_dtype": exchange.gradient_dtype,
+    }
+    # A static graph is DDP's: FSDP2 refuses it.
+    return found | ({"static_graph": False} if exchange.strategy == "fsdp2" else {})
+
+
+def further_s(compute: RankCompute, dealt: Dealt, exchange: Exchange, network: Network) -> float:
+    """What those micro-batches of a step take that are not measured, gathered weights included; predicted."""
+    few = min(MOST_MICRO_BATCHES, dealt.micro_batches)
+    whole, part = (step_time(compute, dealt.rows, count, exchange, network) for count in (dealt.micro_batches, few))
+    return whole.step_s - part.step_s
 
 
 def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:

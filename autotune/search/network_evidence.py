@@ -7,7 +7,8 @@ from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence, N
 from autotune.core.network import MIB, Link, Network, RankCompute
 from autotune.decide.links import LinkFit, link_warnings
 from autotune.decide.scaling import exchanges
-from autotune.search.network import NetworkTuning, Tried
+from autotune.decide.statistics import Interval
+from autotune.search.network import ROUNDS, NetworkTuning, Tried
 from autotune.search.scaling import Known, predict_scaling
 
 MOST_NODES = 128
@@ -37,6 +38,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         interface_bytes_per_s=links.interface_bytes_per_s,
         transport=links.transport,
         links=[_link(name, fit) for name, fit in fits.items()],
+        all_reduce_factor=tuning.all_reduce_factor,
         warnings=link_warnings(
             links.neighbours_bytes_per_s,
             links.products_flops_per_s,
@@ -55,6 +57,19 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
     return found.model_copy(update=_of_steps(tuning, fits, counts))
 
 
+_OF_LINKS = (
+    "nodes", "ranks_per_node", "backend", "interface", "interface_bytes_per_s", "transport", "links",
+    "all_reduce_factor", "warnings", "products_flops_per_s",
+)  # fmt: skip
+
+
+def links_in_place_of(before: NetworkEvidence | None, links: NetworkEvidence) -> NetworkEvidence:
+    """What is known once links alone were measured again: steps stay as they were, unless others ranks ran them."""
+    if before is None or (before.nodes, before.ranks_per_node) != (links.nodes, links.ranks_per_node):
+        return links
+    return before.model_copy(update={name: getattr(links, name) for name in _OF_LINKS})
+
+
 def _of_steps(tuning: NetworkTuning, fits: dict[str, LinkFit], counts: Sequence[int]) -> dict[str, object]:
     chosen, gain = tuning.fastest()
     load, network = tuning.load(), tuning.network()
@@ -62,7 +77,7 @@ def _of_steps(tuning: NetworkTuning, fits: dict[str, LinkFit], counts: Sequence[
         "default_rows": tuning.request.config.micro_batch_rows,
         "compute": compute_evidence(load.compute, tuning.request.config.micro_batch_rows),
         "exchanges": [_row(one, tuning.request.ranks_per_node) for one in tuning.tried],
-        "choice": _choice(chosen, None if gain is None else (gain.value, gain.low, gain.high)),
+        "choice": _choice(tuning.tried, chosen, gain),
         "equal_loss": tuning.equal_loss,
     }
     if "between" in fits:
@@ -100,14 +115,13 @@ def compute_evidence(compute: RankCompute, rows: int) -> ComputeEvidence:
     )
 
 
-def network_at(network: Network, fit: LinkFit, *, best_case: bool) -> Network:
-    """The network at one end of what is known of the link between nodes."""
+def network_at(network: Network, fit: LinkFit, *, best_case: bool) -> Network | None:
+    """The network at one end of what is known of the link between nodes; None where nothing was repeated."""
     latency, speed = fit.latency_s, fit.bytes_per_s
-    bounds = (latency.low, speed.high) if best_case else (latency.high, speed.low)
-    return replace(
-        network,
-        between=Link(latency_s=bounds[0] or latency.value, bytes_per_s=bounds[1] or speed.value),
-    )
+    latency_s, bytes_per_s = (latency.low, speed.high) if best_case else (latency.high, speed.low)
+    if latency_s is None or bytes_per_s is None:
+        return None
+    return replace(network, between=Link(latency_s=latency_s, bytes_per_s=bytes_per_s))
 
 
 def _link(name: str, fit: LinkFit) -> LinkEvidence:
@@ -127,7 +141,6 @@ def _link(name: str, fit: LinkFit) -> LinkEvidence:
 def _row(one: Tried, ranks_per_node: int) -> ExchangeRow:
     exchange, step_s = one.candidate.exchange, one.step_s
     waits = [figures.communication_s for figures in one.figures if figures.communication_s is not None]
-    rates = [rate for rates in one.rates() for rate in rates]
     waiting = None if step_s is None or not waits else min(1.0, sorted(waits)[len(waits) // 2] / step_s)
     return ExchangeRow(
         strategy=exchange.strategy,
@@ -139,10 +152,11 @@ def _row(one: Tried, ranks_per_node: int) -> ExchangeRow:
         predicted_step_s=one.candidate.predicted_step_s,
         step_s=step_s,
         steps=sum(len(figures.step_s) for figures in one.figures),
-        real_tokens_per_s=sorted(rates)[len(rates) // 2] if rates else None,
+        real_tokens_per_s=None if step_s is None else one.real_tokens / step_s,
         compute_share=None if waiting is None else 1 - waiting,
         communication_share=waiting,
         peak_bytes=_most(figures.peak_bytes for figures in one.figures),
+        added_micro_batches=one.added_micro_batches if one.figures else 0,
         outcome=one.outcome,
     )
 
@@ -151,10 +165,12 @@ def _most(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value), default=None)
 
 
-def _choice(chosen: Tried, gain: tuple[float, float | None, float | None] | None) -> str:
+def _choice(tried: Sequence[Tried], chosen: Tried, gain: Interval | None) -> str:
+    rounds = len(tried[0].figures)
+    if rounds < ROUNDS:
+        return f"the default: there was time for {rounds} of {ROUNDS} rounds, which prove nothing; --minutes gives more"
     if gain is None:
         return "the default: nothing that was measured is proven to be faster"
-    ratio, low, high = gain
-    interval = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    interval = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"
     name = chosen.candidate.exchange.name
-    return f"{name}: {ratio:.2f} times the default's real tokens/s{interval} at this global batch"
+    return f"{name}: {gain.value:.2f} times the default's real tokens/s{interval} at this global batch"

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune.core.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
-from autotune.core.network import MIB, Exchange
+from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.errors import AutotuneError, ProfileRefused
+from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
@@ -134,14 +135,13 @@ def with_network(
     profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
 ) -> Profile:
     """The profile with the exchange that was chosen, and its dealing of the same global batch."""
-    parallel = profile.train.parallel.model_copy(
-        update={
-            "strategy": exchange.strategy,
-            "shard_ranks": found.ranks_per_node if exchange.shard_within_nodes else None,
-            "bucket_cap_mib": exchange.bucket_cap_bytes // MIB,
-            "gradient_dtype": exchange.gradient_dtype,
-        }
-    )
+    parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
+    train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
+    return with_links(profile.model_copy(update={"train": train}), found, runner)
+
+
+def with_links(profile: Profile, found: NetworkEvidence, runner: TrialRunner) -> Profile:
+    """The profile with what was measured of the network; it trains as before."""
     provenance = profile.provenance.model_copy(
         update={
             "commands": [name for name in profile.provenance.commands if name != "network"] + ["network"],
@@ -151,7 +151,6 @@ def with_network(
     )
     return profile.model_copy(
         update={
-            "train": profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows}),
             "provenance": provenance,
             "evidence": profile.evidence.model_copy(update={"network": found}),
         }

@@ -7,8 +7,8 @@ from autotune.core.network import GradientPart, RankCompute
 from autotune.core.trial import ExchangeFigures
 from autotune.decide.network import expected_largest
 
-MERGED_PARTS = 32
-"""Gradients are kept in about so many parts: finer than buckets are."""
+LEAST_PART_ELEMENTS = 2**17
+"""Smaller gradients are kept together with the next: finer than DDP's smallest bucket, of 2¹⁸ in fp32."""
 
 
 def compute_of(whole: ExchangeFigures, fixed_s: float) -> RankCompute:
@@ -31,12 +31,11 @@ def compute_of(whole: ExchangeFigures, fixed_s: float) -> RankCompute:
 
 def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
     """Small gradients together with the next, so that a profile can hold them."""
-    total = sum(elements for elements, _ in gradients)
     found: list[GradientPart] = []
     elements = 0
     for number, (count, ready) in enumerate(gradients):
         elements += count
-        if elements * MERGED_PARTS >= total or number == len(gradients) - 1:
+        if elements >= LEAST_PART_ELEMENTS or number == len(gradients) - 1:
             found.append(GradientPart(elements=elements, ready_share=ready))
             elements = 0
     return tuple(found)

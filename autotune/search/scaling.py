@@ -5,20 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.evidence import ComputeEvidence, CurvePoint, LinkEvidence, NetworkEvidence, ScalingRow
-from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
-from autotune.decide.scaling import Load, Predicted, best, exchanges, levers, scale, useful_nodes
+from autotune.decide.network import least_tokens_per_rank
+from autotune.decide.scaling import Dealt, Load, Predicted, best, exchanges, levers, scale, useful_nodes
 from autotune.errors import BadInput, ProfileRefused
-from autotune.search.network import MOST_MICRO_BATCHES, NetworkTuning
+from autotune.search.network import MOST_MICRO_BATCHES, NetworkTuning, further_s
 
 ASSUMED_LATENCY_S = 25e-6
 ASSUMED_LINE_SHARE = 0.8
 """Of the line's rate that all-reduces reach, where only the rate is known."""
 MOST_NODES = 8192
 PARTS_PER_LAYER = 4
-USEFUL_WITHIN = 4
-"""Useful nodes are looked for up to so many times the largest number that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +35,9 @@ class Known:
 
     load: Load
     network: Network
-    worse: Network
-    """At the worse end of the links' intervals."""
-    better: Network
+    worse: Network | None
+    """At the worse end of the links' intervals; None where there is none, as of what is assumed."""
+    better: Network | None
     exchanges: tuple[Exchange, ...]
     sources: tuple[str, ...]
     """A sentence for each."""
@@ -57,6 +56,8 @@ class Scaling:
     """None where the dataset's size is not known."""
     bound: tuple[tuple[int, float], ...]
     """Nodes and efficiency if every micro-batch's backward could hide the exchange."""
+    least_tokens_per_rank: float
+    """T_min with 32-bit gradients: real tokens of a step, below which not even all of backward hides the exchange."""
     sources: tuple[str, ...]
 
 
@@ -88,8 +89,8 @@ def known_of(
             next_step=f"Probe first: autotune probe --model {profile.train.model.name}",
         )
     compute, compute_source = _compute(profile, evidence)
-    networks, link_source = _networks(evidence, assumed, ranks_per_node or _ranks(profile))
-    tokens = global_batch_tokens or profile.constraints.global_batch_tokens
+    networks, link_source = _networks(profile, assumed, ranks_per_node or ranks_of(profile))
+    tokens = global_batch_tokens or _global_batch_tokens(profile, probe.mean_real_tokens_per_row)
     halved = sixteen_bit or profile.train.parallel.gradient_dtype != "fp32"
     load = Load(
         compute=compute,
@@ -137,23 +138,44 @@ def predict_scaling(name: str, known: Known, counts: Sequence[int], samples_per_
     most = max(1, min(MOST_NODES, load.global_batch_rows // known.network.ranks_per_node))
     rows = []
     for one in predicted:
-        ends = [best(load, replace(end, nodes=one.nodes), known.exchanges) for end in (known.worse, known.better)]
+        ends = [
+            None if end is None else best(load, replace(end, nodes=one.nodes), known.exchanges)
+            for end in (known.worse, known.better)
+        ]
         rows.append(scaling_row(one, [None if end is None else end.efficiency for end in ends]))
-    looked_at = min(most, USEFUL_WITHIN * max(counts))
-    lifted = levers(load, known.network, known.exchanges, looked_at)
+    lifted = levers(load, known.network, known.exchanges, most)
     return Scaling(
         name=name,
         global_batch_tokens=round(load.real_tokens),
         rows=tuple(rows),
-        useful_nodes=useful_nodes(efficient, looked_at),
+        useful_nodes=useful_nodes(efficient, most),
         levers=tuple(f"{one.change}: {one.useful_nodes} nodes" for one in lifted),
         steps_per_epoch=None if samples_per_epoch is None else samples_per_epoch / load.global_batch_rows,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
+        least_tokens_per_rank=least_tokens(load, known.network),
         sources=known.sources,
     )
 
 
-def _ranks(profile: Profile) -> int:
+def least_tokens(load: Load, network: Network) -> float:
+    """T_min of what is to be trained, in real tokens, with 32-bit gradients."""
+    compute = load.compute
+    backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.most_rows)
+    # A backward pass has 4 FLOPs for each parameter and token.
+    flops_per_s = 4 * compute.elements * load.most_rows * load.real_tokens_per_row / backward_s
+    return least_tokens_per_rank(flops_per_s, ELEMENT_BYTES["fp32"], network.between.bytes_per_s)
+
+
+def _global_batch_tokens(profile: Profile, mean_real_tokens_per_row: float) -> float:
+    """As the profile would train now, which may be by another's hand."""
+    train = profile.train
+    if train.global_batch_samples is not None:
+        return profile.constraints.global_batch_tokens  # how long they are, only the dataset knows
+    return train.global_batch_tokens or train.global_batch_rows * mean_real_tokens_per_row
+
+
+def ranks_of(profile: Profile) -> int:
+    """Ranks of each node: as the network was measured, else as the profile was probed."""
     evidence, probe = profile.evidence.network, profile.evidence.probe
     return evidence.ranks_per_node if evidence is not None else probe.local_ranks if probe is not None else 1
 
@@ -207,15 +229,24 @@ def assumed_gradients(profile: Profile) -> tuple[GradientPart, ...]:
 
 
 def _networks(
-    evidence: NetworkEvidence | None, assumed: Assumed | None, ranks_per_node: int
-) -> tuple[tuple[Network, Network, Network], str]:
+    profile: Profile, assumed: Assumed | None, ranks_per_node: int
+) -> tuple[tuple[Network | None, Network, Network | None], str]:
     """The worse, the likely and the better one."""
+    evidence = profile.evidence.network
     within = _link(evidence, "within nodes")
     measured = _link(evidence, "between nodes")
+    # Of all-reduces over as many ranks in each node as were measured, and of nothing else.
+    same = assumed is None and evidence is not None and evidence.ranks_per_node == ranks_per_node
+    factor = evidence.all_reduce_factor if evidence is not None and same else 1.0
 
     def of(between: Link) -> Network:
         return Network(
-            nodes=2, ranks_per_node=ranks_per_node, between=between, within=None if within is None else _middle(within)
+            nodes=2,
+            ranks_per_node=ranks_per_node,
+            between=between,
+            within=None if within is None else _middle(within),
+            trees=profile.train.device == "cuda",
+            all_reduce_factor=factor,
         )
 
     if assumed is not None:
@@ -224,22 +255,26 @@ def _networks(
             f"links between nodes: assumed, {ASSUMED_LINE_SHARE:.0%} of {assumed.bits_per_s / 1e9:g} Gbit/s and "
             f"{1e6 * assumed.latency_s:g} µs a hop"
         )
-        return (of(link), of(link), of(link)), told
+        return (None, of(link), None), told
     if measured is None:
         raise BadInput(
             "nothing is known of the network between nodes",
             next_step="Measure it: autotune network --slurm (two nodes); or assume a card: --bandwidth 25Gbit.",
         )
-    worse = Link(
-        latency_s=measured.latency_s_high or measured.latency_s,
-        bytes_per_s=measured.bytes_per_s_low or measured.bytes_per_s,
-    )
-    better = Link(
-        latency_s=measured.latency_s_low or measured.latency_s,
-        bytes_per_s=measured.bytes_per_s_high or measured.bytes_per_s,
-    )
+    worse = _at(measured.latency_s_high, measured.bytes_per_s_low)
+    better = _at(measured.latency_s_low, measured.bytes_per_s_high)
     told = f"links between nodes: measured on {measured.members} nodes"
-    return (of(worse), of(_middle(measured)), of(better)), told
+    if factor != 1.0:
+        told += f"; all-reduces of all ranks took {factor:.2f} times what links alone predict, which counts"
+    return (
+        None if worse is None else of(worse),
+        of(_middle(measured)),
+        None if better is None else of(better),
+    ), told
+
+
+def _at(latency_s: float | None, bytes_per_s: float | None) -> Link | None:
+    return None if latency_s is None or bytes_per_s is None else Link(latency_s=latency_s, bytes_per_s=bytes_per_s)
 
 
 def _link(evidence: NetworkEvidence | None, scope: str) -> LinkEvidence | None:
@@ -291,8 +326,9 @@ class MeasuredStep:
 
     step_s: float
     real_tokens: float
-    exact: bool
-    """Whether all micro-batches were measured, or further ones added as they were predicted."""
+    """Of the user's global batch."""
+    added_micro_batches: int
+    """Which were not measured but added as predicted."""
 
 
 def exchange_of(row: ScalingRow) -> Exchange:
@@ -311,24 +347,27 @@ def measured_step(tuning: NetworkTuning, known: Known, row: ScalingRow, steps: i
     if exchange.gradient_dtype != "fp32":
         exchange = replace(exchange, gradient_dtype=tuning.request.half)
     figures = tuning.steps_with(row.rows, few, exchange, steps)
-    further_s = (row.micro_batches - few) * known.load.compute.forward_backward_s(row.rows)
+    dealt = Dealt(micro_batches=row.micro_batches, rows=row.rows)
+    added_s = further_s(known.load.compute, dealt, exchange, replace(known.network, nodes=row.nodes))
     return MeasuredStep(
-        step_s=statistics.median(figures.step_s) + further_s,
-        real_tokens=figures.real_tokens_per_step * row.micro_batches / few,
-        exact=few == row.micro_batches,
+        step_s=statistics.median(figures.step_s) + added_s,
+        real_tokens=known.load.real_tokens,
+        added_micro_batches=row.micro_batches - few,
     )
 
 
 def with_measured(predicted: Scaling, measured: Mapping[int, MeasuredStep]) -> Scaling:
-    """Predicted rows, and measured ones behind them; efficiency against one node needs that one measured too."""
-    alone = measured.get(1)
+    """Predicted rows, and measured ones behind them; what one node does is predicted where it was not measured."""
+    alone, first = measured.get(1), predicted.rows[0]
+    one_node = first.real_tokens_per_s / (first.nodes * first.efficiency)
+    if alone is not None:
+        one_node = alone.real_tokens / alone.step_s
     rows = []
     for row in predicted.rows:
         step = measured.get(row.nodes)
         if step is None:
             continue
         rate = step.real_tokens / step.step_s
-        one_node = predicted.rows[0].real_tokens_per_s if alone is None else alone.real_tokens / alone.step_s
         update = {
             "step_s": step.step_s,
             "real_tokens_per_s": rate,
@@ -336,6 +375,8 @@ def with_measured(predicted: Scaling, measured: Mapping[int, MeasuredStep]) -> S
             "efficiency_low": None,
             "efficiency_high": None,
             "measured": True,
+            "added_micro_batches": step.added_micro_batches,
         }
         rows.append(row.model_copy(update=update))
-    return replace(predicted, rows=(*predicted.rows, *rows))
+    told = () if alone is not None else ("efficiency of what was measured: against one node as predicted",)
+    return replace(predicted, rows=(*predicted.rows, *rows), sources=(*predicted.sources, *told))

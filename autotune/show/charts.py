@@ -62,9 +62,11 @@ def scaling_chart(every: Sequence[Scaled]) -> str:
 
 def _band(rows: Sequence[ScalingRow]) -> tuple[list[float], list[float]]:
     """Real tokens/s at both ends of the interval."""
-    low = [row.real_tokens_per_s * (row.efficiency_low or row.efficiency) / row.efficiency for row in rows]
-    high = [row.real_tokens_per_s * (row.efficiency_high or row.efficiency) / row.efficiency for row in rows]
-    return low, high
+    found: tuple[list[float], list[float]] = ([], [])
+    for row in rows:
+        for values, end in zip(found, (row.efficiency_low, row.efficiency_high), strict=True):
+            values.append(row.real_tokens_per_s * (1.0 if end is None else end / row.efficiency))
+    return found
 
 
 def _described(svg: str, every: Sequence[Scaled]) -> str:

@@ -15,7 +15,7 @@ EXCHANGE_HEADERS = (
 )  # fmt: skip
 EXCHANGE_ALIGN = "lrrrrrrrl"
 SCALING_HEADERS = (
-    "nodes", "exchange", "micro-batches", "rows", "step", "real tokens/s", "efficiency", "interval", "limited by",
+    "nodes", "exchange", "micro-batches", "rows", "step", "real tokens/s", "efficiency", "by the links", "limited by",
     "source",
 )  # fmt: skip
 SCALING_ALIGN = "rlrrrrrrll"
@@ -41,6 +41,8 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
     speed = found.interface_bytes_per_s
     says = "" if speed is None else f", which says {8 * speed / 1e9:g} Gbit/s"
     yield f"measured on {nodes}: {found.backend}, {found.transport}, interface {found.interface or 'n/a'}{says}"
+    if found.all_reduce_factor != 1.0:
+        yield f"all-reduces of all ranks took {found.all_reduce_factor:.2f} times what the links alone make of them"
     yield from (f"warn: {warning}" for warning in found.warnings)
     if found.equal_loss is not None:
         yield f"equal loss: {found.equal_loss}"
@@ -72,7 +74,7 @@ def exchange_cells(row: ExchangeRow) -> list[str | None]:
         str(row.micro_batches),
         str(row.rows),
         format_seconds(row.predicted_step_s),
-        format_seconds(row.step_s),
+        None if row.step_s is None else f"{format_seconds(row.step_s)}{_added(row.added_micro_batches)}",
         format_count(row.real_tokens_per_s),
         format_share(row.communication_share),
         format_bytes(row.peak_bytes),
@@ -93,8 +95,13 @@ def scaling_cells(row: ScalingRow) -> list[str | None]:
         format_share(row.efficiency),
         None if low is None or high is None else f"{format_share(low)} to {format_share(high)}",
         row.limit,
-        "measured" if row.measured else "predicted",
+        "predicted" if not row.measured else f"measured{_added(row.added_micro_batches)}",
     ]
+
+
+def _added(micro_batches: int) -> str:
+    """Says that some micro-batches of a measured step were added as predicted."""
+    return f" (+{micro_batches} predicted)" if micro_batches else ""
 
 
 def _exchange(strategy: str, dtype: str, cap_mib: int, *, sharded: bool) -> str:

@@ -49,6 +49,11 @@ class Scaled(Protocol):
         ...
 
     @property
+    def least_tokens_per_rank(self) -> float:
+        """T_min."""
+        ...
+
+    @property
     def sources(self) -> Sequence[str]:
         """Where the figures come from."""
         ...
@@ -72,6 +77,7 @@ def scaling_json(every: Sequence[Scaled]) -> list[dict[str, Any]]:
             "levers": list(scaled.levers),
             "steps_per_epoch": scaled.steps_per_epoch,
             "bound_efficiency": [{"nodes": nodes, "efficiency": share} for nodes, share in scaled.bound],
+            "least_tokens_per_rank": scaled.least_tokens_per_rank,
             "sources": list(scaled.sources),
             "rows": [row.model_dump(mode="json") for row in scaled.rows],
         }
@@ -91,6 +97,8 @@ def _one(scaled: Scaled) -> str:
             *scaled.sources,
             f"if all of backward could hide the exchange, {nodes} nodes would be {format_share(bound)} efficient "
             "(a bound, out of DDP's reach under accumulation)",
+            f"T_min, the least for that over many nodes with fp32 gradients: {scaled.least_tokens_per_rank:,.0f} real "
+            "tokens of each rank and step",
             f"useful nodes at this global batch (at least 90 % efficient, predicted): {scaled.useful_nodes}",
             *(f"would lift it (predicted): {lever}" for lever in scaled.levers),
         ]

@@ -50,7 +50,7 @@ def _nccl_log() -> str:
     pattern = os.environ.get("NCCL_DEBUG_FILE")
     if not pattern:
         return ""
-    file = Path(pattern.replace("%h", socket.gethostname()).replace("%p", str(os.getpid())))
+    file = Path(pattern.replace("%h", socket.gethostname().split(".")[0]).replace("%p", str(os.getpid())))
     return file.read_text(errors="replace")[: 2**20] if file.is_file() else ""
 
 

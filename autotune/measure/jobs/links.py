@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune.decide.links import LEAST_REPEATS
 from autotune.measure.jobs.carrier import carrier
 from trainer.parallel import Ranks
 
@@ -75,6 +76,8 @@ def _all_reduces(
     takes_part: bool,
 ) -> list[tuple[int, float]]:
     """Bytes and seconds of each all-reduce; seconds are those of the rank that waited longest."""
+    if takes_part:
+        dist.all_reduce(torch.ones(1, device=ranks.device), group=group)  # connects, which may take seconds
     found = []
     for size in sizes:
         tensor = torch.ones(size // 4, device=ranks.device)
@@ -84,7 +87,7 @@ def _all_reduces(
 
         # The first warms up; where a network is so slow that there is no time for another, it has to do.
         first_s = _timed(once, ranks, takes_part=takes_part)
-        times = min(repeats, int(limit_s / max(first_s, 1e-6)))
+        times = 0 if first_s > limit_s else min(repeats, max(LEAST_REPEATS, int(limit_s / max(first_s, 1e-6))))
         seconds = [_timed(once, ranks, takes_part=takes_part) for _ in range(times)]
         found += [(size, second) for second in seconds or [first_s]]
     return found

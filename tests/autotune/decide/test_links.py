@@ -44,6 +44,21 @@ def test_one_outlier_changes_nothing():
     assert fit_link(found, 2).bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
 
 
+def test_a_small_message_may_have_gone_down_a_tree():
+    fit = fit_link(times(30e-6, 2.5e9, 16), 16, trees=True)
+    assert fit.latency_s.value == pytest.approx(30e-6 * 30 / 8, rel=1e-3)  # 8 hops of 16 nodes, instead of 30
+    assert fit.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+
+
+def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
+    often = times(30e-6, 2.5e9, 2, repeats=4)
+    fit = fit_link([*often, (2**28, 10.0)], 2)
+    assert fit.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    once = fit_link(times(30e-6, 2.5e9, 2, repeats=1), 2)
+    assert once.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    assert (once.bytes_per_s.low, once.latency_s.high) == (None, None)
+
+
 @pytest.mark.parametrize(("found", "members"), [([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)])
 def test_too_little_tells_no_line(found, members):
     with pytest.raises(ValueError, match="tell no line"):

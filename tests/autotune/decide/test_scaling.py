@@ -63,6 +63,18 @@ def test_useful_nodes_are_the_largest_even_where_a_smaller_count_divides_badly()
     assert useful_nodes(lambda nodes: None, 5) == 1
 
 
+@pytest.mark.parametrize("last", [3, 40, 64, 100, 700])
+def test_useful_nodes_are_looked_for_until_they_end(last):
+    asked = []
+
+    def efficient(nodes):
+        asked.append(nodes)
+        return 0.95 if nodes <= last else 0.5
+
+    assert useful_nodes(efficient, 8192) == last
+    assert len(asked) == max(asked) <= max(64, 4 * last)
+
+
 def test_what_limits_is_named():
     slow = Network(nodes=16, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
     assert best(load(), slow, [Exchange()]).limit == "network"

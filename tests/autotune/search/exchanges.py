@@ -6,6 +6,7 @@ from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, Ra
 from autotune.core.outcome import Crashed, Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.network import all_reduce_s, step_time
+from autotune.errors import BadInput
 from autotune.measure.clock import SystemClock
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.trials import TrialRunner
@@ -32,13 +33,22 @@ class Cluster:
         link: Between them.
         halved_loss: Factor of the loss with 16-bit gradients.
         failing: Strategies whose steps crash.
+        refusing: Strategies that do not go together with the recipe.
+        fall: What the loss loses over the steps of a trial.
     """
 
     def __init__(
-        self, nodes: int = 2, link: Link = LINK, *, halved_loss: float = 1.0, failing: tuple[str, ...] = ()
+        self,
+        nodes: int = 2,
+        link: Link = LINK,
+        *,
+        halved_loss: float = 1.0,
+        failing: tuple[str, ...] = (),
+        refusing: tuple[str, ...] = (),
+        fall: float = 1.0,
     ) -> None:
-        self.network = Network(nodes=nodes, ranks_per_node=1, between=link)
-        self.halved_loss, self.failing = halved_loss, failing
+        self.network = Network(nodes=nodes, ranks_per_node=1, between=link, trees=False)
+        self.halved_loss, self.failing, self.refusing, self.fall = halved_loss, failing, refusing, fall
         self.trials: list[Trial] = []
 
     def run(self, trial: Trial) -> Outcome:
@@ -66,6 +76,8 @@ class Cluster:
         parallel = config.parallel
         if parallel.strategy in self.failing:
             return Crashed(detail="it does not run here")
+        if parallel.strategy in self.refusing:
+            raise BadInput("these two do not go together", next_step="Change one of them.")
         rows, ranks = config.micro_batch_rows, self.network.ranks
         micro_batches = config.global_batch_rows // (rows * ranks)
         exchange = Exchange(
@@ -85,7 +97,10 @@ class Cluster:
                 "gradients": [[part.elements, part.ready_share] for part in COMPUTE.gradients],
                 "micro_batches": micro_batches, "rows": rows,
                 "real_tokens_per_step": 100.0 * rows * micro_batches * ranks, "peak_bytes": 2**20,
-                "losses": [5.0 * (self.halved_loss if halved else 1.0)] * measured["steps"],
+                "losses": [
+                    (5.0 - self.fall * number / measured["steps"]) * (self.halved_loss if halved else 1.0)
+                    for number in range(measured["steps"])
+                ],
             }
         )  # fmt: skip
 

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
-from autotune.core.network import Link
+from autotune.core.network import Link, Network
+from autotune.decide.network import all_reduce_factor, all_reduce_s
 from autotune.errors import Undecided
-from autotune.search.network_evidence import compute_evidence, evidence
-from autotune.search.rank_compute import MERGED_PARTS, merged
+from autotune.search.network_evidence import compute_evidence, evidence, links_in_place_of
+from autotune.search.rank_compute import merged
 from autotune.search.scaling import compute_from
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
@@ -43,6 +46,59 @@ def test_sixteen_bits_that_change_the_loss_are_refused_and_it_is_said(tmp_path):
     tuning = tuned(tmp_path, cluster)
     assert "5.00% apart, not within 1%" in tuning.equal_loss
     assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
+
+
+def test_a_loss_that_does_not_fall_shows_nothing(tmp_path):
+    tuning = tuned(tmp_path, Cluster(fall=0.05))
+    assert tuning.equal_loss.startswith("not checked: in 48 steps the loss went from 5.0000 to 4.9")
+    assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
+
+
+def test_the_check_of_the_loss_does_not_wait_for_a_long_warm_up(tmp_path):
+    cluster = Cluster()
+    tuned(tmp_path, cluster, config=CONFIG.model_copy(update={"warmup_steps": 10_000}))
+    checks = [trial.measured["config"] for trial in cluster.trials if trial.measured.get("steps") == 48]
+    assert [config["warmup_steps"] for config in checks] == [8, 8]
+
+
+def test_a_strategy_that_the_recipe_refuses_costs_nothing_else(tmp_path):
+    rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(refusing=("fsdp2",)))).exchanges}
+    assert rows["fsdp2"].outcome == "refused: these two do not go together"
+    assert rows["ddp"].step_s > 0
+
+
+def test_fewer_than_three_rounds_prove_nothing_and_it_is_said(tmp_path):
+    tuning = tuned(tmp_path, Cluster(), budget_s=0.0)
+    chosen, gain = tuning.fastest()
+    assert (chosen, gain) == (tuning.tried[0], None)
+    assert "time for 1 of 3 rounds" in evidence(tuning).choice
+
+
+def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
+    # 33 rows on 4 ranks: 9 micro-batches of one row have 36 places, 5 of two have 40.
+    config = CONFIG.model_copy(update={"global_batch_rows": 33, "micro_batch_rows": 1})
+    tuning = tuned(tmp_path, Cluster(nodes=4), config=config, most_rows=2)
+    for one in tuning.tried:
+        if one.figures:
+            assert one.rates()[0] == pytest.approx(33 * 100.0 / one.step_s)
+
+
+def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_path):
+    # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be one of 5.
+    tuning = tuned(tmp_path, Cluster(), config=CONFIG.model_copy(update={"global_batch_rows": 10}))
+    default, one = tuning.default(), tuning.default()
+    assert tuning.micro_batch_rows(default) == 4
+    other = replace(one, dealt=replace(one.dealt, micro_batches=1, rows=5))
+    assert tuning.micro_batch_rows(other) == 8  # as large as gives the same, for other numbers of ranks
+
+
+def test_what_all_ranks_take_beyond_their_links_counts(tmp_path):
+    network = Network(nodes=2, ranks_per_node=2, between=LINK, within=Link(latency_s=0.0, bytes_per_s=1e9), trees=False)
+    times = [(size, 1.5 * all_reduce_s(size, network)) for size in (2**12, 2**20, 2**24)]
+    factor = all_reduce_factor(times, network)
+    assert factor == pytest.approx(1.5)
+    assert all_reduce_s(2**20, replace(network, all_reduce_factor=factor)) == pytest.approx(times[1][1])
+    assert all_reduce_factor(times, replace(network, ranks_per_node=1)) == 1.0
 
 
 def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
@@ -101,6 +157,17 @@ def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
     assert any("global batch" in lever for lever in found.levers)
 
 
+def test_links_measured_again_leave_what_is_known_of_steps(tmp_path):
+    before = evidence(tuned(tmp_path / "before", Cluster()))
+    tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path / "again")
+    tuning.measure_links()
+    found = links_in_place_of(before, evidence(tuning))
+    assert found.links[0].bytes_per_s == pytest.approx(40e6, rel=1e-3)
+    assert found.exchanges == before.exchanges
+    elsewhere = before.model_copy(update={"nodes": 8})
+    assert links_in_place_of(elsewhere, evidence(tuning)).exchanges == []
+
+
 def test_links_alone_are_evidence_too(tmp_path):
     tuning = tuning_on(Cluster(), tmp_path)
     tuning.measure_links()
@@ -117,8 +184,9 @@ def test_what_a_rank_computes_survives_the_profile():
 
 
 def test_small_gradients_are_kept_together_and_none_is_lost():
-    many = [(10 + number % 7, number / 500) for number in range(1, 501)]
+    many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
     found = merged(many)
     assert sum(part.elements for part in found) == sum(count for count, _ in many)
-    assert len(found) <= MERGED_PARTS + 1
+    assert all(2**17 <= part.elements < 2**17 + 1007 for part in found[:-1])  # finer than DDP's first bucket
+    assert found[-1].elements > 10_000_000
     assert found[-1].ready_share == 1.0

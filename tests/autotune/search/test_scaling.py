@@ -22,7 +22,8 @@ def probed(**evidence_changes):
     probe = base.evidence.probe.model_copy(
         update={"curve": curve, "feasible_max": 32, "parameters": 500_000, "mean_real_tokens_per_row": 100.0}
     )
-    train = base.train.model_copy(update={"model": base.train.model.model_copy(update={"config": SHAPE})})
+    model = base.train.model.model_copy(update={"config": SHAPE})
+    train = base.train.model_copy(update={"model": model, "global_batch_rows": 1024})
     constraints = base.constraints.model_copy(update={"global_batch_tokens": 100 * 1024})
     kept = base.evidence.model_copy(update={"probe": probe, **evidence_changes})
     return base.model_copy(update={"train": train, "constraints": constraints, "evidence": kept})
@@ -89,9 +90,42 @@ def test_more_ranks_than_rows_are_refused_with_a_way_out():
 def test_measured_rows_stand_behind_the_predicted_ones_against_the_measured_node():
     predicted = predict_scaling("tiny", known(probed()), [1, 2, 4], None)
     measured = {
-        1: MeasuredStep(step_s=2.0, real_tokens=1000.0, exact=True),
-        2: MeasuredStep(step_s=1.25, real_tokens=1000.0, exact=True),
+        1: MeasuredStep(step_s=2.0, real_tokens=1000.0, added_micro_batches=0),
+        2: MeasuredStep(step_s=1.25, real_tokens=1000.0, added_micro_batches=3),
     }
     rows = with_measured(predicted, measured).rows
     assert [(row.nodes, row.measured) for row in rows] == [(1, False), (2, False), (4, False), (1, True), (2, True)]
     assert rows[-1].efficiency == pytest.approx(0.8)
+    assert rows[-1].added_micro_batches == 3
+
+
+def test_without_a_measured_node_what_was_measured_is_held_against_a_predicted_one_and_it_is_said():
+    predicted = predict_scaling("tiny", known(probed()), [2, 4], None)
+    as_predicted = {
+        row.nodes: MeasuredStep(
+            step_s=row.step_s, real_tokens=row.real_tokens_per_s * row.step_s, added_micro_batches=0
+        )
+        for row in predicted.rows
+    }
+    found = with_measured(predicted, as_predicted)
+    assert [row.efficiency for row in found.rows[2:]] == pytest.approx([row.efficiency for row in found.rows[:2]])
+    assert "as predicted" in found.sources[-1]
+
+
+def test_the_batch_is_the_one_that_the_profile_trains_with():
+    profile = probed()
+    edited = profile.model_copy(update={"train": profile.train.model_copy(update={"global_batch_tokens": 51_200})})
+    assert known(edited).load.global_batch_rows == 512
+
+
+def test_what_is_assumed_has_no_interval():
+    found = predict_scaling("tiny", known(probed()), [2], None)
+    assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)
+
+
+def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():
+    found = predict_scaling("tiny", known(probed()), [2], None)
+    # 2·4 bytes of 500,000 gradients over 2.5 GB/s, at 2/3 of (2 ms + 31·10 ms) for 3100 tokens.
+    load = known(probed()).load
+    seconds_per_token = 2 / 3 * load.compute.forward_backward_s(load.most_rows) / (load.most_rows * 100)
+    assert found.least_tokens_per_rank == pytest.approx(2 * 4 * 500_000 / 2.5e9 / seconds_per_token, rel=0.001)
