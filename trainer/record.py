@@ -10,7 +10,7 @@ runs/<UTC>-<name>/
   tensorboard/  the same numbers, where tensorboard is installed
   model/        the trained model, as transformers loads it
   exit.json     exit code and reason; torchrun itself returns 1 whatever its ranks return
-  earlier/N/    run.json, startup.json and exit.json of the run's Nth start
+  earlier/N/    run.json, startup.json and exit.json of the run's Nth start, as far as it came to write them
   rank-00001.traceback.txt  where a rank was when it failed or hung
 
 A run that is resumed appends: a step that is taken again, after a crash or a rollback, replaces the rows from there on.
@@ -222,8 +222,10 @@ def read_header(directory: Path) -> RunHeader:
 
 def read_origin(directory: Path) -> str | None:
     """The checkpoint that a run's first start went on from; None if it began afresh."""
-    first = directory / EARLIER_DIRECTORY / "1"
-    return read_header(first if (first / RUN_FILE).is_file() else directory).resumed_from
+    earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
+    numbered = [path for path in earlier if path.name.isdecimal()]
+    first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
+    return read_header(first).resumed_from
 
 
 def read_exit(directory: Path) -> RunExit | None:

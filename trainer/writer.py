@@ -61,7 +61,9 @@ class RunWriter:
             )
         directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(directory / LOCK_FILE)
-        if there:
+        # A start that ended before it knew what it would train, such as one that never met the others, leaves its end
+        # alone: it counts, and must not be taken for this one's.
+        if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
             self._put_earlier_aside()
 
     @property
@@ -77,8 +79,9 @@ class RunWriter:
         earlier.mkdir()
         # A copy: as long as no other takes its place, this is what says that here is a run.
         partial = earlier / f".{RUN_FILE}.partial"
-        shutil.copyfile(self.directory / RUN_FILE, partial)
-        partial.rename(earlier / RUN_FILE)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(self.directory / RUN_FILE, partial)
+            partial.rename(earlier / RUN_FILE)
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)

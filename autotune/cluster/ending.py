@@ -1,5 +1,6 @@
 """How a start of a training run ended, for the script of its job: by the run's ``exit.json``, and by nothing else."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from trainer.errors import TrainerError, TrainingFailed
 from trainer.record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 from trainer.watch import REQUEUE
 
-PATIENCE_S = 5.0
-"""A file that another node wrote may take a moment to be seen on a network file system."""
+PATIENCE_S = 70.0
+"""What another node wrote may be seen so late: NFS believes for up to 60 s what it knows of a directory."""
+PATIENCE_HERE_S = 5.0
+"""On one node files are seen at once; but ranks that outlive their torchrun take a moment to notice, and to leave."""
 _POLL_S = 0.25
 MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
@@ -24,20 +27,28 @@ class Ending:
     words: str
 
 
-def ending_of(run: Path, said_before: str, job_code: int, *, sleep: Callable[[float], None] = time.sleep) -> Ending:
+def ending_of(
+    run: Path,
+    said_before: str,
+    job_code: int,
+    *,
+    patience_s: float = PATIENCE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Ending:
     """How this start ended.
 
     Args:
         run: The run directory.
         said_before: The text of ``exit.json`` before this start: of an earlier one, which does not count.
         job_code: What srun returned: torchrun's, which is 1 whatever its ranks return.
+        patience_s: How long a word that is not there yet is waited for.
         sleep: Waits.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
         return Ending(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do
     waited_s = 0.0
-    while _text(run).strip() == said_before.strip():
-        if waited_s >= PATIENCE_S:
+    while _text(run).strip() in ("", said_before.strip()):
+        if waited_s >= patience_s:
             code = _KILLED if job_code in (0, REQUEUE) else job_code
             return Ending(
                 code=code,
@@ -49,13 +60,7 @@ def ending_of(run: Path, said_before: str, job_code: int, *, sleep: Callable[[fl
     end = _read(run)
     if end is None:
         return Ending(code=_KILLED, words=f"{run / EXIT_FILE} cannot be read; nothing is started again by itself")
-    if end.exit_code == REQUEUE and _fruitless_starts(run, end) >= MOST_FRUITLESS_STARTS:
-        return Ending(
-            code=TrainingFailed.exit_code,
-            words=f"{MOST_FRUITLESS_STARTS} starts in a row ended at step {end.steps} without one more: {end.reason}. "
-            "It is not started again by itself",
-        )
-    return Ending(code=end.exit_code, words=_words(end))
+    return _given_up(run, end) or Ending(code=end.exit_code, words=_words(end))
 
 
 def goes_on(run: Path, link: int) -> Ending:
@@ -68,6 +73,8 @@ def goes_on(run: Path, link: int) -> Ending:
     end = _read(run)
     if end is None:
         return Ending(code=REQUEUE, words=f"job {link} of the chain: the one before it was killed; goes on")
+    if (given_up := _given_up(run, end)) is not None:
+        return Ending(code=given_up.code, words=f"job {link} of the chain: nothing to do: {given_up.words}")
     if end.requeue:
         return Ending(code=REQUEUE, words=f"job {link} of the chain: goes on after step {end.steps}")
     return Ending(code=end.exit_code, words=f"job {link} of the chain: nothing to do: {_words(end)}")
@@ -78,19 +85,35 @@ def _words(end: RunExit) -> str:
     return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{goes_on}"
 
 
+def _given_up(run: Path, end: RunExit) -> Ending | None:
+    """How a run ends that would go on, and has gone nowhere too often; None for all others."""
+    if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
+        return None
+    newest = "no checkpoint" if end.checkpoint is None else f"no newer checkpoint than {end.checkpoint}"
+    return Ending(
+        code=TrainingFailed.exit_code,
+        words=f"{MOST_FRUITLESS_STARTS} starts in a row left {newest}; the last: {end.reason}. It is not started again "
+        "by itself",
+    )
+
+
 def _fruitless_starts(run: Path, end: RunExit) -> int:
-    """How many starts in a row, this one included, ended where this one did."""
+    """How many starts in a row, this one included, left the next one to begin where this one did.
+
+    By the checkpoint, not by the step: steps that are taken again and lost again lead nowhere.
+    """
     earlier = [path for path in (run / EARLIER_DIRECTORY).glob("*") if path.name.isdecimal()]
     count = 1
     for path in sorted(earlier, key=lambda path: int(path.name), reverse=True):
         before = _read(path)
-        if before is None or (before.exit_code, before.steps) != (end.exit_code, end.steps):
+        if before is None or (before.exit_code, before.checkpoint) != (end.exit_code, end.checkpoint):
             break
         count += 1
     return count
 
 
 def _read(run: Path) -> RunExit | None:
+    _look_again(run)
     try:
         return read_exit(run)
     except TrainerError:
@@ -98,7 +121,14 @@ def _read(run: Path) -> RunExit | None:
 
 
 def _text(run: Path) -> str:
+    _look_again(run)
     try:
         return (run / EXIT_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _look_again(directory: Path) -> None:
+    """Opening a directory makes NFS ask its server what is there, instead of believing what it saw last."""
+    with contextlib.suppress(OSError):
+        list(directory.iterdir())

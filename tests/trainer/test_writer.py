@@ -10,7 +10,7 @@ from tests.trainer.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import evaluation_of, event_of, row_of, startup_of
 from trainer import writer as run_writer
 from trainer.errors import BadConfig
-from trainer.record import EARLIER_DIRECTORY, read_exit, read_run
+from trainer.record import EARLIER_DIRECTORY, read_exit, read_origin, read_run
 from trainer.writer import RunWriter
 
 LOCKS = """
@@ -125,6 +125,22 @@ def test_a_start_that_dies_before_its_header_leaves_a_run_that_can_go_on(begin, 
     leave(RunWriter(tmp_path / "r", active=True, again=True))
     assert read_run(tmp_path / "r").header.attempt == 1
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 3
+
+
+def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no_origin(tmp_path):
+    for attempt in (1, 2, 3):
+        writer = RunWriter(tmp_path / "r", active=True, again=True)
+        assert (writer.attempt, read_exit(tmp_path / "r")) == (attempt, None)
+        if attempt > 1:
+            writer.start(
+                header_of(attempt=attempt, resumed_from={2: "/other/checkpoint", 3: "step-000000002"}[attempt])
+            )
+        writer.finish(end_of(75))
+        leave(writer)
+    earlier = tmp_path / "r" / EARLIER_DIRECTORY
+    assert [path.name for path in (earlier / "1").iterdir()] == ["exit.json"]
+    assert sorted(path.name for path in (earlier / "2").iterdir()) == ["exit.json", "run.json"]
+    assert read_origin(tmp_path / "r") == "/other/checkpoint"
 
 
 def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, tmp_path, monkeypatch):

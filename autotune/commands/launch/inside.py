@@ -90,12 +90,17 @@ def ended(
     *,
     said_before: Annotated[str, typer.Option(help="What exit.json held before this start.")] = "",
     job_code: Annotated[int, typer.Option(help="What srun returned.")] = 0,
+    nodes: Annotated[int, typer.Option(min=1, help="Of the job.")] = 1,
     link: Annotated[int | None, typer.Option(help="Number of this job in its chain; asks whether to go on.")] = None,
 ) -> None:
     """Say how this start of a run ended, and exit with its code; with --link, whether there is anything left to do."""
-    from autotune.cluster.ending import ending_of, goes_on
+    from autotune.cluster.ending import PATIENCE_HERE_S, PATIENCE_S, ending_of, goes_on
 
-    ending = ending_of(run, said_before, job_code) if link is None else goes_on(run, link)
+    if link is None:
+        patience_s = PATIENCE_HERE_S if nodes == 1 else PATIENCE_S
+        ending = ending_of(run, said_before, job_code, patience_s=patience_s)
+    else:
+        ending = goes_on(run, link)
     sys.stderr.write(f"launch: {ending.words}\n")
     raise typer.Exit(ending.code)
 

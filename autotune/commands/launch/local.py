@@ -27,7 +27,7 @@ def local(
     assignments: SetOption = None,
 ) -> None:
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
-    from autotune.cluster.ending import ending_of
+    from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
     from autotune.cluster.local import run_child
     from autotune.cluster.torchrun import NUMA_BINDING, torchrun_command
     from autotune.cluster.training import term_lead_s, trainer_arguments
@@ -50,7 +50,7 @@ def local(
     record = request.run / EXIT_FILE
     said_before = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
     code = run_child(command, environment)
-    ending = ending_of(request.run, said_before, code)
+    ending = ending_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
     if ending.code:
         sys.stderr.write(f"launch: {ending.words}\n")
         raise typer.Exit(ending.code)

@@ -2,13 +2,20 @@ import json
 
 import pytest
 
-from autotune.cluster.ending import MOST_FRUITLESS_STARTS, ending_of, goes_on
+from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, Ending, ending_of, goes_on
+from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
+from tests.trainer.oracles import config_of
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY
+from trainer.record import read_exit
+from trainer.resume import AUTO, choose_run
+
+CONFIG = config_of(max_steps=1000)
 
 
-def put(directory, code: int, steps: int = 7, seconds: float = 1.0) -> str:
+def put(directory, code: int, steps: int = 7, checkpoint: str | None = "step-000000007") -> str:
     directory.mkdir(parents=True, exist_ok=True)
     end = {"exit_code": code, "reason": f"because of {code}", "requeue": code == 75, "steps": steps,
-           "checkpoint": "step-000000007", "seconds": seconds, "finished_utc": "2026-01-01T00:00:00Z"}  # fmt: skip
+           "checkpoint": checkpoint, "seconds": 1.0, "finished_utc": "2026-01-01T00:00:00Z"}  # fmt: skip
     text = json.dumps(end)
     (directory / "exit.json").write_text(text)
     return text
@@ -51,16 +58,58 @@ def test_a_file_that_is_seen_late_is_waited_for(tmp_path):
     assert ending_of(tmp_path, said, 1, sleep=lambda seconds: put(tmp_path, 76)).code == 76
 
 
-def test_starts_that_take_no_step_are_not_repeated_for_ever(tmp_path):
-    for number in range(1, MOST_FRUITLESS_STARTS):
-        put(tmp_path, 75, seconds=100.0)
-        assert ending_of(tmp_path, "", 1, sleep=no_waiting).code == 75
-        put(tmp_path / "earlier" / str(number), 75, seconds=float(number))
-    put(tmp_path, 75, seconds=100.0)
-    ending = ending_of(tmp_path, "", 1, sleep=no_waiting)
-    assert (ending.code, "without one more" in ending.words) == (76, True)
-    put(tmp_path, 75, steps=8)
-    assert ending_of(tmp_path, "", 1, sleep=no_waiting).code == 75
+@pytest.mark.parametrize(("patience_s", "least_s", "most_s"), [(PATIENCE_S, 60, 75), (5.0, 4, 6)])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_word_that_does_not_come_is_waited_for_as_long_as_a_file_system_may_take(
+    tmp_path, patience_s, least_s, most_s, there
+):
+    said, waited = put(tmp_path, 75), []
+    if not there:
+        (tmp_path / "exit.json").unlink()  # this start put it aside, and was killed
+    ending = ending_of(tmp_path, said, 1, patience_s=patience_s, sleep=waited.append)
+    assert (ending.code, "left no word" in ending.words) == (1, True)
+    assert least_s <= sum(waited) <= most_s
+
+
+def test_a_word_that_is_there_is_not_waited_for(tmp_path):
+    said = put(tmp_path, 75)
+    put(tmp_path, 75, steps=9)
+    assert ending_of(tmp_path, said, 1, sleep=lambda seconds: pytest.fail("waits")).code == 75
+
+
+def lose(run, steps: int, checkpoint: str) -> Ending:
+    """One more start of a run, which ends with 75; the one before it is put aside as the trainer does."""
+    writer, _ = choose_run(run, AUTO, resolved_of(CONFIG), {})
+    assert read_exit(run) is None
+    writer.start(header_of(CONFIG, attempt=writer.attempt))
+    writer.finish(end_of(75, steps=steps, checkpoint=checkpoint))
+    leave(writer)
+    return ending_of(run, "", 1, sleep=no_waiting)
+
+
+def test_starts_that_leave_no_newer_checkpoint_are_not_repeated_for_ever_however_many_steps_they_took(tmp_path):
+    root = tmp_path / "r" / CHECKPOINTS_DIRECTORY
+    write_checkpoint(root, 400, config=CONFIG.model_dump(mode="json"))
+    assert lose(tmp_path / "r", 400, "step-000000400").code == 75
+    assert lose(tmp_path / "r", 480, "step-000000400").code == 75
+    ending = lose(tmp_path / "r", 487, "step-000000400")
+    assert (ending.code, "no newer checkpoint than step-000000400" in ending.words) == (76, True)
+    assert goes_on(tmp_path / "r", 2).code == 76
+    write_checkpoint(root, 480, config=CONFIG.model_dump(mode="json"))
+    assert lose(tmp_path / "r", 487, "step-000000480").code == 75
+    assert goes_on(tmp_path / "r", 2).code == 75
+
+
+def test_starts_that_end_before_they_know_what_they_train_count_as_well(tmp_path):
+    codes = []
+    for number in range(1, MOST_FRUITLESS_STARTS + 1):
+        writer, _ = choose_run(tmp_path / "r", AUTO, resolved_of(CONFIG), {})
+        assert (writer.attempt, read_exit(tmp_path / "r")) == (number, None)
+        writer.finish(end_of(75, steps=0))  # TERM, or ranks that never met: there is no run.json
+        leave(writer)
+        codes.append(ending_of(tmp_path / "r", "", 1, sleep=no_waiting).code)
+    assert codes == [75] * (MOST_FRUITLESS_STARTS - 1) + [76]
+    assert not list((tmp_path / "r").rglob("run.json"))
 
 
 @pytest.mark.parametrize(("code", "expected"), [(75, 75), (0, 0), (76, 76), (3, 3)])

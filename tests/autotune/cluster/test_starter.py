@@ -34,7 +34,7 @@ def job(tmp_path):
     srun.write_text(SRUN)
     srun.chmod(0o755)
     environment = os.environ | {
-        "PATH": f"{srun.parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"
+        "PATH": f"{srun.parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", "SLURMD_NODENAME": "n4"
     }  # fmt: skip
 
     def start(line: str) -> subprocess.Popen[str]:
@@ -74,8 +74,8 @@ def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and
     )
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 9, said
-    assert "--nodes=1\n" in said
-    assert "--nodes=2\n" in said
+    for nodes in (1, 2):
+        assert f"--nodes={nodes}\n--ntasks={nodes}\n--ntasks-per-node=1\n--nodelist=n4\n" in said
     assert "--cpus-per-task=3\n" in said
     assert said.index("said 1") < said.index("said 2")
     assert "[1, 2]" in said

@@ -1,0 +1,112 @@
+"""What the scripts of jobs do: bash is real, SLURM's commands and this program are a few lines each."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.cluster.batch import measure_script, read_template, train_script
+from autotune.cluster.site import SiteFile
+from tests.autotune.cluster.test_batch import JOB, TRAINING
+
+SRUN = """
+for word; do
+    case $word in --*) shift ;; *) break ;; esac
+done
+exec "$@"
+"""
+AUTOTUNE = """
+case $2 in
+    meet) echo 10.0.0.1:20012 ;;
+    address) echo "10.0.0.$(($SLURM_NODEID + 1))" ;;
+    ended) exit 75 ;;
+esac
+"""
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Puts a command where the script finds it first."""
+    (tmp_path / "bin").mkdir()
+
+    def write(name: str, body: str) -> None:
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+
+    write("srun", SRUN)
+    write("sleep", "exit 0")
+    write("squeue", "exit 1")
+    write("scontrol", f'echo "$@" >> {tmp_path}/scontrol.said')
+    write("autotune", AUTOTUNE)
+    write("torchrun", 'echo "$@ until ${SLURM_JOB_END_TIME:-n/a}"')
+    return write
+
+
+def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURMD_NODENAME": "n4"}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=place, env=environment | {"SLURM_NODEID": "0"} | variables, capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def trained(place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A start of a training that ends with 75."""
+    (place / "runs" / "one" / "logs").mkdir(parents=True)
+    torchrun = ["torchrun", "--rdzv-endpoint=$endpoint", "--rdzv-conf=is_host=$is_host", "--local-addr=$address"]
+    job = replace(TRAINING, autotune=["autotune"], torchrun=torchrun, trainer=[])
+    return ran(train_script(job, SiteFile(), read_template("train", SiteFile(), None)), place, **variables)
+
+
+def log_of(place: Path) -> str:
+    return (place / "runs" / "one" / "logs" / "12-n4.log").read_text()
+
+
+def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
+    trained(tmp_path)
+    assert "--rdzv-endpoint=10.0.0.1:20012 --rdzv-conf=is_host=1 --local-addr=10.0.0.1" in log_of(tmp_path)
+
+
+def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(put, tmp_path):
+    put("squeue", f'echo >> {tmp_path}/asked; [ "$(wc -l < {tmp_path}/asked)" -gt 3 ] && echo RUNNING')
+    assert trained(tmp_path).returncode == 75
+    assert (tmp_path / "scontrol.said").read_text() == "requeue 12\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"), [("exit 1", "unknown"), ("echo COMPLETING", "COMPLETING"), ("true", "unknown")]
+)
+def test_a_run_that_is_not_put_back_says_so_and_how_it_goes_on(put, tmp_path, answer, state):
+    put("squeue", answer)
+    done = trained(tmp_path)
+    assert done.returncode == 75
+    assert f"not requeued (state {state}); go on: sbatch runs/one/train.sbatch" in done.stderr
+    assert not (tmp_path / "scontrol.said").exists()
+
+
+def test_a_refusal_to_put_a_run_back_is_told(put, tmp_path):
+    put("squeue", "echo RUNNING")
+    put("scontrol", "echo 'requeue is disabled' >&2; exit 1")
+    err = trained(tmp_path).stderr
+    assert "requeue is disabled" in err
+    assert "not requeued (state RUNNING); go on: sbatch" in err
+
+
+ENDS = [
+    ("echo 1795349000", {}, "1795349000"),
+    ("echo N/A", {}, "n/a"),
+    ("exit 1", {}, "n/a"),
+    ("echo 1795349000", {"SLURM_JOB_END_TIME": "7"}, "7"),
+]
+
+
+@pytest.mark.parametrize(("answer", "variables", "end"), ENDS)
+def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answer, variables, end):
+    put("squeue", answer)
+    trained(tmp_path, **variables)
+    assert log_of(tmp_path).endswith(f"until {end}\n")
+    job = replace(JOB, command=["torchrun", "measures"])
+    script = measure_script(job, SiteFile(), read_template("measure", SiteFile(), None))
+    assert ran(script, tmp_path, **variables).stdout == f"measures until {end}\n"
