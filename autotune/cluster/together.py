@@ -29,7 +29,8 @@ def on_nodes_of_job(
 ) -> Start:
     """One torchrun on each of the job's first nodes, by one ``srun``; to be called on the first of them.
 
-    Where the job's script starts things (``autotune.cluster.starter``) it is asked to.
+    Ranks are numbered from this node on: rank 0 is here. Where the job's script starts things
+    (``autotune.cluster.starter``) it is asked to.
 
     Args:
         nodes: So many of the job's.
@@ -46,7 +47,7 @@ def on_nodes_of_job(
         here = own_address(interface, read_addresses(), resolve_own_name())
         port, _ = choose_port(int(job), lambda port: is_free(here, port))
         meeting = Meeting(
-            nodes=nodes, endpoint=f"{here}:{port}", job=job, address="$address", is_host="$((SLURM_NODEID == 0))"
+            nodes=nodes, endpoint=f"{here}:{port}", job=job, address="$address", node_rank="$SLURM_NODEID"
         )
         words = torchrun_command(
             sys.executable, arguments, ranks=ranks, torch_version=torch_version, device=device, meeting=meeting
@@ -56,8 +57,11 @@ def on_nodes_of_job(
         script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
         if environment.get(STARTER_VARIABLE):
             return [sys.executable, "-m", "autotune", "launch", "outside", f"--nodes={nodes}", f"--script={script}"]
+        # In a larger job SLURM may choose other nodes for a step than the first ones.
+        this_one = environment.get("SLURMD_NODENAME")
+        with_this_one = [f"--nodelist={this_one}"] if this_one else []
         return [
-            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1",
+            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *with_this_one,
             f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}", "--export=ALL", "--kill-on-bad-exit=1",
             "bash", "-c", script,
         ]  # fmt: skip

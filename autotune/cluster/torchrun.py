@@ -11,6 +11,9 @@ _NUMA_BINDING_SINCE: Version = (2, 9)
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
 DEFAULT_SHUTDOWN_S = 30
 """How long torchrun waits for its ranks after a signal, where it cannot be told."""
+_STORE_TIMEOUT_S = 600
+"""How long a node waits for the one that keeps the store: as long as for all others, and as where nodes are numbered.
+Without it, 60 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,11 @@ class Meeting:
     """Tells this meeting from others at the same place."""
     address: str
     """Of this node, as the others reach it: its name may mean nothing to them."""
-    is_host: str
-    """1 on the node that keeps the meeting's store, 0 on the others."""
+    is_host: str | None = None
+    """1 on the node that keeps the meeting's store, 0 on the others; nodes are numbered by the text of their
+    addresses."""
+    node_rank: str | None = None
+    """Number of this node, instead: 0 keeps the store, and has the first ranks."""
 
 
 def torchrun_command(
@@ -59,20 +65,27 @@ def torchrun_command(
     if meeting is None:
         words.append("--standalone")
     else:
-        words += [
-            f"--nnodes={meeting.nodes}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={meeting.endpoint}",
-            f"--rdzv-id={meeting.job}",
-            f"--rdzv-conf=is_host={meeting.is_host}",
-            f"--local-addr={meeting.address}",
-        ]
+        words += [f"--nnodes={meeting.nodes}", *_rendezvous(meeting)]
+        words += [f"--rdzv-id={meeting.job}", f"--local-addr={meeting.address}"]
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
     if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
         words.append(f"--shutdown-timeout={shutdown_s}")
     if numa_binding is not None and device == "cuda" and version >= _NUMA_BINDING_SINCE:
         words.append(numa_binding)
     return (*words, *arguments)
+
+
+def _rendezvous(meeting: Meeting) -> list[str]:
+    if meeting.node_rank is None:
+        told = f"is_host={meeting.is_host},read_timeout={_STORE_TIMEOUT_S}"
+        return ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-conf={told}"]
+    address, _, port = meeting.endpoint.rpartition(":")
+    return [
+        "--rdzv-backend=static",
+        f"--master-addr={address}",
+        f"--master-port={port}",
+        f"--node-rank={meeting.node_rank}",
+    ]
 
 
 def version_of(text: str) -> Version:

@@ -13,12 +13,22 @@ def test_nodes_meet_by_address_at_the_place_of_this_job():
     said = words()
     for word in (
         "--nnodes=4", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:20012", "--rdzv-id=12",
-        "--rdzv-conf=is_host=$is_host", "--local-addr=$address", "--max-restarts=0", "--shutdown-timeout=105",
-        "--numa-binding=node",
+        "--rdzv-conf=is_host=$is_host,read_timeout=600", "--local-addr=$address", "--max-restarts=0",
+        "--shutdown-timeout=105", "--numa-binding=node",
     ):  # fmt: skip
         assert word in said
     assert said[:3] == ("python", "-m", "torch.distributed.run")
     assert said[-4:] == ("-m", "trainer", "--out", "r")
+
+
+def test_nodes_that_are_numbered_meet_at_the_first_one():
+    said = words(meeting=Meeting(nodes=4, endpoint="10.0.0.1:20012", job="12", address="$address", node_rank="$rank"))
+    for word in (
+        "--nnodes=4", "--rdzv-backend=static", "--master-addr=10.0.0.1", "--master-port=20012", "--node-rank=$rank",
+        "--rdzv-id=12", "--local-addr=$address",
+    ):  # fmt: skip
+        assert word in said
+    assert not any("endpoint" in word or "is_host" in word for word in said)
 
 
 def test_one_node_alone_meets_nobody():

@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from autotune.cluster.together import on_nodes_of_job, on_this_node
+from autotune.cluster.together import on_this_node
 from autotune.core.outcome import Crashed, Measured, TimedOut
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.links import link_warnings
@@ -89,6 +89,7 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     assert not (tmp_path / "scratch").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     scratch = tmp_path / "scratch"
@@ -113,15 +114,3 @@ def test_ranks_that_cannot_start_say_why(tmp_path):
     machine = TogetherMachine(lambda arguments: ["no-such-command"], "cpu", tmp_path / "other")
     with pytest.raises(MachineLacks, match="no-such-command is not here"):
         machine.start()
-
-
-def test_nodes_of_a_job_are_reached_by_one_srun_that_is_told_their_processors():
-    environment = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12"}
-    command = on_nodes_of_job(3, 2, "cpu", "2.13.0", environment)(["-m", "module", "a b"])
-    assert command[0] == "srun"
-    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=12"} <= set(command)
-    script = command[-1]
-    assert "--local-addr=$address" in script
-    assert "--rdzv-conf=is_host=$((SLURM_NODEID == 0))" in script
-    assert "--nproc-per-node=2" in script
-    assert script.endswith("-m module 'a b'")
