@@ -64,7 +64,7 @@ def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | N
 
 
 def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]) -> JobState:
-    pause_s, unanswered, before = _POLL_S[0], 0, ""
+    pause_s, unanswered, told_before, state_before = _POLL_S[0], 0, "", ""
     while True:
         state = ask(job)
         unanswered = 0 if state is not None else unanswered + 1
@@ -74,9 +74,11 @@ def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]
             )
         if state is not None:
             now = describe(state, last_lines(log, count=1))
-            if now != before:
+            if now != told_before:
                 told(now)
-                pause_s, before = _POLL_S[0], now
+                told_before = now
+            if state.state != state_before:  # not with every line of the log: that may be one a second, for hours
+                pause_s, state_before = _POLL_S[0], state.state
             if state.state not in RUNNING_STATES:
                 return state
         time.sleep(pause_s)

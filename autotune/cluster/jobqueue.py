@@ -20,6 +20,7 @@ def job_settings(site: SiteFile, worker_memory_bytes: int, log_directory: Path) 
     """Keyword arguments of ``dask_jobqueue.SLURMCluster``: one job of one worker process each. Pure."""
     slurm = site.slurm
     directives = {"constraint": slurm.constraint, "exclude": slurm.exclude}
+    said = [f"--{name}={value}" for name, value in directives.items() if value]
     # What the worker may take, and as much for the extraction process beside it.
     memory_mib = 2 * worker_memory_bytes // _MIB
     return {
@@ -27,14 +28,14 @@ def job_settings(site: SiteFile, worker_memory_bytes: int, log_directory: Path) 
         "processes": 1,
         "job_cpu": slurm.cpus_per_task,
         "memory": f"{memory_mib}MiB",
-        "job_mem": f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
+        "job_mem": slurm.mem or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
         "account": slurm.account,
         "queue": slurm.partition,
         "walltime": slurm.time,
         "interface": site.network.interface,
-        "python": " ".join([site.command_prefix, shlex.quote(sys.executable)]).strip(),
+        "python": " ".join([site.command_prefix, shlex.quote(site.python or sys.executable)]).strip(),
         "job_script_prologue": list(site.prologue),
-        "job_extra_directives": [f"--{name}={value}" for name, value in directives.items() if value],
+        "job_extra_directives": said + slurm.extra,
         "log_directory": str(log_directory),
         "local_directory": site.node_local_path,
         "scheduler_options": {"dashboard_address": None},

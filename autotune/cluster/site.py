@@ -13,6 +13,9 @@ SITE_VARIABLE, SITE_FILE = "AUTOTUNE_SITE", "site.toml"
 DEFAULT_SITE = ""
 """What ``--slurm`` without a file means: the site file that is found."""
 
+TIME_PATTERN = r"^(\d+-)?\d{1,3}:\d{2}:\d{2}$"
+"""``[days-]hours:minutes:seconds``: of what SLURM takes, the one spelling that nobody misreads."""
+
 OneLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Positive = Annotated[int, Field(gt=0)]
@@ -38,11 +41,11 @@ class SlurmSettings(Table):
     memory_mib_per_cpu: Positive = 2048
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
     """Memory of a node as ``--mem`` spells it, instead; ``0`` is all of it."""
-    time: Annotated[str, Field(pattern=r"^(\d+-)?\d{1,2}:\d{2}:\d{2}$")] = "04:00:00"
+    time: Annotated[str, Field(pattern=TIME_PATTERN)] = "04:00:00"
     """Longest time of a job."""
     requeue: bool = True
     """Whether jobs may be put back into the queue; where not, training goes on by a chain of jobs."""
-    term_lead_s: Positive | None = None
+    term_lead_s: Annotated[int, Field(ge=60)] | None = None
     """How long before its end a training job is told. None: as long as its checkpoint should take."""
     extra: list[OneLine] = Field(default_factory=list)
     """Any other options of ``sbatch``, such as ``--reservation=course``."""

@@ -13,6 +13,10 @@ ASK_TIMEOUT_S = 60.0
 _LONGEST_WORDS = 500
 
 
+class _NoAnswer(MachineLacks):
+    """A command of SLURM's took too long."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """What SLURM knows of a job."""
@@ -61,7 +65,10 @@ def ask_state(job: str) -> JobState | None:
     Raises:
         MachineLacks: If SLURM has forgotten the job, as it does some minutes after its end.
     """
-    done = _run(["scontrol", "--oneliner", "show", "job", job])
+    try:
+        done = _run(["scontrol", "--oneliner", "show", "job", job])
+    except _NoAnswer:
+        return None
     if done.returncode == 0:
         return parse_state(done.stdout)
     if "Invalid job id" in done.stderr:
@@ -113,7 +120,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        raise MachineLacks(
+        raise _NoAnswer(
             f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s",
             next_step="Try again later: SLURM is busy or away.",
         ) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cluster.batch import NUMA_BINDING_THERE, Shape, TrainJob
-from autotune.cluster.site import SiteFile
+from autotune.cluster.site import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import Meeting, torchrun_command
 from autotune.core.profile import Profile
 from autotune.errors import BadInput
@@ -64,7 +64,7 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
     """
     shape = _shape(request, site)
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
-    limit_s = SiteFile.model_validate({"slurm": {"time": shape.time or site.slurm.time}}).slurm.time_s
+    limit_s = SlurmSettings(time=shape.time or site.slurm.time).time_s
     if limit_s < START_UP_S + lead_s:
         raise BadInput(
             f"the job's time limit, {shape.time or site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and a "
@@ -86,7 +86,7 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
         torch_version=request.torch_version,
         device=request.config.device,
         meeting=meeting,
-        shutdown_s=max(1, lead_s - _SHUTDOWN_MARGIN_S),
+        shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
         numa_binding=NUMA_BINDING_THERE if binds else None,
     )
     return TrainJob(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,7 +82,8 @@ def tune(
         "--global-batch-tokens": global_batch_tokens, "--ranks": ranks, "--max-rows": max_rows,
     }  # fmt: skip
     common = ["--data", str(data), "--reports", str(reports), "--trial-timeout", f"{trial_timeout:g}", "--here"]
-    stage = _Stages(command=["autotune", *arguments_of(context)])
+    again = shlex.join(["autotune", *arguments_of(context)])
+    stage = _Stages(go_on=again if number is None else f"submit it again, with --slurm as before: {again}")
     models = [word for one in model for word in ("--model", one)]
     probed = stage.run("probe", [*models, *_options(asked), "--out", str(out), *common])["models"]
     profiles = [one["profile"] for one in probed]
@@ -100,7 +102,6 @@ def tune(
 
 
 def tune_between_nodes(
-    context: typer.Context,
     *,
     tuned: Annotated[Path, typer.Argument(help="What a tuning in a job found.")],
     data: Annotated[Path, typer.Option(help="Dataset directory.")],
@@ -112,7 +113,7 @@ def tune_between_nodes(
     from trainer.schema import read_json
 
     found = read_json(tuned)
-    stage = _Stages(command=["autotune", *arguments_of(context)])
+    stage = _Stages(go_on=f"submit this job's script again, which lies in {reports / 'jobs'}")
     timed = ["--data", str(data), "--minutes", f"{minutes:g}", "--trial-timeout", f"{trial_timeout:g}"]
     for profile in found["profiles"]:
         stage.run("network", ["--profile", profile, *timed, "--reports", str(reports), "--here"])
@@ -146,8 +147,8 @@ def _found_by(number: str, reports: Path) -> Path:
 class _Stages:
     """Runs this program's other commands, each in a process of its own."""
 
-    command: list[str]
-    """What was typed, to be said again."""
+    go_on: str
+    """What to do when one of them fails."""
 
     def run(self, name: str, arguments: list[str]) -> dict[str, Any]:
         """One command; its progress and its words about what is wrong are shown as they come.
@@ -168,8 +169,7 @@ class _Stages:
             process.wait()  # it has heard the same, and saves
             raise SystemExit(EXIT_INTERRUPTED) from None
         if process.returncode:
-            again = " ".join(self.command)
-            sys.stderr.write(f"tune: {name} ended with code {process.returncode}; to go on from here: {again}\n")
+            sys.stderr.write(f"tune: {name} ended with code {process.returncode}; to go on from here: {self.go_on}\n")
             raise SystemExit(process.returncode)
         try:
             found: dict[str, Any] = json.loads(said)

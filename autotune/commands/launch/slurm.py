@@ -2,13 +2,21 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.launch.training import DataOption, ProfileOption, RunOption, SetOption, train_request
+from autotune.commands.launch.training import (
+    DataOption,
+    ProfileOption,
+    RunOption,
+    SetOption,
+    installed_torch,
+    train_request,
+)
 from autotune.commands.options import AsJson
 
 if TYPE_CHECKING:
@@ -41,18 +49,31 @@ def slurm(
 ) -> None:
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
     from autotune.cluster.batch import read_template, train_script
-    from autotune.cluster.site import SiteFile, find_site, read_site
+    from autotune.cluster.site import TIME_PATTERN, SiteFile, find_site, read_site
     from autotune.cluster.training import training_job
     from autotune.errors import UsageError
     from autotune.store import write_atomically
 
     if submit and dry_run:
         raise UsageError("--dry-run submits nothing", next_step="Leave out one of --submit and --dry-run.")
+    if time is not None and re.fullmatch(TIME_PATTERN, time) is None:
+        raise UsageError(
+            f"--time {time} is not a time limit", next_step="Write [D-]HH:MM:SS, such as 04:00:00 or 1-00:00:00."
+        )
     site_path = find_site(site, os.environ)
     cluster = SiteFile() if site_path is None else read_site(site_path)
-    python = cluster.python or sys.executable
+    elsewhere = bool(cluster.python or cluster.command_prefix)
     request = train_request(
-        profile, data, out, assignments, python=python, nodes=nodes, ranks=ranks, chain=chain, time=time
+        profile,
+        data,
+        out,
+        assignments,
+        python=cluster.python or sys.executable,
+        nodes=nodes,
+        ranks=ranks,
+        chain=chain,
+        time=time,
+        torch_of_profile=elsewhere or installed_torch() is None,
     )
     job = training_job(request, cluster)
     script = train_script(job, cluster, read_template("train", cluster, site_path))

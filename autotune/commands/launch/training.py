@@ -39,6 +39,14 @@ def how_to_bind() -> tuple[str, str]:
     return ("", why_not) if why_not is not None else ("node", "")
 
 
+def installed_torch() -> str | None:
+    """Version of the torch that is installed here; None without one."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def train_request(
     profile: Path,
     data: Path | None,
@@ -50,8 +58,11 @@ def train_request(
     ranks: int | None = None,
     chain: int = 1,
     time: str | None = None,
+    torch_of_profile: bool = False,
 ) -> "TrainRequest":
     """Read the profile and look at the dataset before anything is started.
+
+    ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
 
     Raises:
         TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
@@ -73,10 +84,9 @@ def train_request(
             f"{stored.fingerprint.dataset_hash[:12]}",
             next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
         )
-    try:
-        torch_version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise MachineLacks("torch is not installed", next_step="Install it: pip install torch") from error
+    torch_version = stored.fingerprint.torch if torch_of_profile else installed_torch()
+    if torch_version is None:
+        raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
     run = out or default_run_directory(resolved.config.model.name)
     return TrainRequest(
         profile_path=profile,

@@ -29,6 +29,19 @@ def test_what_is_new_is_told_once(tmp_path):
     assert (ended.code, ended.words) == (0, "")
 
 
+def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
+    log, pauses = tmp_path / "log", []
+
+    def write_on(seconds):
+        pauses.append(seconds)
+        log.write_text(f"{len(pauses)} steps\n")
+
+    monkeypatch.setattr(room.time, "sleep", write_on)
+    follow("12", log, [].append, ask=asked(PENDING, *[RUNNING] * 40, DONE))
+    assert pauses[:2] == [0.5, 0.5]  # it began to run
+    assert pauses[-1] == 10.0
+
+
 def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path):
     (tmp_path / "log").write_text("error: does not fit\n")
     ended = follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from autotune.cluster.jobqueue import job_settings, slurm_cluster
-from autotune.cluster.site import SiteFile, read_site
+from autotune.cluster.site import SiteFile, SlurmSettings, read_site
 from autotune.errors import MachineLacks
 from trainer.errors import BadConfig
 
@@ -53,6 +53,14 @@ def test_the_rendered_job_says_what_the_site_file_says(site, tmp_path):
     assert "distributed.cli.dask_worker" in script
     assert "--nthreads 1" in script
     assert "--local-directory /local" in script
+
+
+def test_what_a_site_asks_for_in_its_own_words_is_asked_for(tmp_path):
+    site = SiteFile(python="/opt/env/bin/python", slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]))
+    settings = job_settings(site, 2**30, tmp_path / "logs")
+    assert settings["job_mem"] == "16G"
+    assert settings["job_extra_directives"] == ["--reservation=course"]
+    assert settings["python"] == "/opt/env/bin/python"
 
 
 def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():

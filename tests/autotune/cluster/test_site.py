@@ -14,7 +14,9 @@ def test_a_site_file_is_the_one_asked_for_else_the_environments_else_the_one_her
     assert find_site("asked.toml", {"AUTOTUNE_SITE": "there.toml"}) == Path("asked.toml")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("00:10:00", 600), ("1-02:00:00", 93600), ("4:00:00", 14400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("00:10:00", 600), ("1-02:00:00", 93600), ("4:00:00", 14400), ("100:00:00", 360000)]
+)
 def test_times_are_counted_in_seconds(text, seconds):
     assert SlurmSettings(time=text).time_s == seconds
 
@@ -25,3 +27,9 @@ def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_l
         NetworkSettings(interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"})
     )
     assert found == {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
+
+
+def test_a_job_that_is_told_too_late_to_save_is_refused():
+    assert SlurmSettings(term_lead_s=60).term_lead_s == 60
+    with pytest.raises(ValueError, match="greater than or equal to 60"):
+        SlurmSettings(term_lead_s=15)

@@ -1,5 +1,6 @@
 import pytest
 
+from autotune.cluster import submit as room
 from autotune.cluster.submit import JobState, ask_state, parse_state, queued_jobs, submit
 from autotune.errors import MachineLacks
 
@@ -63,6 +64,16 @@ def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put)
         ask_state("12")
     put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert ask_state("12") is None
+
+
+def test_a_slurm_that_hangs_is_silent_for_who_asks_again_and_an_error_for_who_submits(put, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "ASK_TIMEOUT_S", 0.2)
+    for name in ("scontrol", "sbatch", "squeue"):
+        put(name, "exec sleep 30")
+    assert ask_state("12") is None
+    assert queued_jobs() is None
+    with pytest.raises(MachineLacks, match=r"sbatch did not answer within 0\.2 s"):
+        submit(tmp_path / "job.sbatch")
 
 
 def test_queued_jobs_are_found_by_name_whatever_is_in_it(put):

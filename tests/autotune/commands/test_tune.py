@@ -60,7 +60,16 @@ def test_a_stage_that_fails_ends_the_tuning_with_its_code_and_the_command_that_g
     assert [call[0] for call in said.calls] == ["probe", "workers"]
     err = capsys.readouterr().err
     assert "workers ended with code 75" in err
-    assert "autotune tune --model a --model b" in err
+    assert "to go on from here: autotune tune --model a --model b" in err
+
+
+def test_in_a_job_the_command_that_goes_on_is_to_be_submitted_again(said, capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    said.code_of = {"workers": 75}
+    assert run([*TUNE, "--out", "my profiles"]) == 75
+    err = capsys.readouterr().err
+    assert "submit it again, with --slurm as before: autotune tune --model a" in err
+    assert "--out 'my profiles'" in err
 
 
 def test_all_models_are_one_job_of_one_node(said, capsys):

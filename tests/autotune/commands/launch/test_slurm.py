@@ -1,4 +1,6 @@
+import importlib.metadata
 import json
+import re
 import subprocess
 
 import pytest
@@ -76,6 +78,9 @@ def test_every_job_of_a_chain_is_submitted_with_its_number(here, capsys, monkeyp
     [
         (["--set", "train.max_step=3"], 3, "max_step"),
         (["--time", "00:00:30"], 3, "cannot hold"),
+        (["--time", "4h"], 2, "04:00:00"),
+        (["--time", "90"], 2, "--time 90 is not"),
+        (["--time", "1-0"], 2, "--time 1-0 is not"),
         (["--submit", "--dry-run"], 2, "--dry-run"),
         (["--data", "."], 3, "not a dataset"),
         (["--site", "none.toml"], 3, "none.toml"),
@@ -85,6 +90,27 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(here, capsys,
     assert run([*LAUNCH, *arguments]) == code
     assert words in capsys.readouterr().err
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("site", "installed", "has_option"),
+    [('python = "/opt/python"', "2.13.0", False), ('command_prefix = "env"', "2.13.0", False), ("", None, False),
+     ("", "2.13.0", True)],
+)  # fmt: skip
+def test_torchrun_is_told_what_the_torch_of_the_job_knows(here, capsys, monkeypatch, site, installed, has_option):
+    (here / "site.toml").write_text(f"{site}\n")
+    text = (here / "p.toml").read_text()
+    assert text.count('torch = "') == 1
+    (here / "p.toml").write_text(re.sub('torch = ".*"', 'torch = "2.11.0"', text))
+
+    def version(name):
+        if installed is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert run([*LAUNCH, "--time", "100:00:00", "--dry-run"]) == 0
+    assert ("--shutdown-timeout" in capsys.readouterr().out) == has_option
 
 
 def test_another_dataset_is_refused(here, capsys):
