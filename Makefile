@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-ALONE := tests/system/test_train_faults.py tests/system/slurm
+ALONE := tests/system/test_train_faults.py
+CLUSTER := tests/system/slurm
 
 DEMO := demo
 DEMO_MODELS := bert-mini bert-small
@@ -13,7 +14,7 @@ DEMO_MEMORY := 1GiB
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak check gpu-check gpu-memory gpu-train gpu-checkpoint gpu-workers bench figures clean
+.PHONY: help install demo test test-slow soak check gpu-check gpu-memory gpu-train gpu-checkpoint gpu-workers bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -32,9 +33,13 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
-	@# Two at a time, each with a core of its own; training fault loops and SLURM are several jobs at once by themselves.
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests $(ALONE:%=--ignore %) $(PYTEST_ARGS)
+	@# Two at a time, each with a core of its own; training fault loops are several jobs at once by themselves.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(ALONE) $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link, a SLURM cluster
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(CLUSTER) $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet cores), and keep its figures
 	$(BIN)/python -m tests.system.faults --out reports/faults.json

@@ -35,6 +35,7 @@ def test_bars_hold_the_asynchronous_save_against_the_synchronous_one_and_against
     assert make_bars(STALL, None)[-1].figure is None
 
 
+@pytest.mark.slow
 def test_real_saves_are_measured_in_turns(tmp_path):
     found = measure_stall(tmp_path, "bert-mini", "cpu", 2)
     assert {len(seconds) for seconds in found["block_s"].values()} == {2}

@@ -86,6 +86,7 @@ def test_the_reference_holds_weights_gradients_and_state_and_grows_with_rows():
     assert more > few + 30 * 16 * 1024 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_starts_of_trials_are_held_against_new_interpreters(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(estimate, "FORKED_TRIALS", 2)

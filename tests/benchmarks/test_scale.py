@@ -1,8 +1,11 @@
 import json
 
+import pytest
+
 from benchmarks import corpora, scale
 
 
+@pytest.mark.slow
 def test_both_sizes_are_started_cold_in_turn_and_read_to_the_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scale, "REPEATS", 1)
     monkeypatch.setattr(scale, "FEWER_SAMPLES", 3000)

@@ -200,6 +200,7 @@ def test_the_trainer_refuses_another_dataset_and_records_why(work, data, profile
     assert json.loads((work / "runs" / "wrong" / "exit.json").read_text())["exit_code"] == 3
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_probed_and_trained(work, data):
     config = {"model_type": "esm", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2,
               "intermediate_size": 128, "max_position_embeddings": 66}  # fmt: skip

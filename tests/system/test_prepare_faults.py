@@ -14,17 +14,16 @@ pytestmark = pytest.mark.system
 
 
 def test_killed_at_any_moment_it_goes_on_and_ends_byte_identical(tmp_path):
-    figures = kill_prepare(tmp_path, points=2, seed=1)
-    assert figures["kills"] == 2
+    assert kill_prepare(tmp_path, points=1, seed=1)["kills"] == 1
 
 
 def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
-    assert kill_workers(tmp_path, points=2, seed=2)["kills"] == 2
+    assert kill_workers(tmp_path, points=1, seed=2)["kills"] == 1
 
 
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
 def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, code, workers):
-    raw = write_raw(tmp_path / "raw", files=4, lines=30_000)
+    raw = write_raw(tmp_path / "raw", files=4, lines=15_000)
     command = prepare_command(raw, tmp_path / "data", workers)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -43,22 +42,20 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert stopped_s < 15
     assert not (tmp_path / "data").exists()
+    # That the bytes are the same too is tested where it is killed.
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(again.stdout)["samples"] > 0
-    whole = subprocess.run(prepare_command(raw, tmp_path / "whole", 1), capture_output=True, check=False)
-    assert whole.returncode == 0
-    assert content(tmp_path / "data") == content(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not may_mount(), reason="needs root to mount")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_disk_is_said_plainly_and_loses_nothing(tmp_path, workers):
     raw = write_raw(tmp_path / "raw")
     expected = tmp_path / "whole"
     subprocess.run(prepare_command(raw, expected, 1), capture_output=True, check=True)
     disk = tmp_path / "disk"
     # Full at one stage after the other: the first is too small for anything, the last almost large enough.
-    sizes_mib = (1, 5, 6, 7, 8, 9)
+    sizes_mib = (1, 5, 7, 9)
     mount_tmpfs(disk, sizes_mib[0] * 2**20)
     command = prepare_command(raw, disk / "data", workers)
     try:

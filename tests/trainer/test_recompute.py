@@ -86,7 +86,10 @@ def test_an_architecture_without_checkpointing_is_refused(patterned_dataset):
         keep_less(model, config)
 
 
-@pytest.mark.parametrize(("family", "machine_code"), [("bert", True), ("modernbert", False)])
+@pytest.mark.parametrize(
+    ("family", "machine_code"),
+    [pytest.param("bert", True, marks=pytest.mark.slow), ("bert", False), ("modernbert", False)],
+)
 def test_compiled_layers_compute_the_same_and_are_compiled_once(family, machine_code, patterned_dataset, request):
     """Micro-batches of packed rows differ in their documents and in what is to be predicted, and never in shape."""
     if not machine_code:

@@ -43,6 +43,7 @@ def test_the_ledger_of_a_card_that_is_not_here_adds_up():
     assert one["parameters"] == pytest.approx(109.5e6, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_what_would_be_otherwise_is_a_table_and_full_checkpointing_fits_the_most(tmp_path):
     (tmp_path / "bert.json").write_text(json.dumps(BERT))
@@ -79,6 +80,7 @@ def test_one_row_that_does_not_fit_names_the_largest_term_and_what_would_help():
     assert "of which" in said
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
     longformer = tmp_path / "longformer.json"

@@ -70,6 +70,7 @@ print(json.dumps([count, len(texts), int(status["VmHWM"].split()[0])]))
 """
 
 
+@pytest.mark.slow
 def test_byte_pairs_of_proteins_are_learned_in_a_workers_memory():
     done = subprocess.run([sys.executable, "-c", _LEARN_FROM_PROTEINS], capture_output=True, check=True)
     count, texts, peak_kib = json.loads(done.stdout)

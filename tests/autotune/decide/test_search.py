@@ -129,6 +129,7 @@ def test_simulated_machines_take_few_trials_and_are_never_answered_wrongly():
     assert max(trials) <= 8
 
 
+@pytest.mark.slow
 def test_without_a_prediction_simulated_machines_take_more_trials_and_are_answered_rightly_too():
     seeds = range(60)
     with_one, without = (
@@ -172,6 +173,7 @@ def test_a_prediction_of_more_than_the_budget_for_one_row_still_tries_one_row():
     assert bracket(tried).feasible_max == machine.truth
 
 
+@pytest.mark.slow
 def test_the_first_trial_is_more_likely_to_fit_than_not():
     fitted = 0
     for seed in range(100):

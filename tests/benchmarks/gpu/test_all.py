@@ -39,6 +39,7 @@ def by_name(report: dict, stage: str) -> dict[str, dict]:
     return {figure["name"]: figure for figure in found["figures"]}
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_every_stage_measures_on_a_cpu(tiny):
     done, _, report = tiny
@@ -48,6 +49,7 @@ def test_every_stage_measures_on_a_cpu(tiny):
     assert (report["schema_version"], report["device"], report["sizes"]) == (1, "cpu", "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_files_are_few_and_flat(tiny):
     _, out, _ = tiny
@@ -55,6 +57,7 @@ def test_files_are_few_and_flat(tiny):
     assert all(path.is_file() and path.stat().st_size < 2**20 for path in out.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_rates_and_loads_are_measured(tiny):
     report = tiny[2]
@@ -67,6 +70,7 @@ def test_rates_and_loads_are_measured(tiny):
     assert nvml["full_load_busy_share"]["value"] == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_readings_without_a_gpu_are_not_measured_and_say_why(tiny):
     for load in ("idle", "full_load", "half_load"):
@@ -76,6 +80,7 @@ def test_readings_without_a_gpu_are_not_measured_and_say_why(tiny):
             assert figure["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_probe_finds_a_largest_size_with_a_prediction_beside_it(tiny):
     probe = by_name(tiny[2], "probe")
@@ -88,6 +93,7 @@ def test_probe_finds_a_largest_size_with_a_prediction_beside_it(tiny):
     assert probe["tiny_budget_best_slot_tokens_per_s"]["value"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_training_has_its_step_time_and_memory(tiny):
     train = by_name(tiny[2], "train")
@@ -96,6 +102,7 @@ def test_training_has_its_step_time_and_memory(tiny):
     assert train["peak_bytes"]["value"] > 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_the_ledger_holds_every_trial(tiny):
     _, out, report = tiny
@@ -105,6 +112,7 @@ def test_the_ledger_holds_every_trial(tiny):
     assert [record["job"] for record in records].count("step") == probed + 1
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_the_check_itself_imports_no_heavy_library(tiny):
     done = tiny[0]
@@ -113,6 +121,7 @@ def test_the_check_itself_imports_no_heavy_library(tiny):
     assert not imported & {"torch", "transformers", "optuna", "tomlkit", "typer", "rich"}
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_the_table_is_printed_last_and_places_are_kept_out_of_the_file(tiny):
     done, out, _ = tiny
