@@ -81,7 +81,7 @@ def goes_on(run: Path, link: int) -> Ending:
 
 
 def _words(end: RunExit) -> str:
-    goes_on = f"; goes on from {end.checkpoint}" if end.requeue else ""
+    goes_on = f"; goes on from {end.checkpoint or 'its beginning'}" if end.requeue else ""
     return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{goes_on}"
 
 
