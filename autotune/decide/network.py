@@ -5,6 +5,7 @@ latency and bandwidth, Hockney 1994; buckets, their order and overlap, Li et al.
 3 and 4.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -97,7 +98,8 @@ class Bucket:
     """After which part of backward all of it is there."""
 
 
-def buckets(gradients: Sequence[GradientPart], cap_bytes: int) -> list[Bucket]:
+@functools.lru_cache(maxsize=64)  # the same few, for each of hundreds of numbers of nodes
+def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[Bucket, ...]:
     """As DDP lays them out: in order of readiness, each closed by the gradient that fills it."""
     found, elements = [], 0
     limit = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
@@ -106,7 +108,7 @@ def buckets(gradients: Sequence[GradientPart], cap_bytes: int) -> list[Bucket]:
         if elements * FP32_BYTES >= limit or number == len(gradients) - 1:
             found.append(Bucket(elements=elements, ready_share=part.ready_share))
             elements, limit = 0, cap_bytes
-    return found
+    return tuple(found)
 
 
 def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network) -> StepTime:

@@ -134,15 +134,27 @@ def predict(load: Load, network: Network, exchange: Exchange) -> Predicted | Non
     )
 
 
-def best(load: Load, network: Network, among: Sequence[Exchange]) -> Predicted | None:
-    """The fastest exchange; of those that are as fast, the first."""
+def one_node_rate(load: Load, network: Network, among: Sequence[Exchange]) -> float | None:
+    """Real tokens/s of the fastest exchange on one node, against which efficiency is."""
+    alone = [predict(load, replace(network, nodes=1), exchange) for exchange in among]
+    return max((one.real_tokens_per_s for one in alone if one is not None), default=None)
+
+
+def best(load: Load, network: Network, among: Sequence[Exchange], of_one: float | None = None) -> Predicted | None:
+    """The fastest exchange; of those that are as fast, the first.
+
+    Args:
+        load: What is to be trained.
+        network: With as many nodes as are meant.
+        among: What may be chosen from.
+        of_one: ``one_node_rate``, where it is known already.
+    """
     found = [one for one in (predict(load, network, exchange) for exchange in among) if one is not None]
     if not found:
         return None
     fastest = max(one.real_tokens_per_s for one in found)
     chosen = next(one for one in found if one.real_tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
-    alone = [predict(load, replace(network, nodes=1), exchange) for exchange in among]
-    of_one = max((one.real_tokens_per_s for one in alone if one is not None), default=None)
+    of_one = of_one or one_node_rate(load, network, among)
     if of_one is None:
         return chosen
     bound_s = hidden_bound_s(load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.exchange, network)
@@ -153,26 +165,38 @@ def best(load: Load, network: Network, among: Sequence[Exchange]) -> Predicted |
     )
 
 
-LOOKED_AT_FIRST = 64
+def efficiency_by_nodes(load: Load, network: Network, among: Sequence[Exchange]) -> Callable[[int], float | None]:
+    """Efficiency at so many nodes; None where the batch cannot be dealt to them."""
+    of_one = one_node_rate(load, network, among)
+
+    def efficient(nodes: int) -> float | None:
+        found = best(load, replace(network, nodes=nodes), among, of_one)
+        return None if found is None else found.efficiency
+
+    return efficient
 
 
-def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int) -> int:
+ALWAYS_LOOKED_AT = 64
+LOOKED_AHEAD = 1.3
+"""Of the largest useful number: how far a batch that divides badly may hide a better one."""
+
+
+def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
     """The largest number of nodes that is efficient enough; 1 always is.
 
-    Twice as many are looked at as long as more than half of those before are useful.
+    Efficiency falls with the nodes, and goes up and down where the batch divides badly: one that is useful may follow
+    many that are not. So none is left out, and some are looked at behind the last.
 
     Args:
-        efficient: Efficiency at so many nodes; None where the batch cannot be dealt. It may go up and down where the
-            batch divides badly, so none is left out.
+        efficient: Efficiency at so many nodes; None where the batch cannot be dealt.
         most_nodes: To be considered.
+        known: So many are useful for certain; no fewer are looked at.
     """
-    useful, looked_at = 1, 0
-    while looked_at < most_nodes and useful > looked_at // 2:
-        until = min(most_nodes, max(LOOKED_AT_FIRST, 2 * looked_at))
-        useful = max(
-            (nodes for nodes in range(looked_at + 1, until + 1) if _at_least(efficient(nodes))), default=useful
-        )
-        looked_at = until
+    useful = nodes = known
+    while nodes <= min(most_nodes, max(ALWAYS_LOOKED_AT, LOOKED_AHEAD * useful)):
+        if _at_least(efficient(nodes)):
+            useful = nodes
+        nodes += 1
     return useful
 
 
@@ -182,7 +206,8 @@ def _at_least(efficiency: float | None) -> bool:
 
 def scale(load: Load, network: Network, among: Sequence[Exchange], counts: Iterable[int]) -> list[Predicted]:
     """The best at each of these numbers of nodes, left out where there are more ranks than rows."""
-    found = (best(load, replace(network, nodes=nodes), among) for nodes in counts)
+    of_one = one_node_rate(load, network, among)
+    found = (best(load, replace(network, nodes=nodes), among, of_one) for nodes in counts)
     return [one for one in found if one is not None]
 
 
@@ -194,7 +219,7 @@ class Lever:
     useful_nodes: int
 
 
-def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int) -> list[Lever]:
+def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int, now: int) -> list[Lever]:
     """What lifts the number of useful nodes, each alone; a larger batch is advice, never chosen.
 
     Args:
@@ -202,16 +227,12 @@ def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: 
         network: Its number of nodes does not matter.
         among: What may be chosen from.
         most_nodes: To be considered.
+        now: As many as are useful without any of it.
     """
 
     def useful(of: Load, over: Network, exchanges_: Sequence[Exchange]) -> int:
-        def efficient(nodes: int) -> float | None:
-            found = best(of, replace(over, nodes=nodes), exchanges_)
-            return None if found is None else found.efficiency
+        return useful_nodes(efficiency_by_nodes(of, over, exchanges_), most_nodes, now)
 
-        return useful_nodes(efficient, most_nodes)
-
-    now = useful(load, network, among)
     between = replace(network.between, bytes_per_s=2 * network.between.bytes_per_s)
     found = [
         Lever(change="twice the bandwidth", useful_nodes=useful(load, replace(network, between=between), among)),

@@ -9,7 +9,17 @@ from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Li
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.network import least_tokens_per_rank
-from autotune.decide.scaling import Dealt, Load, Predicted, best, exchanges, levers, scale, useful_nodes
+from autotune.decide.scaling import (
+    Dealt,
+    Load,
+    Predicted,
+    best,
+    efficiency_by_nodes,
+    exchanges,
+    levers,
+    scale,
+    useful_nodes,
+)
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network import MOST_MICRO_BATCHES, NetworkTuning, further_s
 
@@ -125,10 +135,6 @@ def predict_scaling(name: str, known: Known, counts: Sequence[int], samples_per_
     """
     load = known.load
 
-    def efficient(nodes: int) -> float | None:
-        found = best(load, replace(known.network, nodes=nodes), known.exchanges)
-        return None if found is None else found.efficiency
-
     predicted = scale(load, known.network, known.exchanges, counts)
     if not predicted:
         raise BadInput(
@@ -143,12 +149,13 @@ def predict_scaling(name: str, known: Known, counts: Sequence[int], samples_per_
             for end in (known.worse, known.better)
         ]
         rows.append(scaling_row(one, [None if end is None else end.efficiency for end in ends]))
-    lifted = levers(load, known.network, known.exchanges, most)
+    useful = useful_nodes(efficiency_by_nodes(load, known.network, known.exchanges), most)
+    lifted = levers(load, known.network, known.exchanges, most, useful)
     return Scaling(
         name=name,
         global_batch_tokens=round(load.real_tokens),
         rows=tuple(rows),
-        useful_nodes=useful_nodes(efficient, most),
+        useful_nodes=useful,
         levers=tuple(f"{one.change}: {one.useful_nodes} nodes" for one in lifted),
         steps_per_epoch=None if samples_per_epoch is None else samples_per_epoch / load.global_batch_rows,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),

@@ -55,7 +55,7 @@ def test_more_bytes_never_take_less(nodes, size, latency):
 )
 def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
     ready = sorted(share for _, share in parts)
-    gradients = [GradientPart(elements=count, ready_share=at) for (count, _), at in zip(parts, ready, strict=True)]
+    gradients = tuple(GradientPart(elements=count, ready_share=at) for (count, _), at in zip(parts, ready, strict=True))
     found = buckets(gradients, cap_mib * MIB)
     assert sum(bucket.elements for bucket in found) == sum(count for count, _ in parts)
     assert [bucket.ready_share for bucket in found] == sorted(bucket.ready_share for bucket in found)
@@ -63,7 +63,7 @@ def test_buckets_hold_every_gradient_once_and_leave_in_order(parts, cap_mib):
 
 
 def test_only_default_buckets_begin_with_a_small_one():
-    gradients = [GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41)]
+    gradients = tuple(GradientPart(elements=MIB // 4, ready_share=number / 40) for number in range(1, 41))
     assert buckets(gradients, 25 * MIB)[0].elements * 4 == MIB
     assert buckets(gradients, 10 * MIB)[0].elements * 4 == 10 * MIB
 

@@ -72,7 +72,11 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
         return 0.95 if nodes <= last else 0.5
 
     assert useful_nodes(efficient, 8192) == last
-    assert len(asked) == max(asked) <= max(64, 4 * last)
+    assert len(asked) == max(asked) <= max(64, 1.3 * last)
+
+
+def test_a_number_that_divides_the_batch_well_is_found_behind_many_that_do_not():
+    assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
 
 
 def test_what_limits_is_named():
@@ -83,8 +87,10 @@ def test_what_limits_is_named():
 
 
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():
-    found = levers(load(), NETWORK, exchanges(sixteen_bit=False), 200)
+    found = levers(load(), NETWORK, exchanges(sixteen_bit=False), 200, 1)
     assert {"16-bit gradients", "four times the global batch"} <= {one.change for one in found}
     counts = [one.useful_nodes for one in found]
     assert counts == sorted(counts, reverse=True)
-    assert "16-bit gradients" not in {one.change for one in levers(load(), NETWORK, exchanges(sixteen_bit=True), 200)}
+    assert "16-bit gradients" not in {
+        one.change for one in levers(load(), NETWORK, exchanges(sixteen_bit=True), 200, 1)
+    }
