@@ -153,7 +153,7 @@ def test_the_network_of_two_nodes_is_measured_by_a_second_job_on_request(tuned, 
     (second,) = json.loads(tuned.stdout)["then"]
     assert f"job {second['job']}: running on lab[1-2]" in tuned.stderr
     profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
-    assert profile["provenance"]["slurm_job_id"] == second["job"]
+    assert profile["provenance"]["commands"] == ["probe", "workers", "network"]
     found = profile["evidence"]["network"]
     assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
     (link,) = found["links"]
@@ -327,7 +327,7 @@ def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile)
 
 
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
-    """A probe that is followed, as soon as it runs; and its job."""
+    """A probe that is followed, as soon as it says something; and its job."""
     process = subprocess.Popen(
         [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", "--wait"],
         cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -335,7 +335,13 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     assert process.stderr is not None
     for line in process.stderr:
         if ": running on lab" in line:
-            return process, line.split()[1].rstrip(":")
+            number = line.split()[1].rstrip(":")
+            log = work / "reports" / "jobs" / f"probe-tiny-{number}.log"
+            deadline_s = time.monotonic() + 60
+            while not log.is_file() or not log.read_text():  # its step has begun, which takes a moment
+                assert time.monotonic() < deadline_s, lab.logs()
+                time.sleep(0.1)
+            return process, number
     raise AssertionError(lab.logs())
 
 
