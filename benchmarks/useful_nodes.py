@@ -46,6 +46,8 @@ def run(models: Sequence[SimulatedModel] = MODELS, clusters: Sequence[SimulatedC
     return [_case(model, cluster) for model in models for cluster in clusters]
 
 
+STEPS = 1000
+"""Of each measurement: as many as a tuning of a quarter of an hour has."""
 PAPERS_NODES = 316
 """Of the paper's cluster."""
 MANY_GPUS = 16_384
@@ -118,7 +120,7 @@ def _compute(simulator: Simulator, most: int) -> RankCompute:
 
     def single(rows: int) -> list[float]:
         recipe = Recipe(nodes=1, global_tokens=rows * ROW_TOKENS, micro_batches=1)
-        return [one_rank.step_s(recipe, steps=1, exchange=False) for _ in range(200)]
+        return [one_rank.step_s(recipe, steps=1, exchange=False) for _ in range(STEPS)]
 
     at_most, fewer = single(most), single(max(1, most // 4))
     update_s = simulator.model.elements / simulator.cluster.update_elements_per_s  # timed by itself in a step
@@ -141,7 +143,7 @@ def _slowdown(simulator: Simulator, compute: RankCompute, network: Network, most
         nodes=2, global_tokens=rows * ROW_TOKENS * network.ranks, micro_batches=1,
         gradient_dtype="bf16", bucket_cap_bytes=exchange.bucket_cap_bytes,
     )  # fmt: skip
-    seen = statistics.fmean(simulator.step_s(recipe, steps=1) for _ in range(100))
+    seen = statistics.fmean(simulator.step_s(recipe, steps=1) for _ in range(STEPS))
     without = step_time(compute, rows, 1, exchange, network)
     hidden = without.exchange_s - without.exposed_s
     return min(0.5, max(0.0, (seen - without.step_s) / hidden)) if hidden > 0 else 0.0

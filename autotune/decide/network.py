@@ -118,7 +118,7 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: E
     """
     alone = compute.forward_backward_s(rows)
     computed = micro_batches * alone
-    # The mean of the largest of so many (Blom 1958); a step's micro-batches add up before ranks wait for each other.
+    # A step's micro-batches add up before ranks wait for each other.
     late = compute.jitter_share * alone * math.sqrt(micro_batches) * expected_largest(network.ranks)
     if network.ranks == 1:
         exposed = slowdown = travels = 0.0
@@ -185,9 +185,17 @@ def _sharded(
     return exposed, compute.slowdown_share * (travels - exposed), travels
 
 
+@functools.lru_cache
 def expected_largest(ranks: int) -> float:
-    """How many standard deviations above the mean the largest of so many lies, on average."""
-    return 0.0 if ranks == 1 else statistics.NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    """How many standard deviations above the mean the largest of so many lies, on average, if they are normal.
+
+    The integral of 1 - Φⁿ above 0, less that of Φⁿ below, by trapezes: known approximations are 4 % off for two.
+    """
+    cdf = statistics.NormalDist().cdf
+    points = [number / 100 for number in range(901)]
+    above = [1 - cdf(x) ** ranks for x in points]
+    below = [cdf(-x) ** ranks for x in points]
+    return (sum(above) - above[0] / 2 - sum(below) + below[0] / 2) / 100
 
 
 def least_tokens_per_rank(flops_per_s: float, element_bytes: int, bytes_per_s: float) -> float:

@@ -121,7 +121,7 @@ def test_all_wait_for_the_slowest_and_more_ranks_wait_longer():
 
 @pytest.mark.parametrize(("ranks", "expected"), [(2, 0.564), (10, 1.539), (100, 2.508)])
 def test_the_largest_of_normal_numbers_is_as_tables_have_it(ranks, expected):
-    assert expected_largest(ranks) == pytest.approx(expected, rel=0.05)
+    assert expected_largest(ranks) == pytest.approx(expected, rel=1e-3)
 
 
 def test_computing_is_slower_while_something_travels():
