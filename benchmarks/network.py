@@ -212,7 +212,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
         for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
             for one in kept:
-                compute = compute_of(one.around, 0.0)
+                compute = replace(compute_of(one.around, 0.0), slowdown_share=tuning.slowdown_share)
                 time = step_time(compute, ROWS, micro_batches, exchange, tuning.network())
                 steps.append(statistics.median(one.travelled.step_s))
                 withouts.append(statistics.median(one.around.step_s))
@@ -222,7 +222,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
                 {
                     "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches, "exchange": exchange.name,
                     "latency_s": fit.latency_s.value, "bytes_per_s": fit.bytes_per_s.value,
-                    "without_s": statistics.median(withouts),
+                    "without_s": statistics.median(withouts), "slowdown_share": tuning.slowdown_share,
                     "measured_s": middle, "predicted_s": statistics.median(ratios) * middle, "ratios": ratios,
                 }
             )  # fmt: skip

@@ -237,6 +237,8 @@ class ScalingRow(Table):
     """From the intervals of the links."""
     limit: str
     """What costs most beside computing."""
+    limit_share: Share | None = None
+    """Part of the step that it costs; None where that is next to nothing, or where a figure was measured."""
     exposed_share: Share
     """Part of the step that waits for the network."""
     measured: bool

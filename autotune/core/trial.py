@@ -173,6 +173,8 @@ class LinkFigures:
     """Of the first node."""
     interface_bytes_per_s: int | None
     """What it says of itself; None where it says nothing."""
+    slowdown_share: float = 0.0
+    """What computing loses while messages travel, as part of that time."""
 
     @classmethod
     def of(cls, outcome: Measured) -> "LinkFigures":

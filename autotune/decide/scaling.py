@@ -72,23 +72,20 @@ class Predicted:
     bound_efficiency: float | None
     """The same if every micro-batch could hide the exchange: what no strategy can exceed."""
 
-    @property
-    def limit(self) -> "Limit":
-        """What costs most beside computing."""
-        return _limit(self.time)
-
 
 Limit = Literal["computation", "network", "stragglers", "update"]
 
 
-def _limit(time: StepTime) -> Limit:
+def limit_of(time: StepTime) -> tuple[Limit, float | None]:
+    """What costs most beside computing, and which part of the step; computing itself where nothing costs 1 %."""
     losses: dict[Limit, float] = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
         "update": time.update_s,
     }
     worst = max(losses, key=lambda name: losses[name])
-    return worst if losses[worst] > 0.01 * time.step_s else "computation"
+    share = losses[worst] / time.step_s
+    return (worst, min(1.0, share)) if share > 0.01 else ("computation", None)
 
 
 def exchanges(*, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",)) -> tuple[Exchange, ...]:

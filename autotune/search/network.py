@@ -155,6 +155,7 @@ class NetworkTuning:
             if times:
                 self.fits[name] = fit_link(times, members, trees=has_trees(links.backend))
         self.all_reduce_factor = all_reduce_factor(links.all, self.network())
+        self.slowdown_share = links.slowdown_share
         return links
 
     def network(self) -> Network:

@@ -17,6 +17,7 @@ from autotune.decide.scaling import (
     efficiency_by_nodes,
     exchanges,
     levers,
+    limit_of,
     scale,
     useful_nodes,
 )
@@ -295,6 +296,7 @@ def _middle(link: LinkEvidence) -> Link:
 def scaling_row(one: Predicted, ends: Sequence[float | None]) -> ScalingRow:
     """One predicted number of nodes."""
     low, high = ends
+    limit, limit_share = limit_of(one.time)
     return ScalingRow(
         nodes=one.nodes,
         strategy=one.exchange.strategy,
@@ -307,7 +309,8 @@ def scaling_row(one: Predicted, ends: Sequence[float | None]) -> ScalingRow:
         efficiency=one.efficiency or 1.0,
         efficiency_low=low,
         efficiency_high=high,
-        limit=one.limit,
+        limit=limit,
+        limit_share=limit_share,
         exposed_share=min(1.0, one.time.exposed_s / one.time.step_s),
         measured=False,
     )
@@ -381,6 +384,7 @@ def with_measured(predicted: Scaling, measured: Mapping[int, MeasuredStep]) -> S
             "efficiency": rate / (row.nodes * one_node),
             "efficiency_low": None,
             "efficiency_high": None,
+            "limit_share": None,
             "measured": True,
             "added_micro_batches": step.added_micro_batches,
         }

@@ -10,10 +10,10 @@ from autotune.show.tables import text_table
 LINK_HEADERS = ("link", "members", "latency of a hop", "bandwidth each way", "98 % interval", "fit off by at most")
 LINK_ALIGN = "lrrrrr"
 EXCHANGE_HEADERS = (
-    "exchange", "micro-batches", "rows", "step predicted", "step measured", "real tokens/s", "waits", "peak memory",
-    "outcome",
+    "exchange", "micro-batches", "rows", "step predicted", "step measured", "real tokens/s", "computes", "waits",
+    "peak memory", "outcome",
 )  # fmt: skip
-EXCHANGE_ALIGN = "lrrrrrrrl"
+EXCHANGE_ALIGN = "lrrrrrrrrl"
 SCALING_HEADERS = (
     "nodes", "exchange", "micro-batches", "rows", "step", "real tokens/s", "efficiency", "by the links", "limited by",
     "source",
@@ -76,6 +76,7 @@ def exchange_cells(row: ExchangeRow) -> list[str | None]:
         format_seconds(row.predicted_step_s),
         None if row.step_s is None else f"{format_seconds(row.step_s)}{_added(row.added_micro_batches)}",
         format_count(row.real_tokens_per_s),
+        format_share(row.compute_share),
         format_share(row.communication_share),
         format_bytes(row.peak_bytes),
         row.outcome,
@@ -94,7 +95,7 @@ def scaling_cells(row: ScalingRow) -> list[str | None]:
         format_count(row.real_tokens_per_s),
         format_share(row.efficiency),
         None if low is None or high is None else f"{format_share(low)} to {format_share(high)}",
-        row.limit,
+        row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}",
         "predicted" if not row.measured else f"measured{_added(row.added_micro_batches)}",
     ]
 

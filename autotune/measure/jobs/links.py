@@ -14,6 +14,8 @@ from autotune.measure.jobs.carrier import carrier
 from trainer.parallel import Ranks
 
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
+SMALL_PRODUCT_SIZE, SMALL_PRODUCTS, SLOWDOWN_ROUNDS = 256, 50, 5
+MOVED_BYTES = 8 * 2**20
 NEIGHBOUR_BYTES = 4 * 2**20
 
 
@@ -28,7 +30,8 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     Returns:
         ``all``, ``within`` and ``between``: pairs of bytes and seconds of the slowest rank, empty where there is one
         member; ``neighbours_bytes_per_s``: of each node and the next, in order, from the slower of two directions;
-        ``products_flops_per_s`` by rank; ``nodes``, ``ranks_per_node``; what ``carrier`` says.
+        ``products_flops_per_s`` by rank; ``slowdown_share``, what computing loses while a message travels; ``nodes``,
+        ``ranks_per_node``; what ``carrier`` says.
     """
     del place
     nodes = ranks.world_size // ranks.local_world_size
@@ -52,6 +55,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
     return found | {
         "neighbours_bytes_per_s": _neighbours(ranks, nodes) if nodes > 1 else [],
         "products_flops_per_s": ranks.each(_products(ranks)),
+        "slowdown_share": _slowdown(ranks),
         "nodes": nodes,
         "ranks_per_node": ranks.local_world_size,
         **carrier(ranks),
@@ -126,6 +130,41 @@ def _swap(ranks: Ranks, node: int | None) -> None:
     other = node * ranks.local_world_size
     for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, away, other), dist.P2POp(dist.irecv, here, other)]):
         work.wait()
+
+
+def _slowdown(ranks: Ranks) -> float:
+    """Which part of their time ranks lose to moving a message, when they multiply matrices meanwhile; their mean."""
+    if ranks.world_size == 1:
+        return 0.0
+    dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
+    size = 8 * SMALL_PRODUCT_SIZE if ranks.device.type == "cuda" else SMALL_PRODUCT_SIZE
+    left, right = (torch.randn(size, size, device=ranks.device, dtype=dtype) for _ in range(2))
+    message = torch.ones(MOVED_BYTES // 4, device=ranks.device)
+
+    def product() -> None:
+        left @ right
+        if ranks.device.type == "cuda":
+            torch.cuda.current_stream(ranks.device).synchronize()
+
+    product()
+    alone_s, lost = [], []
+    for _ in range(SLOWDOWN_ROUNDS):
+        ranks.sum(0.0)
+        began_s = time.perf_counter()
+        for _ in range(SMALL_PRODUCTS):
+            product()
+        alone_s.append((time.perf_counter() - began_s) / SMALL_PRODUCTS)
+        ranks.sum(0.0)
+        began_s, done = time.perf_counter(), 0
+        moving = dist.all_reduce(message, async_op=True)
+        assert moving is not None
+        while not moving.is_completed():
+            product()
+            done += 1
+        moving.wait()
+        took_s = time.perf_counter() - began_s
+        lost.append(1 - done * alone_s[-1] / took_s)
+    return ranks.sum(min(1.0, max(0.0, statistics.median(lost))))[0] / ranks.world_size
 
 
 def _products(ranks: Ranks) -> float:

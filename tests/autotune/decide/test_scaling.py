@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
-from autotune.decide.scaling import Load, best, exchanges, levers, predict, scale, useful_nodes
+from autotune.decide.scaling import Load, best, exchanges, levers, limit_of, predict, scale, useful_nodes
 
 COMPUTE = RankCompute(
     row_s=0.01,
@@ -81,9 +81,11 @@ def test_a_number_that_divides_the_batch_well_is_found_behind_many_that_do_not()
 
 def test_what_limits_is_named():
     slow = Network(nodes=16, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    assert best(load(), slow, [Exchange()]).limit == "network"
+    limit, share = limit_of(best(load(), slow, [Exchange()]).time)
+    assert limit == "network"
+    assert 0.1 < share <= 1
     alone = Network(nodes=1, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    assert best(load(), alone, [Exchange()]).limit == "computation"
+    assert limit_of(best(load(), alone, [Exchange()]).time) == ("computation", None)
 
 
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():

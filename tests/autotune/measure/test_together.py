@@ -49,6 +49,7 @@ def test_links_are_timed_within_the_node(two_ranks):
     assert all(seconds > 0 for _, seconds in figures.within)
     assert figures.between == ()
     assert len(figures.products_flops_per_s) == 2
+    assert 0 <= figures.slowdown_share <= 1
     assert two_ranks.versions["torch"] == importlib.metadata.version("torch")
 
 

@@ -1,5 +1,6 @@
 """A machine of several nodes whose steps follow from a known network; for tests of tuning."""
 
+from dataclasses import replace
 from typing import Any
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
@@ -35,6 +36,7 @@ class Cluster:
         failing: Strategies whose steps crash.
         refusing: Strategies that do not go together with the recipe.
         fall: What the loss loses over the steps of a trial.
+        slowdown_share: What computing loses while messages travel.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Cluster:
         failing: tuple[str, ...] = (),
         refusing: tuple[str, ...] = (),
         fall: float = 1.0,
+        slowdown_share: float = 0.0,
     ) -> None:
+        self.slowdown_share = slowdown_share
         self.network = Network(nodes=nodes, ranks_per_node=1, between=link, trees=False)
         self.halved_loss, self.failing, self.refusing, self.fall = halved_loss, failing, refusing, fall
         self.trials: list[Trial] = []
@@ -67,7 +71,7 @@ class Cluster:
                 "all": pairs, "within": [], "between": pairs, "nodes": nodes, "ranks_per_node": 1,
                 "neighbours_bytes_per_s": [1.0] * (nodes if nodes > 2 else 1), "products_flops_per_s": [1e9] * nodes,
                 "backend": "gloo", "transport": "TCP sockets (gloo)", "interface": "eth0",
-                "interface_bytes_per_s": None,
+                "interface_bytes_per_s": None, "slowdown_share": self.slowdown_share,
             }
         )  # fmt: skip
 
@@ -85,7 +89,8 @@ class Cluster:
             gradient_dtype=parallel.gradient_dtype,
             bucket_cap_bytes=parallel.bucket_cap_mib * MIB,
         )
-        time = step_time(COMPUTE, rows, micro_batches, exchange, self.network)
+        compute = replace(COMPUTE, slowdown_share=self.slowdown_share)
+        time = step_time(compute, rows, micro_batches, exchange, self.network)
         second = time.step_s if measured["travels"] else micro_batches * COMPUTE.forward_backward_s(rows) + 0.01
         halved = parallel.gradient_dtype != "fp32"
         own = [micro_batches * COMPUTE.forward_backward_s(rows)] * measured["steps"]

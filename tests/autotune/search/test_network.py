@@ -33,6 +33,13 @@ def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path):
             assert one.candidate.predicted_step_s == pytest.approx(one.step_s, rel=0.02)
 
 
+def test_what_computing_loses_meanwhile_is_in_what_is_predicted(tmp_path):
+    tuning = tuned(tmp_path, Cluster(slowdown_share=0.3, link=Link(latency_s=1e-4, bytes_per_s=4e8)))
+    for one in tuning.tried:
+        assert one.candidate.predicted_step_s == pytest.approx(one.step_s, rel=0.02)
+    assert tuning.slowdown_share == pytest.approx(0.3, abs=0.01)  # and found again in the default's steps
+
+
 def test_sixteen_bits_are_chosen_where_the_network_limits_and_the_loss_is_equal(tmp_path):
     tuning = tuned(tmp_path, Cluster())
     chosen, gain = tuning.fastest()

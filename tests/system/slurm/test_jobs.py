@@ -357,7 +357,9 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile
     lab.wait_for(number, "CANCELLED")
 
 
-def test_a_node_that_dies_ends_the_waiting_with_a_clear_error(lab, work, profile):
+def test_a_node_that_dies_ends_the_waiting_with_a_clear_error_and_the_same_command_goes_on(
+    lab, work, autotune, profile
+):
     process, number = waiting(lab, work)
     node = lab.job(number)["NodeList"]
     lab.kill_node(node)
@@ -368,3 +370,9 @@ def test_a_node_that_dies_ends_the_waiting_with_a_clear_error(lab, work, profile
     assert process.returncode == 75, err
     assert f"job {number} lost {node}: the node died" in err
     assert "Run the same command again" in err
+    again = autotune(*PROBE, "--max-rows", "64", "--slurm", "--wait", "--json")
+    assert json.loads(again.stdout)["exit_code"] == 0
+    lines = [line for file in work.glob("reports/tiny-cpu/ledger/*.jsonl") for line in file.read_text().splitlines()]
+    trials = [json.loads(line)["record"] for line in lines]
+    measured = [(one["site"], one["key"]) for one in trials if one.get("outcome", {}).get("kind") == "measured"]
+    assert len(measured) == len(set(measured)) > 1  # what was there was not measured again
