@@ -1,8 +1,9 @@
 """``python -m benchmarks.network [--json FILE]``: what is predicted of training over a network, against what it takes.
 
 - Several hosts (network namespaces, links shaped by ``tc tbf``; needs root) run the trainer's own DDP over gloo, at 1
-  Gbit/s and 200 Mbit/s. Predicted from latency, bandwidth and steps in which no gradient travels, all ranks running;
-  steps with and without travelling gradients take turns, and the median of rounds counts.
+  Gbit/s and 200 Mbit/s. Predicted from latency, bandwidth, what computing loses meanwhile, and steps in which no
+  gradient travels, all ranks running; steps with and without travelling gradients take turns, and the median of rounds
+  counts.
 - What ``autotune network`` chooses against the default, at the same global batch, in real tokens/s.
 - Useful nodes as predicted from two nodes, against brute force over a simulated cluster.
 - Cases of the paper's cluster that follow from arithmetic.
