@@ -129,7 +129,7 @@ Written by `make figures` from `reports/faults.json`; `make soak` runs the loops
 process that it has started, is killed at random moments of its life, several times over, and the command is started
 again until it comes to its end; the result must be byte for byte that of an undisturbed run (of 1 worker), no process
 may be left behind, and nothing half done may ever have its final name. `make test` runs a sample of every loop
-(of the ways to interrupt a training three a day, by the date), and fills a small real disk as well.
+(of the ways to interrupt a training two a day, by the date), and fills a small real disk as well.
 
 | loop | kills | results | byte-identical | time |
 |---|---:|---:|---:|---:|

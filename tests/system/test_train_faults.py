@@ -26,8 +26,8 @@ pytestmark = pytest.mark.system
 
 INTERRUPTIONS = [signal_rank, kill_torchrun, signal_twice, hang, kill_rank, damage]
 TODAY = datetime.now(UTC).toordinal()
-# Three a day, each of them every other day; ``make soak`` has all of them, many times.
-TODAYS = random.Random(TODAY // 2).sample(INTERRUPTIONS, 6)[3 * (TODAY % 2) :][:3]
+# Two a day, each of them every third day; ``make soak`` has all of them, many times.
+TODAYS = random.Random(TODAY // 3).sample(INTERRUPTIONS, 6)[2 * (TODAY % 3) :][:2]
 LOOPS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
     "asked_to_leave_or_torn_away_it_goes_on_and_ends_bit_identical": lambda place: interrupt(
         place, len(TODAYS), TODAY, TODAYS, most_of_a_run=len(TODAYS)

@@ -327,9 +327,13 @@ def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile)
 
 
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
-    """A probe that is followed, as soon as it says something; and its job."""
+    """A probe that is followed, as soon as its step has begun, in which it takes its time; and its job."""
+    wrapper = work / "late.sh"
+    wrapper.write_text('#!/bin/sh\necho begun\nsleep 10\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    (work / "late.toml").write_text(f'command_prefix = "{wrapper}"\n{(work / "site.toml").read_text()}')
     process = subprocess.Popen(
-        [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", "--wait"],
+        [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", "late.toml", "--wait"],
         cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
@@ -338,7 +342,7 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
             number = line.split()[1].rstrip(":")
             log = work / "reports" / "jobs" / f"probe-tiny-{number}.log"
             deadline_s = time.monotonic() + 60
-            while not log.is_file() or not log.read_text():  # its step has begun, which takes a moment
+            while not log.is_file() or not log.read_text():
                 assert time.monotonic() < deadline_s, lab.logs()
                 time.sleep(0.1)
             return process, number
