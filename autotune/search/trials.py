@@ -85,7 +85,7 @@ class TrialRunner:
         if left_s < trial.timeout_s + LEAVING_S:
             raise StartAgain(
                 f"the job ends in {max(0.0, left_s):.0f} s, and the next trial ({label}) may take {trial.timeout_s:g} s"
-                f"; {len(self.finished)} results are in {self.ledger.directory}",
+                f", and leaving {LEAVING_S:g} s; {len(self.finished)} results are in {self.ledger.directory}",
                 next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
                 "job's time.",
             )
