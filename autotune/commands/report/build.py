@@ -1,4 +1,4 @@
-"""``autotune report``: what was found, the evidence, and what to do next."""
+"""``autotune report build``: what was found, the evidence, and what to do next."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,7 @@ from autotune.commands.options import REPORTS, Reports
 if TYPE_CHECKING:
     from autotune.show.report import ReportedProfile
 
-app = typer.Typer(help="Build tuning reports.", no_args_is_help=True)
 
-
-@app.callback()
-def _report() -> None:
-    """Build tuning reports."""
-
-
-@app.command()
 def build(
     *,
     profile: Annotated[list[Path], typer.Argument(help="Profiles; several make one report.")],

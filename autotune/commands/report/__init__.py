@@ -1,0 +1,15 @@
+"""``autotune report``: build tuning reports, compare them, sign them off."""
+
+import typer
+
+from autotune.commands.report.build import build
+
+app = typer.Typer(help="Build tuning reports.", no_args_is_help=True)
+
+
+@app.callback()
+def _report() -> None:
+    """Build tuning reports."""
+
+
+app.command("build")(build)

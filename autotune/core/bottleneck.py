@@ -1,0 +1,53 @@
+"""What limits a step: the parts of its time, and the one that costs most beside computing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Cause = Literal["input", "padding", "network", "straggler", "host", "memory", "update", "computation"]
+"""What a part of a step's time goes into.
+
+``input``: devices wait for the loader. ``padding``: places that hold nothing are computed. ``network``: ranks wait for
+gradients. ``straggler``: all wait for the slowest rank. ``host``: the device waits for the program to hand it work
+(launches, Python, transfers and logging between steps). ``memory``: kernels wait for the device's memory.
+``update``: clipping and the optimizer. ``computation``: what is left, forward and backward of real tokens.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a step's time."""
+
+    cause: Cause
+    share: float
+    """Of the step, 0 to 1; all parts of a step add up to 1."""
+    low: float | None = None
+    high: float | None = None
+    """95 % confidence bounds; None where too few steps show a spread."""
+    source: str = ""
+    """What it was read from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Where a step's time goes, and what limits it."""
+
+    limit: Cause
+    """The part that costs most beside computing, or ``computation`` where none costs enough to matter."""
+    decided: bool
+    """Whether the interval of the limit lies clear of what would name another one."""
+    parts: tuple[Part, ...]
+    """Largest first."""
+    steps: int
+    """So many were looked at."""
+    source: str
+    """Which run or which measurement."""
+    mfu: float | None = None
+    """Model FLOP/s of the device's dense peak; None where the peak is not known."""
+    mfu_low: float | None = None
+    mfu_high: float | None = None
+    untold: tuple[str, ...] = ()
+    """What could not be told from these figures, and what would tell it."""
+
+    def part(self, cause: Cause) -> Part | None:
+        """The part of a cause; None where it could not be told."""
+        return next((one for one in self.parts if one.cause == cause), None)
