@@ -284,9 +284,39 @@ class NetworkEvidence(Table):
     seconds: NonNegativeFloat
 
 
+class RecipeRow(Table):
+    """One way to train the same model on the same data, by the same trainer."""
+
+    name: Literal["paper-style", "default", "tuned"]
+    differences: list[str]
+    """From the tuned settings, as ``key: theirs instead of tuned``."""
+    real_tokens_per_s: list[Annotated[float, Field(gt=0)]]
+    """One figure per window, of all local ranks; empty where it did not run."""
+    ratio_to_tuned: Annotated[float, Field(gt=0)] | None = None
+    """Windows of the same round against each other; None where it did not run."""
+    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    """95 % confidence bounds; None where too few windows show a spread."""
+    ratio_high: Annotated[float, Field(gt=0)] | None = None
+    data_wait_share: Share | None = None
+    """Median."""
+    outcome: str
+    """What became of it: ``ran``, or why it did not."""
+
+
+class BaselineEvidence(Table):
+    """What the tuned settings are worth: the same training as others would set it up."""
+
+    rows: list[RecipeRow]
+    local_ranks: Positive
+    window_s: Annotated[float, Field(gt=0)]
+    windows: Positive
+    seconds: NonNegativeFloat
+
+
 class Evidence(Table):
     """What was measured; a missing part was not."""
 
     probe: ProbeEvidence | None = None
     workers: WorkersEvidence | None = None
     network: NetworkEvidence | None = None
+    baseline: BaselineEvidence | None = None
