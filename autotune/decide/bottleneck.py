@@ -1,0 +1,255 @@
+"""Where the time of a step goes, and what limits it: from a run's rows, or from what tuning measured. Pure.
+
+A part is told only from figures that show it. Rows of a run hold waiting, computing and updating; what kernels did
+inside of computing only a GPU's counters tell, which tuning reads while steps are fed from memory.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autotune.core.bottleneck import Bottleneck, Cause, Part
+from autotune.core.evidence import GpuUse, WorkersRow
+from autotune.core.profile import Profile
+from autotune.decide.statistics import t_quantile
+from trainer.record import Run, StepRow
+
+MATTERS_SHARE = 0.10
+"""A part below this limits nothing: computing does."""
+CONFIDENCE = 0.95
+MOST_BLOCKS = 20
+LEAST_BLOCKS = 4
+"""Neighbouring steps are alike, so spread is told from blocks of them; fewer blocks show none."""
+STRAGGLER_RATIO = 1.05
+"""A rank that takes so much longer than the median holds the others up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What the GPUs' counters said while steps were fed from memory; shares of time, 0 to 1."""
+
+    busy_share: float | None = None
+    """Multiprocessors that had work."""
+    tensor_share: float | None = None
+    """Matrix units that were in use."""
+    memory_share: float | None = None
+    """Of the memory's bandwidth."""
+    source: str
+
+
+def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
+    """What limited a run; None before it took two logged steps.
+
+    Args:
+        run: The first row is left out: it pays for what is made once.
+        counters: Of the same model and settings, from tuning.
+    """
+    rows = run.steps[1:]
+    if not rows:
+        return None
+    source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
+    return bottleneck_of_rows(rows, source=source, world_size=run.header.world_size, counters=counters)
+
+
+def bottleneck_of_rows(
+    rows: Sequence[StepRow], *, source: str, world_size: int, counters: Counters | None = None
+) -> Bottleneck:
+    """What limits these steps.
+
+    Args:
+        rows: At least one.
+        source: Where they come from, for people.
+        world_size: Ranks that took them.
+        counters: Of the device; without, waiting for its memory cannot be told from computing.
+    """
+    seconds: dict[Cause, Callable[[StepRow], float]] = {
+        "input": lambda row: row.data_wait_s,
+        "straggler": straggling_s,
+        "network": lambda row: max(0.0, (row.communication_s or 0.0) - _others_straggle_s(row)),
+        "update": lambda row: row.optimizer_s,
+        "padding": lambda row: (1 - row.packing_efficiency) * _own_compute_s(row),
+        "host": _between_s,
+    }
+    parts = [_part(rows, cause, of, source) for cause, of in seconds.items()]
+    untold = []
+    if world_size > 1 and any(row.communication_s is None for row in rows):
+        untold.append("waiting for gradients: this strategy does not let it be told from computing")
+    if counters is not None:
+        parts = _with_counters(parts, counters)
+    elif any(row.mfu is not None for row in rows):
+        untold.append("waiting for launches or for the device's memory, inside of computing: autotune workers tells it")
+    return _weighed(parts, rows, source, tuple(untold))
+
+
+def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
+    """What limited training when it was tuned; None where no loader workers were counted."""
+    workers, probe = profile.evidence.workers, profile.evidence.probe
+    row = None if workers is None else _row_of(workers.rows, profile.train.data.loader_workers)
+    if workers is None or row is None:
+        return None
+    source = f"windows of training with {row.loader_workers} loader workers"
+    shares: dict[Cause, float] = {"input": row.data_wait_share}
+    fed = 1 - row.data_wait_share
+    if probe is not None:
+        shares["padding"] = fed * (1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens))
+    untold = []
+    network = profile.evidence.network
+    if network is not None and network.compute is not None:
+        waiting = _exchange_share(profile)
+        if waiting is not None:
+            shares["network"] = fed * waiting
+    elif workers.local_ranks > 1:
+        untold.append("waiting for gradients: autotune network tells it")
+    parts = [Part(cause=cause, share=share, source=source) for cause, share in shares.items()]
+    counters = counters_of(row.gpu, source)
+    if counters is not None:
+        parts = _with_counters(parts, counters)
+    elif profile.train.device == "cuda":
+        untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
+    parts.append(Part(cause="computation", share=max(0.0, 1 - sum(one.share for one in parts)), source=source))
+    parts.sort(key=lambda one: -one.share)
+    limit = _limit(parts)
+    return Bottleneck(
+        limit=limit,
+        decided=_decided(parts, limit),
+        parts=tuple(parts),
+        steps=len(row.slot_tokens_per_s),
+        source=source,
+        untold=tuple(untold),
+    )
+
+
+def counters_of(gpu: GpuUse | None, source: str) -> Counters | None:
+    """The counters of a window; None where the GPU gave none."""
+    if gpu is None or gpu.gpm_sm_share is None:
+        return None
+    return Counters(
+        busy_share=gpu.gpm_sm_share,
+        tensor_share=gpu.gpm_tensor_share,
+        memory_share=gpu.gpm_dram_share,
+        source=f"hardware counters, {source}",
+    )
+
+
+def counters_of_profile(profile: Profile) -> Counters | None:
+    """The counters of the chosen number of loader workers."""
+    workers = profile.evidence.workers
+    row = None if workers is None else _row_of(workers.rows, workers.chosen)
+    return None if row is None else counters_of(row.gpu, f"tuning with {row.loader_workers} loader workers")
+
+
+def straggling_s(row: StepRow) -> float:
+    """What a step waits because one rank computes longer than the median one."""
+    ratio = row.slowest_rank_ratio
+    if ratio is None or ratio < STRAGGLER_RATIO:
+        return 0.0
+    if row.slowest_rank == 0:  # it is this rank's own computing that is long
+        return row.compute_s * (1 - 1 / ratio)
+    return _others_straggle_s(row)
+
+
+def _others_straggle_s(row: StepRow) -> float:
+    """Part of the wait for gradients in which another rank still computes."""
+    ratio = row.slowest_rank_ratio
+    if ratio is None or ratio < STRAGGLER_RATIO or row.slowest_rank in (None, 0):
+        return 0.0
+    return min(row.communication_s or 0.0, (ratio - 1) * row.compute_s)
+
+
+def _own_compute_s(row: StepRow) -> float:
+    """Computing, without what only a slow rank 0 adds."""
+    return row.compute_s - (straggling_s(row) if row.slowest_rank == 0 else 0.0)
+
+
+def _between_s(row: StepRow) -> float:
+    """Of a step that is neither waiting nor computing nor updating: the program's own doings between steps."""
+    told = row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s
+    return max(0.0, row.step_s - told)
+
+
+def _part(rows: Sequence[StepRow], cause: Cause, seconds: Callable[[StepRow], float], source: str) -> Part:
+    """A cause's part of all steps, with the spread of blocks of neighbouring ones."""
+    share = sum(map(seconds, rows)) / sum(row.step_s for row in rows)
+    low = high = None
+    count = min(MOST_BLOCKS, len(rows) // 2)
+    if count >= LEAST_BLOCKS:
+        edges = [round(number * len(rows) / count) for number in range(count + 1)]
+        blocks = [rows[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        found = [sum(map(seconds, block)) / sum(row.step_s for row in block) for block in blocks]
+        half = t_quantile(CONFIDENCE, count - 1) * statistics.stdev(found) / math.sqrt(count)
+        low, high = max(0.0, share - half), min(1.0, share + half)
+    return Part(cause=cause, share=share, low=low, high=high, source=source)
+
+
+def _with_counters(parts: Sequence[Part], counters: Counters) -> list[Part]:
+    """With what counters tell of the time in which devices compute.
+
+    Multiprocessors without work in a step that is fed wait for launches. Memory traffic beyond what matrix units do
+    meanwhile is the least time in which kernels waited for memory, as a kernel at full bandwidth counts fully.
+    """
+    found = {one.cause: one for one in parts}
+    computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
+    if counters.busy_share is not None:
+        idle = computing * (1 - counters.busy_share)
+        before = found.get("host")
+        found["host"] = Part(cause="host", share=idle + (before.share if before else 0.0), source=counters.source)
+        computing -= idle
+    if counters.memory_share is not None and counters.tensor_share is not None:
+        waits = computing * max(0.0, counters.memory_share - counters.tensor_share)
+        found["memory"] = Part(cause="memory", share=waits, source=counters.source)
+    return list(found.values())
+
+
+def _weighed(parts: list[Part], rows: Sequence[StepRow], source: str, untold: tuple[str, ...]) -> Bottleneck:
+    rest = max(0.0, 1 - sum(one.share for one in parts))
+    every = sorted([*parts, Part(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
+    limit = _limit(every)
+    mfu = [row.mfu for row in rows if row.mfu is not None]
+    half = None
+    if len(mfu) > LEAST_BLOCKS:
+        half = t_quantile(CONFIDENCE, len(mfu) - 1) * statistics.stdev(mfu) / math.sqrt(len(mfu))
+    mean = statistics.fmean(mfu) if mfu else None
+    return Bottleneck(
+        limit=limit,
+        decided=_decided(every, limit),
+        parts=tuple(every),
+        steps=len(rows),
+        source=source,
+        mfu=mean,
+        mfu_low=None if mean is None or half is None else max(0.0, mean - half),
+        mfu_high=None if mean is None or half is None else mean + half,
+        untold=untold,
+    )
+
+
+def _limit(parts: Sequence[Part]) -> Cause:
+    losses = [one for one in parts if one.cause != "computation" and one.share >= MATTERS_SHARE]
+    return max(losses, key=lambda one: one.share).cause if losses else "computation"
+
+
+def _decided(parts: Sequence[Part], limit: Cause) -> bool:
+    """Whether the interval of the limit lies clear of the threshold, and above all other losses."""
+    losses = [one for one in parts if one.cause not in ("computation", limit)]
+    highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
+    if limit == "computation":
+        return highest < MATTERS_SHARE
+    own = next(one for one in parts if one.cause == limit)
+    low = own.share if own.low is None else own.low
+    return low >= MATTERS_SHARE and low > max((one.share for one in losses), default=0.0)
+
+
+def _row_of(rows: Sequence[WorkersRow], count: int) -> WorkersRow | None:
+    return next((row for row in rows if row.loader_workers == count), None)
+
+
+def _exchange_share(profile: Profile) -> float | None:
+    """Part of a measured step in which ranks wait for gradients, exchanged as the profile says."""
+    network, parallel = profile.evidence.network, profile.train.parallel
+    for row in network.exchanges if network is not None else ():
+        same = (row.strategy, row.gradient_dtype, row.bucket_cap_mib) == (
+            parallel.strategy, parallel.gradient_dtype, parallel.bucket_cap_mib,
+        )  # fmt: skip
+        if same and row.communication_share is not None:
+            return row.communication_share
+    return None

@@ -1,0 +1,142 @@
+"""Simulated records of steps with one known cause of loss, on which the judgement of what limits a run is held.
+
+What they are was settled before the rule that they judge. A step computes, waits for its loader, waits for gradients,
+updates, and spends a little between steps; one of these is drawn large, the others small as they are everywhere. What a
+record reads is that, times what machines do to figures: noise that lasts for several steps, steps that something held
+up, checkpoints, and a first step that pays for what is made once.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+from autotune.core.bottleneck import Cause
+from autotune.decide.bottleneck import Counters
+from trainer.record import StepRow
+
+CAUSES: tuple[Cause, ...] = ("computation", "input", "padding", "network", "straggler", "host", "memory", "update")
+LOSS_SHARE = (0.13, 0.7)
+"""What the cause takes of the step; a third of the steps of a limit that barely matters are no test of anything."""
+BACKGROUND_SHARE = (0.0, 0.05)
+"""What each other one takes, but for the update of a computing step, which is always there."""
+UPDATE_SHARE = (0.005, 0.06)
+NOISE, PERSISTENCE = (0.01, 0.12), (0.0, 0.8)
+"""Relative standard deviation of a step's parts, and how much of it the next step keeps."""
+HELD_UP_PROBABILITY, HELD_UP_RATIO = 0.02, (1.2, 3.0)
+STEPS = (12, 200)
+RANKS = (1, 2, 8, 256)
+PACKING = (0.955, 0.999)
+"""How full packed rows are."""
+MFU = (0.18, 0.6)
+MEMORY_OVER_TENSOR = (0.25, 0.75)
+"""How far memory's share lies above that of the matrix units where kernels wait for memory; else it lies below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A record and what is true of it."""
+
+    cause: Cause
+    world_size: int
+    rows: tuple[StepRow, ...]
+    counters: Counters | None
+
+
+def simulated_run(seed: int) -> SimulatedRun:
+    """One run; causes take turns."""
+    draw = random.Random(seed)
+    cause = CAUSES[seed % len(CAUSES)]
+    world = draw.choice(RANKS[1:] if cause in ("network", "straggler") else RANKS)
+    loss = draw.uniform(*LOSS_SHARE)
+    shares = {one: draw.uniform(*BACKGROUND_SHARE) for one in ("input", "network", "host")}
+    shares["update"] = draw.uniform(*UPDATE_SHARE)
+    if world == 1:
+        shares["network"] = 0.0
+    straggle = 0.0
+    full = draw.uniform(*PACKING)
+    on_gpu = cause == "memory" or draw.random() < 0.6
+    busy = draw.uniform(0.95, 1.0)
+    if cause in ("input", "network", "update"):
+        shares[cause] = loss
+    elif cause == "host":
+        split = draw.random() if on_gpu else 0.0  # seen as gaps inside of computing, or between steps
+        shares["host"] = loss * (1 - split)
+    elif cause == "straggler":
+        straggle = loss
+    computing = max(0.02, 1 - sum(shares.values()) - straggle)
+    if cause == "host" and on_gpu:
+        busy = max(0.05, 1 - loss * split / computing)
+    if cause == "padding":
+        full = max(0.2, 1 - loss / computing)
+    counters = _counters(draw, cause, loss / (computing * busy), busy) if on_gpu else None
+    rows = _rows(draw, shares, computing, straggle, full, world, on_gpu)
+    return SimulatedRun(cause=cause, world_size=world, rows=rows, counters=counters)
+
+
+def _counters(draw: random.Random, cause: Cause, waiting: float, busy: float) -> Counters:
+    tensor = draw.uniform(0.1, 0.5)
+    if cause == "memory":
+        tensor = min(tensor, max(0.05, 0.98 - waiting))
+        memory = min(0.99, tensor + waiting)
+    else:
+        memory = draw.uniform(0.5, 1.0) * tensor
+    return Counters(busy_share=busy, tensor_share=tensor, memory_share=memory, source="simulated counters")
+
+
+def _rows(
+    draw: random.Random,
+    shares: dict[str, float],
+    computing: float,
+    straggle: float,
+    full: float,
+    world: int,
+    on_gpu: bool,
+) -> tuple[StepRow, ...]:
+    step_s = math.exp(draw.uniform(math.log(0.05), math.log(8.0)))
+    noise, keeps = draw.uniform(*NOISE), draw.uniform(*PERSISTENCE)
+    slow_rank = draw.randrange(world)
+    mfu = draw.uniform(*MFU) * computing if on_gpu else None
+    state = dict.fromkeys((*shares, "computing", "straggle"), 0.0)
+    rows = []
+    for number in range(1, draw.randint(*STEPS) + 1):
+        for name in state:
+            state[name] = keeps * state[name] + math.sqrt(1 - keeps**2) * draw.gauss(0, noise)
+        held = draw.uniform(*HELD_UP_RATIO) if draw.random() < HELD_UP_PROBABILITY else 1.0
+        first = 4.0 if number == 1 else 1.0
+        parts = {name: step_s * share * math.exp(state[name]) for name, share in shares.items()}
+        parts["host"] *= held
+        compute_s = step_s * computing * math.exp(state["computing"]) * first
+        waits_s = step_s * straggle * math.exp(state["straggle"])
+        own_s = compute_s + (waits_s if slow_rank == 0 else 0.0)
+        others_s = 0.0 if slow_rank == 0 else waits_s
+        ratio = 1 + waits_s / compute_s if straggle else 1 + abs(draw.gauss(0, 0.01))
+        whole_s = sum(parts.values()) + own_s + others_s
+        rows.append(
+            _row(number, whole_s, parts, own_s, others_s, full, world, mfu, (slow_rank, ratio) if world > 1 else None)
+        )
+    return tuple(rows)
+
+
+def _row(
+    number: int,
+    step_s: float,
+    parts: dict[str, float],
+    compute_s: float,
+    others_s: float,
+    full: float,
+    world: int,
+    mfu: float | None,
+    slowest: tuple[int, float] | None,
+) -> StepRow:
+    slots = 65_536 * world
+    real = round(slots * full)
+    return StepRow(
+        step=number, loss=5.0, grad_norm=1.0, learning_rate=1e-4, step_s=step_s, data_wait_s=parts["input"],
+        compute_s=compute_s, communication_s=parts["network"] + others_s, optimizer_s=parts["update"],
+        real_tokens=real, slot_tokens=slots, packing_efficiency=real / slots, real_tokens_per_s=real / step_s,
+        real_tokens_per_s_per_rank=real / step_s / world, slot_tokens_per_s=slots / step_s,
+        slot_tokens_per_s_per_rank=slots / step_s / world, model_flops_per_s_per_rank=(mfu or 0.1) * 1e15, mfu=mfu,
+        mfu_6n=mfu, peak_memory_bytes=2**33, gradient_noise_scale_tokens=None, head_overflows=0, recompilations=0,
+        skipped_steps=0, slowest_rank=None if slowest is None else slowest[0],
+        slowest_rank_ratio=None if slowest is None else slowest[1],
+    )  # fmt: skip
