@@ -87,6 +87,8 @@ class SiteFile(Table):
     """A directory on every node's own disk, such as ``/local`` or ``$TMPDIR``."""
     numa_binding: bool = True
     """Whether each rank is bound to the processors that are near its GPU."""
+    require_approved: bool = False
+    """Whether jobs train only from profiles that somebody has approved, whatever is asked for."""
     slurm: SlurmSettings = SlurmSettings()
     network: NetworkSettings = NetworkSettings()
     templates: Templates = Templates()

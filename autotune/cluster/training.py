@@ -47,6 +47,8 @@ class TrainRequest:
     code_sha256: str
     directory: Path
     """Where relative paths begin."""
+    reviews: Path | None = None
+    """Where the job finds at each of its starts whether the profile is approved; None where it need not be."""
 
 
 def default_ranks(profile: Profile) -> int:
@@ -161,4 +163,6 @@ def _memory_mib(profile: Profile, usual_mib: int) -> int:
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:
     words = ["launch", "preflight", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
-    return [*words, "--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
+    words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
+    # Asked again by the job: it may wait for days, in which somebody edits the profile or takes the approval back.
+    return words if request.reviews is None else [*words, "--require-approved", "--reports", str(request.reviews)]

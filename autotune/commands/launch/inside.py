@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.options import REPORTS, Reports
+
 Interface = Annotated[str | None, typer.Option(help="Network interface. Default: the one of the node's name.")]
 
 
@@ -18,15 +20,22 @@ def preflight(
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of this node.")],
     cpus: Annotated[int, typer.Option(min=1, help="Processors that the job asked for.")],
     code: Annotated[str, typer.Option(help="Hash of the trainer's sources where the job was submitted.")],
+    require_approved: Annotated[
+        bool, typer.Option("--require-approved", help="Whether somebody must have approved the profile as it is now.")
+    ] = False,
+    reports: Reports = REPORTS,
 ) -> None:
     """Hold this node against the profile, the submitting machine's code, and the dataset."""
     from autotune.cluster.preflight import Expected, describe, problems_of
     from autotune.errors import ProfileRefused
     from autotune.measure.host import SystemHost
     from autotune.measure.nvml import NvmlMonitor
+    from autotune.search import reviews
     from autotune.search.node import look_at_node
     from autotune.search.profiles import read_profile
 
+    if require_approved:
+        reviews.require_approved(profile, reports)
     stored = read_profile(profile).profile
     monitor = NvmlMonitor()
     try:

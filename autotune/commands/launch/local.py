@@ -9,11 +9,13 @@ import typer
 from autotune.commands.launch.training import (
     DataOption,
     ProfileOption,
+    RequireApproved,
     RunOption,
     SetOption,
     how_to_bind,
     train_request,
 )
+from autotune.commands.options import REPORTS, Reports
 
 
 def local(
@@ -25,6 +27,8 @@ def local(
         int | None, typer.Option(min=1, help="Processes. Default: one for each GPU of the profile; as probed on a CPU.")
     ] = None,
     assignments: SetOption = None,
+    require_approved: RequireApproved = False,
+    reports: Reports = REPORTS,
 ) -> None:
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
     from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
@@ -33,7 +37,8 @@ def local(
     from autotune.cluster.training import term_lead_s, trainer_arguments
     from trainer.record import EXIT_FILE
 
-    request = train_request(profile, data, out, assignments, python=sys.executable, ranks=ranks)
+    reviews = reports if require_approved else None
+    request = train_request(profile, data, out, assignments, python=sys.executable, ranks=ranks, reviews=reviews)
     binds = request.config.device == "cuda" and bool(how_to_bind()[0])
     command = torchrun_command(
         request.python,

@@ -12,12 +12,13 @@ import typer
 from autotune.commands.launch.training import (
     DataOption,
     ProfileOption,
+    RequireApproved,
     RunOption,
     SetOption,
     installed_torch,
     train_request,
 )
-from autotune.commands.options import AsJson
+from autotune.commands.options import REPORTS, AsJson, Reports
 
 if TYPE_CHECKING:
     from autotune.cluster.batch import TrainJob
@@ -45,6 +46,8 @@ def slurm(
     submit: Annotated[bool, typer.Option("--submit", help="Submit the script, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and do nothing.")] = False,
     assignments: SetOption = None,
+    require_approved: RequireApproved = False,
+    reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
     """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
@@ -74,6 +77,7 @@ def slurm(
         chain=chain,
         time=time,
         torch_of_profile=elsewhere or installed_torch() is None,
+        reviews=reports if require_approved or cluster.require_approved else None,
     )
     job = training_job(request, cluster)
     script = train_script(job, cluster, read_template("train", cluster, site_path))

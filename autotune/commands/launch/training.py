@@ -21,6 +21,10 @@ RunOption = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
 ]
+RequireApproved = Annotated[
+    bool,
+    typer.Option("--require-approved", help="Train only if the profile was approved as it is: autotune report review."),
+]
 
 
 def how_to_bind() -> tuple[str, str]:
@@ -59,10 +63,12 @@ def train_request(
     chain: int = 1,
     time: str | None = None,
     torch_of_profile: bool = False,
+    reviews: Path | None = None,
 ) -> "TrainRequest":
     """Read the profile and look at the dataset before anything is started.
 
     ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
+    ``reviews`` is where an approval of just these settings has to lie; None where none is needed.
 
     Raises:
         TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
@@ -70,6 +76,7 @@ def train_request(
     from autotune.cluster.training import TrainRequest, default_ranks
     from autotune.errors import MachineLacks, ProfileRefused
     from autotune.search.profiles import read_profile
+    from autotune.search.reviews import require_approved
     from trainer.dataset import read_manifest
     from trainer.resolve import resolve
     from trainer.sources import code_sha256
@@ -77,6 +84,14 @@ def train_request(
 
     stored = read_profile(profile).profile
     resolved = resolve(profile, assignments=assignments or [], data=data)
+    if reviews is not None:
+        require_approved(profile, reviews)
+        if resolved.config != stored.train:
+            overrides = " ".join(f"--set {one}" for one in assignments or [])
+            raise ProfileRefused(
+                f"{overrides!r} makes of {profile} what nobody has approved",
+                next_step="Write it into the profile, and have that reviewed; or leave it out.",
+            )
     there = read_manifest(resolved.data_dir).dataset_hash
     if there != stored.fingerprint.dataset_hash:
         raise ProfileRefused(
@@ -103,4 +118,5 @@ def train_request(
         torch_version=torch_version,
         code_sha256=code_sha256(),
         directory=Path.cwd(),
+        reviews=reviews,
     )

@@ -3,6 +3,7 @@
 import typer
 
 from autotune.commands.report.build import build
+from autotune.commands.report.review import review
 
 app = typer.Typer(help="Build tuning reports.", no_args_is_help=True)
 
@@ -13,3 +14,4 @@ def _report() -> None:
 
 
 app.command("build")(build)
+app.command("review")(review)

@@ -52,3 +52,15 @@ def test_the_scripts_own_commands_are_not_in_the_way_of_people(capsys):
     assert "status" in out
     assert "preflight" not in out
     assert "ended" not in out
+
+
+def test_a_profile_that_was_edited_while_its_job_waited_is_refused_on_the_node(preflight, capsys, tmp_path):
+    profile, reports = tmp_path / "p.toml", str(tmp_path / "reports")
+    preflight += ["--require-approved", "--reports", reports]
+    assert run(preflight) == 6
+    assert "nobody has reviewed" in capsys.readouterr().err
+    assert run(["report", "review", str(profile), "--approve", "--by", "Ann", "--reports", reports]) == 0
+    assert run(preflight) == 0
+    profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    assert run(preflight) == 6
+    assert "not approved any more" in capsys.readouterr().err

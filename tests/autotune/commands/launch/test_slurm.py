@@ -118,3 +118,54 @@ def test_another_dataset_is_refused(here, capsys):
     (here / "p.toml").write_text(text.replace(read_manifest(here / "data").dataset_hash, "0" * 64))
     assert run(LAUNCH) == 6
     assert "is not the dataset of the profile" in capsys.readouterr().err
+
+
+APPROVE = ["report", "review", "p.toml", "--approve", "--by", "Ann"]
+
+
+def test_without_an_approval_nothing_is_written_where_one_is_required(here, capsys):
+    assert run([*LAUNCH, "--require-approved"]) == 6
+    err = capsys.readouterr().err
+    assert "nobody has reviewed" in err
+    assert "autotune report review p.toml --approve" in err
+    assert not (here / "runs").exists()
+
+
+def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, capsys):
+    assert run(APPROVE) == 0
+    assert run([*LAUNCH, "--require-approved", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    preflight = script[script.index(" launch preflight") :].split("\n\n")[0]
+    assert "--require-approved" in preflight
+    assert "--reports reports" in preflight
+
+
+def test_an_edited_or_rejected_profile_is_refused(here, capsys):
+    assert run(APPROVE) == 0
+    text = (here / "p.toml").read_text()
+    (here / "p.toml").write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    assert run([*LAUNCH, "--require-approved"]) == 6
+    assert "not approved any more" in capsys.readouterr().err
+    assert run(["report", "review", "p.toml", "--reject", "--by", "Bob"]) == 0
+    assert run([*LAUNCH, "--require-approved"]) == 6
+    assert "rejected by 'Bob'" in capsys.readouterr().err
+
+
+def test_settings_of_the_command_line_are_not_what_was_approved(here, capsys):
+    assert run(APPROVE) == 0
+    assert run([*LAUNCH, "--require-approved", "--set", "train.max_steps=7"]) == 6
+    assert "train.max_steps=7" in capsys.readouterr().err
+    assert run([*LAUNCH, "--require-approved", "--set", "train.micro_batch_rows=2", "--dry-run"]) == 0  # as it says
+
+
+def test_a_site_may_require_approvals_of_all(here, capsys):
+    (here / "site.toml").write_text("require_approved = true\n")
+    assert run(LAUNCH) == 6
+    assert run(APPROVE) == 0
+    assert run([*LAUNCH, "--dry-run"]) == 0
+    assert "--require-approved" in capsys.readouterr().out
+
+
+def test_launching_here_asks_too(here, capsys):
+    assert run(["launch", "local", *LAUNCH[2:], "--require-approved"]) == 6
+    assert "nobody has reviewed" in capsys.readouterr().err

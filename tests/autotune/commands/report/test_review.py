@@ -1,0 +1,171 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from tests.autotune.profiles import example_profile
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.toml").write_text(profile_to_toml(example_profile()))
+    return tmp_path
+
+
+REVIEW = ["report", "review", "p.toml"]
+APPROVE = [*REVIEW, "--approve", "--by", "Ann"]
+
+
+def _edit(here):
+    text = (here / "p.toml").read_text()
+    assert "micro_batch_rows = 2" in text
+    (here / "p.toml").write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+
+
+def _state(capsys) -> str:
+    capsys.readouterr()
+    assert run([*REVIEW, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["state"]
+
+
+def test_nobody_has_reviewed_a_new_profile(here, capsys):
+    assert run(REVIEW) == 0
+    assert "standing: not reviewed" in capsys.readouterr().out
+    assert not (here / "reports").exists()
+
+
+def test_an_approval_is_kept_beside_the_report_and_shown(here, capsys):
+    assert run([*APPROVE, "--note", "fits the H100s"]) == 0
+    out = capsys.readouterr().out
+    assert "approved by Ann at 20" in out
+    assert "fits the H100s" in out
+    kept = json.loads((here / "reports" / "p" / "review.json").read_text())["reviews"]
+    assert [(one["verdict"], one["by"], one["note"]) for one in kept] == [("approved", "Ann", "fits the H100s")]
+
+
+def test_editing_the_profile_voids_the_approval_and_undoing_restores_it(here, capsys):
+    before = (here / "p.toml").read_text()
+    assert run(APPROVE) == 0
+    _edit(here)
+    assert _state(capsys) == "voided"
+    assert run(REVIEW) == 0
+    assert "the profile was edited since" in capsys.readouterr().out
+    (here / "p.toml").write_text(before)
+    assert _state(capsys) == "approved"
+
+
+def test_a_comment_is_no_edit(here, capsys):
+    assert run(APPROVE) == 0
+    with (here / "p.toml").open("a") as file:
+        file.write("# read twice\n")
+    assert _state(capsys) == "approved"
+
+
+def test_changing_only_the_recorded_hash_does_not_make_an_edited_profile_whole(here, capsys):
+    assert run(APPROVE) == 0
+    _edit(here)
+    text = (here / "p.toml").read_text().splitlines()
+    (here / "p.toml").write_text("\n".join(line for line in text if not line.startswith("content_sha256")))
+    assert _state(capsys) == "voided"
+
+
+def test_every_verdict_is_kept_and_the_newest_counts(here, capsys):
+    assert run(APPROVE) == 0
+    assert run([*REVIEW, "--reject", "--by", "Bob", "--note", "wrong data"]) == 0
+    assert _state(capsys) == "rejected"
+    assert run(APPROVE) == 0
+    assert _state(capsys) == "approved"
+    assert run(REVIEW) == 0
+    assert capsys.readouterr().out.count("Ann") == 3  # the standing, and two verdicts
+
+
+def test_an_edited_profile_is_approved_only_by_saying_so(here, capsys):
+    _edit(here)
+    assert run(APPROVE) == 6
+    err = capsys.readouterr().err
+    assert "edited by hand since autotune wrote it" in err
+    assert "--as-edited" in err
+    assert not (here / "reports").exists()
+    assert run([*APPROVE, "--as-edited"]) == 0
+    assert "approved, as edited by hand by Ann" in capsys.readouterr().out
+    assert _state(capsys) == "approved"
+
+
+def test_an_edited_profile_may_be_rejected(here, capsys):
+    _edit(here)
+    assert run([*REVIEW, "--reject", "--by", "Bob"]) == 0
+    assert _state(capsys) == "rejected"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--approve", "--reject", "--by", "Ann"], ["--by", "Ann"], ["--note", "x"], ["--as-edited"], ["--approve"],
+     ["--reject"]],
+)  # fmt: skip
+def test_half_a_verdict_is_a_usage_error(here, capsys, arguments):
+    assert run([*REVIEW, *arguments]) == 2
+    assert not (here / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--by", "x" * 10_000], ["--by", ""], ["--by", " \n "], ["--by", "\udcff"],
+     ["--by", "Ann", "--note", "x" * 10_000], ["--by", "Ann", "--note", "\ud800"]],
+)  # fmt: skip
+def test_names_and_notes_are_bounded_text(here, capsys, options):
+    assert run([*REVIEW, "--approve", *options]) == 3
+    assert len(capsys.readouterr().err) < 500
+    assert not (here / "reports" / "p" / "review.json").exists()
+
+
+def test_hostile_names_are_kept_and_steer_nothing(here, capsys):
+    name = "\x1b[31mAnn\u202e\r\n| <script>\0\x07"
+    assert run([*REVIEW, "--approve", "--by", name, "--note", "\x1b]0;x\x07\nstanding: rejected"]) == 0
+    assert run(REVIEW) == 0
+    out = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in out)
+    assert not any(line.startswith("standing: rejected") for line in out.splitlines())
+    text = (here / "reports" / "p" / "review.json").read_text()
+    assert all(c == "\n" or " " <= c <= "~" for c in text)  # no terminal is steered by looking at the file either
+    assert json.loads(text)["reviews"][0]["by"] == name.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not valid JSON"), ("[]", "schema version"), ('{"schema_version": 0, "reviews": []}', "schema version"),
+        ('{"schema_version": 1, "reviews": [{"by": "Ann"}]}', "review.json"), ("\xff", "review.json"),
+        ("[" * 100_000, "not valid JSON"), ('{"schema_version": 1, "reviews": [' + " " * 2**23 + "]}", "larger than"),
+    ],
+)  # fmt: skip
+def test_a_damaged_review_file_is_refused_and_left_alone(here, capsys, text, words):
+    path = here / "reports" / "p" / "review.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text.encode("latin-1"))
+    for command in (REVIEW, APPROVE):
+        assert run(command) == 3
+        assert words in capsys.readouterr().err
+    assert path.read_bytes() == text.encode("latin-1")
+
+
+def test_a_profile_with_a_date_is_bad_input(here, capsys):
+    with (here / "p.toml").open("a") as file:
+        file.write("\n[train.model.config.more]\nday = 2026-01-01\n")
+    assert run(REVIEW) == 3
+    assert "holds a value that no profile has" in capsys.readouterr().err
+
+
+def test_of_verdicts_given_at_once_none_is_lost(here):
+    code = "from autotune.cli import run; import sys; sys.exit(run(sys.argv[1:]))"
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, *REVIEW, "--approve", "--by", f"P{number}"], cwd=here,
+                         stdout=subprocess.DEVNULL)
+        for number in range(6)
+    ]  # fmt: skip
+    assert [child.wait() for child in children] == [0] * 6
+    kept = json.loads((here / "reports" / "p" / "review.json").read_text())["reviews"]
+    assert sorted(one["by"] for one in kept) == [f"P{number}" for number in range(6)]
