@@ -4,6 +4,7 @@ A part is told only from figures that show it. Rows of a run hold waiting, compu
 inside of computing only a GPU's counters tell, which tuning reads while steps are fed from memory.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -175,7 +176,7 @@ def _part(rows: Sequence[StepRow], cause: Cause, seconds: Callable[[StepRow], fl
     count = min(MOST_BLOCKS, len(rows) // 2)
     if count >= LEAST_BLOCKS:
         edges = [round(number * len(rows) / count) for number in range(count + 1)]
-        blocks = [rows[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+        blocks = [rows[start:end] for start, end in itertools.pairwise(edges)]
         found = [sum(map(seconds, block)) / sum(row.step_s for row in block) for block in blocks]
         half = t_quantile(CONFIDENCE, count - 1) * statistics.stdev(found) / math.sqrt(count)
         low, high = max(0.0, share - half), min(1.0, share + half)

@@ -1,0 +1,185 @@
+"""Advice on the micro-batch and the global batch."""
+
+import math
+import statistics
+
+from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.evidence import CurvePoint
+from autotune.decide.advice.gains import ratio_of_bounds
+from autotune.decide.advice.situation import Situation
+from autotune.decide.choose import choose_micro_batch, rows_with_headroom
+
+WORTH_RATIO = 1.02
+"""Within two per cent nothing is faster than anything."""
+NOISE_ROWS = 8
+"""Readings of the noise scale before it is believed."""
+BEYOND_NOISE_RATIO = 2.0
+
+
+def beyond_memory(now: Situation) -> Advice | None:
+    """A micro-batch that was not shown to fit."""
+    probe = now.probe
+    if now.train is None or probe is None or now.profile is None:
+        return None
+    rows, limit = (
+        now.train.micro_batch_rows,
+        rows_with_headroom(probe.feasible_max, now.profile.constraints.headroom_share),
+    )
+    if rows <= probe.feasible_max:
+        return None
+    refused = probe.infeasible_min is not None and rows >= probe.infeasible_min
+    return Advice(
+        rule="beyond-memory",
+        severity="must",
+        claim=f"micro-batches of {rows} rows {'were refused for memory' if refused else 'were never shown to fit'}: "
+        f"{probe.feasible_max} is the largest that ran",
+        evidence=(
+            Figure(name="largest that ran", value=float(probe.feasible_max), unit="rows", source="autotune probe"),
+            Figure(name="its peak", value=float(probe.feasible_peak_bytes), unit="bytes", source="autotune probe"),
+        ),
+        gain=None,
+        cost="none: the global batch stays, in more micro-batches",
+        changes=(Change(key="micro_batch_rows", old=rows, new=limit),),
+        would_change="more memory than where it was probed",
+        safe=True,
+    )  # fmt: skip
+
+
+def beyond_knee(now: Situation) -> Advice | None:
+    """A micro-batch larger than any gain from it."""
+    probe = now.probe
+    if now.train is None or probe is None or len(probe.curve) < 2:
+        return None
+    rows, choice = now.train.micro_batch_rows, choose_micro_batch(probe.curve, probe.feasible_max)
+    latest = max(probe.knee_rows, default=choice.rows)
+    if rows <= max(choice.rows, latest) or rows > probe.feasible_max:
+        return None
+    here, there = _at(now, rows), now.point(choice.rows)
+    if here is None or there is None:
+        return None
+    speed, low, high = ratio_of_bounds(_figures(there), here)
+    before, after = now.peak_bytes(rows), now.peak_bytes(choice.rows)
+    memory = None
+    if before is not None and after is not None:
+        memory = Gain(of="GPU memory", ratio=after / before, known="measured")
+    return Advice(
+        rule="beyond-knee",
+        severity="could",
+        claim=f"{choice.rows} rows are as fast as the {rows} of the profile: throughput has levelled off",
+        evidence=(
+            Figure(
+                name=f"tokens/s with {choice.rows} rows, of {rows} rows", value=speed, unit="ratio", low=low, high=high,
+                n=there.timed_steps, source="autotune probe",
+            ),
+        ),
+        gain=memory,
+        cost="none that was seen; the memory it frees has room for longer rows or a larger model",
+        changes=(Change(key="micro_batch_rows", old=rows, new=choice.rows),),
+        would_change="gradients that travel slowly: larger micro-batches do not help that, a larger global batch does",
+        safe=True,
+    )  # fmt: skip
+
+
+def below_knee(now: Situation) -> Advice | None:
+    """A micro-batch too small to be fast, where a larger one fits."""
+    probe = now.probe
+    if now.train is None or probe is None or len(probe.curve) < 2:
+        return None
+    rows, choice = now.train.micro_batch_rows, choose_micro_batch(probe.curve, probe.feasible_max)
+    here, there = _at(now, rows), now.point(choice.rows)
+    if rows >= choice.rows or here is None or there is None:
+        return None
+    ratio, low, high = ratio_of_bounds(_figures(there), here)
+    if ratio < WORTH_RATIO or (low is not None and low <= 1):
+        return None
+    return Advice(
+        rule="below-knee",
+        severity="should",
+        claim=f"micro-batches of {rows} rows leave the device idle: {choice.rows} rows fit, and are faster",
+        evidence=(
+            Figure(
+                name=f"tokens/s with {rows} rows", value=here[0], unit="tokens/s", low=here[1], high=here[2],
+                source="autotune probe",
+            ),
+            Figure(
+                name=f"tokens/s with {choice.rows} rows", value=there.slot_tokens_per_s, unit="tokens/s",
+                low=there.slot_tokens_per_s_low, high=there.slot_tokens_per_s_high, n=there.timed_steps,
+                source="autotune probe",
+            ),
+        ),
+        gain=Gain(of="real tokens/s", ratio=ratio, low=low, high=high, known="measured"),
+        cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
+        changes=(Change(key="micro_batch_rows", old=rows, new=choice.rows),),
+        would_change="less memory than where it was probed, or a global batch too small to fill such micro-batches",
+        safe=True,
+    )  # fmt: skip
+
+
+def beyond_noise_scale(now: Situation) -> Advice | None:
+    """A global batch so large that its tokens hardly make the gradient better (McCandlish et al. 2018).
+
+    To the same loss a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
+    """
+    if now.run is None or now.train is None:
+        return None
+    readings = [row.gradient_noise_scale_tokens for row in now.run.steps[len(now.run.steps) // 2 :]]
+    scales = sorted(value for value in readings if value is not None)
+    if len(scales) < NOISE_ROWS:
+        return None
+    noise, batch = statistics.median(scales), statistics.median(row.real_tokens for row in now.run.steps)
+    low, high = scales[len(scales) // 4], scales[-1 - len(scales) // 4]
+    if batch <= BEYOND_NOISE_RATIO * high:
+        return None
+
+    def needed(scale: float) -> float:
+        return (1 + noise / scale) / (1 + batch / scale)
+
+    rows = max(now.run.header.world_size, round(now.run.header.global_batch_rows * noise / batch))
+    return Advice(
+        rule="beyond-noise-scale",
+        severity="could",
+        claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
+        "its tokens only average noise that was gone already",
+        evidence=(
+            Figure(name="global batch", value=batch, unit="tokens", n=len(now.run.steps), source=_run_name(now)),
+            Figure(
+                name="gradient noise scale", value=noise, unit="tokens", low=low, high=high, n=len(scales),
+                source=_run_name(now),
+            ),
+        ),
+        gain=Gain(
+            of="tokens to the same loss", ratio=needed(noise), low=needed(low), high=needed(high), known="predicted"
+        ),
+        cost=f"a change of recipe: more and smaller steps, and the learning rate with the root of the batch (times "
+        f"{math.sqrt(noise / batch):.2f}); smaller steps leave less computing to hide the exchange behind",
+        changes=(Change(key="global_batch_rows", old=now.run.header.global_batch_rows, new=rows),),
+        would_change="the noise scale grows as the loss falls: later in training the same batch may be right",
+    )  # fmt: skip
+
+
+def _run_name(now: Situation) -> str:
+    return f"run {now.run.directory.name}" if now.run is not None else "run"
+
+
+Figures = tuple[float, float | None, float | None]
+
+
+def _figures(point: CurvePoint) -> Figures:
+    return point.slot_tokens_per_s, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
+
+
+def _at(now: Situation, rows: int) -> Figures | None:
+    """Slot tokens/s of a micro-batch: as measured, or between its measured neighbours; None outside of them."""
+    point = now.point(rows)
+    if point is not None:
+        return _figures(point)
+    assert now.probe is not None
+    below = [point for point in now.probe.curve if point.rows < rows]
+    above = [point for point in now.probe.curve if point.rows > rows]
+    if not below or not above:
+        return None
+    one, other = max(below, key=lambda point: point.rows), min(above, key=lambda point: point.rows)
+    part = (rows - one.rows) / (other.rows - one.rows)
+    step_s = one.step_s + part * (other.step_s - one.step_s)
+    tokens = one.slot_tokens_per_s * one.step_s / one.rows
+    return tokens * rows / step_s, None, None

@@ -1,0 +1,348 @@
+"""Advice on what a rank computes: layout, number formats, head, attention, launches, memory traffic, update."""
+
+from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.decide.advice.gains import MOST_SHARE, without
+from autotune.decide.advice.situation import Situation, part_figure
+from autotune.decide.bottleneck import MATTERS_SHARE
+from trainer.peaks import peak_flops_per_s
+
+PADDING_SHARE = 0.05
+"""Padding that is worth a word: packing leaves about one per cent."""
+PACKED_LEAVES = 0.02
+PREDICTED_SHARE = 0.15
+PRODUCTS_SHARE = (0.65, 0.8, 0.9)
+"""Of computing that is matrix products, least, usual and most; the rest moves bytes, and 16 bits halve most of them."""
+REACHED_SHARE = (0.45, 0.6, 0.85)
+"""Of the peaks' ratio that products gain when they change their format: faster units are harder to feed."""
+OTHERS_LEFT = 0.65
+"""Of the rest's time that 16 bits leave: normalisation and the loss stay in 32."""
+FUSED_LEFT = (0.25, 0.5, 1.0)
+"""Of launches or memory traffic that compiling layers leaves: least, usual, none gained."""
+
+
+def padding(now: Situation) -> Advice | None:
+    """Rows that hold padding, which is computed like everything else."""
+    lost = now.loss("padding", PADDING_SHARE)
+    if now.train is None or lost is None or now.bottleneck is None:
+        return None
+    evidence = (part_figure(lost, "computing of padding", now.bottleneck.steps),)
+    model = now.train.model.name
+    if now.train.layout == "packed":
+        shorter = now.train.seq_length_tokens // 2
+        return Advice(
+            rule="padding",
+            severity="could",
+            claim=f"{lost.share:.0%} of the step computes places that hold nothing, though rows are packed: they are "
+            "too long for this dataset",
+            evidence=evidence,
+            gain=without(lost, left=0.5, left_low=0.0, left_high=1.0),
+            cost="samples longer than a row are cut",
+            command=f"autotune probe --model {model} --data {now.data_path} --seq-length {shorter}",
+            would_change="a larger dataset: a small one does not fill its last rows",
+        )
+    layout = "packed" if now.knows_the_model else "bucketed"
+    left = PACKED_LEAVES if layout == "packed" else 0.5
+    return Advice(
+        rule="padding",
+        severity="should",
+        claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
+        + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
+        evidence=evidence,
+        gain=without(lost, left=left, left_low=0.0, left_high=left + 0.15),
+        cost="the micro-batch is to be probed again, as attention takes other memory; the global batch in real tokens "
+        "stays, so it has fewer rows",
+        changes=(Change(key="layout", old=now.train.layout, new=layout),),
+        command=f"autotune probe --model {model} --data {now.data_path} --layout {layout} "
+        f"--seq-length {now.train.seq_length_tokens}",
+        would_change="samples that are all as long as a row",
+    )
+
+
+def full_precision(now: Situation) -> Advice | None:
+    """32-bit products on a GPU with matrix units for 16."""
+    train, gpu = now.train, now.fingerprint.gpu_name if now.fingerprint is not None else None
+    if train is None or train.device != "cuda" or train.precision != "fp32" or gpu is None:
+        return None
+    fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, "tf32" if train.tf32 else "fp32")
+    if fast is None or slow is None:
+        return None
+    computing = now.bottleneck.part("computation") if now.bottleneck is not None else None
+    share = 0.9 if computing is None else computing.share
+    ratios = [
+        1 / (1 - share + share * ((1 - products) * OTHERS_LEFT + products / max(1.0, reached * fast / slow)))
+        for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE, strict=True)
+    ]
+    return Advice(
+        rule="full-precision",
+        severity="should",
+        claim=f"products are computed in {'TF32' if train.tf32 else 'fp32'}: {gpu} does {fast / slow:.1f} times as "
+        "many in bf16",
+        evidence=(
+            Figure(name="peak in bf16", value=fast, unit="FLOP/s", known="assumed", source="NVIDIA's data sheet"),
+            Figure(name="peak as it is", value=slow, unit="FLOP/s", known="assumed", source="NVIDIA's data sheet"),
+        ),
+        gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
+        cost="products are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in 32, and activations "
+        "take less memory, so probe anew",
+        changes=(Change(key="precision", old="fp32", new="bf16"),),
+        command=f"autotune probe --model {train.model.name} --data {now.data_path} --precision bf16",
+        would_change="a step that does not compute most of its time: faster products then wait for data or gradients",
+    )  # fmt: skip
+
+
+def half_precision(now: Situation) -> Advice | None:
+    """fp16, whose largest number is 65,504, where bf16 could be had."""
+    foreign = now.foreign
+    exchanged = now.train is not None and now.train.device == "cuda" and now.train.parallel.gradient_dtype == "fp16"
+    if not exchanged and (foreign is None or foreign.precision != "fp16"):
+        return None
+    where = "gradients travel in" if exchanged else "the other trainer computes in"
+    changes = (Change(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else ()
+    return Advice(
+        rule="half-precision",
+        severity="should",
+        claim=f"{where} fp16, which overflows above 65,504 and loses what lies below 6e-8; bf16 is as fast and has the "
+        "range of fp32",
+        evidence=(
+            Figure(
+                name="largest number of fp16", value=65504.0, unit="ratio", known="assumed", source="IEEE 754 binary16"
+            ),
+        ),
+        gain=None,
+        cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps",
+        changes=changes,
+        command=None if exchanged else "Set bf16 there (in transformers: bf16=True, fp16=False).",
+        would_change="a GPU before Ampere, which has no bf16",
+    )  # fmt: skip
+
+
+def dense_head(now: Situation) -> Advice | None:
+    """Logits for all places, most of which the loss never looks at.
+
+    Products per token, in multiply-adds: the encoder's weights, and for each place of the head hidden² and hidden times
+    vocabulary. Attention's own products are left out, so the gain is a little less with long rows.
+    """
+    vocabulary = now.data.vocab_size if now.data is not None else None
+    if now.train is None or now.train.head != "dense" or not now.knows_the_model:
+        return None
+    gain = None
+    if now.parameters is not None and vocabulary is not None:
+        head = now.hidden_size * (now.hidden_size + vocabulary)
+        encoder = now.parameters - now.hidden_size * (now.hidden_size + vocabulary)
+        share = head / (head + max(1, encoder))
+        compute = now.bottleneck.part("computation") if now.bottleneck is not None else None
+        share *= 1.0 if compute is None else compute.share + (_share(now, "padding"))
+        places = now.train.masking_probability
+        ratios = [1 / (1 - share * part * (1 - places)) for part in (0.75, 1.0, 1.5)]
+        gain = Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=min(ratios[2], 12.0), known="predicted")
+    return Advice(
+        rule="dense-head",
+        severity="should",
+        claim="the prediction head computes all places, and the loss looks at "
+        f"{now.train.masking_probability:.0%} of them",
+        evidence=(
+            Figure(
+                name="places that are predicted", value=now.train.masking_probability, unit="share", known="assumed",
+                source="masking_probability",
+            ),
+        ),
+        gain=gain,
+        cost="none: the loss is the same, and the largest block of memory goes",
+        changes=(Change(key="head", old="dense", new="masked"),),
+        would_change="a loss on every place",
+        safe=True,
+    )  # fmt: skip
+
+
+def whole_last_layer(now: Situation) -> Advice | None:
+    """The last layer, computed where nobody asks for its result.
+
+    Its queries, its output and its MLP are ten of its twelve parts; keys and values are needed everywhere.
+    """
+    train = now.train
+    if train is None or train.last_layer != "all" or train.head != "masked" or not now.knows_the_model:
+        return None
+    saved = (1 - train.masking_probability) * 10 / 12 / now.layers
+    ratios = [1 / (1 - part * saved) for part in (0.4, 0.8, 1.1)]
+    return Advice(
+        rule="whole-last-layer",
+        severity="should",
+        claim=f"the last of {now.layers} layers computes all places, and the loss looks at "
+        f"{train.masking_probability:.0%} of them",
+        evidence=(Figure(name="layers", value=float(now.layers), unit="count", source="the model's config"),),
+        gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
+        cost="none: the loss is the same",
+        changes=(Change(key="last_layer", old="all", new="predicted"),),
+        would_change="a use for the last layer's other places",
+        safe=True,
+    )
+
+
+def attention_dropout(now: Situation) -> Advice | None:
+    """Dropout of attention weights, which the kernels that compute each sample on its own do not have."""
+    train = now.train
+    if train is None or train.device != "cuda" or train.layout != "packed" or train.precision != "bf16":
+        return None
+    if now.attention_dropout == 0 or train.attention == "sdpa" or not now.knows_the_model:
+        return None
+    row, width = train.seq_length_tokens, now.hidden_size
+    share = row / (6 * width + row)
+    ratios = [1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0)]
+    return Advice(
+        rule="attention-dropout",
+        severity="could",
+        claim=f"{now.attention_dropout:.0%} dropout of attention weights keeps packed rows from the kernel that "
+        "computes each sample on its own",
+        evidence=(
+            Figure(
+                name="attention's products over whole rows, of a layer", value=share, unit="share", known="predicted",
+                source="the model's shape",
+            ),
+        ),
+        gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
+        cost="a change of recipe: BERT was trained with 10 % (newer encoders, ModernBERT among them, with none)",
+        changes=(Change(key="attention_dropout", old=train.attention_dropout, new=0.0),),
+        command=f"autotune probe --model {train.model.name} --data {now.data_path} --attention-dropout 0",
+        would_change="a small dataset, seen many times, where dropout keeps a model from learning it by heart",
+    )  # fmt: skip
+
+
+def host_bound(now: Situation) -> Advice | None:
+    """A device that waits for the program."""
+    gaps = now.loss("host", MATTERS_SHARE)
+    if now.train is None or gaps is None or now.bottleneck is None:
+        return None
+    inside = "counters" in gaps.source
+    figure = part_figure(gaps, "device without work" if inside else "between steps", now.bottleneck.steps)
+    if inside and not now.train.compile_layers:
+        return Advice(
+            rule="host-bound",
+            severity="could",
+            claim=f"{gaps.share:.0%} of the step the device waits for kernels to be launched",
+            evidence=(figure,),
+            gain=without(gaps, left=FUSED_LEFT[1], left_low=FUSED_LEFT[0], left_high=FUSED_LEFT[2]),
+            cost="minutes at the start of every run, and other rounding; memory is to be probed again",
+            changes=(Change(key="compile_layers", old=False, new=True),),
+            would_change="larger micro-batches, which take longer than their launches",
+        )
+    if inside or now.train.log_interval_steps > 1:
+        return None
+    return Advice(
+        rule="host-bound",
+        severity="could",
+        claim=f"{gaps.share:.0%} of the time goes by between steps, with every step logged",
+        evidence=(figure,),
+        gain=without(gaps, left=0.2, left_low=0.0, left_high=1.0),
+        cost="rows of the record are means over ten steps",
+        changes=(Change(key="log_interval_steps", old=1, new=10),),
+        would_change="saves that hold training up, which the run's events tell",
+        safe=True,
+    )
+
+
+def memory_bound(now: Situation) -> Advice | None:
+    """Kernels that wait for the device's memory."""
+    waits = now.loss("memory", MATTERS_SHARE)
+    if now.train is None or waits is None or now.bottleneck is None or now.train.compile_layers:
+        return None
+    return Advice(
+        rule="memory-bound",
+        severity="could",
+        claim=f"at least {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
+        evidence=(part_figure(waits, "memory busier than matrix units", now.bottleneck.steps),),
+        gain=without(waits, left=FUSED_LEFT[1], left_low=FUSED_LEFT[0], left_high=FUSED_LEFT[2]),
+        cost="minutes at the start of every run, and other rounding; memory is to be probed again",
+        changes=(Change(key="compile_layers", old=False, new=True),),
+        would_change="products in 32 bits: bf16 halves the traffic, and comes first",
+    )
+
+
+def update_bound(now: Situation) -> Advice | None:
+    """An optimizer that takes long beside a small step."""
+    updating = now.loss("update", MATTERS_SHARE)
+    if now.train is None or updating is None or now.bottleneck is None:
+        return None
+    ranks = now.run.header.world_size if now.run is not None else 1
+    figure = part_figure(updating, "clipping and update", now.bottleneck.steps)
+    if ranks > 1 and now.train.parallel.strategy == "ddp":
+        return Advice(
+            rule="update-bound",
+            severity="could",
+            claim=f"{updating.share:.0%} of the step updates weights, on every one of {ranks} ranks the same ones",
+            evidence=(figure,),
+            gain=without(updating, left=1 / ranks, left_low=1 / ranks, left_high=1.0),
+            cost="what others updated travels once a step; each rank holds its share of the optimizer's state only",
+            changes=(Change(key="parallel.strategy", old="ddp", new="zero1"),),
+            command=f"autotune network --profile {now.profile_path}",
+            would_change="a slow network, which costs more than it saves: measure both",
+        )
+    return Advice(
+        rule="update-bound",
+        severity="note",
+        claim=f"{updating.share:.0%} of the step updates weights: steps are small for a model of this size",
+        evidence=(figure,),
+        gain=None,
+        cost="a larger global batch has fewer updates, and is another recipe",
+        would_change="a larger global batch",
+    )
+
+
+def foreach_optimizer(now: Situation) -> Advice | None:
+    """An optimizer that makes a copy of all weights at its step, with little memory left."""
+    foreign, budget = now.foreign, now.budget_bytes
+    if foreign is None or foreign.optimizer != "foreach" or now.parameters is None or budget is None:
+        return None
+    copy_bytes = 4 * now.parameters
+    peak = now.probe.feasible_peak_bytes if now.probe is not None else None
+    if peak is None or peak + copy_bytes < 0.95 * budget:
+        return None
+    return Advice(
+        rule="foreach-optimizer",
+        severity="should",
+        claim="the foreach optimizer of the other trainer makes a copy as large as the weights at every step, and the "
+        "memory is nearly full",
+        evidence=(
+            Figure(name="copy", value=float(copy_bytes), unit="bytes", known="predicted", source="4 bytes a weight"),
+            Figure(name="peak with a fused one", value=float(peak), unit="bytes", source="autotune probe"),
+            Figure(name="budget", value=float(budget), unit="bytes", known="assumed", source="the profile"),
+        ),
+        gain=Gain(of="GPU memory", ratio=peak / (peak + copy_bytes), known="predicted"),
+        cost="none: the same update in one kernel",
+        command="Set a fused optimizer there (in transformers: optim=adamw_torch_fused).",
+        would_change="activations that are freed before the update and leave room for the copy",
+    )
+
+
+def computing(now: Situation) -> Advice | None:
+    """Nothing but computing limits the step."""
+    found = now.bottleneck
+    if found is None or found.limit != "computation" or not found.decided or now.train is None:
+        return None
+    part = found.part("computation")
+    assert part is not None
+    evidence = [part_figure(part, "computing of real tokens", found.steps)]
+    told = ""
+    if found.mfu is not None:
+        told = f", at {found.mfu:.0%} of the device's peak"
+        evidence.append(
+            Figure(
+                name="MFU", value=found.mfu, unit="share", low=found.mfu_low, high=found.mfu_high, n=found.steps,
+                source=found.source,
+            )
+        )  # fmt: skip
+    return Advice(
+        rule="computing",
+        severity="note",
+        claim=f"computing limits: {part.share:.0%} of the step computes real tokens{told}",
+        evidence=tuple(evidence),
+        gain=None,
+        cost="more devices, or a smaller model",
+        would_change="faster kernels; no loader, network or layout makes this step shorter",
+    )
+
+
+def _share(now: Situation, cause: str) -> float:
+    part = (
+        next((one for one in now.bottleneck.parts if one.cause == cause), None) if now.bottleneck is not None else None
+    )
+    return 0.0 if part is None else part.share

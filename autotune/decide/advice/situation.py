@@ -1,0 +1,226 @@
+"""What rules look at: settings, evidence, a run, its dataset and its cluster, as far as each is known."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autotune.core.advice import Figure
+from autotune.core.bottleneck import Bottleneck, Cause, Part
+from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.profile import Fingerprint, Profile
+from autotune.core.trial import FinishedTrial
+from trainer.config import TrainConfig
+from trainer.families import FAMILIES
+from trainer.record import Run
+
+HIDDEN_SIZE, LAYERS = 768, 12
+"""Where a config leaves them out: BERT's, and those of most encoders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """A directory with data."""
+
+    path: str
+    prepared: bool
+    """Whether it holds token ids; else files that would have to be read and cut up in every epoch."""
+    kinds: tuple[str, ...] = ()
+    """Of raw files that this project reads: ``elf``, ``text``, ``jsonl``, ``parquet``."""
+    raw_bytes: int | None = None
+    token_bytes: int | None = None
+    filesystem: str | None = None
+    on_network: bool = False
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What is predicted of training on as many nodes as are meant."""
+
+    nodes: int
+    efficiency: float
+    """Against as many times one node."""
+    efficiency_low: float | None
+    efficiency_high: float | None
+    useful_nodes: int
+    """Largest number that is at least 90 % efficient."""
+    useful_efficiency: float
+    tokens_per_rank: float
+    """Real ones of a step."""
+    least_tokens_per_rank: float
+    """T_min: below it not even all of backward hides the exchange of 32-bit gradients."""
+    twice_the_batch_efficiency: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """Settings of another trainer, as its user gave them."""
+
+    source: str
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    optimizer: Literal["fused", "foreach", "for-loop"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Everything that is known of one training, past or to come."""
+
+    train: TrainConfig | None
+    """None where only data was looked at."""
+    profile: Profile | None = None
+    profile_path: str = "PROFILE"
+    intact: bool = True
+    """Whether the profile's content still has the hash it was written with."""
+    run: Run | None = None
+    bottleneck: Bottleneck | None = None
+    trials: tuple[FinishedTrial, ...] = ()
+    data: DataFacts | None = None
+    spread: Spread | None = None
+    foreign: Foreign | None = None
+    missing: tuple[tuple[str, str], ...] = field(default=())
+    """What was not measured and the command that would, found by whoever put this together."""
+
+    # Evidence, by name.
+
+    @property
+    def probe(self) -> ProbeEvidence | None:
+        """Of the profile."""
+        return self.profile.evidence.probe if self.profile is not None else None
+
+    @property
+    def workers(self) -> WorkersEvidence | None:
+        """Of the profile."""
+        return self.profile.evidence.workers if self.profile is not None else None
+
+    @property
+    def network(self) -> NetworkEvidence | None:
+        """Of the profile."""
+        return self.profile.evidence.network if self.profile is not None else None
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """Of the profile."""
+        return self.profile.fingerprint if self.profile is not None else None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Memory of one rank."""
+        return self.profile.constraints.memory_budget_bytes if self.profile is not None else None
+
+    @property
+    def data_path(self) -> str:
+        """For commands."""
+        return self.data.path if self.data is not None else "DIR"
+
+    # What was measured.
+
+    def loss(self, cause: Cause, least: float) -> Part | None:
+        """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
+        part = self.bottleneck.part(cause) if self.bottleneck is not None else None
+        if part is None or (part.share if part.low is None else part.low) < least:
+            return None
+        return part
+
+    def workers_row(self, count: int) -> WorkersRow | None:
+        """What was measured with so many loader workers."""
+        return next((row for row in self.workers.rows if row.loader_workers == count), None) if self.workers else None
+
+    def point(self, rows: int) -> CurvePoint | None:
+        """What was measured with such a micro-batch."""
+        return next((point for point in self.probe.curve if point.rows == rows), None) if self.probe else None
+
+    def peak_bytes(self, rows: int) -> int | None:
+        """The highest memory of trials with such a micro-batch; None where none ran."""
+        peaks = [
+            trial.outcome.figures["peak_bytes"]
+            for trial in self.trials
+            if trial.trial.job == "step" and trial.outcome.kind == "measured" and _rows_of(trial.trial.measured) == rows
+        ]
+        return max(peaks, default=None)
+
+    @property
+    def mfu(self) -> float | None:
+        """Of the run, real tokens only."""
+        return self.bottleneck.mfu if self.bottleneck is not None else None
+
+    # The model.
+
+    @property
+    def knows_the_model(self) -> bool:
+        """Whether its parts are known to this project: only such models can be packed, or have a narrow head."""
+        return self.train is not None and self.train.model.config["model_type"] in FAMILIES
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the model."""
+        return int(self._of_model("hidden_size", HIDDEN_SIZE))
+
+    @property
+    def layers(self) -> int:
+        """How many it has."""
+        return int(self._of_model("num_hidden_layers", LAYERS))
+
+    @property
+    def attention_dropout(self) -> float:
+        """In effect."""
+        if self.train is not None and self.train.attention_dropout is not None:
+            return self.train.attention_dropout
+        modern = self.train is not None and self.train.model.config["model_type"] == "modernbert"
+        name = "attention_dropout" if modern else "attention_probs_dropout_prob"
+        return float(self._of_model(name, 0.0 if modern else 0.1))
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the model; None where nobody counted."""
+        if self.run is not None:
+            return self.run.header.parameters
+        return self.probe.parameters if self.probe is not None else None
+
+    def _of_model(self, key: str, default: float) -> float:
+        value = self.train.model.config.get(key) if self.train is not None else None
+        return value if isinstance(value, int | float) else default
+
+    # The step.
+
+    @property
+    def seconds_by_rows(self) -> tuple[float, float] | None:
+        """What a micro-batch takes: fixed, and for each row; None where fewer than two sizes were measured.
+
+        A line through the points by least squares of relative errors.
+        """
+        curve = self.probe.curve if self.probe is not None else []
+        if len(curve) < 2:
+            return None
+        rows, seconds = [point.rows for point in curve], [point.step_s for point in curve]
+        return line(rows, seconds)
+
+
+def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Intercept and slope of the line with the least squared relative errors; neither is negative."""
+    weights = [1 / y**2 for y in ys]
+    total = sum(weights)
+    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
+    slope = max(0.0, slope)
+    return max(0.0, mean_y - slope * mean_x), slope
+
+
+def part_figure(part: Part, name: str, steps: int) -> Figure:
+    """A part of a step as evidence."""
+    return Figure(name=name, value=part.share, unit="share", low=part.low, high=part.high, n=steps, source=part.source)
+
+
+def middle(values: Sequence[float | None]) -> float | None:
+    """The median of those that are there."""
+    there = [value for value in values if value is not None]
+    return statistics.median(there) if there else None
+
+
+def _rows_of(measured: dict[str, Any]) -> int | None:
+    config = measured.get("config", measured)
+    rows = config.get("micro_batch_rows") if isinstance(config, dict) else None
+    return rows if isinstance(rows, int) else measured.get("rows")

@@ -1,0 +1,245 @@
+"""Why each setting of a profile is what it is: from what was measured, asked for, or left at its default. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from autotune.core.advice import Figure
+from autotune.core.evidence import ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.profile import Profile
+from autotune.decide.choose import choose_micro_batch, global_batch_rows
+from trainer.config import TrainConfig
+
+Origin = Literal["measured", "constraint", "asked for", "default", "changed"]
+"""``measured``: decided by figures. ``constraint``: follows from what the user set. ``asked for``: given to the
+measurements, whose figures hold for it alone. ``default``: the trainer's. ``changed``: none of these says so; it was
+edited, or written by advice."""
+
+_PROBED_WITH = ("seq_length_tokens", "layout", "attention_dropout", "checkpointing", "precision", "device")
+_OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
+_OF_LOADER = ("loader_workers", "prefetch_batches", "pin_memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One setting, and why."""
+
+    key: str
+    """Dotted, without ``train``."""
+    value: Any
+    origin: Origin
+    because: str
+    evidence: tuple[Figure, ...] = ()
+    rejected: tuple[str, ...] = ()
+    """What else was measured, and what spoke against it."""
+    meaning: str | None = None
+
+
+def explanations(profile: Profile, meanings: Mapping[str, str]) -> tuple[Explanation, ...]:
+    """Every setting of a profile with its reason, in the order of the schema.
+
+    Args:
+        profile: The profile.
+        meanings: What settings mean, by dotted key; those that are not there have none.
+    """
+    values = settings_of(profile.train)
+    defaults = settings_of(TrainConfig(model=profile.train.model))
+    return tuple(_explain(profile, key, value, defaults[key], meanings.get(key)) for key, value in values.items())
+
+
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """Every setting by its dotted key; the model's own config is one value, whose keys belong to transformers."""
+    found: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": one for inner, one in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _explain(profile: Profile, key: str, value: object, default: object, meaning: str | None) -> Explanation:
+    evidence = profile.evidence
+    table, _, name = key.rpartition(".")
+    if key == "micro_batch_rows" and evidence.probe is not None:
+        found = _micro_batch(profile, evidence.probe)
+    elif key == "global_batch_rows" and evidence.probe is not None:
+        found = _global_batch(profile, evidence.probe)
+    elif table == "data" and name in _OF_LOADER and evidence.workers is not None and _swept(evidence.workers, name):
+        found = _loader(profile, evidence.workers, name)
+    elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
+        found = _exchange(profile, evidence.network, key, value)
+    else:
+        found = _given(key, value, default, probed=evidence.probe is not None)
+    return Explanation(
+        key=key,
+        value=value,
+        origin=found.origin,
+        because=found.because,
+        evidence=found.evidence,
+        rejected=found.rejected,
+        meaning=meaning,
+    )
+
+
+def _found(
+    origin: Origin, because: str, evidence: Sequence[Figure] = (), rejected: Sequence[str] = ()
+) -> Explanation:
+    return Explanation(
+        key="", value=None, origin=origin, because=because, evidence=tuple(evidence), rejected=tuple(rejected)
+    )
+
+
+def _given(key: str, value: object, default: object, *, probed: bool) -> Explanation:
+    if key in ("model.name", "model.config", "model.null_keys"):
+        return _found("constraint", "the model that was asked for; another one is refused")
+    if key in ("data.path", "data.dataset_hash"):
+        return _found("constraint", "the dataset that was asked for; another one is refused")
+    figures = ", and all figures were measured with it" if key in _PROBED_WITH and probed else ""
+    if value == default:
+        return _found("default", f"the trainer's default{figures}")
+    if key in _PROBED_WITH and probed:
+        return _found("asked for", "an option of the probe, or what it took for this device; all figures hold for it")
+    return _found("changed", f"the default is {default}; nothing that was measured decides it, so somebody set it")
+
+
+def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
+    rows = profile.train.micro_batch_rows
+    curve = {point.rows: point for point in probe.curve}
+    best = max(probe.curve, key=lambda point: point.slot_tokens_per_s, default=None)
+    figures = [
+        Figure(
+            name=f"slot tokens/s at {point.rows} rows",
+            value=point.slot_tokens_per_s,
+            unit="tokens/s",
+            low=point.slot_tokens_per_s_low,
+            high=point.slot_tokens_per_s_high,
+            n=point.timed_steps,
+            source="evidence.probe.curve",
+        )
+        for point in dict.fromkeys(one for one in (curve.get(rows), best) if one is not None)
+    ]
+    figures += [
+        Figure(name="largest that fits", value=probe.feasible_max, unit="rows", source="evidence.probe.feasible_max"),
+        Figure(
+            name="its peak", value=probe.feasible_peak_bytes, unit="bytes", source="evidence.probe.feasible_peak_bytes"
+        ),
+        Figure(
+            name="memory budget",
+            value=profile.constraints.memory_budget_bytes,
+            unit="bytes",
+            known="assumed",
+            source="constraints",
+        ),
+    ]
+    rejected = [] if best is None else [_against(point.rows, point.slot_tokens_per_s, best.rows, best.slot_tokens_per_s)
+                                        for point in probe.curve if point.rows != rows]  # fmt: skip
+    if probe.infeasible_min is not None:
+        rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
+    chosen = choose_micro_batch(probe.curve, probe.feasible_max).rows if probe.curve else None
+    if rows == chosen:
+        return _found("measured", probe.choice, figures, rejected)
+    network = profile.evidence.network
+    if network is not None and any(row.rows == rows for row in network.exchanges):
+        because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"
+        return _found("measured", because, figures, rejected)
+    return _found("changed", f"{chosen} rows were measured to be the best choice: {probe.choice}", figures, rejected)
+
+
+def _against(rows: int, rate: float, best_rows: int, best_rate: float) -> str:
+    if rows == best_rows:
+        return f"{rows} rows: the fastest that was measured"
+    return f"{rows} rows: {rate / best_rate:.1%} of the fastest, {best_rows} rows"
+
+
+def _global_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
+    tokens, mean = profile.constraints.global_batch_tokens, probe.mean_real_tokens_per_row
+    rows = global_batch_rows(tokens, mean)
+    figures = [
+        Figure(name="real tokens in a row, mean", value=mean, unit="tokens", source="evidence.probe"),
+        Figure(name="global batch", value=tokens, unit="tokens", known="assumed", source="constraints"),
+    ]
+    if profile.train.global_batch_rows == rows:
+        return _found("constraint", f"{rows} rows hold the {tokens:,} real tokens that were asked for", figures)
+    return _found("changed", f"{rows} rows would hold the {tokens:,} real tokens that were asked for", figures)
+
+
+def _swept(found: WorkersEvidence, name: str) -> bool:
+    return name == "loader_workers" or (found.joint is not None and found.joint.adopted)
+
+
+def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
+    joint = found.joint if found.joint is not None and found.joint.adopted else None
+    expected = found.chosen if joint is None else getattr(joint, name)
+    because = found.choice
+    figures = [
+        Figure(
+            name=f"of the ceiling, {row.loader_workers} workers",
+            value=row.ratio_to_ceiling,
+            unit="ratio",
+            low=row.ratio_low,
+            high=row.ratio_high,
+            n=len(row.slot_tokens_per_s),
+            source="evidence.workers.rows",
+        )
+        for row in found.rows
+        if row.loader_workers == found.chosen
+    ]
+    rejected = [
+        f"{row.loader_workers} workers: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}"
+        for row in found.rows
+        if row.loader_workers != found.chosen
+    ]
+    if found.refusal:
+        rejected.append(found.refusal)
+    if joint is not None:
+        because = "a search over workers, prefetching and pinning together found it to be faster"
+        figures.append(
+            Figure(
+                name="to workers alone",
+                value=joint.ratio_to_workers_alone,
+                unit="ratio",
+                low=joint.ratio_low,
+                high=joint.ratio_high,
+                n=joint.trials,
+                source="evidence.workers.joint",
+            )
+        )
+    if getattr(profile.train.data, name) == expected:
+        return _found("measured", because, figures, rejected)
+    return _found("changed", f"{expected} was measured to be the best choice: {because}", figures, rejected)
+
+
+_WORDS = {"proven": "enough", "refuted": "too few", "open": "not decided"}
+
+
+def _exchange(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:
+    parallel = profile.train.parallel
+    mine = [row for row in found.exchanges if all(getattr(row, one) == getattr(parallel, one) for one in _OF_EXCHANGE)]
+    figures = [_step(row) for row in mine if row.real_tokens_per_s is not None]
+    rejected = [
+        f"{_exchange_name(row)}: {'n/a' if row.real_tokens_per_s is None else f'{row.real_tokens_per_s:,.0f}'} "
+        f"real tokens/s, {row.outcome}"
+        for row in found.exchanges
+        if row not in mine
+    ]
+    if mine:
+        return _found("measured", found.choice, figures, rejected)
+    because = f"no exchange that was measured has {key} = {value} with the settings beside it; then: {found.choice}"
+    return _found("changed", because, figures, rejected)
+
+
+def _step(row: ExchangeRow) -> Figure:
+    assert row.real_tokens_per_s is not None  # the caller has looked
+    return Figure(
+        name=f"real tokens/s, {_exchange_name(row)}",
+        value=row.real_tokens_per_s,
+        unit="tokens/s",
+        n=row.steps,
+        source="evidence.network.exchanges",
+    )
+
+
+def _exchange_name(row: ExchangeRow) -> str:
+    kind = row.strategy if row.shard_ranks is None else "hsdp"
+    return f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.micro_batches} micro-batches"
