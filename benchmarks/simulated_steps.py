@@ -15,11 +15,15 @@ from autotune.decide.bottleneck import Counters
 from trainer.record import StepRow
 
 CAUSES: tuple[Cause, ...] = ("computation", "input", "padding", "network", "straggler", "host", "memory", "update")
-LOSS_SHARE = (0.13, 0.7)
-"""What the cause takes of the step; a third of the steps of a limit that barely matters are no test of anything."""
-BACKGROUND_SHARE = (0.0, 0.05)
-"""What each other one takes, but for the update of a computing step, which is always there."""
-UPDATE_SHARE = (0.005, 0.06)
+LOSS_SHARE = (0.12, 0.7)
+"""What the cause takes of the step."""
+BACKGROUND_SHARE = (0.0, 0.08)
+"""What each other one takes; so a run that computes may lose a quarter of its time to three small things."""
+UPDATE_SHARE = (0.005, 0.08)
+MISREAD = (0.85, 1.15)
+"""A record has rank 0's waits for data and gradients, which other ranks' differ from."""
+JITTER = (0.0, 0.04)
+"""By how much some rank is slower than the median in a step, where none is slow."""
 NOISE, PERSISTENCE = (0.01, 0.12), (0.0, 0.8)
 """Relative standard deviation of a step's parts, and how much of it the next step keeps."""
 HELD_UP_PROBABILITY, HELD_UP_RATIO = 0.02, (1.2, 3.0)
@@ -28,8 +32,7 @@ RANKS = (1, 2, 8, 256)
 PACKING = (0.955, 0.999)
 """How full packed rows are."""
 MFU = (0.18, 0.6)
-MEMORY_OVER_TENSOR = (0.25, 0.75)
-"""How far memory's share lies above that of the matrix units where kernels wait for memory; else it lies below."""
+MISREADABLE = ("input", "network")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ def simulated_run(seed: int) -> SimulatedRun:
     if cause == "padding":
         full = max(0.2, 1 - loss / computing)
     counters = _counters(draw, cause, loss / (computing * busy), busy) if on_gpu else None
-    rows = _rows(draw, shares, computing, straggle, full, world, on_gpu)
+    rows = _rows(draw, shares, (computing, straggle, full), world, on_gpu=on_gpu)
     return SimulatedRun(cause=cause, world_size=world, rows=rows, counters=counters)
 
 
@@ -84,16 +87,13 @@ def _counters(draw: random.Random, cause: Cause, waiting: float, busy: float) ->
 
 
 def _rows(
-    draw: random.Random,
-    shares: dict[str, float],
-    computing: float,
-    straggle: float,
-    full: float,
-    world: int,
-    on_gpu: bool,
+    draw: random.Random, shares: dict[str, float], work: tuple[float, float, float], world: int, *, on_gpu: bool
 ) -> tuple[StepRow, ...]:
+    computing, straggle, full = work
     step_s = math.exp(draw.uniform(math.log(0.05), math.log(8.0)))
     noise, keeps = draw.uniform(*NOISE), draw.uniform(*PERSISTENCE)
+    shares = {name: share * (draw.uniform(*MISREAD) if name in MISREADABLE else 1.0) for name, share in shares.items()}
+    jitter = draw.uniform(*JITTER)
     slow_rank = draw.randrange(world)
     mfu = draw.uniform(*MFU) * computing if on_gpu else None
     state = dict.fromkeys((*shares, "computing", "straggle"), 0.0)
@@ -109,26 +109,23 @@ def _rows(
         waits_s = step_s * straggle * math.exp(state["straggle"])
         own_s = compute_s + (waits_s if slow_rank == 0 else 0.0)
         others_s = 0.0 if slow_rank == 0 else waits_s
-        ratio = 1 + waits_s / compute_s if straggle else 1 + abs(draw.gauss(0, 0.01))
+        ratio = 1 + (waits_s / compute_s if straggle else abs(draw.gauss(0, jitter)))
         whole_s = sum(parts.values()) + own_s + others_s
-        rows.append(
-            _row(number, whole_s, parts, own_s, others_s, full, world, mfu, (slow_rank, ratio) if world > 1 else None)
-        )
+        slowest = slow_rank if straggle else draw.randrange(world)
+        told = (slowest, ratio) if world > 1 else (None, None)
+        rows.append(_row(number, (whole_s, own_s, others_s), parts, (round(65_536 * world), full, world, mfu), told))
     return tuple(rows)
 
 
 def _row(
     number: int,
-    step_s: float,
+    times_s: tuple[float, float, float],
     parts: dict[str, float],
-    compute_s: float,
-    others_s: float,
-    full: float,
-    world: int,
-    mfu: float | None,
-    slowest: tuple[int, float] | None,
+    facts: tuple[int, float, int, float | None],
+    slowest: tuple[int | None, float | None],
 ) -> StepRow:
-    slots = 65_536 * world
+    """A row of a step, its own and others' computing; of so many places so full on so many ranks."""
+    (step_s, compute_s, others_s), (slots, full, world, mfu) = times_s, facts
     real = round(slots * full)
     return StepRow(
         step=number, loss=5.0, grad_norm=1.0, learning_rate=1e-4, step_s=step_s, data_wait_s=parts["input"],
@@ -137,6 +134,5 @@ def _row(
         real_tokens_per_s_per_rank=real / step_s / world, slot_tokens_per_s=slots / step_s,
         slot_tokens_per_s_per_rank=slots / step_s / world, model_flops_per_s_per_rank=(mfu or 0.1) * 1e15, mfu=mfu,
         mfu_6n=mfu, peak_memory_bytes=2**33, gradient_noise_scale_tokens=None, head_overflows=0, recompilations=0,
-        skipped_steps=0, slowest_rank=None if slowest is None else slowest[0],
-        slowest_rank_ratio=None if slowest is None else slowest[1],
+        skipped_steps=0, slowest_rank=slowest[0], slowest_rank_ratio=slowest[1],
     )  # fmt: skip

@@ -1,0 +1,226 @@
+"""Simulated trainings on simulated machines, in which advice can be followed and what it delivers be read.
+
+What they are was settled before the rules that they judge, and shares no formula with them. A device multiplies and
+moves bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches kernels; a
+loader makes rows; a ring carries gradients, which the backward of the last micro-batch hides; the optimizer goes over
+its state. What a record or a measurement reads is that, times noise.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from trainer.config import ModelSettings, TrainConfig
+
+BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "bf16": 110.0}
+"""Moved by one layer outside of its products, forward and backward, for each element of its hidden state."""
+FUSED_SHARE = {"memory": 0.5, "launches": 0.3}
+"""What compiling leaves of it, and of launches."""
+KERNELS_PER_LAYER = 75
+BYTES_PER_LOGIT = 14.0
+SDPA_OVER_VARLEN = 1.6
+"""What attention under a mask takes of attention without, for the same products."""
+BUCKETED_FILL = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A model, a dataset and a machine."""
+
+    gpu_name: str | None = "NVIDIA H100 NVL"
+    peaks_flops_per_s: dict[str, float] = field(default_factory=lambda: {"bf16": 835e12, "tf32": 417e12, "fp32": 60e12})
+    reached: dict[str, float] = field(default_factory=lambda: {"bf16": 0.55, "tf32": 0.66, "fp32": 0.85})
+    """Of the peaks, by products of a model's size."""
+    memory_bytes_per_s: float = 3.9e12 * 0.8
+    memory_bytes: int = 94 * 10**9
+    launch_s: float = 5e-6
+    between_s: float = 0.0
+    """Spent between steps, where every step is logged."""
+    layers: int = 12
+    hidden: int = 768
+    vocab_size: int = 16_384
+    seq_length: int = 512
+    mean_document_tokens: float = 190.0
+    packed_fill: float = 0.995
+    load_s_per_row: float = 5e-5
+    """Of one worker, or of the trainer itself without any."""
+    storage_rows_per_s: float = math.inf
+    staged: bool = True
+    nodes: int = 1
+    ranks_per_node: int = 1
+    node_bytes_per_s: float = 2.5e9
+    slow_rank: float = 1.0
+    """How many times as long the second rank computes."""
+    slow_link: float = 1.0
+    """Part of the others' speed that one link has."""
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def parameters(self) -> int:
+        """Of the model."""
+        return self.layers * 12 * self.hidden**2 + self.hidden * (self.vocab_size + self.seq_length + self.hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step's true times, in seconds, of a rank that is not slow."""
+
+    compute_s: float
+    straggling_s: float
+    data_wait_s: float
+    network_s: float
+    update_s: float
+    between_s: float
+    busy_share: float
+    tensor_share: float
+    memory_share: float
+    real_tokens: float
+    slot_tokens: float
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        parts = (self.compute_s, self.straggling_s, self.data_wait_s, self.network_s, self.update_s, self.between_s)
+        return sum(parts)
+
+    @property
+    def real_tokens_per_s(self) -> float:
+        """What is gained or lost."""
+        return self.real_tokens / self.step_s
+
+
+def settings(world: World, **changes: object) -> TrainConfig:
+    """A good configuration in that world, with these differences."""
+    base = TrainConfig(
+        model=ModelSettings(
+            name="simulated",
+            config={
+                "model_type": "bert", "hidden_size": world.hidden, "num_hidden_layers": world.layers,
+                "attention_probs_dropout_prob": 0.0,
+            },
+        ),
+        seq_length_tokens=world.seq_length,
+        layout="packed",
+        micro_batch_rows=64,
+        global_batch_rows=64 * world.ranks,
+        precision="bf16" if world.gpu_name else "fp32",
+        device="cuda" if world.gpu_name else "cpu",
+        log_interval_steps=1,
+    )  # fmt: skip
+    tables = base.model_dump(mode="json")
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        table = tables
+        for name in path:
+            table = table[name]
+        table[last] = value
+    return TrainConfig.model_validate(tables)
+
+
+def step(world: World, train: TrainConfig) -> Step:
+    """The truth of a step."""
+    rows = train.micro_batch_rows
+    micro_batches = math.ceil(train.global_batch_rows / (rows * world.ranks))
+    rows = math.ceil(train.global_batch_rows / (micro_batches * world.ranks))
+    products_s, moving_s = _device(world, train, rows)
+    launches_s = (
+        world.launch_s * KERNELS_PER_LAYER * world.layers * (FUSED_SHARE["launches"] if train.compile_layers else 1)
+    )
+    device_s = products_s + moving_s
+    micro_s = max(device_s, launches_s)
+    wait_s = _wait(world, train, rows, micro_s)
+    state_bytes = 28 * world.parameters / (world.ranks if train.parallel.strategy == "zero1" else 1)
+    compute_s = micro_batches * micro_s
+    slots = train.global_batch_rows * world.seq_length
+    return Step(
+        compute_s=compute_s,
+        straggling_s=(world.slow_rank - 1) * compute_s if world.ranks > 1 else 0.0,
+        data_wait_s=micro_batches * wait_s,
+        network_s=_exposed(world, train, micro_s),
+        update_s=state_bytes / world.memory_bytes_per_s,
+        between_s=world.between_s / train.log_interval_steps,
+        busy_share=min(1.0, device_s / micro_s),
+        tensor_share=world.reached["bf16" if train.precision == "bf16" else "tf32"] * products_s / micro_s,
+        memory_share=min(1.0, moving_s / micro_s + 0.3 * products_s / micro_s),
+        real_tokens=slots * fill(world, train),
+        slot_tokens=slots,
+    )
+
+
+def fill(world: World, train: TrainConfig) -> float:
+    """Real tokens in a place, on average."""
+    padded = min(1.0, world.mean_document_tokens / world.seq_length)
+    return {"packed": world.packed_fill, "bucketed": BUCKETED_FILL}.get(train.layout, padded)
+
+
+def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
+    """Seconds of products, and of moving bytes, of one micro-batch forward and backward."""
+    tokens, hidden = rows * world.seq_length, world.hidden
+    places = tokens * (1.0 if train.head == "dense" else train.masking_probability)
+    kind = train.precision if train.precision == "bf16" else "tf32" if train.tf32 else "fp32"
+    layers = world.layers
+    layers_worked = layers - (5 / 6) * (0.0 if train.last_layer == "all" or train.head == "dense" else 0.85)
+    varlen = train.attention_dropout == 0.0 or train.model.config["attention_probs_dropout_prob"] == 0.0
+    varlen = varlen and train.layout == "packed" and kind == "bf16"
+    span = world.mean_document_tokens if varlen else world.seq_length
+    attention = 4 * hidden * span * (1.0 if varlen else SDPA_OVER_VARLEN) * tokens * layers_worked
+    flops = 3 * (
+        24 * hidden**2 * tokens * layers_worked + attention + 2 * hidden * (hidden + world.vocab_size) * places
+    )
+    moved = BYTES_PER_ELEMENT_AND_LAYER["bf16" if kind == "bf16" else "fp32"] * tokens * hidden * layers_worked
+    moved *= FUSED_SHARE["memory"] if train.compile_layers else 1.0
+    moved += BYTES_PER_LOGIT * places * world.vocab_size
+    return (
+        flops / (world.peaks_flops_per_s[kind] * world.reached[kind]),
+        moved / world.memory_bytes_per_s,
+    )
+
+
+def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
+    """How long a micro-batch is waited for."""
+    made_s = rows * world.load_s_per_row
+    workers = train.data.loader_workers
+    supply_s = made_s / max(1, workers)
+    if not (world.staged or train.data.stage_to):
+        supply_s = max(supply_s, rows / world.storage_rows_per_s)
+    return made_s if workers == 0 and supply_s == made_s else max(0.0, supply_s - micro_s)
+
+
+def _exposed(world: World, train: TrainConfig, micro_s: float) -> float:
+    """What backward does not hide of the gradients' way round the ring."""
+    if world.nodes == 1:
+        return 0.0
+    width = 4 if train.parallel.gradient_dtype == "fp32" else 2
+    around_s = (
+        2 * world.parameters * width * (world.nodes - 1) / world.nodes / (world.node_bytes_per_s * world.slow_link)
+    )
+    return max(0.02 * around_s, around_s - 2 / 3 * micro_s)
+
+
+def memory_terms(world: World, train: TrainConfig, rows: int) -> dict[str, int]:
+    """Bytes of one rank with such a micro-batch, by what they hold."""
+    share = world.ranks if train.parallel.strategy in ("zero1", "fsdp2") else 1
+    whole = world.ranks if train.parallel.strategy == "fsdp2" else 1
+    per_row = 34 * 2 * world.seq_length * world.hidden * world.layers / (1.0 if train.precision == "fp32" else 1.6)
+    return {
+        "parameters": 4 * world.parameters // whole,
+        "gradients": 4 * world.parameters // whole,
+        "optimizer": 8 * world.parameters // share,
+        "activations: layers": int(rows * per_row),
+        "head and loss": int(rows * world.seq_length * 0.15 * world.vocab_size * BYTES_PER_LOGIT),
+        "outside the allocator": 10**9,
+    }
+
+
+def memory_bytes(world: World, train: TrainConfig, rows: int) -> float:
+    """All of it."""
+    return float(sum(memory_terms(world, train, rows).values()))
+
+
+def most_rows(world: World, train: TrainConfig) -> int:
+    """The largest micro-batch that fits."""
+    fixed, one = memory_bytes(world, train, 0), memory_bytes(world, train, 1)
+    return max(1, int((world.memory_bytes - fixed) / (one - fixed)))
