@@ -21,6 +21,10 @@ _READINGS = ("slot_tokens_per_s", "ceiling_slot_tokens_per_s", "real_tokens_per_
 """Lists of readings of one thing, of which the median is compared; other lists are settings."""
 
 
+MEASURED = "measured"
+"""Stands for a whole table, or a row of one, that the other side does not have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One field that differs; None on the side that does not have it."""
@@ -53,7 +57,7 @@ def profile_changes(old: Profile, new: Profile) -> ProfileChanges:
         train=setting_changes(flat_settings(old.train), flat_settings(new.train)),
         constraints=_changes(old.constraints.model_dump(mode="json"), new.constraints.model_dump(mode="json")),
         fingerprint=_changes(old.fingerprint.model_dump(mode="json"), new.fingerprint.model_dump(mode="json")),
-        evidence=_changes(old.evidence.model_dump(mode="json"), new.evidence.model_dump(mode="json")),
+        evidence=_evidence_changes(old.evidence.model_dump(mode="json"), new.evidence.model_dump(mode="json")),
     )
 
 
@@ -73,6 +77,15 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[Change, ...]:
     return setting_changes(dict(_flat(old)), dict(_flat(new)))
 
 
+def _evidence_changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[Change, ...]:
+    """The same; a table or a row that only one side has is one change."""
+    lonely = [name for name in old if (old[name] is None) != (new[name] is None)]
+    whole = [Change(key=name, old=old[name] and MEASURED, new=new[name] and MEASURED) for name in lonely]
+    parts = _changes(*({name: table[name] for name in table if name not in lonely} for table in (old, new)))
+    rows = tuple(f"{change.key}." for change in parts if change.key.endswith("]"))
+    return (*whole, *(change for change in parts if not change.key.startswith(rows)))
+
+
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = f"{prefix}{name}"
@@ -80,6 +93,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{key}.")
         elif isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             for row_name, row in _rows(key, value):
+                yield f"{key}[{row_name}]", MEASURED
                 yield from _flat(row, f"{key}[{row_name}].")
         elif name in _READINGS and isinstance(value, list):
             yield f"{key} (median)", statistics.median(value) if value else None

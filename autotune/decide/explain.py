@@ -1,14 +1,16 @@
 """Why each setting of a profile is what it is: from what was measured, asked for, or left at its default. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.advice import Figure
 from autotune.core.evidence import ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
+from autotune.errors import BadInput
 from trainer.config import TrainConfig
+from trainer.schema import nearest
 
 Origin = Literal["measured", "constraint", "asked for", "default", "changed"]
 """``measured``: decided by figures. ``constraint``: follows from what the user set. ``asked for``: given to the
@@ -47,6 +49,25 @@ def explanations(profile: Profile, meanings: Mapping[str, str]) -> tuple[Explana
     return tuple(_explain(profile, key, value, defaults[key], meanings.get(key)) for key, value in values.items())
 
 
+def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
+    """Those of one setting, or of a group such as ``data``; ``train.`` before it may be left out.
+
+    Raises:
+        BadInput: If there is no such setting; the nearest is suggested.
+    """
+    name = key.removeprefix("train.")
+    chosen = tuple(one for one in found if one.key == name or one.key.startswith(f"{name}."))
+    if chosen:
+        return chosen
+    known = [one.key for one in found]
+    match = nearest(name, known) or nearest(name, [one.rpartition(".")[2] for one in known])
+    whole = next((one for one in known if match in (one, one.rpartition(".")[2])), None)
+    raise BadInput(
+        f"there is no setting {key[:80]!r}",
+        next_step=f"Did you mean {whole!r}?" if whole else "All settings with their reasons: leave out the key.",
+    )
+
+
 def settings_of(config: TrainConfig) -> dict[str, Any]:
     """Every setting by its dotted key; the model's own config is one value, whose keys belong to transformers."""
     found: dict[str, Any] = {}
@@ -71,20 +92,10 @@ def _explain(profile: Profile, key: str, value: object, default: object, meaning
         found = _exchange(profile, evidence.network, key, value)
     else:
         found = _given(key, value, default, probed=evidence.probe is not None)
-    return Explanation(
-        key=key,
-        value=value,
-        origin=found.origin,
-        because=found.because,
-        evidence=found.evidence,
-        rejected=found.rejected,
-        meaning=meaning,
-    )
+    return replace(found, key=key, value=value, meaning=meaning)
 
 
-def _found(
-    origin: Origin, because: str, evidence: Sequence[Figure] = (), rejected: Sequence[str] = ()
-) -> Explanation:
+def _found(origin: Origin, because: str, evidence: Sequence[Figure] = (), rejected: Sequence[str] = ()) -> Explanation:
     return Explanation(
         key="", value=None, origin=origin, because=because, evidence=tuple(evidence), rejected=tuple(rejected)
     )
@@ -109,7 +120,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     best = max(probe.curve, key=lambda point: point.slot_tokens_per_s, default=None)
     figures = [
         Figure(
-            name=f"slot tokens/s at {point.rows} rows",
+            name=f"slot tokens/s at {_many(point.rows, 'row')}",
             value=point.slot_tokens_per_s,
             unit="tokens/s",
             low=point.slot_tokens_per_s_low,
@@ -148,8 +159,12 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
 
 def _against(rows: int, rate: float, best_rows: int, best_rate: float) -> str:
     if rows == best_rows:
-        return f"{rows} rows: the fastest that was measured"
-    return f"{rows} rows: {rate / best_rate:.1%} of the fastest, {best_rows} rows"
+        return f"{_many(rows, 'row')}: the fastest that was measured"
+    return f"{_many(rows, 'row')}: {rate / best_rate:.1%} of the fastest, {_many(best_rows, 'row')}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _global_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
@@ -174,7 +189,7 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     because = found.choice
     figures = [
         Figure(
-            name=f"of the ceiling, {row.loader_workers} workers",
+            name=f"of the ceiling, {_many(row.loader_workers, 'worker')}",
             value=row.ratio_to_ceiling,
             unit="ratio",
             low=row.ratio_low,
@@ -186,7 +201,7 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
         if row.loader_workers == found.chosen
     ]
     rejected = [
-        f"{row.loader_workers} workers: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}"
+        f"{_many(row.loader_workers, 'worker')}: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}"
         for row in found.rows
         if row.loader_workers != found.chosen
     ]

@@ -146,8 +146,8 @@ def local_ranks(site: Site, asked: int | None) -> int:
     return asked or len(site.gpus)
 
 
-def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest, cuda: str | None) -> Fingerprint:
-    """What the profile keeps of this machine, model and dataset."""
+def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest | None, cuda: str | None) -> Fingerprint:
+    """What the profile keeps of this machine, model and dataset; without a dataset its hash is empty."""
     gpu = site.gpu
     return Fingerprint(
         device=site.device,
@@ -166,5 +166,5 @@ def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest, cuda: s
         ram_total_bytes=site.host.ram_total_bytes,
         data_filesystem=site.host.disks[0].filesystem_type if site.host.disks else None,
         model_sha256=canonical_sha256(settings.model_dump(mode="json", exclude={"name"})),
-        dataset_hash=manifest.dataset_hash,
+        dataset_hash="" if manifest is None else manifest.dataset_hash,
     )

@@ -1,0 +1,32 @@
+"""``autotune profile explain``: why each setting is what it is."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.commands.options import AsJson
+
+
+def explain(
+    *,
+    profile: Annotated[Path, typer.Argument(help="The profile.")],
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.loader_workers, or a group.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
+    from autotune.decide.explain import explanations, of_key
+    from autotune.search.meanings import setting_meanings
+    from autotune.search.profiles import read_profile
+    from autotune.show.explain import explanation_text, explanations_text
+
+    found = explanations(read_profile(profile).profile, setting_meanings())
+    chosen = found if key is None else of_key(found, key)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in chosen], indent=2))
+    else:
+        print(explanations_text(chosen) if key is None else "\n\n".join(map(explanation_text, chosen)))

@@ -1,0 +1,27 @@
+"""``autotune profile show``: a profile's decisions."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.commands.options import REPORTS, AsJson, Reports
+
+
+def show(
+    *,
+    profile: Annotated[Path, typer.Argument(help="A profile that autotune probe wrote.")],
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
+) -> None:
+    """Print a profile's decisions with their reasons."""
+    from autotune.search.reviews import read_reviewed
+    from autotune.show.profile import profile_text
+
+    stored = read_reviewed(profile, reports)
+    if as_json:
+        told = {"intact": stored.intact, "review": stored.standing.state}
+        print(json.dumps(stored.profile.model_dump(mode="json") | told, indent=2))
+    else:
+        print(profile_text(stored.profile, stored.standing, intact=stored.intact))

@@ -1,0 +1,53 @@
+"""``autotune profile verify``: does a profile belong to this machine, this model and this dataset?"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports
+
+
+def verify(
+    *,
+    profile: Annotated[Path, typer.Argument(help="The profile that is held against this machine.")],
+    data: ProfileData = None,
+    require_approved: Annotated[
+        bool, typer.Option("--require-approved", help="Refuse it as well unless it was approved as it is.")
+    ] = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
+) -> None:
+    """Hold a profile against this machine, field by field; nothing is measured."""
+    from autotune.measure.host import SystemHost
+    from autotune.measure.machine import ForkServerMachine
+    from autotune.measure.nvml import NvmlMonitor
+    from autotune.search import reviews, verification
+    from autotune.show.verification import verification_text
+
+    def read_cuda() -> str | None:
+        with ForkServerMachine() as server:
+            server.start()
+            return server.versions.get("cuda")
+
+    stored = reviews.read_reviewed(profile, reports)
+    monitor = NvmlMonitor()
+    try:
+        found = verification.verify(stored, data, SystemHost(), monitor, read_cuda)
+    finally:
+        monitor.close()
+    if as_json:
+        told = {
+            "profile": str(profile),
+            "intact": stored.intact,
+            "review": stored.standing.state,
+            "checks": [dataclasses.asdict(check) for check in found.checks],
+        }
+        print(json.dumps(told, indent=2))
+    else:
+        print(verification_text(found, stored.standing, intact=stored.intact))
+    if require_approved:
+        reviews.require_approved(profile, reports)
+    found.raise_if_bad(str(profile))

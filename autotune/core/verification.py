@@ -1,0 +1,50 @@
+"""What a profile was held against, and what came of it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.errors import NotCheckable, ProfileRefused
+
+Found = Literal["same", "refuse", "warn", "inform", "not checkable here"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that a profile says, held against what is here."""
+
+    field: str
+    found: Found
+    """``same``, or how much it matters that it differs, or that nobody here can tell."""
+    profile: str
+    here: str
+    """Or why nobody here can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """All checks of a profile."""
+
+    checks: tuple[Check, ...]
+
+    def of(self, found: Found) -> tuple[Check, ...]:
+        """Those with such a result."""
+        return tuple(check for check in self.checks if check.found == found)
+
+    def raise_if_bad(self, name: str) -> None:
+        """Say the worst as an error.
+
+        Raises:
+            ProfileRefused: If something differs that the figures cannot bear.
+            NotCheckable: If nothing does, and something cannot be told here.
+        """
+        if refused := self.of("refuse"):
+            told = "; ".join(f"{check.field} was {check.profile!r}, here it is {check.here!r}" for check in refused)
+            raise ProfileRefused(
+                f"{name} does not belong here: {told}",
+                next_step="Tune for what is here: autotune tune; or use the profile where it was made.",
+            )
+        if unknown := self.of("not checkable here"):
+            raise NotCheckable(
+                f"not checkable here: {', '.join(check.field for check in unknown)}",
+                next_step=f"Run it where the profile is for, and its dataset is: autotune profile verify {name}",
+            )

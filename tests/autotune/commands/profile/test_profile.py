@@ -1,0 +1,165 @@
+import json
+
+import pytest
+
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from autotune.measure.host import SystemHost
+from autotune.measure.nvml import NvmlMonitor
+from autotune.search.site import fingerprint, open_site
+from tests.autotune.profiles import example_profile
+from trainer.dataset import read_manifest
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, patterned_dataset):
+    """A directory with a profile that was made on this machine's CPU, from this dataset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
+    (tmp_path / "data").symlink_to(patterned_dataset)
+    found = example_profile()
+    monitor = NvmlMonitor()
+    site = open_site("cpu", tmp_path / "data", SystemHost(), monitor)
+    monitor.close()
+    manifest = read_manifest(patterned_dataset)
+    made_here = fingerprint(site, found.train.model, manifest, None)
+    data = found.train.data.model_copy(update={"path": "data", "dataset_hash": manifest.dataset_hash})
+    train = found.train.model_copy(update={"data": data, "global_batch_rows": 122})
+    _write(tmp_path / "p.toml", found.model_copy(update={"train": train, "fingerprint": made_here}))
+    return tmp_path
+
+
+def _write(path, profile):
+    path.write_text(profile_to_toml(profile))
+
+
+def _change(here, old, new):
+    text = (here / "p.toml").read_text()
+    assert old in text
+    (here / "p.toml").write_text(text.replace(old, new))
+
+
+def test_show_names_decisions_and_how_the_profile_stands(here, capsys):
+    assert run(["profile", "show", "p.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "micro-batch rows" in out
+    assert "review: not reviewed" in out
+    assert run(["report", "review", "p.toml", "--approve", "--by", "Ann"]) == 0
+    assert run(["profile", "show", "p.toml"]) == 0
+    assert "review: approved by Ann" in capsys.readouterr().out
+    assert run(["profile", "show", "p.toml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["intact"], told["review"]) == (True, "approved")
+
+
+def test_a_profile_verifies_on_the_machine_that_made_it(here, capsys):
+    assert run(["profile", "verify", "p.toml", "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert {check["found"] for check in checks} == {"same"}
+    assert "dataset_hash" in {check["field"] for check in checks}
+
+
+def test_verify_tells_an_edit_without_refusing_it(here, capsys):
+    _change(here, "micro_batch_rows = 2", "micro_batch_rows = 1")
+    assert run(["profile", "verify", "p.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "differs: mind it" in out
+    assert "edited by hand" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "field"),
+    [
+        ("hidden_size = 64", "hidden_size = 32", 6, "model_sha256"),
+        ('cpu_model = "', 'cpu_model = "Another ', 0, "cpu_model"),
+        ('torch = "', 'torch = "0.', 0, "torch"),
+        ('transformers = "', 'transformers = "0.', 0, "transformers"),
+    ],
+)
+def test_what_differs_is_refused_or_told_as_it_matters(here, capsys, old, new, code, field):
+    _change(here, old, new)
+    assert run(["profile", "verify", "p.toml"]) == code
+    out, err = capsys.readouterr()
+    assert any(line.startswith(field) and "differs" in line for line in out.splitlines())
+    assert (field in err) == bool(code)
+
+
+def test_another_dataset_is_refused_and_an_absent_one_is_not_checkable(here, capsys, make_dataset):
+    (here / "data").unlink()
+    other = make_dataset([[5, 6, 7]]).rename(here / "other")
+    assert run(["profile", "verify", "p.toml"]) == 7
+    assert "dataset_hash" in capsys.readouterr().err
+    assert run(["profile", "verify", "p.toml", "--data", str(other)]) == 6
+    assert "dataset_hash" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_gpu_is_not_checkable_without_one(here, capsys):
+    if NvmlMonitor().devices():
+        pytest.skip("this machine has the driver's library")
+    _change(here, 'device = "cpu"', 'device = "cuda"')
+    _change(here, "gpu_count = 0", 'gpu_count = 1\ngpu_name = "NVIDIA H100"\ngpu_total_bytes = 99')
+    assert run(["profile", "verify", "p.toml"]) == 7
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    for field in ("gpu_name", "gpu_total_bytes", "driver", "cuda", "cpu_model", "data_filesystem"):
+        assert "not checkable here" in rows[field]
+    for field in ("model_sha256", "dataset_hash", "torch"):
+        assert "same" in rows[field]
+
+
+def test_settings_for_another_device_than_the_figures_are_refused(here, capsys):
+    text = (here / "p.toml").read_text()
+    (here / "p.toml").write_text(text.replace('device = "cpu"', 'device = "cuda"', 1))
+    assert run(["profile", "verify", "p.toml"]) == 6
+    assert "train.device" in capsys.readouterr().err
+
+
+def test_verify_honours_the_review(here, capsys):
+    verify = ["profile", "verify", "p.toml", "--require-approved"]
+    assert run(verify) == 6
+    assert "nobody has reviewed" in capsys.readouterr().err
+    assert run(["report", "review", "p.toml", "--approve", "--by", "Ann"]) == 0
+    assert run(verify) == 0
+    _change(here, "micro_batch_rows = 2", "micro_batch_rows = 1")
+    assert run(verify) == 6
+
+
+def test_diff_says_the_same_settings_or_which_differ(here, capsys):
+    (here / "q.toml").write_text((here / "p.toml").read_text())
+    assert run(["profile", "diff", "p.toml", "q.toml"]) == 0
+    assert "[train]: the same settings" in capsys.readouterr().out
+    _change(here, "micro_batch_rows = 2", "micro_batch_rows = 1")
+    assert run(["profile", "diff", "p.toml", "q.toml"]) == 0
+    assert "Rows that one rank computes at once." in capsys.readouterr().out
+    assert run(["profile", "diff", "p.toml", "q.toml", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["same_settings"] is False
+    assert told["train"] == [{"key": "micro_batch_rows", "old": 1, "new": 2, "ratio": 2.0}]
+
+
+def test_explain_gives_all_settings_or_one(here, capsys):
+    assert run(["profile", "explain", "p.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "at the trainer's default:" in out
+    assert "max_steps = 1000" in out
+    assert run(["profile", "explain", "p.toml", "data.loader_workers"]) == 0
+    out = capsys.readouterr().out
+    assert "Loader processes per rank" in out
+    assert "0.990 (0.985 to 0.995), n = 3" in out
+    assert "rejected" in out
+    assert run(["profile", "explain", "p.toml", "data", "--json"]) == 0
+    assert {one["key"] for one in json.loads(capsys.readouterr().out)} >= {"data.path", "data.loader_workers"}
+
+
+def test_explain_suggests_the_nearest_key(here, capsys):
+    assert run(["profile", "explain", "p.toml", "micro_batch_row"]) == 3
+    assert "'micro_batch_rows'" in capsys.readouterr().err
+
+
+def test_hostile_words_in_a_profile_steer_nothing(here, capsys):
+    _change(here, 'choice = "because"', 'choice = "\\u001b[31m\\u202ebecause"')
+    _change(here, 'created_utc = "2026', 'created_utc = "\\u001b]0;x\\u00072026')
+    for command in (["show"], ["explain"], ["explain", "p.toml", "micro_batch_rows"]):
+        assert run(["profile", command[0], "p.toml", *command[2:]]) == 0
+        out = capsys.readouterr().out
+        assert all(c.isprintable() or c == "\n" for c in out)
