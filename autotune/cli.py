@@ -4,7 +4,20 @@ import sys
 
 import typer
 
-from autotune.commands import data, doctor, estimate, launch, network, probe, profile, report, scale, tune, workers
+from autotune.commands import (
+    baseline,
+    data,
+    doctor,
+    estimate,
+    launch,
+    network,
+    probe,
+    profile,
+    report,
+    scale,
+    tune,
+    workers,
+)
 from autotune.commands.jobs import plain_arguments
 from autotune.errors import EXIT_INTERRUPTED, INTERRUPTED, AutotuneError
 from trainer.errors import TrainerError
@@ -24,6 +37,7 @@ app.command("probe")(probe.probe)
 app.command("workers")(workers.workers)
 app.command("network")(network.network)
 app.command("scale")(scale.scale)
+app.command("baseline")(baseline.baseline)
 app.command("tune")(tune.tune)
 app.command("tune-between-nodes", hidden=True)(tune.tune_between_nodes)
 app.add_typer(launch.app, name="launch")

@@ -12,6 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+RecipeName = Literal["paper-style", "default", "tuned"]
 
 
 class CurvePoint(Table):
@@ -287,9 +288,9 @@ class NetworkEvidence(Table):
 class RecipeRow(Table):
     """One way to train the same model on the same data, by the same trainer."""
 
-    name: Literal["paper-style", "default", "tuned"]
+    name: RecipeName
     differences: list[str]
-    """From the tuned settings, as ``key: theirs instead of tuned``."""
+    """From the tuned settings, as ``key: theirs instead of tuned``; in brackets why, where the recipe had no choice."""
     real_tokens_per_s: list[Annotated[float, Field(gt=0)]]
     """One figure per window, of all local ranks; empty where it did not run."""
     ratio_to_tuned: Annotated[float, Field(gt=0)] | None = None

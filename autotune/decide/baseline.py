@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.core.evidence import RecipeName
-from autotune.decide.statistics import Interval, mean_interval
+from autotune.decide.statistics import Interval, trimmed_interval
 from trainer.config import DataSettings, ParallelSettings, TrainConfig
 
 PAPER_WORKERS = 8
@@ -101,9 +101,15 @@ def _as_by_default(tuned: TrainConfig, global_batch_tokens: int) -> TrainConfig:
     return tuned.model_copy(update=speed | rest)
 
 
-def differences(recipe: Recipe, tuned: TrainConfig) -> list[str]:
-    """How a recipe differs from the tuned settings in what bears on speed, as ``key: theirs instead of tuned``."""
-    theirs, ours = _flat(recipe.config), _flat(tuned)
+def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[str]:
+    """How a recipe differs from the tuned settings in what bears on speed, as ``key: theirs instead of tuned``.
+
+    Args:
+        recipe: Of the same model, data and device.
+        tuned: The profile's settings.
+        local_ranks: That train together: one alone exchanges nothing.
+    """
+    theirs, ours = _flat(recipe.config, local_ranks), _flat(tuned, local_ranks)
     found = []
     for key, value in theirs.items():
         reason = recipe.because.get(key)
@@ -113,13 +119,13 @@ def differences(recipe: Recipe, tuned: TrainConfig) -> list[str]:
     return found
 
 
-def _flat(config: TrainConfig) -> dict[str, Any]:
+def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(config, name) for name in _OF_SPEED}
     if config.device == "cpu":
         del values["tf32"]  # means nothing there
     values |= {f"data.{name}": getattr(config.data, name) for name in _OF_LOADING}
-    exchange = ParallelSettings.model_fields.keys() - {"timeout_s"}
-    return values | {f"parallel.{name}": getattr(config.parallel, name) for name in sorted(exchange)}
+    exchange = sorted(ParallelSettings.model_fields.keys() - {"timeout_s"}) if local_ranks > 1 else []
+    return values | {f"parallel.{name}": getattr(config.parallel, name) for name in exchange}
 
 
 def _said(value: object) -> str:
@@ -129,10 +135,9 @@ def _said(value: object) -> str:
 
 
 def ratio_to_tuned(theirs: Sequence[float], tuned: Sequence[float]) -> Interval:
-    """The geometric mean of the ratios of windows of the same rounds, with 95 % bounds by Student's t.
+    """Where the ratios of windows of the same rounds lie, with 95 % bounds; of fewer than ``LEAST_ROUNDS`` without.
 
-    Bounds are missing where there are fewer than ``LEAST_ROUNDS``. A handful of rounds is too few to trim or to
-    resample, so a held-up window is not left out: it widens the interval.
+    From five rounds on, a held-up window does not count.
 
     Args:
         theirs: Tokens per second, one figure per round.
@@ -141,7 +146,7 @@ def ratio_to_tuned(theirs: Sequence[float], tuned: Sequence[float]) -> Interval:
     Raises:
         ValueError: If there are none, or not as many of both.
     """
-    found = mean_interval([one / other for one, other in zip(theirs, tuned, strict=True)])
+    found = trimmed_interval([one / other for one, other in zip(theirs, tuned, strict=True)])
     return found if len(theirs) >= LEAST_ROUNDS else Interval(value=found.value, low=None, high=None)
 
 

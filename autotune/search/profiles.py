@@ -3,9 +3,10 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from autotune import __version__
-from autotune.core.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import BaselineEvidence, Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
@@ -115,20 +116,8 @@ def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) 
     data = profile.train.data.model_copy(update={"loader_workers": found.chosen})
     if found.joint is not None and found.joint.adopted:
         data = data.model_copy(update={name: getattr(found.joint, name) for name in _LOADER_SETTINGS})
-    provenance = profile.provenance.model_copy(
-        update={
-            "commands": [name for name in profile.provenance.commands if name != "workers"] + ["workers"],
-            "created_utc": utc_now(),
-            "ledger_sha256": runner.content_sha256,
-        }
-    )
-    return profile.model_copy(
-        update={
-            "train": profile.train.model_copy(update={"data": data}),
-            "provenance": provenance,
-            "evidence": profile.evidence.model_copy(update={"workers": found}),
-        }
-    )
+    changed = _training_as(profile, profile.train.model_copy(update={"data": data}))
+    return _with_evidence(changed, "workers", found, runner)
 
 
 def with_network(
@@ -137,24 +126,49 @@ def with_network(
     """The profile with the exchange that was chosen, and its dealing of the same global batch."""
     parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
     train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
-    return with_links(profile.model_copy(update={"train": train}), found, runner)
+    return with_links(_training_as(profile, train), found, runner)
 
 
 def with_links(profile: Profile, found: NetworkEvidence, runner: TrialRunner) -> Profile:
     """The profile with what was measured of the network; it trains as before."""
+    return _with_evidence(profile, "network", found, runner)
+
+
+def with_baseline(profile: Profile, found: BaselineEvidence, runner: TrialRunner) -> Profile:
+    """The profile with what its settings are worth; it trains as before."""
+    return _with_evidence(profile, "baseline", found, runner)
+
+
+def _training_as(profile: Profile, train: TrainConfig) -> Profile:
+    """The profile with other settings; what the old ones were worth is no longer said of it."""
+    changed = profile.model_copy(update={"train": train})
+    if train == profile.train:
+        return changed
+    commands = [name for name in profile.provenance.commands if name != "baseline"]
+    return changed.model_copy(
+        update={
+            "provenance": profile.provenance.model_copy(update={"commands": commands}),
+            "evidence": profile.evidence.model_copy(update={"baseline": None}),
+        }
+    )
+
+
+def _with_evidence(
+    profile: Profile,
+    command: Literal["workers", "network", "baseline"],
+    found: WorkersEvidence | NetworkEvidence | BaselineEvidence,
+    runner: TrialRunner,
+) -> Profile:
+    """The profile with what a command found, in place of what it found before."""
     provenance = profile.provenance.model_copy(
         update={
-            "commands": [name for name in profile.provenance.commands if name != "network"] + ["network"],
+            "commands": [name for name in profile.provenance.commands if name != command] + [command],
             "created_utc": utc_now(),
             "ledger_sha256": runner.content_sha256,
         }
     )
-    return profile.model_copy(
-        update={
-            "provenance": provenance,
-            "evidence": profile.evidence.model_copy(update={"network": found}),
-        }
-    )
+    evidence = profile.evidence.model_copy(update={command: found})
+    return profile.model_copy(update={"provenance": provenance, "evidence": evidence})
 
 
 def with_workers_of(profile: Profile, path: Path) -> Profile:
@@ -212,7 +226,7 @@ def probed_here(stored: StoredProfile, refusals: list[str]) -> ProbeEvidence:
     probe = stored.profile.evidence.probe
     if probe is None:
         raise ProfileRefused(
-            f"{stored.path} has no probed micro-batch, and workers are counted at the one that is used",
+            f"{stored.path} has no probed micro-batch, at which everything else is measured",
             next_step=f"Probe first: {command}",
         )
     if refusals:

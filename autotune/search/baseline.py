@@ -1,0 +1,249 @@
+"""What the tuned settings are worth: windows of training as tuned, by default and in the paper's style, in rounds.
+
+A window is the ``feed`` job's: the trainer's own step, loader and run-ahead on the dataset, with at most four
+micro-batches to an optimizer step, of the configured rows each. So the update and the exchange of gradients weigh a
+quarter of what they would without accumulation, at least, in every recipe.
+
+Rates are in real tokens. A window counts the places that it computed, and the dataset says what a place holds in the
+mean: which samples a short window happens to draw is then no noise, and padded and packed windows need not see the same
+ones. Only bucketed rows are as wide as what they hold; there the window's own real tokens count.
+"""
+
+import statistics
+from dataclasses import dataclass, field, replace
+
+from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
+from autotune.core.outcome import Contaminated, HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
+from autotune.core.trial import FeedFigures, Trial
+from autotune.core.units import format_bytes
+from autotune.decide.baseline import (
+    LEAST_ROUNDS,
+    Recipe,
+    default_recipe,
+    differences,
+    is_precise,
+    paper_style,
+    ratio_to_tuned,
+)
+from autotune.decide.statistics import Interval
+from autotune.errors import Undecided
+from autotune.search.probe import FIT_STEPS
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import ATTEMPTS, Asked, SweepRequest, feed_trial
+from trainer.batch import in_rows, mean_row
+from trainer.config import TrainConfig
+from trainer.dataset import TokenDataset
+
+MIN_STEPS = 2
+"""Of a window, however long they take: the padded recipes' are long, and a round holds three windows."""
+TUNED: RecipeName = "tuned"
+SHOWN: tuple[RecipeName, ...] = ("paper-style", "default", "tuned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRequest:
+    """What to compare."""
+
+    windows: SweepRequest
+    """Its configuration is the tuned one."""
+    others: tuple[Recipe, ...]
+    rounds: int
+    """At most."""
+    memory_budget_bytes: int
+    """Of a rank, as the profile was probed."""
+    micro_batches: int
+    """Of an optimizer step, when it is asked whether a micro-batch fits; as the profile was probed."""
+    device_used_before_bytes: list[int] | None
+    """What each GPU held before this program, by NVML; None on a CPU or where unknown."""
+    real_shares: dict[RecipeName, float | None]
+    """Part of a row's places that hold a real token, in the mean of the dataset; None where windows must tell."""
+    vocab_size: int
+    special_ids: dict[str, int]
+
+
+def compare_with(
+    tuned: TrainConfig, dataset: TokenDataset, most_workers: int, limit: str
+) -> tuple[tuple[Recipe, ...], dict[RecipeName, float | None]]:
+    """The recipes to hold against the tuned settings, and what part of all recipes' places holds real tokens.
+
+    Args:
+        tuned: The profile's settings.
+        dataset: Says what rows hold.
+        most_workers: Loader workers that a rank may have here.
+        limit: What limits them.
+    """
+    rows = in_rows(tuned, dataset).global_batch_rows
+    tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
+    others = (default_recipe(tuned, tokens), paper_style(tuned, tokens, most_workers, limit))
+    shares: dict[RecipeName, float | None] = {one.name: _real_share(one.config, dataset) for one in others}
+    return others, shares | {TUNED: _real_share(tuned, dataset)}
+
+
+def _real_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
+    if config.layout == "bucketed":
+        return None
+    return mean_row(config, dataset)[0] / config.seq_length_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """A comparison under way."""
+
+    request: BaselineRequest
+    runner: TrialRunner
+    recipes: dict[RecipeName, Recipe] = field(init=False)
+    """Those that run, the tuned one first."""
+    fallen: dict[RecipeName, str] = field(default_factory=dict)
+    """Those that do not, and why."""
+    rounds: list[dict[RecipeName, FeedFigures]] = field(default_factory=list)
+    windows: int = 0
+
+    def __post_init__(self) -> None:
+        tuned = Recipe(name=TUNED, config=self.request.windows.config, because={})
+        self.recipes = {one.name: one for one in (tuned, *self.request.others)}
+
+    def run(self) -> BaselineEvidence:
+        """Find micro-batches that fit, then measure rounds until ratios are precise or the time is over.
+
+        Raises:
+            Undecided: If the tuned settings could not be measured.
+        """
+        for one in self.request.others:
+            self._fit(one.name)
+        while self._goes_on():
+            self._measure_round()
+        return self._evidence()
+
+    def _goes_on(self) -> bool:
+        done, others = len(self.rounds), [name for name in self._standing() if name != TUNED]
+        if done == 0:
+            return True
+        if done >= self.request.rounds or not others:
+            return False
+        if done < LEAST_ROUNDS:
+            return True
+        precise = all(is_precise(self._ratio(name)) for name in others)
+        return not precise and self.runner.seconds < self.request.windows.budget_s
+
+    def _standing(self) -> list[RecipeName]:
+        return [name for name in self.recipes if name not in self.fallen]
+
+    def _fit(self, name: RecipeName) -> None:
+        """Halve a recipe's micro-batch until it fits the memory that the tuned one was probed under."""
+        while True:
+            recipe = self.recipes[name]
+            rows = recipe.config.micro_batch_rows
+            trial = fit_trial(self.request, recipe.config)
+            outcome = self._run(trial, f"{name}: {rows} rows, do they fit", anew=False)
+            if isinstance(outcome, Measured):
+                return
+            if not isinstance(outcome, OutOfMemory | HostOutOfMemory):
+                self.fallen[name] = f"{describe(outcome)} with {rows} rows"
+                return
+            if rows == 1:
+                self.fallen[name] = f"{describe(outcome)}, even with one row"
+                return
+            budget = format_bytes(self.request.memory_budget_bytes)
+            self.recipes[name] = recipe.with_rows(rows // 2, f"{rows} do not fit {budget}")
+
+    def _measure_round(self) -> None:
+        """Read a window of each; every other round backwards, so that a drift within rounds cancels too.
+
+        A round is taken from the ledger whole or not at all.
+        """
+        number, names = len(self.rounds), self._standing()
+        trials = {name: window_trial(self.request, self.recipes[name].config, name, number, names) for name in names}
+        anew = not all(map(self.runner.knows, trials.values()))
+        found: dict[RecipeName, FeedFigures] = {}
+        for name in names if number % 2 == 0 else reversed(names):
+            outcome = self._run(trials[name], f"{name}, round {number + 1}", anew=anew)
+            if isinstance(outcome, Measured):
+                found[name] = FeedFigures.of(outcome)
+                self.windows += 1
+            elif name == TUNED:
+                raise self._unmeasured(outcome)
+            else:
+                self.fallen[name] = f"{describe(outcome)} in round {number + 1}"
+        self.rounds.append(found)
+
+    def _run(self, trial: Trial, label: str, *, anew: bool) -> Outcome:
+        """A trial, again where somebody else spoiled it."""
+        for attempt in range(ATTEMPTS):
+            outcome = self.runner.run(trial, label + (f", try {attempt + 1}" if attempt else ""), anew=anew)
+            if not isinstance(outcome, Contaminated):
+                break
+        return outcome
+
+    def _unmeasured(self, outcome: Outcome) -> Undecided:
+        detail = "" if isinstance(outcome, Measured) else outcome.detail
+        return Undecided(
+            f"the window of the tuned settings {describe(outcome)}:\n{detail}".rstrip(),
+            next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
+        )
+
+    def _rate(self, name: RecipeName, figures: FeedFigures) -> float:
+        share = self.request.real_shares[name]
+        return figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
+
+    def _ratio(self, name: RecipeName) -> Interval:
+        """To the tuned settings; of a recipe that was read at least once."""
+        both = [one for one in self.rounds if name in one]
+        return ratio_to_tuned(
+            [self._rate(name, one[name]) for one in both], [self._rate(TUNED, one[TUNED]) for one in both]
+        )
+
+    def _row(self, name: RecipeName) -> RecipeRow:
+        windows = [one[name] for one in self.rounds if name in one]
+        ratio = self._ratio(name) if windows else None
+        bounded = name != TUNED  # the tuned settings are themselves, exactly
+        return RecipeRow(
+            name=name,
+            differences=differences(
+                self.recipes[name], self.request.windows.config, self.request.windows.limits.local_ranks
+            ),
+            real_tokens_per_s=[self._rate(name, one) for one in windows],
+            ratio_to_tuned=None if ratio is None else ratio.value,
+            ratio_low=ratio.low if ratio and bounded else None,
+            ratio_high=ratio.high if ratio and bounded else None,
+            data_wait_share=statistics.median(one.data_wait_share for one in windows) if windows else None,
+            outcome=self.fallen.get(name, "ran"),
+        )
+
+    def _evidence(self) -> BaselineEvidence:
+        return BaselineEvidence(
+            rows=[self._row(name) for name in SHOWN if name in self.recipes],
+            local_ranks=self.request.windows.limits.local_ranks,
+            window_s=self.request.windows.window_s,
+            windows=self.windows,
+            seconds=round(self.runner.seconds, 3),
+        )
+
+
+def fit_trial(request: BaselineRequest, config: TrainConfig) -> Trial:
+    """The trainer's own step on full rows under the memory budget, as the probe asks whether a micro-batch fits."""
+    ranks = request.windows.limits.local_ranks
+    changes = {
+        "global_batch_rows": config.micro_batch_rows * ranks * request.micro_batches,
+        "global_batch_tokens": None,
+        "global_batch_samples": None,
+    }
+    measured = {
+        "config": config.model_copy(update=changes).model_dump(mode="json"),
+        "vocab_size": request.vocab_size,
+        "special_ids": request.special_ids,
+        "memory_budget_bytes": request.memory_budget_bytes,
+        "warmup_steps": FIT_STEPS[0],
+        "timed_steps": FIT_STEPS[1],
+        "local_ranks": ranks,
+        "documents_per_row": 1.0,
+    }
+    place = {"device_used_before_bytes": request.device_used_before_bytes}
+    return Trial(job="step", measured=measured, place=place, timeout_s=request.windows.trial_timeout_s)
+
+
+def window_trial(
+    request: BaselineRequest, config: TrainConfig, name: RecipeName, number: int, beside: list[RecipeName]
+) -> Trial:
+    """A window of a recipe in round ``number``, beside those of these names."""
+    trial = feed_trial(request.windows, Asked(name=name, config=config), number, beside)
+    return replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS})
