@@ -1,4 +1,4 @@
-"""``autotune tune``: probe, loader workers, exchange between local ranks, report; one after the other, gone on with."""
+"""``autotune tune``: probe, loader workers, exchange between local ranks, what that is worth, report; resumable."""
 
 import json
 import os
@@ -17,6 +17,8 @@ from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Re
 from autotune.errors import EXIT_INTERRUPTED, InternalError, UsageError
 
 _PROBE_MINUTES = 4.0
+_BASELINE_MINUTES = 2.0
+"""At most: what the settings are worth is no tuning, and most of the time goes to the slow ones."""
 _REPORT = "report.md"
 
 
@@ -39,6 +41,7 @@ def tune(
     minutes: Annotated[float, typer.Option(min=0.1, help="For the loader workers, and for the exchange, each.")] = 10.0,
     workers: Annotated[bool, typer.Option(help="Whether to find the number of loader workers.")] = True,
     network: Annotated[bool, typer.Option(help="Whether local ranks' exchange is tuned, where there are two.")] = True,
+    baseline: Annotated[bool, typer.Option(help="Whether to measure what the tuned settings are worth.")] = True,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
     between_nodes: Annotated[
@@ -56,7 +59,8 @@ def tune(
     from autotune.store import write_atomically
 
     number = os.environ.get("SLURM_JOB_ID")
-    stages = 1 + minutes / _PROBE_MINUTES * (int(workers) + int(network))
+    baseline_minutes = min(_BASELINE_MINUTES, minutes) if baseline else 0.0
+    stages = 1 + (minutes * (int(workers) + int(network)) + baseline_minutes) / _PROBE_MINUTES
     job = JobRequest(
         name="tune",
         purpose=f"Tunes {', '.join(model)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
@@ -93,6 +97,9 @@ def tune(
             stage.run("workers", timed)
         if network and one["local_ranks"] > 1:
             stage.run("network", [*timed, "--ranks", str(one["local_ranks"])])
+        if baseline:
+            worth = ["--profile", one["profile"], "--minutes", f"{baseline_minutes:g}", *common]
+            stage.run("baseline", worth)
     report = str(reports / Path(profiles[0]).stem / _REPORT)
     stage.run("report", ["build", *profiles, "--reports", str(reports), "--out", report])
     found = {"profiles": profiles, "report": report}

@@ -40,17 +40,19 @@ TUNE = ["tune", "--model", "a", "--model", "b", "--data", "data", "--memory", "1
 
 def test_stages_follow_the_order_of_tuning_and_all_models_share_one_probe(said, capsys):
     assert run([*TUNE, "--json"]) == 0
-    assert [call[0] for call in said.calls] == ["probe", "workers", "network", "workers", "report"]
+    stages = ["probe", "workers", "network", "baseline", "workers", "baseline", "report"]
+    assert [call[0] for call in said.calls] == stages
     probe = said.calls[0]
     assert probe.count("--model") == 2
     assert probe[probe.index("--memory") + 1] == "1GiB"
     assert said.calls[2][said.calls[2].index("--ranks") + 1] == "2"  # one rank alone has nothing to exchange
+    assert said.calls[3][said.calls[3].index("--minutes") + 1] == "2"  # a small share of what tuning takes
     found = json.loads(capsys.readouterr().out)
     assert found == {"profiles": ["out/a-cpu.toml", "out/b-cpu.toml"], "report": "reports/a-cpu/report.md"}
 
 
 def test_stages_can_be_left_out(said):
-    assert run([*TUNE, "--no-workers", "--no-network"]) == 0
+    assert run([*TUNE, "--no-workers", "--no-network", "--no-baseline"]) == 0
     assert [call[0] for call in said.calls] == ["probe", "report"]
 
 
