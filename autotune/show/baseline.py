@@ -59,7 +59,7 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
         if row.name == "tuned":
             continue
         if row.ratio_to_tuned is None:
-            yield f"against {row.name}: n/a ({row.outcome})"
+            yield f"tuned, against {row.name}: n/a ({row.outcome})"
             continue
         bounds = f" ({1 / row.ratio_high:.2f} to {1 / row.ratio_low:.2f})" if row.ratio_low and row.ratio_high else ""
         yield f"tuned, against {row.name}: {1 / row.ratio_to_tuned:.2f}{bounds} times the real tokens per second"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.statistics import mean_interval, normal_quantile, t_quantile
+from autotune.decide.statistics import mean_interval, normal_quantile, t_quantile, trimmed_interval
 
 figures = st.lists(st.floats(0.1, 1e6), min_size=2, max_size=20)
 confidences = st.floats(0.5, 0.999)
@@ -35,6 +35,26 @@ def test_one_figure_shows_no_spread_and_none_is_refused():
 def test_the_interval_of_three_figures_uses_students_quantile():
     found = mean_interval([math.exp(value) for value in (0.0, 0.1, 0.2)])
     assert math.log(found.high) == pytest.approx(0.1 + 4.303 * 0.1 / math.sqrt(3))
+
+
+@given(figures, st.floats(0.5, 2))
+def test_the_trimmed_mean_lies_within_its_bounds_and_scales_with_its_figures(values, factor):
+    plain, scaled = trimmed_interval(values), trimmed_interval([value * factor for value in values])
+    assert plain.low <= plain.value * (1 + 1e-9)
+    assert plain.value <= plain.high * (1 + 1e-9)
+    assert math.isclose(plain.value * factor, scaled.value, rel_tol=1e-9)
+    assert math.isclose(plain.low * factor, scaled.low, rel_tol=1e-6)
+
+
+def test_one_reading_in_five_moves_the_mean_and_not_the_trimmed_mean():
+    steady, held_up = [1.0, 1.01, 0.99, 1.02, 0.98], [1.0, 1.01, 0.99, 1.02, 0.3]
+    assert trimmed_interval(held_up).value == pytest.approx(trimmed_interval(steady).value, rel=0.01)
+    assert mean_interval(held_up).value < 0.85
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=4))
+def test_fewer_than_five_figures_are_not_trimmed(values):
+    assert trimmed_interval(values) == mean_interval(values)
 
 
 @pytest.mark.parametrize(("confidence", "value"), [(0.6827, 1.0), (0.95, 1.960), (0.98, 2.326), (0.99, 2.576)])

@@ -3,10 +3,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.core.evidence import Evidence, JointChoice, WorkersEvidence
+from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow, WorkersEvidence
 from autotune.core.profile import Profile, profile_to_toml
 from autotune.errors import ProfileRefused
-from autotune.search.profiles import probed_here, read_profile, with_workers, with_workers_of, write_profile
+from autotune.search.profiles import (
+    probed_here,
+    read_profile,
+    with_baseline,
+    with_workers,
+    with_workers_of,
+    write_profile,
+)
 from tests.autotune.profiles import example_profile
 
 
@@ -96,3 +103,26 @@ def test_a_repeated_probe_keeps_what_was_adopted_jointly(tmp_path):
     swept = with_workers(example_profile(), _found(chosen=3, adopted=True), SimpleNamespace(content_sha256="a"))
     path.write_text(profile_to_toml(swept))
     assert with_workers_of(_probed_again(), path).train.data == swept.train.data
+
+
+WORTH = BaselineEvidence(
+    rows=[RecipeRow(name="tuned", differences=[], real_tokens_per_s=[9.0], ratio_to_tuned=1.0, outcome="ran")],
+    local_ranks=1, window_s=2.0, windows=1, seconds=3.0,
+)  # fmt: skip
+
+
+def test_what_settings_are_worth_changes_nothing_about_them():
+    profile = example_profile()
+    worth = with_baseline(profile, WORTH, SimpleNamespace(content_sha256="c"))
+    assert (worth.train, worth.evidence.baseline) == (profile.train, WORTH)
+    assert worth.provenance.commands == ["probe", "baseline"]
+
+
+@pytest.mark.parametrize(("chosen", "kept"), [(1, WORTH), (2, None)])
+def test_what_settings_were_worth_goes_with_them(chosen, kept):
+    runner = SimpleNamespace(content_sha256="c")
+    worth = with_baseline(example_profile(), WORTH, runner)
+    found = worth.evidence.workers.model_copy(update={"chosen": chosen})
+    changed = with_workers(worth, found, runner)
+    assert changed.evidence.baseline == kept
+    assert changed.provenance.commands == ["probe", *(["baseline"] if kept else []), "workers"]

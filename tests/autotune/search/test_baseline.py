@@ -1,0 +1,197 @@
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
+from autotune.decide.baseline import Recipe, default_recipe, paper_style
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.errors import Undecided
+from autotune.measure.clock import FakeClock
+from autotune.measure.machine import FakeMachine
+from autotune.search.baseline import BaselineRequest, Comparison, compare_with
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import SweepRequest
+from autotune.store import Ledger
+from tests.autotune.search.feeds import CONFIG, HOST, figures_of
+from tests.conftest import write_dataset
+from trainer.dataset import TokenDataset
+
+TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_rows": 16})
+SPEEDS = {"tuned": 1000.0, "default": 800.0, "paper-style": 400.0}
+SHARES = {"tuned": 1.0, "default": 0.5, "paper-style": 0.5}
+
+
+def name_of(trial) -> str:
+    config = trial.measured["config"]
+    return "paper-style" if config["head"] == "dense" else "tuned" if config["layout"] == "packed" else "default"
+
+
+class Trained(FakeMachine):
+    """A machine with a speed for each recipe, and room for so many rows of the paper's style."""
+
+    def __init__(self, *, fits=16, noise=lambda name, number: 1.0, fate=None) -> None:
+        self.clock = FakeClock()
+
+        def simulate(trial):
+            self.clock.sleep(1.0)
+            name = name_of(trial)
+            if trial.job == "step":
+                too_many = trial.measured["config"]["micro_batch_rows"] > fits
+                return OutOfMemory(detail="") if too_many else Measured(figures=STEP)
+            if fate is not None and (outcome := fate(name, trial.measured["round"])) is not None:
+                return outcome
+            speed = SPEEDS[name] * noise(name, trial.measured["round"])
+            return Measured(
+                figures=figures_of(trial, lambda _: 1.0, slot_tokens_per_s=speed, real_tokens_per_s=0.6 * speed)
+            )
+
+        super().__init__(simulate)
+
+    @property
+    def windows(self) -> list[tuple[str, int]]:
+        return [(name_of(trial), trial.measured["round"]) for trial in self.trials if trial.job == "feed"]
+
+
+STEP = {"optimizer_steps": 3, "step_s": [1.0, 1.0], "slot_tokens_per_step": 512, "peak_bytes": 2**20,
+        "outside_allocator_bytes": None, "loss": 5.0}  # fmt: skip
+
+
+def comparison(machine, directory, *, rounds=5, budget_s=600.0, others: tuple[Recipe, ...] | None = None) -> Comparison:
+    windows = SweepRequest(
+        config=TUNED, data_dir="data", window_s=1.0, budget_s=budget_s, trial_timeout_s=10.0,
+        limits=LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2),
+    )  # fmt: skip
+    request = BaselineRequest(
+        windows=windows, rounds=rounds, memory_budget_bytes=2**30, micro_batches=2, device_used_before_bytes=None,
+        others=(default_recipe(TUNED, 4096), paper_style(TUNED, 4096, 8, "CPUs")) if others is None else others,
+        real_shares=dict(SHARES), vocab_size=64, special_ids={},
+    )  # fmt: skip
+    runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=machine.clock)
+    return Comparison(request=request, runner=runner)
+
+
+def rows_of(found) -> dict:
+    return {row.name: row for row in found.rows}
+
+
+def drifting(name, number):
+    """Rounds differ by what they share, and not otherwise."""
+    return 1 + 0.1 * number
+
+
+def test_ratios_are_of_real_tokens_in_windows_of_the_same_round(tmp_path):
+    found = comparison(Trained(noise=drifting), tmp_path).run()
+    rows = rows_of(found)
+    assert list(rows) == ["paper-style", "default", "tuned"]
+    assert rows["paper-style"].ratio_to_tuned == pytest.approx(0.4 * 0.5)
+    assert rows["default"].ratio_to_tuned == pytest.approx(0.8 * 0.5)
+    assert rows["tuned"].ratio_to_tuned == 1.0
+    assert rows["default"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
+    assert {row.outcome for row in found.rows} == {"ran"}
+    assert (found.windows, found.seconds) == (9, 11.0)
+
+
+def test_precise_ratios_need_three_rounds_that_run_forwards_and_backwards(tmp_path):
+    machine = Trained()
+    comparison(machine, tmp_path).run()
+    forwards = ["tuned", "default", "paper-style"]
+    assert [name for name, _ in machine.windows] == [*forwards, *reversed(forwards), *forwards]
+
+
+def noisy(name, number):
+    return 1 + 0.3 * ((7 * number + len(name)) % 3 - 1)
+
+
+def test_noise_takes_more_rounds_up_to_the_most_that_are_asked_for(tmp_path):
+    assert comparison(Trained(noise=noisy), tmp_path, rounds=7).run().windows == 21
+
+
+def test_no_round_begins_after_the_time_but_three_are_measured(tmp_path):
+    assert comparison(Trained(noise=noisy), tmp_path / "a", rounds=9, budget_s=1.0).run().windows == 9
+    assert comparison(Trained(noise=noisy), tmp_path / "b", rounds=9, budget_s=12.0).run().windows == 12
+
+
+def test_fewer_rounds_than_three_show_no_spread(tmp_path):
+    row = rows_of(comparison(Trained(), tmp_path, rounds=2).run())["default"]
+    assert (row.ratio_to_tuned, row.ratio_low, row.ratio_high) == (pytest.approx(0.4), None, None)
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
+    machine = Trained(fits=5)
+    rows = rows_of(comparison(machine, tmp_path).run())
+    assert "micro_batch_rows: 4 instead of 16 (8 do not fit 1 GiB)" in rows["paper-style"].differences
+    assert "micro_batch_rows: 4 instead of 16 (8 do not fit 1 GiB)" in rows["default"].differences
+    steps = [trial for trial in machine.trials if trial.job == "step"]
+    assert [trial.measured["config"]["micro_batch_rows"] for trial in steps] == [8, 4, 16, 8, 4]
+    assert {trial.measured["memory_budget_bytes"] for trial in steps} == {2**30}
+    assert {trial.measured["config"]["global_batch_tokens"] for trial in steps} == {None}
+
+
+def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
+    found = comparison(Trained(fits=0), tmp_path).run()
+    rows = rows_of(found)
+    assert rows["default"].outcome == rows["paper-style"].outcome == "out of memory, even with one row"
+    assert (rows["default"].ratio_to_tuned, rows["default"].real_tokens_per_s) == (None, [])
+    assert (rows["tuned"].outcome, found.windows) == ("ran", 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (OutOfMemory(detail=""), "out of memory in round 2"),
+        (HostOutOfMemory(detail=""), "killed by the system in round 2"),
+        (TimedOut(detail=""), "timed out in round 2"),
+        (Crashed(detail=""), "crashed in round 2"),
+        (Contaminated(detail=""), "contaminated in round 2"),
+    ],
+)
+def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, outcome, said):
+    machine = Trained(fate=lambda name, number: outcome if (name, number) == ("default", 1) else None)
+    rows = rows_of(comparison(machine, tmp_path).run())
+    assert rows["default"].outcome == said
+    assert len(rows["default"].real_tokens_per_s) == 1
+    assert len(rows["paper-style"].real_tokens_per_s) == 3
+    tries = [one for one in machine.windows if one == ("default", 1)]
+    assert len(tries) == (3 if isinstance(outcome, Contaminated) else 1)
+
+
+def test_tuned_settings_that_do_not_run_leave_it_undecided(tmp_path):
+    machine = Trained(fate=lambda name, number: Crashed(detail="why") if name == "tuned" else None)
+    with pytest.raises(Undecided, match="why"):
+        comparison(machine, tmp_path).run()
+
+
+def test_a_comparison_that_was_interrupted_goes_on_with_the_round_it_was_in(tmp_path):
+    class Interrupted(Trained):
+        def run(self, trial):
+            if len(self.trials) == 6:
+                raise KeyboardInterrupt
+            return super().run(trial)
+
+    with pytest.raises(KeyboardInterrupt):
+        comparison(Interrupted(fits=8), tmp_path).run()
+    whole, rest = Trained(fits=8), Trained(fits=8)
+    expected = comparison(whole, tmp_path / "other").run()
+    assert comparison(rest, tmp_path).run() == expected
+    assert rest.windows == [one for one in whole.windows if one[1] >= 1]
+    again = Trained(fits=8)
+    assert comparison(again, tmp_path).run() == expected
+    assert again.trials == []
+
+
+def test_bucketed_rows_count_what_they_held(tmp_path):
+    asked = comparison(Trained(), tmp_path)
+    asked.request = replace(asked.request, real_shares=SHARES | {"default": None})
+    assert rows_of(asked.run())["default"].real_tokens_per_s == pytest.approx([480.0] * 3)
+
+
+def test_the_dataset_says_what_a_place_holds_and_the_global_batch_in_real_tokens_stays(tmp_path):
+    write_dataset(tmp_path / "data", [[5] * 6] * 100, vocab_size=128)
+    dataset = TokenDataset.open(tmp_path / "data")
+    tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_rows": 10})
+    others, shares = compare_with(tuned, dataset, 2, "2 CPUs")
+    assert {one.name: one.config.global_batch_tokens for one in others} == {"default": 160, "paper-style": 160}
+    assert shares == {"tuned": pytest.approx(1.0), "default": pytest.approx(0.5), "paper-style": pytest.approx(0.5)}
+    bucketed = tuned.model_copy(update={"layout": "bucketed", "global_batch_tokens": 77})
+    others, shares = compare_with(bucketed, dataset, 2, "2 CPUs")
+    assert (others[0].config.global_batch_tokens, shares["tuned"]) == (77, None)
