@@ -5,6 +5,7 @@ import sys
 import typer
 
 from autotune.commands import (
+    advise,
     baseline,
     data,
     doctor,
@@ -40,6 +41,7 @@ app.command("scale")(scale.scale)
 app.command("baseline")(baseline.baseline)
 app.command("tune")(tune.tune)
 app.command("tune-between-nodes", hidden=True)(tune.tune_between_nodes)
+app.command("advise")(advise.advise)
 app.add_typer(launch.app, name="launch")
 app.add_typer(profile.app, name="profile")
 app.add_typer(report.app, name="report")

@@ -28,11 +28,8 @@ def run_of(
             name: getattr(true, name) * math.exp(draw.gauss(0, NOISE_SHARE))
             for name in ("compute_s", "straggling_s", "data_wait_s", "network_s", "update_s", "between_s")
         }
-        rows.append(
-            _row(
-                number, times, true, world, peak, None if noise_scale is None else noise_scale * draw.uniform(0.8, 1.25)
-            )
-        )
+        told = None if noise_scale is None else noise_scale * draw.uniform(0.8, 1.25)
+        rows.append(_row(number, times, true, world, noise_scale=told))
     header = RunHeader(
         schema_version=3, name="simulated", attempt=1, resumed_from=None, resumed_step=0, job="", started_utc="",
         config=train.model_dump(mode="json"), sources={}, config_sha256="", profile_sha256="", dataset_hash="d",

@@ -9,7 +9,7 @@ its state. What a record or a measurement reads is that, times noise.
 import math
 from dataclasses import dataclass, field
 
-from trainer.config import ModelSettings, TrainConfig
+from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "bf16": 110.0}
 """Moved by one layer outside of its products, forward and backward, for each element of its hidden state."""
@@ -42,7 +42,7 @@ class World:
     mean_document_tokens: float = 190.0
     packed_fill: float = 0.995
     load_s_per_row: float = 5e-5
-    """Of one worker, or of the trainer itself without any."""
+    """Of one worker, or of the trainer itself without any; of a row that is full."""
     storage_rows_per_s: float = math.inf
     staged: bool = True
     nodes: int = 1
@@ -108,6 +108,7 @@ def settings(world: World, **changes: object) -> TrainConfig:
         global_batch_rows=64 * world.ranks,
         precision="bf16" if world.gpu_name else "fp32",
         device="cuda" if world.gpu_name else "cpu",
+        data=DataSettings(loader_workers=2),
         log_interval_steps=1,
     )  # fmt: skip
     tables = base.model_dump(mode="json")
@@ -163,8 +164,9 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     kind = train.precision if train.precision == "bf16" else "tf32" if train.tf32 else "fp32"
     layers = world.layers
     layers_worked = layers - (5 / 6) * (0.0 if train.last_layer == "all" or train.head == "dense" else 0.85)
-    varlen = train.attention_dropout == 0.0 or train.model.config["attention_probs_dropout_prob"] == 0.0
-    varlen = varlen and train.layout == "packed" and kind == "bf16"
+    own = train.model.config["attention_probs_dropout_prob"]
+    dropout = own if train.attention_dropout is None else train.attention_dropout
+    varlen = dropout == 0 and train.layout == "packed" and kind == "bf16"
     span = world.mean_document_tokens if varlen else world.seq_length
     attention = 4 * hidden * span * (1.0 if varlen else SDPA_OVER_VARLEN) * tokens * layers_worked
     flops = 3 * (
@@ -181,7 +183,7 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
 
 def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
     """How long a micro-batch is waited for."""
-    made_s = rows * world.load_s_per_row
+    made_s = rows * fill(world, train) * world.load_s_per_row
     workers = train.data.loader_workers
     supply_s = made_s / max(1, workers)
     if not (world.staged or train.data.stage_to):

@@ -74,6 +74,7 @@ def resolve(
         BadConfig: If any of it cannot be used.
     """
     tables = read_profile_tables(profile)
+    said = profile_sha256(tables)  # what the file says, before anything else has its say
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(_dotted(train), "profile")
     for assignment in assignments:
@@ -90,9 +91,14 @@ def resolve(
         config=config,
         sources=sources,
         data_dir=data_dir,
-        profile_sha256=canonical_sha256(_plain(tables)),
+        profile_sha256=said,
         fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
     )
+
+
+def profile_sha256(tables: dict[str, Any]) -> str:
+    """The hash by which a run's record names the profile it was started from."""
+    return canonical_sha256(_plain(tables))
 
 
 def _data_dir(

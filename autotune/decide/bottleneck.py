@@ -22,6 +22,8 @@ CONFIDENCE = 0.95
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 4
 """Neighbouring steps are alike, so spread is told from blocks of them; fewer blocks show none."""
+UNCERTAIN_SHARE = 0.8
+"""Of a part that was read once: it may well be so much less."""
 STRAGGLER_RATIO = 1.05
 """A rank that takes so much longer than the median holds the others up."""
 
@@ -94,7 +96,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     fed = 1 - row.data_wait_share
     if probe is not None:
         shares["padding"] = fed * (1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens))
-    untold = []
+    untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
     network = profile.evidence.network
     if network is not None and network.compute is not None:
         waiting = _exchange_share(profile)
@@ -236,7 +238,7 @@ def _decided(parts: Sequence[Part], limit: Cause) -> bool:
     if limit == "computation":
         return highest < MATTERS_SHARE
     own = next(one for one in parts if one.cause == limit)
-    low = own.share if own.low is None else own.low
+    low = own.share * UNCERTAIN_SHARE if own.low is None else own.low
     return low >= MATTERS_SHARE and low > max((one.share for one in losses), default=0.0)
 
 

@@ -1,14 +1,17 @@
 """Write what a search found into a profile; read profiles back."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from autotune import __version__
+from autotune.core.advice import Change
 from autotune.core.evidence import BaselineEvidence, Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
+from autotune.decide.advice.apply import with_changes
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.network import parallel_settings
@@ -137,6 +140,22 @@ def with_links(profile: Profile, found: NetworkEvidence, runner: TrialRunner) ->
 def with_baseline(profile: Profile, found: BaselineEvidence, runner: TrialRunner) -> Profile:
     """The profile with what its settings are worth; it trains as before."""
     return _with_evidence(profile, "baseline", found, runner)
+
+
+def with_advice(profile: Profile, changes: Sequence[Change]) -> Profile:
+    """The profile with advice followed; what was counted or timed at another micro-batch is no longer said of it.
+
+    Raises:
+        BadInput: If the settings are none any more.
+    """
+    changed = _training_as(profile, with_changes(profile.train, changes))
+    if changed.train.micro_batch_rows != profile.train.micro_batch_rows:
+        changed = changed.model_copy(
+            update={"evidence": changed.evidence.model_copy(update={"workers": None, "network": None})}
+        )
+    commands = [*(name for name in changed.provenance.commands if name != "advise"), "advise"]
+    provenance = changed.provenance.model_copy(update={"commands": commands, "created_utc": utc_now()})
+    return changed.model_copy(update={"provenance": provenance})
 
 
 def _training_as(profile: Profile, train: TrainConfig) -> Profile:

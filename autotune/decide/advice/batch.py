@@ -6,7 +6,7 @@ import statistics
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import CurvePoint
 from autotune.decide.advice.gains import ratio_of_bounds
-from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.situation import Situation, faster_with
 from autotune.decide.choose import choose_micro_batch, rows_with_headroom
 
 WORTH_RATIO = 1.02
@@ -92,6 +92,10 @@ def below_knee(now: Situation) -> Advice | None:
     ratio, low, high = ratio_of_bounds(_figures(there), here)
     if ratio < WORTH_RATIO or (low is not None and low <= 1):
         return None
+    gain = Gain(of="real tokens/s", ratio=ratio, low=low, high=high, known="measured")
+    shared = faster_with(now, rows, choice.rows)
+    if now.train.global_batch_rows > rows and shared is not None:  # the update, measured in every step, is shared out
+        gain = Gain(of="real tokens/s", ratio=shared[1], low=shared[0], high=max(shared[2], ratio), known="predicted")
     return Advice(
         rule="below-knee",
         severity="should",
@@ -107,7 +111,7 @@ def below_knee(now: Situation) -> Advice | None:
                 source="autotune probe",
             ),
         ),
-        gain=Gain(of="real tokens/s", ratio=ratio, low=low, high=high, known="measured"),
+        gain=gain,
         cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
         changes=(Change(key="micro_batch_rows", old=rows, new=choice.rows),),
         would_change="less memory than where it was probed, or a global batch too small to fill such micro-batches",

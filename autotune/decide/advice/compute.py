@@ -1,9 +1,10 @@
-"""Advice on what a rank computes: layout, number formats, head, attention, launches, memory traffic, update."""
+"""Advice on what a rank computes: layout, number formats, head, attention."""
+
+from typing import Literal
 
 from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.decide.advice.gains import MOST_SHARE, without
+from autotune.decide.advice.gains import MOST_SHARE, times, without
 from autotune.decide.advice.situation import Situation, part_figure
-from autotune.decide.bottleneck import MATTERS_SHARE
 from trainer.peaks import peak_flops_per_s
 
 PADDING_SHARE = 0.05
@@ -12,23 +13,22 @@ PACKED_LEAVES = 0.02
 PREDICTED_SHARE = 0.15
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Of computing that is matrix products, least, usual and most; the rest moves bytes, and 16 bits halve most of them."""
-REACHED_SHARE = (0.45, 0.6, 0.85)
-"""Of the peaks' ratio that products gain when they change their format: faster units are harder to feed."""
+REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
+"""Of the peaks' ratio that products gain when they change from a format to bf16: faster units are harder to feed, and
+14 times as fast ones much harder. Assumed."""
 OTHERS_LEFT = 0.65
 """Of the rest's time that 16 bits leave: normalisation and the loss stay in 32."""
-FUSED_LEFT = (0.25, 0.5, 1.0)
-"""Of launches or memory traffic that compiling layers leaves: least, usual, none gained."""
 
 
 def padding(now: Situation) -> Advice | None:
     """Rows that hold padding, which is computed like everything else."""
-    lost = now.loss("padding", PADDING_SHARE)
-    if now.train is None or lost is None or now.bottleneck is None:
+    lost, train = now.loss("padding", PADDING_SHARE), now.train
+    if train is None or lost is None or now.bottleneck is None:
         return None
     evidence = (part_figure(lost, "computing of padding", now.bottleneck.steps),)
-    model = now.train.model.name
-    if now.train.layout == "packed":
-        shorter = now.train.seq_length_tokens // 2
+    model = train.model.name
+    if train.layout == "packed":
+        shorter = train.seq_length_tokens // 2
         return Advice(
             rule="padding",
             severity="could",
@@ -42,20 +42,34 @@ def padding(now: Situation) -> Advice | None:
         )
     layout = "packed" if now.knows_the_model else "bucketed"
     left = PACKED_LEAVES if layout == "packed" else 0.5
+    gain = without(lost, left=left, left_low=0.0, left_high=left + 0.15)
+    if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
+        row = train.seq_length_tokens  # packed rows attend within samples, padded ones over the whole row
+        share = row / (6 * now.hidden_size + row)
+        gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
     return Advice(
         rule="padding",
         severity="should",
         claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
         + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
         evidence=evidence,
-        gain=without(lost, left=left, left_low=0.0, left_high=left + 0.15),
+        gain=gain,
         cost="the micro-batch is to be probed again, as attention takes other memory; the global batch in real tokens "
         "stays, so it has fewer rows",
-        changes=(Change(key="layout", old=now.train.layout, new=layout),),
+        changes=(Change(key="layout", old=train.layout, new=layout), *_same_tokens(now)),
         command=f"autotune probe --model {model} --data {now.data_path} --layout {layout} "
-        f"--seq-length {now.train.seq_length_tokens}",
+        f"--seq-length {train.seq_length_tokens}",
         would_change="samples that are all as long as a row",
     )
+
+
+def _same_tokens(now: Situation) -> tuple[Change, ...]:
+    """Fewer rows to a step, as they hold more; where the batch is given in tokens or samples it keeps itself."""
+    train, row = now.train, now.run.steps[-1] if now.run is not None and now.run.steps else None
+    if train is None or row is None or train.global_batch_tokens or train.global_batch_samples:
+        return ()
+    rows = max(1, round(train.global_batch_rows * row.packing_efficiency / (1 - PACKED_LEAVES)))
+    return (Change(key="global_batch_rows", old=train.global_batch_rows, new=rows),)
 
 
 def full_precision(now: Situation) -> Advice | None:
@@ -63,19 +77,20 @@ def full_precision(now: Situation) -> Advice | None:
     train, gpu = now.train, now.fingerprint.gpu_name if now.fingerprint is not None else None
     if train is None or train.device != "cuda" or train.precision != "fp32" or gpu is None:
         return None
-    fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, "tf32" if train.tf32 else "fp32")
+    now_in: Literal["tf32", "fp32"] = "tf32" if train.tf32 else "fp32"
+    fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, now_in)
     if fast is None or slow is None:
         return None
     computing = now.bottleneck.part("computation") if now.bottleneck is not None else None
     share = 0.9 if computing is None else computing.share
     ratios = [
         1 / (1 - share + share * ((1 - products) * OTHERS_LEFT + products / max(1.0, reached * fast / slow)))
-        for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE, strict=True)
+        for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
     ]
     return Advice(
         rule="full-precision",
         severity="should",
-        claim=f"products are computed in {'TF32' if train.tf32 else 'fp32'}: {gpu} does {fast / slow:.1f} times as "
+        claim=f"products are computed in {now_in}: {gpu} does {fast / slow:.1f} times as "
         "many in bf16",
         evidence=(
             Figure(name="peak in bf16", value=fast, unit="FLOP/s", known="assumed", source="NVIDIA's data sheet"),
@@ -205,112 +220,6 @@ def attention_dropout(now: Situation) -> Advice | None:
         command=f"autotune probe --model {train.model.name} --data {now.data_path} --attention-dropout 0",
         would_change="a small dataset, seen many times, where dropout keeps a model from learning it by heart",
     )  # fmt: skip
-
-
-def host_bound(now: Situation) -> Advice | None:
-    """A device that waits for the program."""
-    gaps = now.loss("host", MATTERS_SHARE)
-    if now.train is None or gaps is None or now.bottleneck is None:
-        return None
-    inside = "counters" in gaps.source
-    figure = part_figure(gaps, "device without work" if inside else "between steps", now.bottleneck.steps)
-    if inside and not now.train.compile_layers:
-        return Advice(
-            rule="host-bound",
-            severity="could",
-            claim=f"{gaps.share:.0%} of the step the device waits for kernels to be launched",
-            evidence=(figure,),
-            gain=without(gaps, left=FUSED_LEFT[1], left_low=FUSED_LEFT[0], left_high=FUSED_LEFT[2]),
-            cost="minutes at the start of every run, and other rounding; memory is to be probed again",
-            changes=(Change(key="compile_layers", old=False, new=True),),
-            would_change="larger micro-batches, which take longer than their launches",
-        )
-    if inside or now.train.log_interval_steps > 1:
-        return None
-    return Advice(
-        rule="host-bound",
-        severity="could",
-        claim=f"{gaps.share:.0%} of the time goes by between steps, with every step logged",
-        evidence=(figure,),
-        gain=without(gaps, left=0.2, left_low=0.0, left_high=1.0),
-        cost="rows of the record are means over ten steps",
-        changes=(Change(key="log_interval_steps", old=1, new=10),),
-        would_change="saves that hold training up, which the run's events tell",
-        safe=True,
-    )
-
-
-def memory_bound(now: Situation) -> Advice | None:
-    """Kernels that wait for the device's memory."""
-    waits = now.loss("memory", MATTERS_SHARE)
-    if now.train is None or waits is None or now.bottleneck is None or now.train.compile_layers:
-        return None
-    return Advice(
-        rule="memory-bound",
-        severity="could",
-        claim=f"at least {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
-        evidence=(part_figure(waits, "memory busier than matrix units", now.bottleneck.steps),),
-        gain=without(waits, left=FUSED_LEFT[1], left_low=FUSED_LEFT[0], left_high=FUSED_LEFT[2]),
-        cost="minutes at the start of every run, and other rounding; memory is to be probed again",
-        changes=(Change(key="compile_layers", old=False, new=True),),
-        would_change="products in 32 bits: bf16 halves the traffic, and comes first",
-    )
-
-
-def update_bound(now: Situation) -> Advice | None:
-    """An optimizer that takes long beside a small step."""
-    updating = now.loss("update", MATTERS_SHARE)
-    if now.train is None or updating is None or now.bottleneck is None:
-        return None
-    ranks = now.run.header.world_size if now.run is not None else 1
-    figure = part_figure(updating, "clipping and update", now.bottleneck.steps)
-    if ranks > 1 and now.train.parallel.strategy == "ddp":
-        return Advice(
-            rule="update-bound",
-            severity="could",
-            claim=f"{updating.share:.0%} of the step updates weights, on every one of {ranks} ranks the same ones",
-            evidence=(figure,),
-            gain=without(updating, left=1 / ranks, left_low=1 / ranks, left_high=1.0),
-            cost="what others updated travels once a step; each rank holds its share of the optimizer's state only",
-            changes=(Change(key="parallel.strategy", old="ddp", new="zero1"),),
-            command=f"autotune network --profile {now.profile_path}",
-            would_change="a slow network, which costs more than it saves: measure both",
-        )
-    return Advice(
-        rule="update-bound",
-        severity="note",
-        claim=f"{updating.share:.0%} of the step updates weights: steps are small for a model of this size",
-        evidence=(figure,),
-        gain=None,
-        cost="a larger global batch has fewer updates, and is another recipe",
-        would_change="a larger global batch",
-    )
-
-
-def foreach_optimizer(now: Situation) -> Advice | None:
-    """An optimizer that makes a copy of all weights at its step, with little memory left."""
-    foreign, budget = now.foreign, now.budget_bytes
-    if foreign is None or foreign.optimizer != "foreach" or now.parameters is None or budget is None:
-        return None
-    copy_bytes = 4 * now.parameters
-    peak = now.probe.feasible_peak_bytes if now.probe is not None else None
-    if peak is None or peak + copy_bytes < 0.95 * budget:
-        return None
-    return Advice(
-        rule="foreach-optimizer",
-        severity="should",
-        claim="the foreach optimizer of the other trainer makes a copy as large as the weights at every step, and the "
-        "memory is nearly full",
-        evidence=(
-            Figure(name="copy", value=float(copy_bytes), unit="bytes", known="predicted", source="4 bytes a weight"),
-            Figure(name="peak with a fused one", value=float(peak), unit="bytes", source="autotune probe"),
-            Figure(name="budget", value=float(budget), unit="bytes", known="assumed", source="the profile"),
-        ),
-        gain=Gain(of="GPU memory", ratio=peak / (peak + copy_bytes), known="predicted"),
-        cost="none: the same update in one kernel",
-        command="Set a fused optimizer there (in transformers: optim=adamw_torch_fused).",
-        would_change="activations that are freed before the update and leave room for the copy",
-    )
 
 
 def computing(now: Situation) -> Advice | None:

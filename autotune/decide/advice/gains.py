@@ -1,5 +1,7 @@
 """What it brings to take a part of a step away: Amdahl's law, with the bounds of what was measured. Pure."""
 
+from dataclasses import replace
+
 from autotune.core.advice import Gain
 from autotune.core.bottleneck import Part
 
@@ -25,6 +27,17 @@ def without(part: Part, *, left: float = 0.0, left_low: float | None = None, lef
         low=_speedup(low, left if left_high is None else left_high) if certain else None,
         high=_speedup(high, left if left_low is None else left_low) if certain else None,
         known="predicted",
+    )
+
+
+def times(gain: Gain, factors: tuple[float, float, float]) -> Gain:
+    """With something else beside, at least, usually and at most so many times."""
+    low, usual, high = factors
+    return replace(
+        gain,
+        ratio=gain.ratio * usual,
+        low=(gain.ratio if gain.low is None else gain.low) * low,
+        high=(gain.ratio if gain.high is None else gain.high) * high,
     )
 
 

@@ -65,7 +65,7 @@ def network_bound(now: Situation) -> Advice | None:
         severity="should",
         claim=f"{waits.share:.0%} of the step waits for gradients",
         evidence=(part_figure(waits, "waiting for gradients", now.bottleneck.steps),),
-        gain=without(waits, left=0.5, left_low=0.0, left_high=1.0),
+        gain=without(waits, left=0.5, left_low=0.25, left_high=1.0),
         cost="a quarter of an hour on two nodes; 16-bit gradients, if it comes to them, change the recipe, and are "
         "held to an equal loss first",
         command=f"autotune network --profile {now.profile_path} --slurm",
@@ -210,7 +210,7 @@ def slow_link(now: Situation) -> Advice | None:
             ),
         ),
         # A ring is as fast as its slowest link, so the wait for gradients shrinks as the travelling does, or more.
-        gain=None if waits is None else without(waits, left=share, left_low=0.0, left_high=1.0),
+        gain=None if waits is None else without(waits, left=share, left_low=share / 2, left_high=1.0),
         cost="another node in its place: SLURM takes a list of nodes to leave out in the site file",
         command=f"autotune network --profile {now.profile_path} --slurm",
         would_change="traffic of others at that moment: measure again before a node is left out for good",

@@ -1,5 +1,6 @@
 """What rules look at: settings, evidence, a run, its dataset and its cluster, as far as each is known."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -186,15 +187,43 @@ class Situation:
 
     @property
     def seconds_by_rows(self) -> tuple[float, float] | None:
-        """What a micro-batch takes: fixed, and for each row; None where fewer than two sizes were measured.
+        """What a step of one micro-batch takes: fixed, and for each row; None where fewer than two sizes were measured.
 
-        A line through the points by least squares of relative errors.
+        A line through the points by least squares of relative errors. What is fixed holds the update as well, which
+        several micro-batches of a step share.
         """
         curve = self.probe.curve if self.probe is not None else []
         if len(curve) < 2:
             return None
         rows, seconds = [point.rows for point in curve], [point.step_s for point in curve]
         return line(rows, seconds)
+
+
+UPDATE_OF_FIXED = (0.5, 0.25, 0.0)
+"""Part of what is fixed that the update takes: most, usual, least. What every micro-batch pays is the rest."""
+
+
+def faster_with(now: Situation, old_rows: float, new_rows: float) -> tuple[float, float, float] | None:
+    """Rates of micro-batches of so many rows, new to old: least, usual, most; None where nobody can say.
+
+    With several micro-batches to a step only what each of them pays is saved.
+    """
+    seconds = now.seconds_by_rows
+    if seconds is None or now.train is None:
+        return None
+    fixed, per_row = seconds
+    ranks = now.run.header.world_size if now.run is not None else 1
+    rows = max(1.0, now.train.global_batch_rows / ranks)
+
+    def rate(micro: float, update: float) -> float:
+        count = max(1.0, rows / micro)
+        return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
+
+    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in UPDATE_OF_FIXED)
+    assert now.probe is not None
+    if new_rows > max(point.rows for point in now.probe.curve):  # nobody knows how far the line goes on
+        low, usual = min(1.0, low), math.sqrt(usual)
+    return low, usual, high
 
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

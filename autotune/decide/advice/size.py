@@ -1,7 +1,7 @@
 """Advice on a model that leaves its device little room: the paper's fifth recommendation, with the ledger."""
 
 from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.decide.advice.situation import Situation
+from autotune.decide.advice.situation import Situation, faster_with
 from autotune.decide.sharding import Layout, StateBytes, shard
 
 STATE_SHARE = 0.4
@@ -31,16 +31,10 @@ def too_big(now: Situation) -> Advice | None:
     ledgers = {name: _shared(now, ranks, stage) for name, stage in (("ddp", 0), ("zero1", 1), ("fsdp2", 3))}
     rows = {name: _rows(now, size) for name, size in ledgers.items()}
     best = "zero1" if rows["zero1"] >= 0.9 * rows["fsdp2"] else "fsdp2"
-    speed = _speed_ratio(now, rows["ddp"], rows[best])
+    speed = faster_with(now, rows["ddp"], rows[best])
     gain = Gain(of="GPU memory", ratio=ledgers[best] / ledgers["ddp"], known="predicted")
-    if speed is not None and speed >= WORTH_RATIO:
-        gain = Gain(
-            of="real tokens/s",
-            ratio=speed,
-            low=1.0,
-            high=max(speed, rows[best] / max(1, rows["ddp"])),
-            known="predicted",
-        )
+    if speed is not None and speed[1] >= WORTH_RATIO:
+        gain = Gain(of="real tokens/s", ratio=speed[1], low=min(1.0, speed[0]), high=speed[2], known="predicted")
     tensor = shard(_state(now), _layout(ranks, 0, tensor=2), largest_layer_bytes=_layer_bytes(now)).total_bytes
     return Advice(
         rule="too-big-for-ddp",
@@ -108,11 +102,3 @@ def _rows(now: Situation, total_bytes: int) -> int:
     per_row = (state.activations_bytes + state.head_and_loss_bytes + state.temporaries_bytes) / now.probe.feasible_max
     free = now.budget_bytes - total_bytes
     return max(1, int(now.probe.feasible_max + free / max(1.0, per_row)))
-
-
-def _speed_ratio(now: Situation, old_rows: int, new_rows: int) -> float | None:
-    seconds = now.seconds_by_rows
-    if seconds is None or old_rows < 1:
-        return None
-    fixed, per_row = seconds
-    return (new_rows / (fixed + per_row * new_rows)) / (old_rows / (fixed + per_row * old_rows))

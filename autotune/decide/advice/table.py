@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.core.advice import SEVERITIES, Advice, Figure
 from autotune.core.bottleneck import Cause
-from autotune.decide.advice import batch, compute, condition, loader, network, size
+from autotune.decide.advice import batch, compute, condition, device, loader, network, size
 from autotune.decide.advice.situation import Situation
 
 Recommendation = str
@@ -38,10 +38,10 @@ RULES = (
     Rule(name="dense-head", looks=compute.dense_head, covers=("computation",)),
     Rule(name="whole-last-layer", looks=compute.whole_last_layer, covers=("computation",)),
     Rule(name="attention-dropout", looks=compute.attention_dropout, covers=("computation",)),
-    Rule(name="host-bound", looks=compute.host_bound, covers=("host",)),
-    Rule(name="memory-bound", looks=compute.memory_bound, covers=("memory",)),
-    Rule(name="update-bound", looks=compute.update_bound, covers=("update",)),
-    Rule(name="foreach-optimizer", looks=compute.foreach_optimizer),
+    Rule(name="host-bound", looks=device.host_bound, covers=("host",)),
+    Rule(name="memory-bound", looks=device.memory_bound, covers=("memory",)),
+    Rule(name="update-bound", looks=device.update_bound, covers=("update",)),
+    Rule(name="foreach-optimizer", looks=device.foreach_optimizer),
     Rule(name="computing", looks=compute.computing, covers=("computation",)),
     Rule(name="too-big-for-ddp", looks=size.too_big, covers=("R5",)),
     Rule(name="exchange", looks=network.exchange, covers=("R4", "network")),

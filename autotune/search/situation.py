@@ -1,0 +1,225 @@
+"""Put together what is known of a training: from a profile with its ledger, a run, or a directory with data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from autotune.core.profile import Profile
+from autotune.core.trial import FinishedTrial, TrialRecord
+from autotune.corpus.find import find_files
+from autotune.corpus.sources import SOURCES
+from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, counters_of_profile
+from autotune.errors import AutotuneError, BadInput
+from autotune.measure.host import Host
+from autotune.search.profiles import StoredProfile, read_profile, report_directory
+from autotune.search.scaling import known_of, predict_scaling
+from autotune.search.standing import LEDGER_DIRECTORY
+from autotune.store import read_ledger
+from trainer.config import TrainConfig
+from trainer.dataset import MANIFEST_NAME, read_manifest
+from trainer.errors import TrainerError
+from trainer.record import RUN_FILE, Run
+from trainer.resolve import profile_sha256, read_profile_tables
+from trainer.schema import parse_table, read_json
+
+MOST_FOREIGN_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trials:
+    """The trials of a ledger, and how many of its lines could not be read."""
+
+    finished: tuple[FinishedTrial, ...]
+    damaged_lines: int
+
+
+def read_trials(profile_path: Path, reports: Path) -> Trials:
+    """Every trial behind a profile; none where there is no ledger."""
+    content = read_ledger(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
+    records = [TrialRecord.of(record) for record in content.records]
+    return Trials(
+        finished=tuple(record.finished() for record in records if record is not None),
+        damaged_lines=content.damaged_lines + records.count(None),
+    )
+
+
+def situation_of_profile(
+    stored: StoredProfile,
+    trials: Sequence[FinishedTrial],
+    host: Host,
+    *,
+    data: Path | None = None,
+    nodes: int | None = None,
+) -> Situation:
+    """What is known after tuning.
+
+    Args:
+        stored: The profile.
+        trials: Of its ledger.
+        host: Describes the file system that the data lies on.
+        data: Its directory; None looks where the profile says.
+        nodes: As many as are meant; None takes what was measured.
+    """
+    profile = stored.profile
+    return Situation(
+        train=profile.train,
+        profile=profile,
+        profile_path=str(stored.path),
+        intact=stored.intact,
+        bottleneck=bottleneck_of_profile(profile),
+        trials=tuple(trials),
+        data=data_facts(data or stored.path.parent / (profile.train.data.path or "."), host),
+        spread=_spread(profile, nodes),
+        missing=_missing(stored),
+    )
+
+
+def situation_of_run(
+    run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
+) -> Situation:
+    """What is known after, or in the middle of, a run.
+
+    Args:
+        run: Its record.
+        host: Describes the file system that the data lies on.
+        stored: The profile that it was started from, where that is known.
+        data: Its directory; None looks where the profile says.
+    """
+    profile = None if stored is None else stored.profile
+    counters = None if profile is None else counters_of_profile(profile)
+    where = data
+    if where is None and stored is not None:
+        where = stored.path.parent / (stored.profile.train.data.path or ".")
+    return Situation(
+        train=parse_table(TrainConfig, run.header.config, where=str(run.directory / RUN_FILE)),
+        profile=profile,
+        profile_path="PROFILE" if stored is None else str(stored.path),
+        run=run,
+        bottleneck=bottleneck_of_run(run, counters),
+        data=None if where is None else data_facts(where, host),
+    )
+
+
+def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:
+    """The profile among these that a run was started from, as it is now; None where none says the same."""
+    for path in candidates:
+        try:
+            if profile_sha256(read_profile_tables(path)) == run.header.profile_sha256:
+                return read_profile(path)
+        except (TrainerError, AutotuneError):
+            continue
+    return None
+
+
+def data_facts(directory: Path, host: Host) -> DataFacts | None:
+    """What lies in a directory; None where there is none."""
+    if not directory.is_dir():
+        return None
+    disk = host.facts([directory]).disks[0]
+    if (directory / MANIFEST_NAME).is_file():
+        manifest = read_manifest(directory)
+        return DataFacts(
+            path=str(directory),
+            prepared=True,
+            kinds=tuple(manifest.source.kinds),
+            raw_bytes=manifest.source.raw_bytes,
+            token_bytes=manifest.source.token_bytes,
+            filesystem=disk.filesystem_type,
+            on_network=disk.is_network,
+            vocab_size=manifest.vocab_size,
+        )
+    sizes = _raw_bytes(directory)
+    return DataFacts(
+        path=str(directory),
+        prepared=False,
+        kinds=tuple(sizes),
+        raw_bytes=sum(sizes.values()) if sizes else None,
+        filesystem=disk.filesystem_type,
+        on_network=disk.is_network,
+    )
+
+
+def read_foreign(path: Path) -> Foreign:
+    """Settings of another trainer: the JSON of transformers' ``TrainingArguments``.
+
+    Raises:
+        BadInput, TrainerError: If it is none.
+    """
+    said = read_json(path, max_bytes=MOST_FOREIGN_BYTES)
+    if not isinstance(said, dict) or not {"optim", "fp16", "bf16"} & set(said):
+        raise BadInput(
+            f"{path} holds no training arguments of transformers: none of optim, fp16 and bf16 is in it",
+            next_step="Write them with TrainingArguments(…).to_json_string().",
+        )
+    optimizers: dict[str, Literal["fused", "foreach"]] = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
+    precision: Literal["fp16", "bf16", "fp32"] = "fp16" if said.get("fp16") is True else "fp32"
+    return Foreign(
+        source=str(path),
+        precision="bf16" if said.get("bf16") is True else precision,
+        optimizer=optimizers.get(str(said.get("optim"))),
+    )
+
+
+def with_foreign(now: Situation, path: Path | None) -> Situation:
+    """The same, with the settings of another trainer."""
+    return now if path is None else replace(now, foreign=read_foreign(path))
+
+
+def _raw_bytes(directory: Path) -> dict[str, int]:
+    """Bytes of files that this project reads, by kind, the largest first."""
+    found = {}
+    for kind, source in SOURCES.items():
+        try:
+            found[kind] = sum(file.size_bytes for file in find_files(source, str(directory)).files)
+        except AutotuneError:
+            continue  # none of this kind
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _spread(profile: Profile, nodes: int | None) -> Spread | None:
+    """What is predicted on as many nodes as are meant; None where links are not known, or one node is all there is."""
+    network = profile.evidence.network
+    if network is None or profile.evidence.probe is None:
+        return None
+    meant = nodes or network.nodes
+    if meant == 1 or not any(link.scope == "between nodes" for link in network.links):
+        return None
+    known = known_of(profile, assumed=None, ranks_per_node=None, global_batch_tokens=None, sixteen_bit=False)
+    name = profile.train.model.name
+    scaling = predict_scaling(name, known, [meant], None)
+    useful = predict_scaling(name, known, [scaling.useful_nodes], None).rows[0]
+    twice = known_of(
+        profile,
+        assumed=None,
+        ranks_per_node=None,
+        global_batch_tokens=2 * scaling.global_batch_tokens,
+        sixteen_bit=False,
+    )
+    row = scaling.rows[0]
+    return Spread(
+        nodes=meant,
+        efficiency=row.efficiency,
+        efficiency_low=row.efficiency_low,
+        efficiency_high=row.efficiency_high,
+        useful_nodes=scaling.useful_nodes,
+        useful_efficiency=useful.efficiency,
+        tokens_per_rank=scaling.global_batch_tokens / (meant * known.network.ranks_per_node),
+        least_tokens_per_rank=scaling.least_tokens_per_rank,
+        twice_the_batch_efficiency=predict_scaling(name, twice, [meant], None).rows[0].efficiency,
+        source="; ".join(scaling.sources),
+    )
+
+
+def _missing(stored: StoredProfile) -> tuple[tuple[str, str], ...]:
+    evidence, path = stored.profile.evidence, stored.path
+    found = []
+    if evidence.probe is None:
+        model = stored.profile.train.model.name
+        found.append(("the largest micro-batch", f"autotune probe --model {model} --data DIR --out {path}"))
+    if evidence.workers is None:
+        found.append(("loader workers", f"autotune workers --profile {path}"))
+    if evidence.network is None and evidence.probe is not None and evidence.probe.local_ranks > 1:
+        found.append(("the exchange of gradients", f"autotune network --profile {path}"))
+    return tuple(found)
