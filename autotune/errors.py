@@ -8,6 +8,7 @@ AutotuneError
 ├── ProfileRefused    6   the profile does not belong to this machine, model or data
 ├── NotCheckable      7   nothing here can confirm or deny it
 ├── Undecided         8   the measurements ran, and do not support an answer
+├── Slower            9   what was compared is proven to be slower than allowed
 ├── InternalError    70   a bug of this project
 ├── StartAgain       75   time ran out, or a node was lost; the same command goes on
 └── StoppedWaiting  130   Ctrl-C while waiting for a job, which goes on
@@ -70,6 +71,12 @@ class Undecided(AutotuneError):
     """Trials ran, and what came back does not support an answer."""
 
     exit_code = 8
+
+
+class Slower(AutotuneError):
+    """What was compared is slower than allowed, beyond noise."""
+
+    exit_code = 9
 
 
 class InternalError(AutotuneError):

@@ -63,7 +63,12 @@ def profile_changes(old: Profile, new: Profile) -> ProfileChanges:
 
 def flat_settings(config: TrainConfig) -> dict[str, Any]:
     """Every setting by its dotted key; the model's own config is one level of keys more."""
-    return dict(_flat(config.model_dump(mode="json")))
+    return flat_table(config.model_dump(mode="json"))
+
+
+def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value of nested tables by its dotted key."""
+    return dict(_flat(table))
 
 
 def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:

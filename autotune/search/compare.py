@@ -1,0 +1,355 @@
+"""Read profiles, tunings and runs as sides of a comparison."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.core.outcome import Measured, outcome_from_json
+from autotune.core.profile import Fingerprint, Profile
+from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
+from autotune.core.units import format_bytes
+from autotune.decide.changes import flat_settings, flat_table
+from autotune.decide.comparison import (
+    DATA_WAIT,
+    MFU,
+    MOST_ROWS,
+    PEAK_MEMORY,
+    STEP_RATE,
+    TRAINING_RATE,
+    WAIT_FOR_RANKS,
+    WINDOW_RATE,
+    Circumstance,
+    Comparison,
+    Metric,
+    Reading,
+    Side,
+    compare,
+)
+from autotune.decide.difference import (
+    Estimate,
+    of_bounds,
+    of_one,
+    of_readings,
+    of_steps,
+    paired_difference,
+)
+from autotune.decide.statistics import Interval
+from autotune.errors import BadInput, UsageError
+from autotune.search.profiles import read_profile
+from autotune.search.standing import LEDGER_DIRECTORY
+from autotune.store import read_ledger
+from trainer.record import RUN_FILE, Run, RunHeader, StepRow, read_run
+from trainer.schema import canonical_sha256
+
+WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
+"""Of a run's logged steps: caches, clocks and allocators settle in them."""
+_LOSS_SHARE = 0.5
+"""Of the steps that both runs took, the later part, in which their losses are held against each other."""
+_LEAST_ROWS = 2
+_BY_WINDOWS, _BY_PROBE, _BY_STEPS = "windows of the workers' sweep", "the probe's steps", "the run's steps"
+_OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
+"""Settings that a tuning varies from trial to trial."""
+
+
+def compare_paths(a: Path, b: Path) -> Comparison:
+    """Hold two profiles, tunings or runs against each other, or a profile against a run.
+
+    Raises:
+        UsageError: If they are of kinds that have no figures in common.
+        TrainerError, AutotuneError: If one of them cannot be read.
+    """
+    first, second = _read(a), _read(b)
+    kinds = {_kind(first), _kind(second)}
+    if "tuning" in kinds and len(kinds) > 1:
+        raise UsageError(
+            f"{a} is a {_kind(first)} and {b} is a {_kind(second)}: ledgers have no figures in common with it",
+            next_step="Name the profile that the tuning wrote instead.",
+        )
+    loss = _loss(first, second) if isinstance(first, Run) and isinstance(second, Run) else None
+    return compare(_side(first, a), _side(second, b), loss)
+
+
+Trials = tuple[tuple[TrialRecord, ...], int]
+"""Those of the newest site, and how many lines were left out."""
+Source = Profile | Run | Trials
+
+
+def _read(path: Path) -> Source:
+    if (path / RUN_FILE).is_file():
+        return read_run(path)
+    if (path / LEDGER_DIRECTORY).is_dir():
+        return _read_trials(path)
+    if path.is_dir():
+        raise BadInput(
+            f"{path} is neither a run (it has no {RUN_FILE}) nor a tuning (it has no {LEDGER_DIRECTORY}/)",
+            next_step="Name a profile, a directory under runs/, or one under reports/.",
+        )
+    return read_profile(path).profile
+
+
+def _kind(source: Source) -> str:
+    return "profile" if isinstance(source, Profile) else "run" if isinstance(source, Run) else "tuning"
+
+
+def _side(source: Source, path: Path) -> Side:
+    if isinstance(source, Profile):
+        return _profile_side(source, str(path))
+    return _run_side(source, str(path)) if isinstance(source, Run) else _tuning_side(source, str(path))
+
+
+def _profile_side(profile: Profile, name: str) -> Side:
+    train, made_on, probe = profile.train, profile.fingerprint, profile.evidence.probe
+    workers = profile.evidence.workers
+    ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
+    circumstances: dict[Circumstance, str] = {
+        "model": made_on.model_sha256,
+        "dataset": made_on.dataset_hash,
+        "machine": _machine(made_on),
+        "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
+        "global batch": f"{train.global_batch_rows} rows",
+        "row length": str(train.seq_length_tokens),
+        "layout": train.layout,
+        "memory budget": str(profile.constraints.memory_budget_bytes),
+    }
+    if ranks is not None:
+        circumstances["ranks"] = str(ranks)
+    facts = made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
+    return Side(
+        kind="profile",
+        name=name,
+        settings=flat_settings(train),
+        circumstances=circumstances,
+        facts=facts | {"tool_version": profile.provenance.tool_version},
+        readings=tuple(_profile_readings(profile)),
+        headlines=tuple(_profile_headlines(profile)),
+    )
+
+
+def _machine(made_on: Fingerprint) -> str:
+    return made_on.gpu_name or "cpu"
+
+
+def _profile_readings(profile: Profile) -> Iterable[Reading]:
+    probe, workers = profile.evidence.probe, profile.evidence.workers
+    if probe is not None:
+        yield Reading(metric=MOST_ROWS, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
+        yield Reading(metric=PEAK_MEMORY, of="largest micro-batch", estimate=of_one(probe.feasible_peak_bytes))
+        for point in probe.curve:
+            bounds = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
+            estimate = of_bounds(point.slot_tokens_per_s, *bounds, point.timed_steps)
+            yield Reading(metric=STEP_RATE, of=f"{_many(point.rows, 'row')}, from memory", estimate=estimate)
+    if workers is not None:
+        if rates := _positive(workers.ceiling_slot_tokens_per_s):
+            yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_readings(rates))
+        for row in workers.rows:
+            of = _many(row.loader_workers, "loader worker")
+            if rates := _positive(row.slot_tokens_per_s):
+                yield Reading(metric=WINDOW_RATE, of=of, estimate=of_readings(rates))
+            yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
+
+
+def _profile_headlines(profile: Profile) -> Iterable[Reading]:
+    """How fast the profile's own settings train, in real tokens."""
+    probe, workers, train = profile.evidence.probe, profile.evidence.workers, profile.train
+    if probe is None:
+        return
+    fill = probe.mean_real_tokens_per_row / train.seq_length_tokens
+    windows = next((row for row in workers.rows if row.loader_workers == train.data.loader_workers), None) if (
+        workers
+    ) else None  # fmt: skip
+    if windows is not None and (rates := _positive(windows.slot_tokens_per_s)):
+        yield Reading(metric=TRAINING_RATE, of=_BY_WINDOWS, estimate=of_readings([fill * rate for rate in rates]))
+    point = next((point for point in probe.curve if point.rows == train.micro_batch_rows), None)
+    if point is not None:
+        low, high = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
+        estimate = of_bounds(
+            fill * point.slot_tokens_per_s,
+            None if low is None else fill * low,
+            None if high is None else fill * high,
+            point.timed_steps,
+        )
+        yield Reading(metric=TRAINING_RATE, of=_BY_PROBE, estimate=estimate)
+
+
+def _run_side(run: Run, name: str) -> Side:
+    header = run.header
+    config = header.config
+    rows = _settled(run)
+    circumstances: dict[Circumstance, str] = {
+        "model": _model_of(header),
+        "dataset": header.dataset_hash,
+        "machine": header.device,
+        "ranks": str(header.world_size),
+        "global batch": f"{header.global_batch_rows} rows",
+        "row length": str(config.get("seq_length_tokens")),
+        "layout": header.layout,
+    }
+    rate = _steps(TRAINING_RATE, _BY_STEPS, [(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
+    notes = [f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up, and left out"]
+    notes.append("runs record the name of their device, and not which host it was in")
+    if run.end is None:
+        notes.append("it has not finished, or was killed")
+    return Side(
+        kind="run",
+        name=name,
+        settings=flat_table(config),
+        circumstances=circumstances,
+        facts={"device": header.device, "attention": header.attention, **header.versions},
+        readings=(*rate, *_run_readings(rows)),
+        headlines=tuple(rate),
+        notes=tuple(notes),
+    )
+
+
+def _run_readings(rows: Sequence[StepRow]) -> Iterable[Reading]:
+    of = "the run's steps"
+    yield from _steps(DATA_WAIT, of, [(row.data_wait_s, row.step_s) for row in rows], scale="linear")
+    waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
+    yield from _steps(WAIT_FOR_RANKS, of, waits, scale="linear")
+    yield from _steps(MFU, of, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None])
+    if rows and rows[-1].peak_memory_bytes > 0:
+        yield Reading(metric=PEAK_MEMORY, of="the run's steps", estimate=of_one(rows[-1].peak_memory_bytes))
+
+
+def _steps(metric: Metric, of: str, pairs: Sequence[tuple[float, float]], *, scale: str = "log") -> list[Reading]:
+    """A reading of steps; none where fewer than a few of them are figures at all."""
+    sound = [
+        (amount, size)
+        for amount, size in pairs
+        if math.isfinite(amount) and math.isfinite(size) and size > 0 and (amount > 0 or scale == "linear")
+    ]
+    if len(sound) < _LEAST_ROWS:
+        return []
+    amounts, sizes = zip(*sound, strict=True)
+    estimate = of_steps(amounts, sizes, scale="log" if scale == "log" else "linear")
+    return [Reading(metric=metric, of=of, estimate=estimate)]
+
+
+def _settled(run: Run) -> tuple[StepRow, ...]:
+    """Its logged steps without the first ones, and without the first after it went on."""
+    rows = run.steps
+    cut = min(MOST_WARM_UP_ROWS, max(1, math.ceil(WARM_UP_SHARE * len(rows))))
+    later = [row for row in rows[cut:] if row.step != run.header.resumed_step + 1]
+    return tuple(later)
+
+
+def _model_of(header: RunHeader) -> str:
+    model = header.config.get("model")
+    known = {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else header.name
+    return canonical_sha256(known)
+
+
+def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
+    """Losses at the same steps, the later part of those that both took."""
+    first, second = ({row.step: row.loss for row in run.steps if _sound(row.loss)} for run in (a, b))
+    common = sorted(first.keys() & second.keys())
+    later = common[len(common) - math.ceil(_LOSS_SHARE * len(common)) :]
+    if not later:
+        return None
+    losses = [[float(side[step] or 0.0) for step in later] for side in (first, second)]
+    estimates = [Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in losses]
+    return estimates[0], estimates[1], paired_difference(*losses), f"at the same steps, {later[0]} to {later[-1]}"
+
+
+def _sound(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss) and loss > 0
+
+
+def _read_trials(path: Path) -> Trials:
+    content = read_ledger(path / LEDGER_DIRECTORY)
+    found = [TrialRecord.of(record) for record in content.records]
+    records = [record for record in found if record is not None]
+    measured = [record for record in records if record.job in ("step", "feed") and _is_measured(record)]
+    if not measured:
+        raise BadInput(
+            f"{path} has no measured trial of a training step: {len(found)} records, {content.damaged_lines} damaged",
+            next_step="Tune first: autotune tune; or name its profile.",
+        )
+    newest = measured[-1].site
+    mine = tuple(record for record in measured if record.site == newest)
+    return mine, content.damaged_lines + found.count(None) + len(measured) - len(mine)
+
+
+def _is_measured(record: TrialRecord) -> bool:
+    return isinstance(outcome_from_json(record.outcome), Measured)
+
+
+def _tuning_side(trials: Trials, name: str) -> Side:
+    records, left_out = trials
+    groups: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        groups.setdefault(_what(record), []).append(record)
+    readings = [one for of, group in groups.items() for one in _trial_readings(of, group)]
+    config = records[-1].measured.get("config")
+    settings = flat_table(config) if isinstance(config, dict) else {}
+    model = config.get("model") if isinstance(config, dict) else None
+    without_name = {k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else {}
+    fed = [one for one in readings if one.metric is WINDOW_RATE] or [one for one in readings if one.metric is STEP_RATE]
+    circumstances: dict[Circumstance, str] = {
+        "model": canonical_sha256(without_name), "row length": str(settings.get("seq_length_tokens")),
+        "layout": str(settings.get("layout")),
+    }  # fmt: skip
+    if datasets := {one for one in map(_dataset_of, records) if one is not None}:
+        circumstances["dataset"] = ", ".join(sorted(datasets))
+    return Side(
+        kind="tuning",
+        name=name,
+        settings={key: value for key, value in settings.items() if not key.startswith(_OF_A_TRIAL)},
+        circumstances=circumstances,
+        facts={"site": records[-1].site},
+        readings=tuple(readings),
+        headlines=tuple(sorted(fed, key=lambda one: -one.estimate.value)),
+        notes=tuple([f"{left_out} records of other sites, or damaged, are left out"] if left_out else []),
+    )
+
+
+def _what(record: TrialRecord) -> str:
+    """What a trial is of, in words that another version of this project would use as well."""
+    measured = record.measured
+    config: Mapping[str, Any] = measured["config"] if isinstance(measured.get("config"), dict) else {}
+    words = [_many(config.get("micro_batch_rows"), "row"), _many(measured.get("local_ranks", 1), "rank")]
+    if record.job == "step":
+        budget = measured.get("memory_budget_bytes")
+        limit = f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"
+        return ", ".join([*words, limit])
+    data = config.get("data")
+    loader: Mapping[str, Any] = data if isinstance(data, dict) else {}
+    fed = "batches from memory" if measured.get("cached") else _many(loader.get("loader_workers"), "loader worker")
+    fed += "" if loader.get("prefetch_batches") == 2 else f", {loader.get('prefetch_batches')} ahead"
+    fed += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
+    return ", ".join([*words, f"{_many(config.get('global_batch_rows'), 'row')} a step", fed])
+
+
+def _dataset_of(record: TrialRecord) -> str | None:
+    config = record.measured.get("config")
+    data = config.get("data") if isinstance(config, dict) else None
+    found = data.get("dataset_hash") if isinstance(data, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _many(count: object, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
+    outcomes = [outcome_from_json(record.outcome) for record in group]
+    measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
+    if group[0].job == "step":
+        steps = [StepFigures.of(outcome) for outcome in measured]
+        rates = _positive(one.slot_tokens_per_step / s for one in steps for s in one.step_s if s > 0)
+        if rates:
+            yield Reading(metric=STEP_RATE, of=of, estimate=of_readings(rates))
+        if peaks := _positive(one.peak_bytes for one in steps):
+            yield Reading(metric=PEAK_MEMORY, of=of, estimate=of_one(max(peaks)))
+        return
+    windows = [FeedFigures.of(outcome) for outcome in measured]
+    if rates := _positive(one.slot_tokens_per_s for one in windows):
+        yield Reading(metric=WINDOW_RATE, of=of, estimate=of_readings(rates))
+    if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
+        yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
+
+
+def _positive(values: Iterable[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value) and value > 0]
