@@ -21,6 +21,8 @@ _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
 _PLACE: tuple[Circumstance, ...] = ("machine", "processors", "ranks")
 
 
+_ROUNDING = 1e-9
+"""Of ratios and shares."""
 _OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
 
 
@@ -185,11 +187,13 @@ def _verdict(
     if change.low is None or change.high is None:
         return "not judged", a.no_spread if a.variance is None else b.no_spread
     nothing = 1.0 if a.scale == "log" else 0.0
+    if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
+        return "the same", ""
     if change.high < nothing:
         return metric.words[0], ""
     if change.low > nothing:
         return metric.words[1], ""
-    return ("the same" if change.low == change.high else "the same within noise"), ""
+    return "the same within noise", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,238 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from autotune.store import Ledger
+from tests.autotune.profiles import example_profile
+from tests.trainer.checkpoints import end_of, header_of, leave
+from tests.trainer.rows import row_of
+from trainer.config import ModelSettings, TrainConfig
+from trainer.writer import RunWriter
+
+CONFIG = TrainConfig(model=ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64}))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **changes):
+    """A run of so many tokens per second, give or take."""
+    rng = np.random.default_rng(seed)
+    writer = RunWriter(Path(name), active=True)
+    writer.start(header_of(config, versions={"torch": "2.13.0"}, **changes))
+    for step in range(1, steps + 1):
+        slow = 5.0 if step <= 2 else 1.0  # warm-up
+        step_s = slow * 256 / speed * float(np.exp(0.03 * rng.normal()))
+        falling = loss * (3 + 4 * np.exp(-step / 30)) * float(np.exp(0.003 * rng.normal()))
+        row = row_of(
+            step, step_s=step_s, real_tokens_per_s=256 / step_s, data_wait_s=0.01 * step_s, loss=float(falling),
+            communication_s=0.02 * step_s, mfu=0.3 * speed / 1000,
+        )  # fmt: skip
+        writer.step(row)
+    writer.finish(end_of(steps=steps))
+    leave(writer)
+    return name
+
+
+def _compare(capsys, *arguments) -> dict:
+    capsys.readouterr()
+    assert run(["report", "compare", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def _verdicts(told) -> dict:
+    return {one["name"]: one["verdict"] for one in told["figures"]}
+
+
+def test_two_runs_of_the_same_are_the_same_within_noise(here, capsys):
+    told = _compare(capsys, _write_run("a", 1000), _write_run("b", 1000, seed=1))
+    assert told["settings"] == told["circumstances"] == []
+    assert told["headline"]["verdict"] == "the same within noise"
+    assert told["headline"]["a"]["n"] == 180
+    assert _verdicts(told)["loss"] == "the same within noise"
+    assert _verdicts(told)["peak memory"] == "not judged"
+
+
+def test_a_slower_run_is_found_and_what_changed_is_told(here, capsys):
+    config = CONFIG.model_copy(update={"tf32": False})
+    told = _compare(capsys, _write_run("a", 1000), _write_run("b", 900, seed=1, config=config, loss=1.05))
+    assert [change["key"] for change in told["settings"]] == ["tf32"]
+    assert told["headline"]["verdict"] == "slower"
+    assert told["headline"]["change"]["value"] == pytest.approx(0.9, abs=0.01)
+    assert _verdicts(told)["loss"] == "more"
+    assert run(["report", "compare", "a", "b"]) == 0
+    out = capsys.readouterr().out
+    assert "B is 0.90" in out
+    assert "tf32" in out
+
+
+@pytest.mark.parametrize(
+    ("speed", "share", "options", "code"),
+    [
+        (1000, "5%", [], 0), (1000, "5%", ["--strict"], 0), (900, "5%", [], 9), (900, "0.05", [], 9),
+        (900, "20%", [], 0), (955, "5%", [], 0), (955, "5%", ["--strict"], 8),
+    ],
+)  # fmt: skip
+def test_ci_fails_only_for_what_is_proven(here, capsys, speed, share, options, code):
+    _write_run("a", 1000)
+    _write_run("b", speed, seed=2)
+    assert run(["report", "compare", "a", "b", "--fail-if-slower", share, *options]) == code
+    out, err = capsys.readouterr()
+    assert "verdict: " in out
+    assert ("B trains at" in err) == (code != 0 or speed == 955)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"dataset_hash": "e"}, "another dataset"), ({"world_size": 4}, "another number of ranks"),
+        ({"global_batch_rows": 16}, "another global batch"), ({"device": "NVIDIA H100"}, "another machine"),
+    ],
+)  # fmt: skip
+def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, capsys, changes, why):
+    _write_run("a", 1000)
+    _write_run("b", 500, **changes)
+    told = _compare(capsys, "a", "b")
+    assert (told["headline"]["verdict"], told["headline"]["why"]) == ("not comparable", why)
+    assert run(["report", "compare", "a", "b", "--fail-if-slower", "5%"]) == 7
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["", "5 percent", "-5%", "100%", "nan", "1", "5%%"])
+def test_a_share_that_is_none_is_a_usage_error(here, capsys, share):
+    assert run(["report", "compare", "a", "b", f"--fail-if-slower={share}"]) == 2
+
+
+def test_strict_without_a_share_is_a_usage_error(here, capsys):
+    assert run(["report", "compare", "a", "b", "--strict"]) == 2
+
+
+def _write_profile(name, change=lambda profile: profile):
+    Path(name).write_text(profile_to_toml(change(example_profile())))
+    return name
+
+
+def _faster(profile):
+    workers = profile.evidence.workers
+    rows = [row.model_copy(update={"slot_tokens_per_s": [119.0, 120.0, 121.0]}) for row in workers.rows]
+    evidence = profile.evidence.model_copy(update={"workers": workers.model_copy(update={"rows": rows})})
+    return profile.model_copy(update={"evidence": evidence})
+
+
+def test_profiles_are_compared_by_the_windows_of_their_sweeps(here, capsys):
+    told = _compare(capsys, _write_profile("a.toml"), _write_profile("b.toml", _faster))
+    assert told["headline"]["of"] == "windows of the workers' sweep"
+    assert told["headline"]["verdict"] == "faster"
+    assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
+
+
+def test_a_profile_without_evidence_has_no_speed(here, capsys):
+    bare = _write_profile("a.toml", lambda found: found.model_copy(update={"evidence": type(found.evidence)()}))
+    told = _compare(capsys, bare, _write_profile("b.toml"))
+    assert told["headline"] is None
+    assert told["figures"] == []
+    assert run(["report", "compare", "a.toml", "b.toml", "--fail-if-slower", "5%"]) == 7
+
+
+def test_a_run_is_compared_with_its_profile(here, capsys):
+    profile = example_profile()
+    _write_profile("a.toml")
+    fill = profile.evidence.probe.mean_real_tokens_per_row / profile.train.seq_length_tokens
+    _write_run("b", 100 * fill, world_size=1, dataset_hash="d", global_batch_rows=profile.train.global_batch_rows,
+               layout=profile.train.layout)  # fmt: skip
+    told = _compare(capsys, "a.toml", "b")
+    assert told["headline"]["of"] == "A: windows of the workers' sweep; B: the run's steps"
+    assert told["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
+
+
+def _write_tuning(name, speed, *, loader_workers=1, rounds=5):
+    config = CONFIG.model_dump(mode="json") | {"micro_batch_rows": 2, "global_batch_rows": 8}
+    config["data"] = config["data"] | {"loader_workers": loader_workers}
+    ledger = Ledger(Path(name) / "ledger", "w")
+    for number in range(rounds):
+        figures = {
+            "optimizer_steps": 8, "discarded_batches": 2, "steps": 6, "real_tokens_per_s": 0.9 * speed,
+            "slot_tokens_per_s": speed * (1 + 0.01 * (number % 3)), "data_wait_share": 0.01, "window_start_s": 0.0,
+            "window_end_s": 1.0, "local_ranks": 1, "micro_batches_per_step": 4, "memory_bytes": None,
+            "worker_bytes": None, "storage_bytes_per_s": None, "page_cache_share": None, "gpus": [],
+        }  # fmt: skip
+        ledger.append(
+            {"time_utc": f"2026-01-01T00:00:0{number}Z", "site": "here", "key": f"{number}", "job": "feed",
+             "measured": {"config": config, "cached": False, "local_ranks": 1, "round": number},
+             "label": f"round {number}", "outcome": {"kind": "measured", "figures": figures}, "seconds": 2.0}
+        )  # fmt: skip
+    return name
+
+
+def test_tunings_are_compared_by_what_both_measured(here, capsys):
+    told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900))
+    assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
+    assert told["headline"]["verdict"] == "slower"
+    assert run(["report", "compare", "a", "b", "--fail-if-slower", "5%"]) == 9
+
+
+def test_tunings_that_measured_other_things_have_nothing_in_common(here, capsys):
+    told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900, loader_workers=3))
+    assert told["figures"] == []
+    assert len(told["only_a"]) == len(told["only_b"]) == 2
+
+
+def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, capsys):
+    _write_tuning("a", 1000)
+    _write_tuning("b", 1000)
+    (path,) = (here / "b" / "ledger").iterdir()
+    path.write_bytes(path.read_bytes()[:-40])
+    told = _compare(capsys, "a", "b")
+    assert told["b"]["notes"] == ["1 records of other sites, or damaged, are left out"]
+    assert told["headline"]["b"]["n"] == 4
+
+
+def test_an_empty_ledger_is_bad_input(here, capsys):
+    (here / "a" / "ledger").mkdir(parents=True)
+    assert run(["report", "compare", "a", _write_tuning("b", 900)]) == 3
+    assert "no measured trial" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["profile", "run"])
+def test_a_tuning_with_another_kind_is_a_usage_error(here, capsys, other):
+    name = _write_profile("b.toml") if other == "profile" else _write_run("b", 900, steps=3)
+    assert run(["report", "compare", _write_tuning("a", 1000), name]) == 2
+    assert f"is a {other}" in capsys.readouterr().err
+
+
+def test_what_is_neither_is_named(here, capsys):
+    (here / "a").mkdir()
+    assert run(["report", "compare", "a", _write_profile("b.toml")]) == 3
+    assert "a is neither a run" in capsys.readouterr().err
+    assert run(["report", "compare", "nowhere", "b.toml"]) == 3
+
+
+def test_a_run_that_has_not_begun_has_no_speed(here, capsys):
+    told = _compare(capsys, _write_run("a", 1000, steps=1), _write_run("b", 1000))
+    assert told["headline"] is None
+
+
+def test_figures_that_are_none_are_left_out(here, capsys):
+    _write_run("a", 1000)
+    _write_run("b", 1000, seed=1)
+    path = here / "b" / "steps.jsonl"
+    lines = path.read_text().splitlines()
+    lines[50] = json.dumps(json.loads(lines[50]) | {"step_s": 0.0, "loss": None})
+    lines[51] = json.dumps(json.loads(lines[51]) | {"real_tokens_per_s": 0.0, "loss": -1.0})
+    path.write_text("\n".join(lines) + "\n")
+    assert _compare(capsys, "a", "b")["headline"]["b"]["n"] == 178
+
+
+def test_hostile_names_steer_nothing(here, capsys):
+    config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"config": {"\x1b[31m\u202e": "\x07"}})})
+    _write_run("a", 1000, device="\x1b]0;x\x07")
+    _write_run("b", 900, config=config)
+    assert run(["report", "compare", "a", "b"]) == 0
+    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)

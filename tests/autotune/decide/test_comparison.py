@@ -1,0 +1,129 @@
+import pytest
+
+from autotune.decide.comparison import (
+    LOSS,
+    MOST_ROWS,
+    PEAK_MEMORY,
+    STEP_RATE,
+    TRAINING_RATE,
+    Reading,
+    Side,
+    compare,
+    gate,
+)
+from autotune.decide.difference import Estimate, of_one, of_readings
+from autotune.decide.statistics import Interval
+
+WORK = {
+    "model": "m", "dataset": "d", "machine": "cpu", "processors": "2 of A CPU", "ranks": "1",
+    "global batch": "8 rows", "row length": "128", "layout": "packed",
+}  # fmt: skip
+STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
+
+
+def _side(readings=(), *, rates=STEADY, of="windows", **circumstances):
+    headline = [Reading(metric=TRAINING_RATE, of=of, estimate=of_readings(rates))] if rates else []
+    return Side(
+        kind="run", name="x", settings={"max_steps": 10}, circumstances=WORK | circumstances, facts={"torch": "2"},
+        readings=tuple(readings), headlines=tuple(headline),
+    )  # fmt: skip
+
+
+def _rates(factor):
+    return [factor * rate for rate in STEADY]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.1, "faster"), (0.9, "slower"), (1.002, "the same within noise"), (1.0, "the same within noise")],
+)  # fmt: skip
+def test_speeds_differ_only_beyond_noise(factor, verdict):
+    assert compare(_side(), _side(rates=_rates(factor))).headline.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("circumstance", "why"),
+    [("model", "another model"), ("dataset", "another dataset"), ("machine", "another machine"),
+     ("processors", "other processors"), ("ranks", "another number of ranks"), ("global batch", "another global batch"),
+     ("row length", "another row length")],
+)  # fmt: skip
+def test_what_trained_otherwise_is_not_comparable_and_says_why(circumstance, why):
+    found = compare(_side(), _side(**{circumstance: "other"})).headline
+    assert (found.verdict, found.why) == ("not comparable", why)
+    assert found.change.value == pytest.approx(1.0)
+
+
+def test_a_circumstance_that_one_side_does_not_know_is_no_difference():
+    b = _side()
+    b = Side(**{name: getattr(b, name) for name in Side.__slots__} | {"circumstances": {"model": "m"}})
+    assert compare(_side(), b).headline.verdict == "the same within noise"
+
+
+def test_another_layout_spoils_slots_and_not_real_tokens():
+    slots = [Reading(metric=STEP_RATE, of="2 rows", estimate=of_readings(STEADY))]
+    found = compare(_side(slots), _side(slots, layout="padded"))
+    assert found.headline.verdict == "the same within noise"
+    assert found.figures[0].verdict == "not comparable"
+
+
+def test_a_figure_without_spread_is_not_judged_and_a_proven_count_is():
+    sides = [
+        _side(
+            [
+                Reading(metric=PEAK_MEMORY, of="run", estimate=of_one(peak)),
+                Reading(metric=MOST_ROWS, of="budget", estimate=of_one(rows), exact=True),
+            ]
+        )
+        for peak, rows in ((100, 8), (120, 9))
+    ]
+    memory, rows = compare(*sides).figures
+    assert (memory.verdict, memory.why) == ("not judged", "one figure shows no spread")
+    assert rows.verdict == "more"
+    assert compare(sides[0], sides[0]).figures[1].verdict == "the same"
+
+
+def test_figures_of_one_side_are_named_and_settings_told():
+    one = Reading(metric=STEP_RATE, of="2 rows", estimate=of_one(1.0))
+    b = _side(rates=[])
+    b = Side(**{name: getattr(b, name) for name in Side.__slots__} | {"settings": {"max_steps": 20}})
+    found = compare(_side([one]), b)
+    assert found.only_a == ("slot tokens/s, 2 rows",)
+    assert found.headline is None
+    assert [change.key for change in found.settings] == ["max_steps"]
+
+
+def test_losses_are_judged_where_the_work_is_the_same():
+    loss = (
+        Estimate(value=3.0, n=10),
+        Estimate(value=3.3, n=10),
+        Interval(value=1.1, low=1.05, high=1.15),
+        "steps 1 to 9",
+    )
+    assert compare(_side(), _side(machine="other"), loss).figures[-1].verdict == "more"
+    assert compare(_side(), _side(dataset="other"), loss).figures[-1].verdict == "not comparable"
+    assert compare(_side(), _side(), loss).figures[-1].metric is LOSS
+
+
+@pytest.mark.parametrize(
+    ("b", "state"),
+    [
+        (_side(), "passes"),
+        (_side(rates=_rates(1.2)), "passes"),
+        (_side(rates=_rates(0.9)), "slower"),
+        (_side(rates=[60.0, 120.0, 80.0]), "undecided"),  # below, within noise
+        (_side(rates=[96.0, 99.0, 97.0, 94.0]), "undecided"),  # above 0.95, and perhaps not
+        (_side(rates=[80.0]), "undecided"),  # of unknown noise
+        (_side(rates=[]), "not comparable"),
+        (_side(dataset="other"), "not comparable"),
+        (_side(of="steps"), "passes"),  # read in another way
+    ],
+)
+def test_the_gate_fails_only_what_is_proven(b, state):
+    assert gate(compare(_side(), b), 0.05).state == state
+
+
+def test_a_proven_small_loss_passes_a_wide_gate_only():
+    found = compare(_side(), _side(rates=_rates(0.96)))
+    assert found.headline.verdict == "slower"
+    assert gate(found, 0.1).state == "passes"
+    assert gate(found, 0.01).state == "slower"
