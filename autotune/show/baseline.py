@@ -49,8 +49,10 @@ def baseline_lines(found: BaselineEvidence) -> Iterator[str]:
         "same model, data, length of rows and global batch"
     )
     for row in found.rows:
-        if row.name != "tuned":
-            yield f"{row.name}: {'; '.join(row.differences) or 'nothing differs from the tuned settings'}"
+        if row.name == "tuned":
+            continue
+        yield f"{row.name}{':' if row.differences else ': nothing differs from the tuned settings'}"
+        yield from (f"  {one}" for one in row.differences)
 
 
 def gains(found: BaselineEvidence) -> Iterator[str]:

@@ -34,7 +34,7 @@ def test_what_did_not_run_says_why_and_has_no_figures():
 
 def test_each_recipe_says_how_it_differs_and_the_tuned_one_needs_no_bounds():
     told = lines(FOUND)
-    assert "paper-style: head: dense instead of masked" in told
+    assert told[told.index("paper-style:") + 1] == "  head: dense instead of masked"
     assert "default: nothing differs from the tuned settings" in told
     (row,) = [line for line in told if line.startswith("tuned  ")]
     assert row.split() == ["tuned", "1,000", "1.000", "1", "0.0", "%", "3", "ran"]
