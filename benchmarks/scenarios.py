@@ -4,6 +4,7 @@ All of these are simulated; ``benchmarks.advice`` follows some of the rules for 
 Worlds share no formula with the rules; see ``benchmarks.simulated_training``.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -38,9 +39,10 @@ class Scenario:
     """The ratio of what the gain is of; None where the rule promises none."""
 
 
-def scenarios() -> tuple[Scenario, ...]:
-    """All of them."""
-    return (*_loader(), *_batch(), *_compute(), *_network(), *_condition())
+def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
+    """All of them, in worlds that differ by their seed."""
+    gpu, cluster = worlds(seed)
+    return (*_loader(gpu), *_batch(gpu), *_compute(gpu, cluster), *_network(gpu, cluster), *_condition(gpu))
 
 
 # Putting situations together.
@@ -85,18 +87,27 @@ def rates(world: World, train: TrainConfig) -> Benefit:
 
 # The scenarios.
 
-GPU = World()
-CPU = World(
-    gpu_name=None, peaks_flops_per_s={"bf16": 2e12, "tf32": 1e12, "fp32": 1e12}, memory_bytes_per_s=5e10,
-    memory_bytes=10**10, layers=4, hidden=256, launch_s=0.0,
-)  # fmt: skip
-CLUSTER = World(nodes=8, ranks_per_node=2, node_bytes_per_s=2e11)
+
+def worlds(seed: int) -> tuple[World, World]:
+    """A gpu, and a cluster of them; all but the first a little faster here and slower there."""
+    draw = random.Random(seed)
+
+    def varied(world: World) -> World:
+        if seed == 0:
+            return world
+        changes = {name: getattr(world, name) * draw.uniform(0.75, 1.33) for name in VARIED}
+        return replace(world, **changes)
+
+    return varied(World()), varied(World(nodes=8, ranks_per_node=2, node_bytes_per_s=2e11))
 
 
-def _loader() -> tuple[Scenario, ...]:
-    slow = replace(GPU, load_s_per_row=2e-3)
+VARIED = ("memory_bytes_per_s", "launch_s", "load_s_per_row", "mean_document_tokens", "node_bytes_per_s")
+
+
+def _loader(gpu: World) -> tuple[Scenario, ...]:
+    slow = replace(gpu, load_s_per_row=2e-3)
     starved = settings(slow, data__loader_workers=1)
-    shared = replace(GPU, staged=False, storage_rows_per_s=900.0)
+    shared = replace(gpu, staged=False, storage_rows_per_s=900.0)
     reading = settings(shared, data__loader_workers=8)
     many = settings(slow, data__loader_workers=8)
 
@@ -120,7 +131,7 @@ def _loader() -> tuple[Scenario, ...]:
         Scenario(
             rule="staging", what="eight nodes read one shared file system",
             speaks=lambda: ran(shared, reading, with_profile=True), delivered=rates(shared, reading),
-            silent=lambda: ran(GPU, settings(GPU, data__loader_workers=8), with_profile=True),
+            silent=lambda: ran(gpu, settings(gpu, data__loader_workers=8), with_profile=True),
         ),
         Scenario(
             rule="more-workers", what="one worker makes rows for a device that could take several times as many",
@@ -139,44 +150,46 @@ def _loader() -> tuple[Scenario, ...]:
     )  # fmt: skip
 
 
-def _batch() -> tuple[Scenario, ...]:
-    small = settings(GPU, micro_batch_rows=2, global_batch_rows=256)
-    large = settings(GPU, global_batch_rows=4096)
-    fits = profile_of(GPU, large).evidence.probe
+def _batch(gpu: World) -> tuple[Scenario, ...]:
+    small = settings(gpu, micro_batch_rows=2, global_batch_rows=256)
+    large = settings(gpu, global_batch_rows=4096)
+    fits = profile_of(gpu, large).evidence.probe
     assert fits is not None
     most = fits.feasible_max
-    wide = settings(GPU, micro_batch_rows=64, global_batch_rows=4096)
+    wide = settings(gpu, micro_batch_rows=64, global_batch_rows=4096)
 
     def with_peaks(now: Situation) -> Situation:
-        return replace(now, trials=tuple(_step_trial(large, rows) for rows in (8, 16, 32, 64, 128, 256, most - 10)))
+        return replace(
+            now, trials=tuple(_step_trial(gpu, large, rows) for rows in (8, 16, 32, 64, 128, 256, most - 10))
+        )
 
     def memory(advice: Advice) -> float:
         after = with_changes(settings_with(large, micro_batch_rows=most - 10), advice.changes)
-        return memory_bytes(GPU, large, after.micro_batch_rows) / memory_bytes(GPU, large, most - 10)
+        return memory_bytes(gpu, large, after.micro_batch_rows) / memory_bytes(gpu, large, most - 10)
 
     return (
         Scenario(
             rule="beyond-memory", what="more rows than were shown to fit",
-            speaks=lambda: tuned(GPU, large, micro_batch_rows=most + 5), silent=lambda: tuned(GPU, large),
+            speaks=lambda: tuned(gpu, large, micro_batch_rows=most + 5), silent=lambda: tuned(gpu, large),
         ),
         Scenario(
-            rule="below-knee", what="two rows on a device that wants dozens", speaks=lambda: tuned(GPU, small),
-            delivered=rates(GPU, small), silent=lambda: tuned(GPU, large, micro_batch_rows=64),
+            rule="below-knee", what="two rows on a device that wants dozens", speaks=lambda: tuned(gpu, small),
+            delivered=rates(gpu, small), silent=lambda: tuned(gpu, large, micro_batch_rows=64),
         ),
         Scenario(
             rule="beyond-knee", what="as many rows as fit, though a few are as fast",
-            speaks=lambda: with_peaks(tuned(GPU, large, micro_batch_rows=most - 10)), delivered=memory,
-            silent=lambda: tuned(GPU, large, micro_batch_rows=16),
+            speaks=lambda: with_peaks(tuned(gpu, large, micro_batch_rows=most - 10)), delivered=memory,
+            silent=lambda: tuned(gpu, large, micro_batch_rows=16),
         ),
         Scenario(
             rule="beyond-noise-scale", what="a noisy quadratic, descended with the best rate of each batch",
-            speaks=lambda: ran(GPU, wide, noise_scale=2e5), delivered=_tokens_to_loss(wide, 2e5),
-            silent=lambda: ran(GPU, wide, noise_scale=4e6),
+            speaks=lambda: ran(gpu, wide, noise_scale=2e5), delivered=_tokens_to_loss(gpu, wide, 2e5),
+            silent=lambda: ran(gpu, wide, noise_scale=4e6),
         ),
     )  # fmt: skip
 
 
-def _tokens_to_loss(train: TrainConfig, noise_scale: float) -> Benefit:
+def _tokens_to_loss(gpu: World, train: TrainConfig, noise_scale: float) -> Benefit:
     """Tokens for each bit that the loss of a quadratic falls by a step with the best rate; the new batch to the old."""
     dimensions, tries = 200, 400
 
@@ -190,24 +203,24 @@ def _tokens_to_loss(train: TrainConfig, noise_scale: float) -> Benefit:
         return batch / float(np.square(place).sum() - min(losses))
 
     def delivered(advice: Advice) -> float:
-        per_row = train.seq_length_tokens * GPU.packed_fill
+        per_row = train.seq_length_tokens * gpu.packed_fill
         return tokens(advice.changes[0].new * per_row) / tokens(train.global_batch_rows * per_row)
 
     return delivered
 
 
-def _compute() -> tuple[Scenario, ...]:
-    padded, dense = settings(GPU, layout="padded"), settings(GPU, head="dense", last_layer="all")
-    whole, exact = settings(GPU, last_layer="all"), settings(GPU, precision="fp32")
-    dropping = settings(GPU, attention_dropout=0.1)
-    gappy = replace(GPU, launch_s=6e-5)
-    slow_memory = replace(GPU, memory_bytes_per_s=6e11)
-    logged = replace(GPU, between_s=0.2)
-    updating = replace(CLUSTER, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
+def _compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
+    padded, dense = settings(gpu, layout="padded"), settings(gpu, head="dense", last_layer="all")
+    whole, exact = settings(gpu, last_layer="all"), settings(gpu, precision="fp32")
+    dropping = settings(gpu, attention_dropout=0.1)
+    gappy = replace(gpu, launch_s=1e-4)
+    slow_memory = replace(gpu, memory_bytes_per_s=6e11)
+    logged = replace(gpu, between_s=0.2)
+    updating = replace(cluster, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
     few = settings(updating, micro_batch_rows=4, global_batch_rows=32)
-    good = settings(GPU)
-    tight = replace(GPU, memory_bytes=12 * 10**9)
-    halved = settings(GPU, parallel__gradient_dtype="fp16")
+    good = settings(gpu)
+    tight = replace(gpu, memory_bytes=12 * 10**9)
+    halved = settings(gpu, parallel__gradient_dtype="fp16")
     foreach = Foreign(source="args.json", optimizer="foreach")
     tighter = tuned(tight, settings(tight))
 
@@ -219,44 +232,44 @@ def _compute() -> tuple[Scenario, ...]:
 
     return (
         Scenario(
-            rule="padding", what="every sample in a row of its own", speaks=lambda: ran(GPU, padded),
-            delivered=rates(GPU, padded), silent=lambda: ran(GPU, good),
+            rule="padding", what="every sample in a row of its own", speaks=lambda: ran(gpu, padded),
+            delivered=rates(gpu, padded), silent=lambda: ran(gpu, good),
         ),
         Scenario(
-            rule="full-precision", what="TF32 on an H100", speaks=lambda: tuned(GPU, exact),
-            delivered=rates(GPU, exact), silent=lambda: tuned(GPU, good),
+            rule="full-precision", what="TF32 on an H100", speaks=lambda: tuned(gpu, exact),
+            delivered=rates(gpu, exact), silent=lambda: tuned(gpu, good),
         ),
         Scenario(
-            rule="half-precision", what="gradients in fp16", speaks=lambda: ran(GPU, halved),
-            silent=lambda: ran(GPU, good),
+            rule="half-precision", what="gradients in fp16", speaks=lambda: ran(gpu, halved),
+            silent=lambda: ran(gpu, good),
         ),
         Scenario(
-            rule="dense-head", what="logits everywhere", speaks=lambda: ran(GPU, dense), delivered=rates(GPU, dense),
-            silent=lambda: ran(GPU, good),
+            rule="dense-head", what="logits everywhere", speaks=lambda: ran(gpu, dense), delivered=rates(gpu, dense),
+            silent=lambda: ran(gpu, good),
         ),
         Scenario(
-            rule="whole-last-layer", what="a last layer that nobody looks at", speaks=lambda: ran(GPU, whole),
-            delivered=rates(GPU, whole), silent=lambda: ran(GPU, good),
+            rule="whole-last-layer", what="a last layer that nobody looks at", speaks=lambda: ran(gpu, whole),
+            delivered=rates(gpu, whole), silent=lambda: ran(gpu, good),
         ),
         Scenario(
-            rule="attention-dropout", what="BERT's own dropout, packed", speaks=lambda: ran(GPU, dropping),
-            delivered=rates(GPU, dropping), silent=lambda: ran(GPU, good),
+            rule="attention-dropout", what="BERT's own dropout, packed", speaks=lambda: ran(gpu, dropping),
+            delivered=rates(gpu, dropping), silent=lambda: ran(gpu, good),
         ),
         Scenario(
             rule="host-bound", what="a host that launches slowly", speaks=lambda: tuned(gappy, good),
-            delivered=rates(gappy, good), silent=lambda: tuned(GPU, good),
+            delivered=rates(gappy, good), silent=lambda: tuned(gpu, good),
         ),
         Scenario(
             rule="host-bound", what="every step logged at length", speaks=lambda: ran(logged, good),
-            delivered=rates(logged, good), silent=lambda: ran(GPU, good),
+            delivered=rates(logged, good), silent=lambda: ran(gpu, good),
         ),
         Scenario(
             rule="memory-bound", what="slow memory under fast products", speaks=lambda: tuned(slow_memory, good),
-            delivered=rates(slow_memory, good), silent=lambda: tuned(GPU, good),
+            delivered=rates(slow_memory, good), silent=lambda: tuned(gpu, good),
         ),
         Scenario(
             rule="update-bound", what="small steps of eight ranks", speaks=lambda: ran(updating, few),
-            delivered=rates(updating, few), silent=lambda: ran(GPU, good),
+            delivered=rates(updating, few), silent=lambda: ran(gpu, good),
         ),
         Scenario(
             rule="foreach-optimizer", what="another trainer's optimizer in a full memory",
@@ -264,11 +277,11 @@ def _compute() -> tuple[Scenario, ...]:
             silent=lambda: replace(tighter, foreign=Foreign(source="args.json", optimizer="fused")),
         ),
         Scenario(
-            rule="computing", what="good settings", speaks=lambda: ran(GPU, good), silent=lambda: ran(GPU, padded),
+            rule="computing", what="good settings", speaks=lambda: ran(gpu, good), silent=lambda: ran(gpu, padded),
         ),
         Scenario(
-            rule=NOTHING, what="good settings, all measured", speaks=lambda: ran(GPU, good),
-            silent=lambda: ran(GPU, padded),
+            rule=NOTHING, what="good settings, all measured", speaks=lambda: ran(gpu, good),
+            silent=lambda: ran(gpu, padded),
         ),
         _too_big(),
     )  # fmt: skip
@@ -301,12 +314,12 @@ def _too_big() -> Scenario:
     )  # fmt: skip
 
 
-def _network() -> tuple[Scenario, ...]:
-    slow = replace(CLUSTER, node_bytes_per_s=5e9)
+def _network(gpu: World, cluster: World) -> tuple[Scenario, ...]:
+    slow = replace(cluster, node_bytes_per_s=5e9)
     train = settings(slow, global_batch_rows=64 * 16)
-    good = settings(CLUSTER, global_batch_rows=64 * 16)
-    limping = replace(CLUSTER, slow_rank=1.3)
-    one_slow = replace(CLUSTER, slow_link=0.3, node_bytes_per_s=1e10)
+    good = settings(cluster, global_batch_rows=64 * 16)
+    limping = replace(cluster, slow_rank=1.3)
+    one_slow = replace(cluster, slow_link=0.3, node_bytes_per_s=1e10)
     many = settings(one_slow, global_batch_rows=64 * 16)
 
     def halved(advice: Advice) -> float:
@@ -316,7 +329,7 @@ def _network() -> tuple[Scenario, ...]:
         )
 
     def without_slow_rank(advice: Advice) -> float:
-        return step(CLUSTER, good).real_tokens_per_s / step(limping, good).real_tokens_per_s
+        return step(cluster, good).real_tokens_per_s / step(limping, good).real_tokens_per_s
 
     def without_slow_link(advice: Advice) -> float:
         return step(replace(one_slow, slow_link=1.0), many).real_tokens_per_s / step(one_slow, many).real_tokens_per_s
@@ -326,7 +339,7 @@ def _network() -> tuple[Scenario, ...]:
         rates_[2] *= world.slow_link
         return replace(ran(world, many), trials=(_links_trial(tuple(rates_)),))
 
-    spread_world = replace(CLUSTER, nodes=64, node_bytes_per_s=2e10)
+    spread_world = replace(cluster, nodes=64, node_bytes_per_s=2e10)
     fixed_batch = settings(spread_world, micro_batch_rows=64, global_batch_rows=2 * 64 * 32)
 
     def efficiency(nodes: int, batch: int = 1) -> float:
@@ -355,11 +368,11 @@ def _network() -> tuple[Scenario, ...]:
     return (
         Scenario(
             rule="exchange", what="default buckets where others were measured to be faster",
-            speaks=lambda: _exchanges(5), delivered=_bucketed, silent=lambda: _exchanges(100),
+            speaks=lambda: _exchanges(gpu, 5), delivered=_bucketed, silent=lambda: _exchanges(gpu, 100),
         ),
         Scenario(
             rule="network-bound", what="gradients that travel longer than backward", speaks=lambda: ran(slow, train),
-            delivered=halved, silent=lambda: ran(CLUSTER, good),
+            delivered=halved, silent=lambda: ran(cluster, good),
         ),
         Scenario(
             rule="too-many-nodes", what="64 nodes for a batch that keeps a few busy", speaks=lambda: spread(64),
@@ -372,7 +385,7 @@ def _network() -> tuple[Scenario, ...]:
         ),
         Scenario(
             rule="slow-rank", what="a rank that takes 1.3 times as long", speaks=lambda: ran(limping, good),
-            delivered=without_slow_rank, silent=lambda: ran(CLUSTER, good),
+            delivered=without_slow_rank, silent=lambda: ran(cluster, good),
         ),
         Scenario(
             rule="slow-link", what="one link with a third of the others' speed", speaks=lambda: linked(one_slow),
@@ -381,34 +394,34 @@ def _network() -> tuple[Scenario, ...]:
     )  # fmt: skip
 
 
-def _condition() -> tuple[Scenario, ...]:
-    good = settings(GPU)
-    hot = _void("GPU 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C")
-    shared = _void("another process computed on GPU 0: 2 were on it in 3 of 9 samples")
-    fine = _step_trial(good, 8)
-    lazy = replace(GPU, reached={"bf16": 0.1, "tf32": 0.12, "fp32": 0.5})
+def _condition(gpu: World) -> tuple[Scenario, ...]:
+    good = settings(gpu)
+    hot = _void("gpu 0 was slowed down: hw_thermal in 4 of 9 samples, at up to 91 °C")
+    shared = _void("another process computed on gpu 0: 2 were on it in 3 of 9 samples")
+    fine = _step_trial(gpu, good, 8)
+    lazy = replace(gpu, reached={"bf16": 0.1, "tf32": 0.12, "fp32": 0.5})
     return (
         Scenario(
-            rule="thermal", what="a GPU that is too hot", speaks=lambda: replace(tuned(GPU, good), trials=(hot, fine)),
-            silent=lambda: replace(tuned(GPU, good), trials=(shared, fine)),
+            rule="thermal", what="a gpu that is too hot", speaks=lambda: replace(tuned(gpu, good), trials=(hot, fine)),
+            silent=lambda: replace(tuned(gpu, good), trials=(shared, fine)),
         ),
         Scenario(
-            rule="company", what="a neighbour on the GPU",
-            speaks=lambda: replace(tuned(GPU, good), trials=(shared, fine)),
-            silent=lambda: replace(tuned(GPU, good), trials=(hot, fine)),
+            rule="company", what="a neighbour on the gpu",
+            speaks=lambda: replace(tuned(gpu, good), trials=(shared, fine)),
+            silent=lambda: replace(tuned(gpu, good), trials=(hot, fine)),
         ),
         Scenario(
             rule="utilisation", what="98 % utilisation at a tenth of the peak",
-            speaks=lambda: ran(lazy, good, with_profile=True), silent=lambda: ran(GPU, good),
+            speaks=lambda: ran(lazy, good, with_profile=True), silent=lambda: ran(gpu, good),
         ),
         Scenario(
-            rule="edited", what="a profile that was edited", speaks=lambda: replace(tuned(GPU, good), intact=False),
-            silent=lambda: tuned(GPU, good),
+            rule="edited", what="a profile that was edited", speaks=lambda: replace(tuned(gpu, good), intact=False),
+            silent=lambda: tuned(gpu, good),
         ),
         Scenario(
             rule="not-measured", what="no sweep of workers",
-            speaks=lambda: replace(tuned(GPU, good), missing=(("loader workers", "autotune workers"),)),
-            silent=lambda: tuned(GPU, good),
+            speaks=lambda: replace(tuned(gpu, good), missing=(("loader workers", "autotune workers"),)),
+            silent=lambda: tuned(gpu, good),
         ),
     )  # fmt: skip
 
@@ -427,10 +440,10 @@ def _void(detail: str) -> FinishedTrial:
     )  # fmt: skip
 
 
-def _step_trial(train: TrainConfig, rows: int) -> FinishedTrial:
+def _step_trial(gpu: World, train: TrainConfig, rows: int) -> FinishedTrial:
     return FinishedTrial(
         trial=Trial(job="step", measured={"config": {"micro_batch_rows": rows}}, timeout_s=0.0),
-        outcome=Measured(figures={"peak_bytes": int(memory_bytes(GPU, train, rows))}), seconds=10.0, label="",
+        outcome=Measured(figures={"peak_bytes": int(memory_bytes(gpu, train, rows))}), seconds=10.0, label="",
         from_ledger=True,
     )  # fmt: skip
 
@@ -467,10 +480,10 @@ def _bucketed(advice: Advice) -> float:
     return _simulated_step_s(cap.old, seed=1) / _simulated_step_s(cap.new, seed=2)
 
 
-def _exchanges(cap_mib: int) -> Situation:
+def _exchanges(gpu: World, cap_mib: int) -> Situation:
     """Buckets of several sizes were measured, and the profile has one of them."""
-    train = settings(GPU, parallel__bucket_cap_mib=cap_mib)
-    now = tuned(GPU, train)
+    train = settings(gpu, parallel__bucket_cap_mib=cap_mib)
+    now = tuned(gpu, train)
     assert now.profile is not None
     rows = [
         ExchangeRow(

@@ -6,8 +6,10 @@ from autotune.decide.advice.gains import times, without
 from autotune.decide.advice.situation import Situation, part_figure
 from autotune.decide.bottleneck import MATTERS_SHARE
 
-FUSED_LEFT = (0.25, 0.5, 1.0)
-"""Of launches or memory traffic that compiling layers leaves: least, usual, none gained."""
+LAUNCHES_LEFT = (0.0, 0.25, 1.0)
+"""Of the wait for launches that compiling layers leaves: none, usual, nothing gained."""
+TRAFFIC_LEFT = (0.25, 0.5, 1.0)
+"""Of the wait for memory."""
 COMPILED_GAIN = (1.0, 1.1, 1.3)
 """What fusing brings beside fewer launches: less traffic to memory."""
 LOG_INTERVAL_STEPS = 10
@@ -48,8 +50,8 @@ def host_bound(now: Situation) -> Advice | None:
     )
 
 
-def _compiled(part: Part) -> Gain:
-    least, usual, most = FUSED_LEFT
+def _compiled(part: Part, left: tuple[float, float, float]) -> Gain:
+    least, usual, most = left
     return without(part, left=usual, left_low=least, left_high=most)
 
 
@@ -63,7 +65,7 @@ def memory_bound(now: Situation) -> Advice | None:
         severity="could",
         claim=f"at least {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
         evidence=(part_figure(waits, "memory busier than matrix units", now.bottleneck.steps),),
-        gain=_compiled(waits),
+        gain=_compiled(waits, TRAFFIC_LEFT),
         cost="minutes at the start of every run, and other rounding; memory is to be probed again",
         changes=(Change(key="compile_layers", old=False, new=True),),
         would_change="products in 32 bits: bf16 halves the traffic, and comes first",

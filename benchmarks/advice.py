@@ -1,0 +1,201 @@
+"""Whether judgements and advice hold: ``python -m benchmarks.advice [--json FILE] [--only PART …]``.
+
+- ``simulated``: what limits 400 simulated runs with a known cause, and what advice delivers in simulated trainings.
+- ``limits``: real trainings on this machine, each limited by one thing, two of them over a slow network (needs root).
+- ``followed``: real trainings in which advice is followed; what it delivers stands beside what it promised.
+- ``sizes``: advice that promises storage or memory, followed for real.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autotune.core.advice import Advice, Gain
+from autotune.core.bottleneck import Cause
+from autotune.decide.advice import advise
+from autotune.decide.bottleneck import bottleneck_of_rows, bottleneck_of_run
+from autotune.measure.host import SystemHost
+from autotune.search.situation import situation_of_run
+from benchmarks import bars, sizes
+from benchmarks.bars import Bar
+from benchmarks.real_trainings import Place, make_place, train, train_over_network
+from benchmarks.scenarios import Scenario, is_silent, scenarios, spoken
+from benchmarks.simulated_steps import simulated_run
+from trainer.record import Run
+
+PARTS = ("simulated", "limits", "followed", "sizes")
+SIMULATED_RUNS, WORLDS = 400, 8
+RIGHT_SHARE, PROMISED_SHARE = 0.97, 0.95
+WITHOUT_INTERVAL = 0.1
+"""What a promise without an interval may be off by."""
+NOISE_SHARE = 0.05
+"""What two real trainings on a shared machine differ by though nothing was changed."""
+ROUNDS = 3
+
+LIMITED: tuple[tuple[str, Cause, Callable[[Place], Run]], ...] = (
+    ("batches from memory", "computation", lambda place: train(place, "cached", limit="cached=32")),
+    ("a dataset that sleeps", "input", lambda place: train(place, "sleeping", limit="delay=0.01")),
+    ("one sample to a row", "padding", lambda place: train(place, "padded", layout="padded")),
+    (
+        "two hosts, 200 Mbit/s", "network",
+        lambda place: train_over_network(place, "network", global_batch_rows=4, micro_batch_rows=2),
+    ),
+)  # fmt: skip
+
+FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
+    ("padding", {"layout": "padded"}, {}, None),
+    ("dense-head", {"head": "dense", "last_layer": "all"}, {}, None),
+    ("whole-last-layer", {"last_layer": "all"}, {}, None),
+    # What `autotune workers` would find: reading sleeps, so workers sleep beside each other.
+    ("more-workers", {}, {"data__loader_workers": 4}, "delay=0.004"),
+)
+"""Rule, settings before, what its command would find beside its changes, and the limit of both runs."""
+
+
+def main() -> int:
+    """Measure, print bars, keep figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="keep the figures there")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {}
+    if arguments.json is not None and arguments.json.is_file():
+        found = {part: value for part, value in json.loads(arguments.json.read_text()).items() if part in PARTS}
+    with tempfile.TemporaryDirectory() as scratch:
+        place = make_place(Path(scratch))
+        measures: dict[str, Callable[[], Any]] = {
+            "simulated": _simulated,
+            "limits": lambda: _limits(place),
+            "followed": lambda: [_followed(place, *one) for one in FOLLOWED],
+            "sizes": lambda: sizes.followed(Path(scratch)),
+        }
+        for part in arguments.only:
+            found[part] = measures[part]()
+            sys.stderr.write(f"{part}: {json.dumps(found[part])[:400]}\n")
+    held = _bars(found)
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        document = {"bars": [bar.to_json() for bar in held], **found}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    print(_table(found))
+    print(bars.lines(held))
+    return bars.exit_code(held)
+
+
+def _simulated() -> dict[str, Any]:
+    runs = [simulated_run(seed) for seed in range(SIMULATED_RUNS)]
+    judged = [
+        bottleneck_of_rows(run.rows[1:], source="simulated", world_size=run.world_size, counters=run.counters).limit
+        for run in runs
+    ]
+    right = [judgement == run.cause for judgement, run in zip(judged, runs, strict=True)]
+    promises = [_promise(one) for seed in range(WORLDS) for one in scenarios(seed)]
+    return {
+        "runs": SIMULATED_RUNS,
+        "right_share": statistics.fmean(right),
+        "scenarios": len(promises),
+        "spoken_share": statistics.fmean(one["spoken"] for one in promises),
+        "silent_share": statistics.fmean(one["silent"] for one in promises),
+        "kept_share": statistics.fmean(one["kept"] for one in promises if one["kept"] is not None),
+        "promises": [one for one in promises if one["kept"] is not None],
+    }
+
+
+def _promise(scenario: Scenario) -> dict[str, Any]:
+    advice = spoken(scenario)
+    kept = delivered = None
+    if advice is not None and advice.gain is not None and scenario.delivered is not None:
+        delivered = scenario.delivered(advice)
+        kept = is_kept(advice.gain, delivered, noise=0.02)
+    return {
+        "rule": scenario.rule, "what": scenario.what, "spoken": advice is not None, "silent": is_silent(scenario),
+        "promised": None if advice is None or advice.gain is None else advice.gain.ratio, "delivered": delivered,
+        "kept": kept,
+    }  # fmt: skip
+
+
+def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
+    """Whether what was delivered lies within what was promised, or so little beside it."""
+    low = gain.ratio * (1 - WITHOUT_INTERVAL) if gain.low is None else gain.low
+    high = gain.ratio * (1 + WITHOUT_INTERVAL) if gain.high is None else gain.high
+    return low * (1 - noise) <= delivered <= high * (1 + noise)
+
+
+def _limits(place: Place) -> list[dict[str, Any]]:
+    found = []
+    for what, cause, run in LIMITED:
+        limit = bottleneck_of_run(run(place))
+        assert limit is not None
+        part = limit.part(limit.limit)
+        found.append(
+            {
+                "what": what, "cause": cause, "judged": limit.limit, "share": None if part is None else part.share,
+                "low": None if part is None else part.low, "high": None if part is None else part.high,
+                "decided": limit.decided,
+            }
+        )  # fmt: skip
+        sys.stderr.write(f"  {json.dumps(found[-1])}\n")
+    return found
+
+
+def _followed(
+    place: Place, rule: str, before: dict[str, Any], beside: dict[str, Any], limit: str | None
+) -> dict[str, Any]:
+    """Train without and with the advice, one after the other, several times."""
+    first = train(place, f"{rule}-advised", limit=limit, **before)
+    advice = _advice(first, place, rule)
+    after = before | {change.key.replace(".", "__"): change.new for change in advice.changes} | beside
+    rates: dict[str, list[float]] = {"before": [], "after": []}
+    for number in range(ROUNDS):
+        for name, settings in (("before", before), ("after", after)):
+            run = train(place, f"{rule}-{name}-{number}", limit=limit, **settings)
+            rates[name].append(statistics.median(row.real_tokens_per_s for row in run.steps[2:]))
+    ratio = statistics.median(new / old for new, old in zip(rates["after"], rates["before"], strict=True))
+    gain = advice.gain
+    assert gain is not None
+    return {
+        "rule": rule, "promised": gain.ratio, "low": gain.low, "high": gain.high, "delivered": ratio,
+        "rates": rates, "kept": is_kept(gain, ratio, noise=NOISE_SHARE),
+    }  # fmt: skip
+
+
+def _advice(run: Run, place: Place, rule: str) -> Advice:
+    found = advise(situation_of_run(run, SystemHost(), data=place.data))
+    return next(one for one in found if one.rule == rule)
+
+
+def _bars(found: dict[str, Any]) -> list[Bar]:
+    simulated, limits = found.get("simulated", {}), found.get("limits")
+    real = [*found.get("followed", []), *found.get("sizes", [])]
+    right = None if limits is None else float(sum(one["cause"] == one["judged"] for one in limits))
+    kept = statistics.fmean(one["kept"] for one in real) if real else None
+    return [
+        Bar(name="advice_simulated_causes_right_share", figure=simulated.get("right_share"), unit="share",
+            bar=RIGHT_SHARE, direction=">="),
+        Bar(name="advice_real_causes_right_count", figure=right, unit="count", bar=4, direction=">="),
+        Bar(name="advice_simulated_promises_kept_share", figure=simulated.get("kept_share"), unit="share",
+            bar=PROMISED_SHARE, direction=">="),
+        Bar(name="advice_silent_where_it_should_share", figure=simulated.get("silent_share"), unit="share", bar=1,
+            direction=">="),
+        Bar(name="advice_real_promises_kept_share", figure=kept, unit="share", bar=PROMISED_SHARE, direction=">="),
+    ]  # fmt: skip
+
+
+def _table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{one['what']}: {one['judged']} ({one['share']:.0%} of the step), is {one['cause']}"
+        for one in found.get("limits", ())
+    ]
+    for one in (*found.get("followed", ()), *found.get("sizes", ())):
+        bounds = "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
+        lines.append(f"{one['rule']}: promised {one['promised']:.2f}{bounds}, delivered {one['delivered']:.2f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The trainer with a dataset that is slower, or lies in memory: ``python -m benchmarks.limited_run LIMIT … ARGUMENTS``.
+
+``delay=0.002`` adds so many seconds to the reading of each sample; ``cached=32`` makes so many micro-batches once and
+takes them again and again. Everything else is the trainer, record and all.
+"""
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import trainer.supply
+from trainer.__main__ import main as train
+from trainer.config import TrainConfig
+from trainer.feed import MicroBatch, Source, make_loader
+from trainer.stream import MicroBatchPlan
+
+
+class Delayed:
+    """A source on storage that takes longer for every sample."""
+
+    def __init__(self, source: Source, sample_delay_s: float) -> None:
+        self._source, self._sample_delay_s = source, sample_delay_s
+
+    def __getitems__(self, plan: MicroBatchPlan) -> MicroBatch:
+        time.sleep(self._sample_delay_s * len(plan.segments))
+        return self._source.__getitems__(plan)
+
+
+def limited_loader(kind: str, amount: float) -> object:
+    """A loader as the trainer's own, under a limit."""
+
+    def loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchPlan]) -> Iterator[MicroBatch]:
+        if kind == "delay":
+            return make_loader(Delayed(source, amount), config, plans)
+        return _again(source, iter(plans), round(amount))
+
+    return loader
+
+
+def _again(source: Source, plans: Iterator[MicroBatchPlan], count: int) -> Iterator[MicroBatch]:
+    made = [source.__getitems__(plan) for plan in itertools.islice(plans, count)]
+    yield from made
+    for number, _ in enumerate(plans):  # drawn all the same: the record tells how far it is by them
+        yield made[number % count]
+
+
+def main() -> int:
+    """Train under a limit; the exit code is the trainer's."""
+    kind, _, amount = sys.argv[1].partition("=")
+    if kind not in ("delay", "cached"):
+        sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS nor cached=BATCHES\n")
+        return 2
+    supply: Any = trainer.supply  # where the trainer asks for its loader
+    supply.make_loader = limited_loader(kind, float(amount))
+    del sys.argv[1]
+    return train()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

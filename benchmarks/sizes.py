@@ -1,0 +1,105 @@
+"""Advice that promises storage or memory, followed for real."""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.decide.advice import Situation, advise
+from autotune.measure.host import SystemHost
+from autotune.search.situation import data_facts
+
+PROGRAMS, PROGRAM_BYTES = Path("/usr/bin"), 60 * 2**20
+TEXTS = Path("/usr/share/common-licenses")
+WEIGHTS = 30_000_000
+TIMEOUT_S = 600
+
+_OPTIMIZER = """
+import sys, torch
+def peak():
+    with open("/proc/self/clear_refs", "w") as file: file.write("5")
+def high():
+    words = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    return int(words["VmHWM"].split()[0]) * 1024, int(words["VmRSS"].split()[0]) * 1024
+kind, weights = sys.argv[1], int(sys.argv[2])
+parameters = [torch.nn.Parameter(torch.zeros(weights // 10)) for _ in range(10)]
+optimizer = torch.optim.AdamW(parameters, **{kind: True})
+for one in parameters: one.grad = torch.ones_like(one)
+optimizer.step()
+before = high()[1]
+peak()
+optimizer.step()
+print(high()[0] - before)
+"""
+
+
+def followed(scratch: Path) -> list[dict[str, Any]]:
+    """Raw data of two kinds turned into token ids, and an optimizer that makes no copy."""
+    return [_raw(scratch, "elf", _programs(scratch)), _raw(scratch, "text", _texts(scratch)), _foreach()]
+
+
+def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
+    facts = data_facts(raw, SystemHost())
+    (advice,) = (one for one in advise(Situation(train=None, data=facts)) if one.rule == "raw-data")
+    assert advice.gain is not None
+    out = scratch / f"{kind}-ids"
+    command = [sys.executable, "-m", "autotune", "data", "prepare", f"{kind}:{raw}", "--out", str(out), "--json"]
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+    source = json.loads((out / "manifest.json").read_text())["source"]
+    return _row(
+        "raw-data", advice.gain.ratio, advice.gain.low, advice.gain.high, source["token_bytes"] / source["raw_bytes"]
+    )
+
+
+def _foreach() -> dict[str, Any]:
+    """The copy of all weights that the foreach optimizer makes, of what the rule says: four bytes a weight."""
+    peaks = {
+        kind: int(
+            subprocess.run(
+                [sys.executable, "-c", _OPTIMIZER, kind, str(WEIGHTS)], check=True, capture_output=True, text=True,
+                timeout=TIMEOUT_S, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            ).stdout
+        )
+        for kind in ("foreach", "fused")
+    }  # fmt: skip
+    return _row("foreach-optimizer", 1.0, 0.9, 1.1, (peaks["foreach"] - peaks["fused"]) / (4 * WEIGHTS))
+
+
+def _row(rule: str, promised: float, low: float | None, high: float | None, delivered: float) -> dict[str, Any]:
+    kept = (low or 0.0) <= delivered <= (high or float("inf"))
+    return {"rule": rule, "promised": promised, "low": low, "high": high, "delivered": delivered, "kept": kept}
+
+
+def _programs(scratch: Path) -> Path:
+    """Programs of this machine, until there are enough bytes."""
+    place = scratch / "programs"
+    place.mkdir()
+    total = 0
+    for path in _files(PROGRAMS):
+        if path.is_symlink() or path.read_bytes()[:4] != b"\x7fELF":
+            continue
+        shutil.copy(path, place / path.name)
+        total += path.stat().st_size
+        if total > PROGRAM_BYTES:
+            break
+    return place
+
+
+def _texts(scratch: Path) -> Path:
+    """Texts of licences, and of this project's interpreter."""
+    place = scratch / "texts"
+    place.mkdir()
+    library = Path(os.__file__).parent
+    for number, path in enumerate(itertools.islice((*_files(TEXTS), *_files(library, "*.py")), 150)):
+        if path.is_file():
+            shutil.copy(path, place / f"{number:03d}.txt")
+    return place
+
+
+def _files(directory: Path, pattern: str = "*") -> Iterator[Path]:
+    yield from (path for path in sorted(directory.glob(pattern)) if path.is_file())
