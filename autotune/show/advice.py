@@ -94,10 +94,14 @@ def _details(advice: Advice) -> Iterator[str]:
 
 
 def _share_with_bounds(part: Part) -> str:
-    bounds = (
-        "" if part.low is None or part.high is None else f" ({format_share(part.low)} to {format_share(part.high)})"
-    )
-    return f"{format_share(part.share)}{bounds}"
+    bounds = _bounds(part)
+    return format_share(part.share) if bounds is None else f"{format_share(part.share)} ({bounds})"
+
+
+def _bounds(part: Part) -> str | None:
+    if part.low is None or part.high is None:
+        return None
+    return f"{format_share(part.low)} to {format_share(part.high)}"
 
 
 def _shown(value: float, unit: str) -> str:

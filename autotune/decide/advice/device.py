@@ -28,9 +28,7 @@ def host_bound(now: Situation) -> Advice | None:
             severity="could",
             claim=f"{gaps.share:.0%} of the step the device waits for kernels to be launched",
             evidence=(figure,),
-            gain=times(
-                without(gaps, left=FUSED_LEFT[1], left_low=FUSED_LEFT[0], left_high=FUSED_LEFT[2]), COMPILED_GAIN
-            ),
+            gain=times(_compiled(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
             cost="minutes at the start of every run, and other rounding; memory is to be probed again",
             changes=(Change(key="compile_layers", old=False, new=True),),
             would_change="larger micro-batches, which take longer than their launches",
