@@ -19,7 +19,7 @@ from autotune.errors import EXIT_INTERRUPTED, InternalError, UsageError
 _PROBE_MINUTES = 4.0
 _BASELINE_MINUTES = 2.0
 """At most: what the settings are worth is no tuning, and most of the time goes to the slow ones."""
-_REPORT = "report.md"
+_REPORT = "report.html"
 
 
 def tune(

@@ -164,11 +164,20 @@ def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
 
 
 def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, probed):
-    out = autotune("report", "build", str(profile), "--run", str(run), "--json", cwd=work)
-    text = (work / json.loads(out)["report"]).read_text()
-    assert f"| {probed['feasible_max']} rows | {probed['infeasible_min']} rows |" in text
-    assert "## What to do next" in text
-    assert "| two | 2 | 30 |" in text
+    out = autotune("report", "build", str(profile), "--run", str(run), "--data", "data", "--json", cwd=work)
+    places = json.loads(out)
+    text = (work / places["markdown"]).read_text()
+    assert f"| largest micro-batch that ran | {probed['feasible_max']} rows of 64 tokens |" in text
+    assert f"| smallest that was refused | {probed['infeasible_min']} rows |" in text
+    assert "autotune baseline --profile" in text
+    assert "| what | two |" in text
+    assert "| steps | 30 |" in text
+    facts = json.loads((work / places["json"]).read_text())
+    assert facts["runs"][0]["profile"] == str(profile)
+    assert (
+        facts["profiles"][0]["dataset"]["train_samples"] + facts["profiles"][0]["dataset"]["validation_samples"] == 800
+    )
+    assert (work / places["html"]).read_text().count("<svg") >= 4
 
 
 def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):

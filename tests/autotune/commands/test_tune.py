@@ -48,7 +48,7 @@ def test_stages_follow_the_order_of_tuning_and_all_models_share_one_probe(said, 
     assert said.calls[2][said.calls[2].index("--ranks") + 1] == "2"  # one rank alone has nothing to exchange
     assert said.calls[3][said.calls[3].index("--minutes") + 1] == "2"  # a small share of what tuning takes
     found = json.loads(capsys.readouterr().out)
-    assert found == {"profiles": ["out/a-cpu.toml", "out/b-cpu.toml"], "report": "reports/a-cpu/report.md"}
+    assert found == {"profiles": ["out/a-cpu.toml", "out/b-cpu.toml"], "report": "reports/a-cpu/report.html"}
 
 
 def test_stages_can_be_left_out(said):

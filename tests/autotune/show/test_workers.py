@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from autotune.core.evidence import GpuUse, JointChoice, WorkersEvidence
-from autotune.show.report import ReportedProfile, report_markdown
 from autotune.show.workers import chosen_loader, gpu_rows, workers_cells, workers_lines, workers_text
 from tests.autotune.profiles import example_profile
 
@@ -94,28 +93,3 @@ def test_ranks_consumer_and_limit_are_told():
     assert "consumer: a replayed step of 60 ms; 2 ranks together, 7 windows of at least 2 s" in text
     assert "tried up to 2 workers: 2 allotted CPUs, 1 local rank" in text
     assert "GPU's operating state: 400 W" in text
-
-
-def report_of(found: WorkersEvidence) -> str:
-    profile = example_profile()
-    profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": found})})
-    stored = ReportedProfile(path=Path("p.toml"), profile=profile, intact=True, trials=(), damaged_lines=0)
-    return report_markdown([stored], [])
-
-
-def test_a_report_holds_the_table_the_answer_and_the_refusal():
-    text = report_of(evidence())
-    assert "### Loader workers" in text
-    assert "- Chosen: **1**. So." in text
-    assert "- 0 is slow." in text
-    assert "too few" in text
-
-
-def test_a_report_of_an_undecided_sweep_names_the_time_that_may_settle_it():
-    assert "--minutes 10" in report_of(evidence(undecided_between=[0, 2], seconds=14.0))
-    assert "--minutes 40" in report_of(evidence(undecided_between=[0, 2], seconds=600.0))
-    assert "--minutes" not in report_of(evidence())
-
-
-def test_a_report_makes_what_strangers_wrote_inert():
-    assert "<script>" not in report_of(evidence(gpu_source="<script>alert(1)</script>"))

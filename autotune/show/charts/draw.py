@@ -1,0 +1,201 @@
+"""Drawings on matplotlib's axes."""
+
+from typing import TYPE_CHECKING, Any
+
+from autotune.show.charts.drawing import Axis, Bars, Columns, Drawing, Line, Lines, Rule, Stacks
+from autotune.show.charts.texts import COLOURS, INK, byte_unit, name_in_chart, tick_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH_INCHES, _LINES_INCHES = 6.6, 3.6
+_BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
+_LEGEND_COLUMNS, _LEGEND_ROW_INCHES = 3, 0.24
+_SMALL = 8.5
+_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+"""Of marks at an axis of bytes, in its unit."""
+_ROOM_FOR_LABEL_SHARE = 0.07
+"""Parts of a bar below this have no figure in them."""
+_DARK = (COLOURS[0], COLOURS[2], COLOURS[5])
+"""Colours on which white letters are read better than black ones."""
+
+
+def figure_of(drawing: Drawing) -> "Figure":
+    """A figure that holds the drawing."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH_INCHES, _height_inches(drawing)), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.subplots()
+    match drawing:
+        case Lines():
+            _lines(axes, drawing)
+        case Bars():
+            _bars(axes, drawing)
+        case Stacks():
+            _stacks(axes, drawing)
+        case Columns():
+            _columns(axes, drawing)
+    return figure
+
+
+def _height_inches(drawing: Drawing) -> float:
+    match drawing:
+        case Bars():
+            return _AROUND_INCHES + _BAR_INCHES * len(drawing.bars)
+        case Stacks():
+            names = len({name for stack in drawing.stacks for name, _ in stack.parts})
+            legend = _LEGEND_ROW_INCHES * -(-names // _LEGEND_COLUMNS)
+            return _AROUND_INCHES + 1.2 * _BAR_INCHES * len(drawing.stacks) + legend
+        case _:
+            return _LINES_INCHES
+
+
+def _lines(axes: "Axes", drawing: Lines) -> None:
+    if drawing.shade is not None:
+        shade = drawing.shade
+        axes.axvspan(
+            shade.start, shade.end, color=COLOURS[7], alpha=0.22, linewidth=0, label=name_in_chart(shade.label)
+        )
+    following = 0
+    for line in drawing.lines:
+        number = following if line.colour is None else line.colour
+        following += line.colour is None
+        _line(axes, line, COLOURS[number % len(COLOURS)])
+    for rule in drawing.rules:
+        axes.axhline(rule.at, color=INK, linewidth=0.7, linestyle="--", label=name_in_chart(rule.label))
+    _scale(axes, "x", drawing.x, [point.x for line in drawing.lines for point in line.points])
+    _scale(axes, "y", drawing.y, [point.y for line in drawing.lines for point in line.points])
+    axes.grid(visible=True, which="major", linewidth=0.3, color=INK, alpha=0.25)
+    _legend(axes)
+
+
+def _line(axes: "Axes", line: Line, colour: str) -> None:
+    x, y = [point.x for point in line.points], [point.y for point in line.points]
+    name = name_in_chart(line.name)
+    bounded = [point for point in line.points if point.low is not None and point.high is not None]
+    if line.kind == "dotted":
+        axes.plot(x, y, color=colour, linewidth=0.8, linestyle=":")
+    elif line.kind == "line":
+        axes.plot(x, y, color=colour, linewidth=1.4, label=name)
+        axes.fill_between(
+            [point.x for point in bounded], [point.low or 0.0 for point in bounded],
+            [point.high or 0.0 for point in bounded], color=colour, alpha=0.18, linewidth=0,
+        )  # fmt: skip
+    else:
+        style = "-" if line.kind == "joined" else "none"
+        axes.plot(x, y, color=colour, linewidth=1.2, linestyle=style, marker="o", markersize=4, label=name)
+        axes.vlines(
+            [point.x for point in bounded], [point.low or 0.0 for point in bounded],
+            [point.high or 0.0 for point in bounded], color=colour, linewidth=1.0,
+        )  # fmt: skip
+
+
+def _bars(axes: "Axes", drawing: Bars) -> None:
+    most = max((bar.high or bar.value for bar in drawing.bars), default=0.0) or 1.0
+    for place, bar in enumerate(drawing.bars):
+        axes.barh(place, bar.value, height=0.62, color=COLOURS[place % len(COLOURS)], linewidth=0)
+        if bar.low is not None and bar.high is not None:
+            axes.plot([bar.low, bar.high], [place, place], color=INK, linewidth=1.2, marker="|", markersize=7)
+        end = max(bar.value, bar.high or bar.value)
+        axes.text(end + 0.015 * most, place, name_in_chart(bar.shown), va="center", fontsize=_SMALL)
+    _scale(axes, "x", drawing.axis, [most])
+    axes.set_xlim(0, 1.22 * most)
+    _listed(axes, [bar.label for bar in drawing.bars])
+
+
+def _stacks(axes: "Axes", drawing: Stacks) -> None:
+    names = list(dict.fromkeys(name for stack in drawing.stacks for name, _ in stack.parts))
+    ends = [*(sum(size for _, size in stack.parts) for stack in drawing.stacks), *(rule.at for rule in drawing.rules)]
+    most = max(ends, default=0.0) or 1.0
+    _scale(axes, "x", drawing.axis, [most])
+    shown = set()
+    for place, stack in enumerate(drawing.stacks):
+        left = 0.0
+        for name, size in stack.parts:
+            colour = COLOURS[names.index(name) % len(COLOURS)]
+            label = "" if name in shown else name_in_chart(name)
+            shown.add(name)
+            axes.barh(place, size, left=left, height=0.62, color=colour, linewidth=0, label=label)
+            if size >= _ROOM_FOR_LABEL_SHARE * most:
+                text = tick_text(size, drawing.axis.unit, byte_unit(most)[1])
+                ink = "#ffffff" if colour in _DARK else "#000000"
+                axes.text(left + size / 2, place, text, ha="center", va="center", fontsize=_SMALL, color=ink)
+            left += size
+    _upright(axes, drawing.rules)
+    axes.set_xlim(0, 1.03 * most)
+    _listed(axes, [stack.label for stack in drawing.stacks])
+    _legend(axes, below=True)
+
+
+def _columns(axes: "Axes", drawing: Columns) -> None:
+    axes.bar(
+        [column.start for column in drawing.columns], [column.value for column in drawing.columns],
+        width=[column.end - column.start for column in drawing.columns], align="edge", color=COLOURS[0], linewidth=0,
+    )  # fmt: skip
+    _upright(axes, drawing.rules)
+    _scale(axes, "x", drawing.x, [column.end for column in drawing.columns])
+    _scale(axes, "y", drawing.y, [column.value for column in drawing.columns])
+    if drawing.rules:
+        _legend(axes)
+
+
+def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:
+    for rule, style in zip(rules, ("--", ":", "-.") * len(rules), strict=False):
+        axes.axvline(rule.at, color=INK, linewidth=1.0, linestyle=style, label=name_in_chart(rule.label))
+
+
+def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
+    """Label, logarithm, marks and their units of one side."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter
+
+    side: Any = getattr(axes, f"{which}axis")
+    most = max(values, default=1.0)
+    name, size = byte_unit(most) if axis.unit == "bytes" else ("", 1)
+    if axis.log is not None:
+        getattr(axes, f"set_{which}scale")("log", base=axis.log)
+    if axis.ticks:
+        side.set_major_locator(FixedLocator(_apart(axis)))
+        side.minorticks_off()
+    elif axis.log is not None:
+        near = max(values) / max(min(values), 1e-300) < 30 if values else False
+        side.set_major_locator(LogLocator(base=axis.log, subs=(1.0, 2.0, 5.0) if near and axis.log == 10 else (1.0,)))
+        side.set_minor_formatter(NullFormatter())
+    elif axis.unit == "bytes":
+        side.set_major_locator(MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), 200)))
+    else:
+        side.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
+    side.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, axis.unit, size)))
+    side.set_label_text(name_in_chart(axis.label) + (f" ({name})" if name else ""))
+    if axis.low is not None or axis.high is not None:
+        getattr(axes, f"set_{which}lim")(axis.low, axis.high)
+
+
+def _apart(axis: Axis) -> list[float]:
+    """Marks whose figures would touch the next one's are left out; never the last."""
+    kept: list[float] = []
+    for tick in sorted(axis.ticks, reverse=True):
+        near = bool(kept) and (tick > kept[-1] / 1.35 if axis.log else kept[-1] - tick < max(axis.ticks) / 24)
+        if not near:
+            kept.append(tick)
+    return kept
+
+
+def _listed(axes: "Axes", labels: list[str]) -> None:
+    """Names of bars, the first one on top."""
+    axes.set_yticks(range(len(labels)), [name_in_chart(label) for label in labels])
+    axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _legend(axes: "Axes", *, below: bool = False) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
+    if below:
+        axes.figure.legend(handles, labels, loc="outside lower left", ncols=_LEGEND_COLUMNS, fontsize=_SMALL)
+    else:
+        axes.legend(handles, labels, fontsize=_SMALL)

@@ -1,0 +1,83 @@
+"""The answer: what to set, what it yields, and what limits it. Three lines for each profile."""
+
+from autotune.core.advice import Advice
+from autotune.core.bottleneck import Bottleneck
+from autotune.core.units import format_share
+from autotune.show.report.document import Block, Code, Pairs, Strong, Words
+from autotune.show.report.figures import count, plural, with_bounds
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.rates import Rate, tuned_rate
+from autotune.show.report.steps import cause_words
+from autotune.show.workers import chosen_loader
+
+
+def answer(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """Set, yields, limits."""
+    pairs = (("Set", _settings(one)), ("It yields", _yield(one)), ("What limits it", _limit(one, runs)))
+    return (Pairs(pairs=pairs),)
+
+
+def _settings(one: ReportedProfile) -> Words:
+    train, workers = one.profile.train, one.profile.evidence.workers
+    said = (
+        f" of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
+        f"{plural(train.global_batch_rows, 'row')} ({count(one.profile.constraints.global_batch_tokens)} real tokens); "
+    )
+    loader = chosen_loader(workers) if workers else str(train.data.loader_workers)
+    doubt = ""
+    if workers is None:
+        doubt = " (not measured)"
+    elif workers.undecided_between:
+        doubt = f" (undecided between {' and '.join(map(str, workers.undecided_between))})"
+    parallel = train.parallel
+    exchange = f"{parallel.strategy}, {parallel.gradient_dtype} gradients, {parallel.bucket_cap_mib} MiB buckets"
+    network = exchange if one.profile.evidence.network is not None else f"{exchange} (not measured)"
+    return (
+        Strong(text=f"micro-batch {plural(train.micro_batch_rows, 'row')}"),
+        said,
+        Strong(text=f"loader workers {loader}"),
+        f"{doubt}; exchange {network}. All of it stands in ",
+        Code(text=str(one.path)),
+        ".",
+    )
+
+
+def _yield(one: ReportedProfile) -> Words:
+    rate = tuned_rate(one)
+    if rate is None:
+        return ("not measured: ", Code(text=f"autotune baseline --profile {one.quoted}"))
+    network = one.profile.evidence.network
+    useful = "" if network is None or network.useful_nodes is None else (
+        f" Up to {plural(network.useful_nodes, 'node')} are useful at this global batch (predicted)."
+    )  # fmt: skip
+    return (Strong(text=rate_words(rate)), f" on {plural(rate.ranks, 'rank')}, {rate.known}: {rate.source}.{useful}")
+
+
+def rate_words(rate: Rate) -> str:
+    """With its interval."""
+    return f"{with_bounds(rate.value, rate.low, rate.high, count)} real tokens/s"
+
+
+def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
+    of_runs = [found for run in runs if run.profile_path == one.path for found in run.bottlenecks]
+    found = next(iter([*of_runs, *one.bottlenecks]), None)
+    advice = next(iter([*one.advice, *(advice for run in runs for advice in run.advice)]), None)
+    if found is None:
+        limit: Words = ("not measured: the parts of a step are read from a training run. ",)
+    else:
+        limit = _limit_words(found)
+    return (*limit, *_first(advice))
+
+
+def _limit_words(found: Bottleneck) -> Words:
+    part = found.part(found.limit)
+    share = "" if part is None else f", {with_bounds(part.share, part.low, part.high, format_share)} of a step"
+    decided = "" if found.decided else "; the interval leaves it open"
+    return (Strong(text=cause_words(found.limit)), f"{share} ({found.source}){decided}. ")
+
+
+def _first(advice: Advice | None) -> Words:
+    if advice is None:
+        return ("There is no recommendation.",)
+    command: Words = () if advice.command is None else (" ", Code(text=advice.command))
+    return ("First: ", advice.claim.rstrip("."), ".", *command)

@@ -1,0 +1,124 @@
+"""Before and after: the same training as others would set it up; what the tuning cost, and when that is paid back."""
+
+from autotune.core.evidence import BaselineEvidence, RecipeRow
+from autotune.core.units import format_seconds, format_share
+from autotune.decide.statistics import Interval, mean_interval
+from autotune.show.charts.drawing import Axis, Bar, Bars
+from autotune.show.report.cost import LARGE_JOB_RANKS, PayBack, cost_rows, pay_back
+from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, Words
+from autotune.show.report.figures import bounds, count, hours, number, plural, times, with_bounds
+from autotune.show.report.inputs import ReportedProfile
+
+_NAMES = {"paper-style": "as the paper", "default": "this trainer's defaults", "tuned": "tuned"}
+
+
+def before_after(one: ReportedProfile) -> tuple[Block, ...]:
+    """Three ways to train the same model on the same data."""
+    found = one.profile.evidence.baseline
+    if found is None:
+        command = f"autotune baseline --profile {one.quoted}"
+        return (Missing(what="What the tuned settings are worth against others", commands=(command,)),)
+    table = Table(
+        caption="The same as figures",
+        headers=("settings", "real tokens/s", "95 % interval", "tuned is faster", "95 % interval", "data wait",
+                 "windows", "outcome"),
+        rows=tuple(_cells(row) for row in found.rows),
+        align="lrrrrrrl",
+    )  # fmt: skip
+    differences: tuple[Words, ...] = tuple(
+        (Strong(text=_NAMES[row.name]), f": {'; '.join(row.differences)}") for row in found.rows if row.differences
+    )
+    ran = [row for row in found.rows if row.real_tokens_per_s]
+    shown: Block = table
+    if ran:
+        shown = Chart(
+            title="Real tokens per second, before and after",
+            description=_said(found),
+            drawing=Bars(axis=Axis(label="real tokens/s", unit="count"), bars=tuple(_bar(row) for row in ran)),
+            table=table,
+        )
+    how = (
+        f"Windows of at least {found.window_s:g} s in turns, {plural(found.windows, 'window')} on "
+        f"{plural(found.local_ranks, 'rank')}, {format_seconds(found.seconds)} in all; ratios are of windows of the "
+        "same round."
+    )
+    told = (Bullets(items=differences),) if differences else ()
+    return (shown, Paragraph(words=(how,)), *told)
+
+
+def _rate(row: RecipeRow) -> Interval:
+    return mean_interval(row.real_tokens_per_s)
+
+
+def _bar(row: RecipeRow) -> Bar:
+    rate = _rate(row)
+    return Bar(label=_NAMES[row.name], value=rate.value, low=rate.low, high=rate.high, shown=count(rate.value))
+
+
+def _cells(row: RecipeRow) -> list[str | None]:
+    rate = _rate(row) if row.real_tokens_per_s else None
+    ratio = row.ratio_to_tuned
+    low, high = (None if end is None else 1 / end for end in (row.ratio_high, row.ratio_low))
+    faster = row.name != "tuned" and ratio is not None
+    return [
+        _NAMES[row.name],
+        None if rate is None else count(rate.value),
+        None if rate is None else bounds(rate.low, rate.high, count),
+        times(1 / ratio) if faster and ratio else None,
+        bounds(low, high, number) if faster else None,
+        format_share(row.data_wait_share),
+        str(len(row.real_tokens_per_s)),
+        row.outcome,
+    ]
+
+
+def _said(found: BaselineEvidence) -> str:
+    parts = [f"{_NAMES[row.name]} {count(_rate(row).value)}" for row in found.rows if row.real_tokens_per_s]
+    return f"Real tokens per second: {', '.join(parts)}. Thin bars are 95 % intervals."
+
+
+def cost(one: ReportedProfile) -> tuple[Block, ...]:
+    """GPU-hours of all trials, and the training after which they are paid back."""
+    rows = cost_rows(one.trials)
+    if not rows:
+        tune = f"autotune tune --model {one.name} --data DIR"
+        return (Missing(what="The cost (the ledger beside this report holds no trial)", commands=(tune,)),)
+    spent_s = sum(row.rank_seconds for row in rows)
+    unit = f"{one.unit}-hours"
+    cells: list[list[str | None]] = [
+        [row.job, str(row.trials), format_seconds(row.seconds), hours(row.rank_seconds / 3600)] for row in rows
+    ]
+    cells.append(
+        [
+            "all",
+            str(sum(row.trials for row in rows)),
+            format_seconds(sum(row.seconds for row in rows)),
+            hours(spent_s / 3600),
+        ]
+    )
+    table = Table(
+        caption="What the tuning cost", headers=("trials of", "number", "time", unit), rows=tuple(cells), align="lrrr"
+    )
+    said = (
+        f"All trials of the ledger took {hours(spent_s / 3600)} of one {one.unit} "
+        f"({unit}: time of each trial times the ranks that it kept busy). "
+    )
+    found = pay_back(spent_s, one.profile.evidence.baseline)
+    if found is None:
+        command = f"autotune baseline --profile {one.quoted}"
+        return (Paragraph(words=(said,)), table, Missing(what="When that is paid back", commands=(command,)))
+    return (Paragraph(words=(said, *_paid(found, one.unit))), table)
+
+
+def _paid(found: PayBack, unit: str) -> Words:
+    if found.rank_hours is None:
+        return ("Against the default it is not paid back by speed: the tuned settings are not faster.",)
+    open_end = found.rank_hours_low is not None and found.rank_hours_high is None
+    doubt = " At the far end of the interval it never is." if open_end else ""
+    after = with_bounds(found.rank_hours, found.rank_hours_low, found.rank_hours_high, hours)
+    large = hours(found.rank_hours / LARGE_JOB_RANKS)
+    return (
+        "Against the default it is paid back after ",
+        Strong(text=f"{after} of training on one {unit}"),
+        f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
+    )

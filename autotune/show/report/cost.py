@@ -1,0 +1,83 @@
+"""What a tuning cost, and when that is paid back. Pure arithmetic on trials and on the comparison with the default."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.core.evidence import BaselineEvidence, RecipeRow
+from autotune.core.trial import FinishedTrial
+
+LARGE_JOB_RANKS = 256
+"""As many as the project's target cluster gives a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """All trials of one kind."""
+
+    job: str
+    trials: int
+    seconds: float
+    rank_seconds: float
+    """Times the ranks that each kept busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayBack:
+    """After how much training a tuning has paid for itself, in hours of one rank; any number of ranks shares them."""
+
+    rank_hours: float | None
+    """None where the tuned settings are not faster."""
+    rank_hours_low: float | None
+    rank_hours_high: float | None
+    """From the interval of the ratio; None where the tuned settings may not be faster at all."""
+
+
+def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
+    """By kind of trial, the most expensive first."""
+    rows = []
+    for job in dict.fromkeys(done.trial.job for done in trials):
+        some = [done for done in trials if done.trial.job == job]
+        rows.append(
+            CostRow(
+                job=job,
+                trials=len(some),
+                seconds=sum(done.seconds for done in some),
+                rank_seconds=sum(done.seconds * ranks_of(done.trial.measured) for done in some),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
+
+
+def ranks_of(measured: dict[str, Any]) -> int:
+    """Ranks that a trial kept busy; one where it does not say."""
+    counts = [measured.get(name) for name in ("local_ranks", "nodes", "ranks_per_node")]
+    product = 1
+    for count in counts:
+        product *= count if isinstance(count, int) and count > 0 else 1
+    return product
+
+
+def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
+    """Against the default; None where nobody compared.
+
+    While the tuned settings train for an hour, the default would take 1 / ratio hours: the difference is what is saved.
+    """
+    default = row_of(baseline, "default")
+    if default is None or default.ratio_to_tuned is None:
+        return None
+    hours = cost_rank_s / 3600
+    return PayBack(
+        rank_hours=_hours(hours, default.ratio_to_tuned),
+        rank_hours_low=None if default.ratio_low is None else _hours(hours, default.ratio_low),
+        rank_hours_high=None if default.ratio_high is None else _hours(hours, default.ratio_high),
+    )
+
+
+def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
+    """One of the ways that were compared; None where it was not."""
+    return next((row for row in baseline.rows if row.name == name), None) if baseline else None
+
+
+def _hours(cost_hours: float, ratio: float) -> float | None:
+    return None if ratio >= 1 else cost_hours / (1 / ratio - 1)

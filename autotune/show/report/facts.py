@@ -1,0 +1,124 @@
+"""The same report for machines: numbers as they were measured or computed, not as they are shown."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from autotune.core.dataset import LengthDistribution
+from autotune.core.outcome import outcome_to_json
+from autotune.core.trial import FinishedTrial
+from autotune.show.report.cost import cost_rows, pay_back, ranks_of
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.origin import commands
+from autotune.show.report.rates import achieved_rate, drifts, later_steps, tuned_rate
+from autotune.show.report.recommendations import profile_changes
+from autotune.show.report.runs import MOST_EVENTS, loss_points
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+def report_facts(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> dict[str, Any]:
+    """Everything the document is built from, units in the names; what was not measured is null."""
+    by_path = {one.path: one for one in profiles}
+    facts: dict[str, Any] = _finite(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "profiles": [_profile(one) for one in profiles],
+            "runs": [_run(by_path.get(run.profile_path) if run.profile_path else None, run) for run in reported],
+        }
+    )
+    return facts
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """JSON knows no infinity, which files of others may hold: there is no such figure."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _profile(one: ReportedProfile) -> dict[str, Any]:
+    rows = cost_rows(one.trials)
+    spent_s = sum(row.rank_seconds for row in rows)
+    return {
+        "path": str(one.path),
+        "intact": one.intact,
+        "content_sha256": one.content_sha256,
+        "profile": one.profile.model_dump(mode="json"),
+        "fill_share": one.fill_share,
+        "tuned": _plain(tuned_rate(one)),
+        "cost": {"by_job": [_plain(row) for row in rows], "rank_seconds": spent_s},
+        "pay_back": _plain(pay_back(spent_s, one.profile.evidence.baseline)),
+        "dataset": _dataset(one),
+        "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
+        "bottlenecks": [_plain(found) for found in one.bottlenecks],
+        "advice": [_plain(advice) for advice in one.advice],
+        "recipe_changes": profile_changes(one),
+        "trials": [_trial(done) for done in one.trials],
+        "damaged_ledger_lines": one.damaged_lines,
+        "commands": commands(one),
+        "sign_off": _plain(one.sign_off),
+    }
+
+
+def _trial(done: FinishedTrial) -> dict[str, Any]:
+    return {
+        "label": done.label,
+        "job": done.trial.job,
+        "seconds": done.seconds,
+        "ranks": ranks_of(done.trial.measured),
+        "outcome": outcome_to_json(done.outcome),
+    }
+
+
+def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
+    manifest = one.dataset
+    if manifest is None:
+        return None
+    histogram = manifest.train.length_histogram
+    spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+    row_tokens = one.profile.train.seq_length_tokens
+    return {
+        "dataset_hash": manifest.dataset_hash,
+        "train_samples": manifest.train.samples,
+        "train_tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
+        "vocab_size": manifest.vocab_size,
+        "used_vocab_size": manifest.used_vocab_size,
+        "length_histogram": histogram.model_dump(mode="json"),
+        "source": manifest.source.model_dump(mode="json"),
+        "row_tokens": row_tokens,
+        "mean_tokens": spread.mean_tokens(),
+        "padding_waste_share": spread.padding_waste(row_tokens),
+    }
+
+
+def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
+    run, later = reported.run, later_steps(reported)
+    told = [event for event in run.events if event.level != "info"]
+    return {
+        "name": reported.name,
+        "profile": None if reported.profile_path is None else str(reported.profile_path),
+        "matched_by": reported.matched_by,
+        "header": run.header.model_dump(mode="json"),
+        "startup": None if run.startup is None else run.startup.model_dump(mode="json"),
+        "end": None if run.end is None else run.end.model_dump(mode="json"),
+        "steps": len(run.steps),
+        "first_step": run.steps[0].model_dump(mode="json") if run.steps else None,
+        "last_step": run.steps[-1].model_dump(mode="json") if run.steps else None,
+        "achieved": _plain(achieved_rate(later, run.header.world_size)) if later else None,
+        "expected_and_achieved": [_plain(drift) for drift in drifts(one, reported)],
+        "loss": [_plain(point) for point in loss_points(run)],
+        "evaluation": run.evaluations[-1].model_dump(mode="json") if run.evaluations else None,
+        "events": [event.model_dump(mode="json") for event in told[-MOST_EVENTS:]],
+        "earlier_events": max(0, len(told) - MOST_EVENTS),
+        "bottlenecks": [_plain(found) for found in reported.bottlenecks],
+        "advice": [_plain(advice) for advice in reported.advice],
+    }
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any of the report's own nouns, or None
+    return None if value is None else dataclasses.asdict(value)

@@ -1,0 +1,84 @@
+"""What a report is built from: profiles with their trials, and training runs."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autotune.core.advice import Advice
+from autotune.core.bottleneck import Bottleneck
+from autotune.core.profile import Profile
+from autotune.core.trial import FinishedTrial
+from trainer.dataset import Manifest
+from trainer.record import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignOff:
+    """What somebody said of a tuning."""
+
+    state: str
+    """``approved``, ``rejected``, or why it no longer holds."""
+    by: str
+    when: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedProfile:
+    """A profile with what lies around it."""
+
+    path: Path
+    profile: Profile
+    intact: bool
+    """Whether its content still has the hash it was written with."""
+    content_sha256: str
+    """Of the file as it is; runs name the profile by it."""
+    trials: tuple[FinishedTrial, ...]
+    damaged_lines: int
+    """Of its ledger, which were left out."""
+    dataset: Manifest | None = None
+    dataset_lacking: str = "no dataset was found"
+    """Why there is none."""
+    bottlenecks: tuple[Bottleneck, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    """In the order in which it is to be read."""
+    sign_off: SignOff | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.profile.train.model.name
+
+    @property
+    def quoted(self) -> str:
+        """Its path, as a shell takes it."""
+        return shlex.quote(str(self.path))
+
+    @property
+    def unit(self) -> str:
+        """What trials keep busy, one for each rank."""
+        return "GPU" if self.profile.fingerprint.device == "cuda" else "rank"
+
+    @property
+    def fill_share(self) -> float | None:
+        """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
+        probe = self.profile.evidence.probe
+        return None if probe is None else probe.mean_real_tokens_per_row / self.profile.train.seq_length_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedRun:
+    """A training run and the profile it was started from, if that is one of the report's."""
+
+    run: Run
+    profile_path: Path | None
+    matched_by: Literal["the profile's hash", "dataset and model"] | None = None
+    """How the profile was found: a run with settings of its own has another hash."""
+    bottlenecks: tuple[Bottleneck, ...] = ()
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return self.run.directory.name

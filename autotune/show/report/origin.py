@@ -1,0 +1,92 @@
+"""Where figures come from: the machine, how to get them again, and who signed them off."""
+
+from autotune.core.units import format_bytes
+from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
+from autotune.show.report.inputs import ReportedProfile, SignOff
+
+_FIELDS = {
+    "device": "device", "gpu_name": "GPU", "gpu_count": "GPUs", "gpu_total_bytes": "memory of a GPU",
+    "gpu_mig": "GPU partitioned (MIG)", "gpu_power_cap_w": "power cap of a GPU, W", "driver": "driver", "cuda": "CUDA",
+    "torch": "torch", "transformers": "transformers", "python": "Python", "cpu_model": "CPU",
+    "allotted_cpus": "CPUs allotted", "ram_total_bytes": "memory of the host",
+    "data_filesystem": "file system of the data", "model_sha256": "model config, SHA-256",
+    "dataset_hash": "dataset, hash",
+}  # fmt: skip
+
+
+def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
+    """The fingerprint of each profile, side by side."""
+    rows: list[list[str | None]] = []
+    for field, name in _FIELDS.items():
+        values = [getattr(one.profile.fingerprint, field) for one in profiles]
+        rows.append([name, *(_shown(field, value) for value in values)])
+    headers = ("what", *(one.path.stem for one in profiles))
+    return (Table(caption="The machine", headers=headers, rows=tuple(rows)),)
+
+
+def _shown(field: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if field.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
+    """Commands that measure the same again, and the hashes that say whether it is the same."""
+    provenance = one.profile.provenance
+    items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
+    edited: Words = () if one.intact else (Strong(text=" The profile was edited by hand after it was written."),)
+    rows: list[list[str | None]] = [
+        ["profile", str(one.path)],
+        ["profile, hash of its content", one.content_sha256],
+        ["trials it rests on, hash", provenance.ledger_sha256],
+        ["model config, hash", one.profile.fingerprint.model_sha256],
+        ["dataset, hash", one.profile.fingerprint.dataset_hash],
+        ["written", provenance.created_utc],
+        ["written by", f"encoder-autotune {provenance.tool_version}: {', '.join(provenance.commands)}"],
+        ["SLURM job", provenance.slurm_job_id],
+        ["seed", str(one.profile.train.seed)],
+    ]
+    said: Words = ("With the same machine, dataset and versions, in this order:", *edited)
+    return (
+        Paragraph(words=said),
+        Bullets(items=items),
+        Table(caption="What names this tuning", headers=("what", "value"), rows=tuple(rows)),
+    )
+
+
+def commands(one: ReportedProfile) -> list[str]:
+    """As the profile's own settings have them, in the order of tuning."""
+    train, constraints, fingerprint = one.profile.train, one.profile.constraints, one.profile.fingerprint
+    probe = one.profile.evidence.probe
+    dropout = "" if train.attention_dropout is None else f" --attention-dropout {train.attention_dropout:g}"
+    ranks = "" if probe is None or probe.local_ranks == 1 else f" --ranks {probe.local_ranks}"
+    known = {
+        "probe": (
+            f"autotune probe --model {one.name} --data DIR --device {fingerprint.device} --memory "
+            f"{constraints.memory_budget_bytes}B --seq-length {train.seq_length_tokens} --layout {train.layout} "
+            f"--precision {train.precision} --global-batch-tokens {constraints.global_batch_tokens} --headroom "
+            f"{constraints.headroom_share:g}{dropout}{ranks} --out {one.quoted}"
+        ),
+        "workers": f"autotune workers --profile {one.quoted} --data DIR",
+        "network": f"autotune network --profile {one.quoted} --data DIR",
+        "baseline": f"autotune baseline --profile {one.quoted} --data DIR",
+    }
+    return [known.get(name, f"autotune {name} --profile {one.quoted}") for name in one.profile.provenance.commands]
+
+
+def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
+    """Whether somebody answers for it."""
+    found: SignOff | None = one.sign_off
+    if found is None:
+        command = f"autotune report review {one.quoted} --approve --by NAME"
+        return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
+    pairs: list[tuple[str, Words]] = [
+        ("State", (Strong(text=found.state),)),
+        ("By", (found.by,)),
+        ("When", (found.when,)),
+    ]
+    if found.note:
+        pairs.append(("Note", (found.note,)))
+    return (Pairs(pairs=tuple(pairs)),)

@@ -1,0 +1,208 @@
+"""Real tokens/s of a profile, with their interval and where they come from; and what a run made of them. Pure."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.core.evidence import ScalingRow
+from autotune.core.outcome import Measured
+from autotune.core.trial import StepFigures
+from autotune.decide.statistics import mean_interval
+from autotune.show.report.cost import row_of
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from trainer.record import StepRow
+
+_CHUNKS = 8
+"""Steps that follow each other are alike, so their spread is taken over means of so many stretches."""
+_ALIKE_SHARE = 0.02
+"""Differences below this are nobody's concern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A figure with 95 % bounds, if it was repeated."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    known: Literal["measured", "predicted"]
+    ranks: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """One quantity of a run against what was expected of it."""
+
+    quantity: Literal["real tokens/s", "MFU", "peak memory"]
+    expected: float | None
+    expected_low: float | None = None
+    expected_high: float | None = None
+    expected_source: str
+    achieved: float | None
+    achieved_low: float | None = None
+    achieved_high: float | None = None
+    verdict: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Achieved over expected."""
+        return None if not self.expected or self.achieved is None else self.achieved / self.expected
+
+
+def tuned_rate(one: ReportedProfile) -> Rate | None:
+    """Real tokens/s of the tuned settings on this machine, from what comes closest to training; None where nothing is.
+
+    Windows of training on the dataset come before windows of the worker sweep, and these before steps on full rows.
+    """
+    evidence, fill = one.profile.evidence, one.fill_share
+    tuned = row_of(evidence.baseline, "tuned")
+    if evidence.baseline is not None and tuned is not None and tuned.real_tokens_per_s:
+        ranks = evidence.baseline.local_ranks
+        return _of(tuned.real_tokens_per_s, 1.0, ranks, "training on the dataset")
+    if evidence.workers is not None and fill is not None:
+        found = evidence.workers
+        rows = [row.slot_tokens_per_s for row in found.rows if row.loader_workers == found.chosen]
+        if rows and rows[0]:
+            return _of(rows[0], fill, found.local_ranks, "the worker sweep, slots times the share that holds tokens")
+    if evidence.probe is not None and fill is not None:
+        probe = evidence.probe
+        point = next((point for point in probe.curve if point.rows == one.profile.train.micro_batch_rows), None)
+        if point is not None:
+            low, high = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
+            return Rate(
+                value=fill * point.slot_tokens_per_s,
+                low=None if low is None else fill * low,
+                high=None if high is None else fill * high,
+                known="measured",
+                ranks=probe.local_ranks,
+                source="steps on full rows, times the share of rows that holds tokens",
+            )
+    return None
+
+
+def expected_rate(one: ReportedProfile, ranks: int) -> Rate | None:
+    """What so many ranks should reach: as measured with as many, else by the scaling curve; None where neither says."""
+    tuned = tuned_rate(one)
+    if tuned is not None and tuned.ranks == ranks:
+        return tuned
+    network = one.profile.evidence.network
+    if network is None:
+        return None
+    rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
+    row = next((row for row in rows if row.measured), rows[0] if rows else None)
+    return None if row is None else _scaled(row, ranks)
+
+
+def drifts(one: ReportedProfile | None, reported: ReportedRun) -> tuple[Drift, ...]:
+    """A run against its profile."""
+    steps = later_steps(reported)
+    if one is None or not steps:
+        return ()
+    return _speed(one, reported, steps), _mfu(one, steps), _memory(one, reported, steps)
+
+
+def later_steps(reported: ReportedRun) -> tuple[StepRow, ...]:
+    """Without the first one, which pays for what is made once."""
+    steps = reported.run.steps
+    return steps[1:] or steps
+
+
+def achieved_rate(steps: tuple[StepRow, ...], ranks: int) -> Rate:
+    """Real tokens/s of a run, by the means of stretches of it."""
+    size = -(-len(steps) // _CHUNKS)
+    chunks = [steps[first : first + size] for first in range(0, len(steps), size)]
+    means = [statistics.fmean(step.real_tokens_per_s for step in chunk) for chunk in chunks]
+    return _of([mean for mean in means if mean > 0], 1.0, ranks, f"{len(steps)} logged steps")
+
+
+def _of(figures: list[float], factor: float, ranks: int, source: str) -> Rate:
+    if not figures:
+        return Rate(value=0.0, known="measured", ranks=ranks, source=source)
+    found = mean_interval(figures)
+    low, high = (None if end is None else factor * end for end in (found.low, found.high))
+    return Rate(value=factor * found.value, low=low, high=high, known="measured", ranks=ranks, source=source)
+
+
+def _scaled(row: ScalingRow, ranks: int) -> Rate:
+    low, high = (
+        None if end is None else row.real_tokens_per_s * end / row.efficiency
+        for end in (row.efficiency_low, row.efficiency_high)
+    )
+    known: Literal["measured", "predicted"] = "measured" if row.measured else "predicted"
+    source = f"the scaling curve, {row.nodes} nodes"
+    return Rate(value=row.real_tokens_per_s, low=low, high=high, known=known, ranks=ranks, source=source)
+
+
+def _speed(one: ReportedProfile, reported: ReportedRun, steps: tuple[StepRow, ...]) -> Drift:
+    ranks = reported.run.header.world_size
+    achieved, expected = achieved_rate(steps, ranks), expected_rate(one, ranks)
+    if expected is None:
+        return Drift(
+            quantity="real tokens/s", expected=None, expected_source=f"nothing known of {ranks} ranks",
+            achieved=achieved.value, achieved_low=achieved.low, achieved_high=achieved.high,
+            verdict="nothing to hold it against",
+        )  # fmt: skip
+    return Drift(
+        quantity="real tokens/s", expected=expected.value, expected_low=expected.low, expected_high=expected.high,
+        expected_source=f"{expected.known}: {expected.source}", achieved=achieved.value, achieved_low=achieved.low,
+        achieved_high=achieved.high, verdict=_verdict(expected, achieved),
+    )  # fmt: skip
+
+
+def _verdict(expected: Rate, achieved: Rate) -> str:
+    """Drift is a difference that the noise of both does not explain."""
+    ratio = achieved.value / expected.value if expected.value else 1.0
+    if abs(ratio - 1) <= _ALIKE_SHARE:
+        return "as expected"
+    if expected.low is None or expected.high is None or achieved.low is None or achieved.high is None:
+        return "not repeated, so the noise is not known"
+    if achieved.high < expected.low:
+        return "drift: slower, beyond noise"
+    return "drift: faster, beyond noise" if achieved.low > expected.high else "within noise"
+
+
+def _mfu(one: ReportedProfile, steps: tuple[StepRow, ...]) -> Drift:
+    known = [step.mfu for step in steps if step.mfu is not None]
+    expected = next((found for found in one.bottlenecks if found.mfu is not None), None)
+    achieved = statistics.median(known) if known else None
+    verdict = "the device's peak is not known" if achieved is None else "nothing to hold it against"
+    if expected is not None and expected.mfu is not None and achieved is not None:
+        low, high = expected.mfu_low or expected.mfu, expected.mfu_high or expected.mfu
+        alike = abs(achieved / expected.mfu - 1) <= _ALIKE_SHARE or low <= achieved <= high
+        verdict = "within noise" if alike else f"drift: {'lower' if achieved < low else 'higher'}"
+    return Drift(
+        quantity="MFU",
+        expected=None if expected is None else expected.mfu,
+        expected_low=None if expected is None else expected.mfu_low,
+        expected_high=None if expected is None else expected.mfu_high,
+        expected_source="not measured in the tuning" if expected is None else f"measured: {expected.source}",
+        achieved=achieved,
+        verdict=verdict,
+    )
+
+
+def _memory(one: ReportedProfile, reported: ReportedRun, steps: tuple[StepRow, ...]) -> Drift:
+    """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
+    rows = reported.run.header.rows_per_microbatch_per_rank
+    peaks = [
+        StepFigures.of(done.outcome).peak_bytes
+        for done in one.trials
+        if done.trial.job == "step" and isinstance(done.outcome, Measured) and _rows_of(done.trial.measured) == rows
+    ]
+    expected = float(max(peaks)) if peaks else None
+    achieved = float(max(step.peak_memory_bytes for step in steps))
+    if reported.run.header.device == "cpu":
+        verdict = "not comparable on a CPU: the run counts its whole process"
+    elif expected is None:
+        verdict = "nothing to hold it against"
+    else:
+        over = achieved / expected - 1
+        verdict = "as expected" if over <= _ALIKE_SHARE else "drift: more than its trial took"
+    source = f"measured: trials of {rows} rows" if peaks else f"no trial had {rows} rows"
+    return Drift(quantity="peak memory", expected=expected, expected_source=source, achieved=achieved, verdict=verdict)
+
+
+def _rows_of(measured: dict[str, object]) -> object:
+    config = measured.get("config")
+    return config.get("micro_batch_rows") if isinstance(config, dict) else None

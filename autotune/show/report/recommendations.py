@@ -1,0 +1,128 @@
+"""Recommendations with their evidence, and changes of the recipe."""
+
+import json
+
+from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.show.report.document import (
+    Block,
+    Bullets,
+    Code,
+    Document,
+    Missing,
+    Pairs,
+    Paragraph,
+    Section,
+    Strong,
+    Table,
+    Words,
+    blocks_of,
+    sentence,
+)
+from autotune.show.report.figures import bounds, in_unit, number, with_bounds
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
+
+
+def recommendations(
+    profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...], sections: tuple[Section, ...]
+) -> tuple[Block, ...]:
+    """All advice in the order in which it was given, and then what was not measured."""
+    given = [(one.path.stem, advice) for one in profiles for advice in one.advice]
+    given += [(run.name, advice) for run in runs for advice in run.advice]
+    several = len({name for name, _ in given}) > 1
+    cards = tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
+    nothing = Paragraph(words=("Nothing to recommend: by what was measured, no change is known to pay.",))
+    return (*(cards or (nothing,)), *_unmeasured(sections))
+
+
+def _card(about: str | None, advice: Advice, number: int) -> Section:
+    pairs: list[tuple[str, Words]] = [("Gain", (_gain(advice.gain),)), ("Cost and risk", (sentence(advice.cost),))]
+    if advice.changes:
+        pairs.append(("Change", _changes(advice.changes)))
+    if advice.command is not None:
+        pairs.append(("Run", (Code(text=advice.command),)))
+    pairs.append(("What would change this", (sentence(advice.would_change),)))
+    applied = "written by --apply" if advice.safe else "not written by --apply"
+    pairs.append(("Rule", (Code(text=advice.rule), f", {applied}")))
+    evidence = Table(
+        caption=f"Evidence of {advice.rule}",
+        headers=("evidence", "figure", "95 % interval", "n", "known", "source"),
+        rows=tuple(_cells(figure) for figure in advice.evidence),
+        align="lrrrll",
+    )
+    return Section(
+        title=f"{number}. {f'{about}: ' if about else ''}{advice.claim}",
+        key=f"advice-{number}",
+        badge=advice.severity,
+        blocks=(*((evidence,) if advice.evidence else ()), Pairs(pairs=tuple(pairs))),
+    )
+
+
+def _cells(figure: Figure) -> list[str | None]:
+    form = in_unit(figure.unit)
+    return [
+        figure.name,
+        form(figure.value),
+        bounds(figure.low, figure.high, form),
+        None if figure.n is None else str(figure.n),
+        figure.known,
+        figure.source,
+    ]
+
+
+def _gain(gain: Gain | None) -> str:
+    if gain is None:
+        return "none, or nobody could say how much"
+    return f"{with_bounds(gain.ratio, gain.low, gain.high, number)} times the {gain.of}, {gain.known}"
+
+
+def _changes(changes: tuple[Change, ...]) -> Words:
+    words: list[str | Code | Strong] = []
+    for change in changes:
+        words += [
+            "; " if words else "",
+            Code(text=f"{change.key} = {_value(change.new)}"),
+            f" (now {_value(change.old)})",
+        ]
+    return tuple(words)
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, default=str)
+
+
+def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
+    """Every part of the report that is missing, with the command for it."""
+    rows: list[list[str | None]] = []
+    for section in sections:
+        for block in blocks_of(Document(title="", subtitle="", sections=(section,))):
+            if isinstance(block, Missing):
+                rows.append([section.title, block.what, "; then ".join(block.commands) or None])
+    if not rows:
+        return ()
+    headers = ("section", "what is missing", "what would change that")
+    table = Table(caption="What is missing", headers=headers, rows=tuple(rows))
+    return (Section(title="What is missing", key="missing", blocks=(table,)),)
+
+
+def recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """What differs from the recipe of the model and of 32-bit gradients: speed that was not for nothing."""
+    items: list[Words] = []
+    for one in profiles:
+        items += [(Strong(text=one.path.stem), f": {change}.") for change in profile_changes(one)]
+    for run in runs:
+        items += [(Strong(text=run.name), f": {sentence(change)}") for change in run.run.header.recipe_changes]
+    if not items:
+        return (Paragraph(words=("None: model and gradients are as their recipe has them.",)),)
+    return (Bullets(items=tuple(items)),)
+
+
+def profile_changes(one: ReportedProfile) -> list[str]:
+    """Of a profile."""
+    train, network = one.profile.train, one.profile.evidence.network
+    changes = []
+    if train.attention_dropout is not None:
+        changes.append(f"attention dropout is {train.attention_dropout:g} instead of the model's own")
+    if train.parallel.gradient_dtype != "fp32":
+        equal = "" if network is None or network.equal_loss is None else f"; equal loss: {network.equal_loss}"
+        changes.append(f"gradients travel as {train.parallel.gradient_dtype} instead of fp32{equal}")
+    return changes

@@ -1,0 +1,95 @@
+"""Where a step's time goes."""
+
+from autotune.core.bottleneck import Bottleneck, Cause, Part
+from autotune.core.units import format_share
+from autotune.show.charts.drawing import Axis, Stack, Stacks
+from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, Words
+from autotune.show.report.figures import bounds, plural, with_bounds
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
+
+_CAUSES: dict[Cause, str] = {
+    "computation": "computing real tokens",
+    "padding": "computing padding",
+    "input": "waiting for data",
+    "network": "waiting for gradients",
+    "straggler": "waiting for the slowest rank",
+    "host": "waiting for the program",
+    "memory": "waiting for the device's memory",
+    "update": "clipping and update",
+}
+"""In the order in which bars have them."""
+
+
+def cause_words(cause: Cause) -> str:
+    """What a part of a step goes into."""
+    return _CAUSES[cause]
+
+
+def steps(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """The tuning's steps and those of the profile's runs, side by side."""
+    named = [(found.source or "the tuning", found) for found in one.bottlenecks]
+    named += [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
+    return breakdown(named, _train_commands(one))
+
+
+def breakdown(named: list[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
+    """A bar for each, the parts as a table, and what limits it in words."""
+    if not named:
+        return (Missing(what="Where a step's time goes (the record of a run says)", commands=commands),)
+    stacks = tuple(Stack(label=name, parts=_stack(found)) for name, found in named)
+    chart = Chart(
+        title="Parts of a step",
+        description=" ".join(f"{name}: {_parts_words(found)}." for name, found in named),
+        drawing=Stacks(axis=Axis(label="share of a step", unit="share"), stacks=stacks),
+        table=Table(
+            caption="The same as figures",
+            headers=("steps of", "time goes into", "share", "95 % interval", "read from"),
+            rows=tuple(_cells(name, part) for name, found in named for part in found.parts),
+            align="llrrl",
+        ),
+    )
+    return (chart, Bullets(items=tuple(item for name, found in named for item in _limit(name, found))))
+
+
+def _train_commands(one: ReportedProfile) -> tuple[str, ...]:
+    probe = one.profile.evidence.probe
+    ranks = probe.local_ranks if probe is not None else 1
+    train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"
+    return (train, f"autotune report build {one.quoted} --run runs/NAME")
+
+
+def _stack(found: Bottleneck) -> tuple[tuple[str, float], ...]:
+    parts = {part.cause: part.share for part in found.parts}
+    return tuple((words, parts[cause]) for cause, words in _CAUSES.items() if parts.get(cause, 0.0) > 0)
+
+
+def _parts_words(found: Bottleneck) -> str:
+    return ", ".join(f"{_CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
+
+
+def _cells(name: str, part: Part) -> list[str | None]:
+    return [
+        name,
+        _CAUSES[part.cause],
+        format_share(part.share),
+        bounds(part.low, part.high, format_share),
+        part.source or None,
+    ]
+
+
+def _limit(name: str, found: Bottleneck) -> list[Words]:
+    limit = "Nothing but computing" if found.limit == "computation" else _CAUSES[found.limit].capitalize()
+    decided = "" if found.decided else " (the interval leaves it open)"
+    mfu = with_bounds(found.mfu, found.mfu_low, found.mfu_high, format_share)
+    peak = f"MFU {mfu}" if mfu else "MFU is not known, as the device's peak is not"
+    limited: Words = (f"{name}: ", Strong(text=limit), f" limits it{decided}; {peak}; {plural(found.steps, 'step')}.")
+    return [limited, *((f"{name}: not told: {one}.",) for one in found.untold)]
+
+
+def run_only(run: ReportedRun) -> tuple[Block, ...]:
+    """Of a run whose profile is not in the report."""
+    if not run.bottlenecks:
+        return ()
+    return (Paragraph(words=(f"{run.name} has no profile in this report.",)), *breakdown(
+        [(run.name, found) for found in run.bottlenecks], ()
+    ))  # fmt: skip

@@ -1,0 +1,401 @@
+"""A made-up tuning on GPUs with every kind of evidence, for judging reports: no figure in it was measured.
+
+Every text that a report takes from files ends in ``note``, so that a hostile one is everywhere at once.
+"""
+
+import json
+import math
+from pathlib import Path
+
+from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.bottleneck import Bottleneck, Part
+from autotune.core.evidence import (
+    BaselineEvidence,
+    ComputeEvidence,
+    CurvePoint,
+    Evidence,
+    ExchangeRow,
+    GpuUse,
+    LinkEvidence,
+    NetworkEvidence,
+    ProbeEvidence,
+    RecipeRow,
+    ScalingRow,
+    WorkersEvidence,
+    WorkersRow,
+)
+from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
+from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_to_toml
+from autotune.core.trial import FinishedTrial, Trial
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
+from autotune.store import Ledger
+from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
+from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
+from trainer.events import EventRow
+from trainer.record import EvaluationRow, Run, RunExit, RunHeader, StartUp, StepRow
+
+GIB = 2**30
+ROW_TOKENS, FILL = 512, 0.994
+RANKS, PER_RANK_TOKENS = 2, 171_000.0
+PEAK_FLOPS = 835e12
+
+
+def example_profile(dataset_hash: str, note: str = "") -> Profile:
+    """Probed, swept, exchanged and compared."""
+    return Profile(
+        train=TrainConfig(
+            model=ModelSettings(name="bert-120m", config={"model_type": "bert"}),
+            data=DataSettings(path="data", dataset_hash=dataset_hash, loader_workers=3),
+            parallel=ParallelSettings(bucket_cap_mib=100, gradient_dtype="bf16"),
+            seq_length_tokens=ROW_TOKENS, layout="packed", micro_batch_rows=64, global_batch_rows=2048,
+            attention_dropout=0.0, precision="bf16", device="cuda",
+        ),
+        constraints=Constraints(memory_budget_bytes=93 * GIB, headroom_share=0.03, global_batch_tokens=2**20),
+        fingerprint=Fingerprint(
+            device="cuda", gpu_name=f"NVIDIA H100 NVL{note}", gpu_count=2, gpu_total_bytes=95_830 * 2**20,
+            gpu_mig=False,
+            gpu_power_cap_w=400.0, driver="580.82.07", cuda="13.0", torch=f"2.13.0+cu130{note}",
+            transformers=f"5.23.0{note}", python="3.11.7", cpu_model=f"AMD EPYC 9254 24-Core Processor{note}",
+            allotted_cpus=48, ram_total_bytes=768 * GIB, data_filesystem=f"lustre{note}", model_sha256="5e" * 32,
+            dataset_hash=dataset_hash,
+        ),
+        provenance=Provenance(
+            tool_version="0.1.0", created_utc="2026-11-22T03:48:08Z", slurm_job_id="4711",
+            commands=["probe", "workers", "network", "baseline"], ledger_sha256="b4" * 32,
+        ),
+        evidence=Evidence(
+            probe=_probe(note), workers=_workers(note), network=_network(note), baseline=_baseline(note)
+        ),
+    )  # fmt: skip
+
+
+def _probe(note: str) -> ProbeEvidence:
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 298)
+    curve = [_point(rows) for rows in sizes]
+    terms = {
+        "parameters": 0.45, "gradients": 0.45, "optimizer": 0.9, "activations: BertSelfAttention": 21.0,
+        "activations: Linear": 18.5, "activations: GELUActivation": 18.1, "activations: LayerNorm": 11.4,
+        "activations: Dropout": 9.6, "head and loss": 4.2, "temporaries": 3.4, "inputs and masks": 0.02,
+        "outside the allocator": 1.1, f"rounding and fragmentation{note}": 1.3,
+    }  # fmt: skip
+    return ProbeEvidence(
+        feasible_max=307, infeasible_min=308, feasible_peak_bytes=round(92.1 * GIB),
+        predicted_peak_bytes=round(92.4 * GIB), traced_peak_bytes=round(90.4 * GIB), traced_rows=312,
+        traced_terms_bytes={name: round(size * GIB) for name, size in terms.items()}, parameters=119_547_648,
+        local_ranks=RANKS, micro_batches_per_step=2, search_trials=3, seconds=212.4,
+        mean_real_tokens_per_row=FILL * ROW_TOKENS, curve=curve, knee_rows=[32, 128],
+        choice=f"it has 99.1% of the best tokens/s (128 rows); smaller ones are under 98%{note}",
+    )  # fmt: skip
+
+
+def _point(rows: int) -> CurvePoint:
+    speed = 2 * PER_RANK_TOKENS * rows / (rows + 2.6) / FILL
+    return CurvePoint(
+        rows=rows, slot_tokens_per_s=speed, step_s=RANKS * rows * ROW_TOKENS / speed, timed_steps=8,
+        slot_tokens_per_s_low=speed * (1 - 0.06 / math.sqrt(rows)), slot_tokens_per_s_high=speed * 1.012,
+    )  # fmt: skip
+
+
+def _workers(note: str) -> WorkersEvidence:
+    ceiling = 2 * PER_RANK_TOKENS / FILL
+    ratios = {0: 0.41, 1: 0.62, 2: 0.93, 3: 0.995, 4: 0.997, 8: 0.991}
+    rows = [
+        WorkersRow(
+            loader_workers=count, slot_tokens_per_s=[ratio * ceiling * scale for scale in (0.99, 1.0, 1.006)],
+            ratio_to_ceiling=ratio, ratio_low=ratio - 0.012, ratio_high=ratio + 0.01,
+            verdict="proven" if ratio > 0.99 else "refuted", data_wait_share=max(0.002, 1 - ratio - 0.003),
+            memory_bytes=(3 + 2 * count) * GIB, storage_bytes_per_s=3.1e6,
+            gpu=GpuUse(
+                utilisation_share=min(0.99, 0.3 + 0.7 * ratio), power_w=180 + 210 * ratio, sm_clock_mhz=1755.0,
+                power_capped_share=max(0.0, ratio - 0.6), gpm_sm_share=0.86 * ratio, gpm_occupancy_share=0.31 * ratio,
+                gpm_tensor_share=0.44 * ratio, gpm_dram_share=0.52 * ratio, gpm_pcie_rx_bytes_per_s=9e6,
+            ),
+        )
+        for count, ratio in ratios.items()
+    ]  # fmt: skip
+    return WorkersEvidence(
+        chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
+        refusal=f"2 lose 5.8% to 8.2%{note}", fed=True, ceiling_slot_tokens_per_s=[ceiling, ceiling * 1.004], rows=rows,
+        local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
+        consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0, page_cache="as_is",
+        page_cache_share=0.93, data_filesystem=f"lustre{note}", data_on_network=True,
+        gpu_source=f"NVML and GPM{note}", operating_state=f"398 W of 400 W, 1,755 MHz{note}",
+    )  # fmt: skip
+
+
+def _network(note: str) -> NetworkEvidence:
+    links = [
+        LinkEvidence(
+            scope="within nodes", members=2, latency_s=9e-6, latency_s_low=8e-6, latency_s_high=1.1e-5,
+            bytes_per_s=245e9, bytes_per_s_low=238e9, bytes_per_s_high=251e9, worst_error_share=0.04,
+        ),
+        LinkEvidence(
+            scope="between nodes", members=2, latency_s=2.4e-5, bytes_per_s=2.71e9, bytes_per_s_low=2.6e9,
+            bytes_per_s_high=2.8e9, worst_error_share=0.06,
+        ),
+    ]  # fmt: skip
+    exchanges = [
+        ExchangeRow(
+            strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=4, rows=64, predicted_step_s=1.82,
+            step_s=1.86, steps=12, real_tokens_per_s=560_000.0, compute_share=0.83, communication_share=0.16,
+            peak_bytes=24 * GIB, outcome=f"the default{note}",
+        ),
+        ExchangeRow(
+            strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batches=4, rows=64, predicted_step_s=1.61,
+            step_s=1.63, steps=12, real_tokens_per_s=642_000.0, compute_share=0.94, communication_share=0.05,
+            peak_bytes=24 * GIB, outcome=f"chosen{note}",
+        ),
+    ]  # fmt: skip
+    scaling = [_scaling(2**power, measured=False, note=note) for power in range(8)]
+    scaling += [_scaling(nodes, measured=True, note=note) for nodes in (1, 2)]
+    return NetworkEvidence(
+        nodes=2, ranks_per_node=RANKS, backend="nccl", interface=f"eth0{note}", interface_bytes_per_s=3_125_000_000,
+        transport=f"NET/Socket{note}", links=links, all_reduce_factor=1.07,
+        warnings=[f"rank 3 multiplies 4% slower than the others{note}"], products_flops_per_s=[6.4e14] * 3 + [6.1e14],
+        default_rows=64,
+        compute=ComputeEvidence(
+            rows=64, micro_batch_s=0.19, fixed_s=0.004, update_s=0.006, forward_share=0.34, jitter_share=0.007,
+            slowdown_share=0.04, gradient_elements=[30_000_000, 89_547_648], gradient_ready_shares=[0.2, 1.0],
+        ),
+        exchanges=exchanges, scaling=scaling, useful_nodes=16, levers=[f"a global batch of 2 Mi tokens{note}"],
+        choice=f"bf16 gradients win 14.6% (13.1% to 16.0%){note}", equal_loss=f"within 0.1 sigma over 200 steps{note}",
+        windows=44, seconds=655.0,
+    )  # fmt: skip
+
+
+def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
+    efficiency = 1 / (1 + 0.0065 * (nodes - 1)) * (0.985 if measured and nodes > 1 else 1.0)
+    return ScalingRow(
+        nodes=nodes, strategy="ddp", gradient_dtype="bf16", bucket_cap_mib=100, micro_batches=max(1, 16 // nodes),
+        rows=64, step_s=3.06 / nodes / efficiency, real_tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
+        efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
+        efficiency_high=min(1.0, efficiency + 0.006), limit=f"the network{note}", limit_share=1 - efficiency,
+        exposed_share=1 - efficiency, measured=measured,
+    )  # fmt: skip
+
+
+def _baseline(note: str) -> BaselineEvidence:
+    speeds = {"paper-style": 0.064, "default": 0.34, "tuned": 1.0}
+    different = {
+        "paper-style": [f"precision: fp32 instead of bf16{note}", "layout: padded instead of packed"],
+        "default": ["micro_batch_rows: 8 instead of 64", "data.loader_workers: 0 instead of 3"],
+        "tuned": [],
+    }
+    rows = [
+        RecipeRow(
+            name=name, differences=different[name],  # type: ignore[arg-type]  # one of the three
+            real_tokens_per_s=[2 * PER_RANK_TOKENS * 0.995 * share * scale for scale in (0.994, 1.0, 1.003, 0.998)],
+            ratio_to_tuned=share, ratio_low=share * 0.985, ratio_high=share * 1.012, data_wait_share=0.003,
+            outcome=f"ran{note}",
+        )
+        for name, share in speeds.items()
+    ]  # fmt: skip
+    return BaselineEvidence(rows=rows, local_ranks=RANKS, window_s=5.0, windows=4, seconds=96.0)
+
+
+def example_manifest(note: str = "") -> Manifest:
+    """Functions of programs: many short ones, few long ones."""
+    edges = [*range(0, 1024, 8), *(2**power for power in range(10, 21))]
+    counts = [round(4e6 * math.exp(-((math.log(edge + 4) - 4.9) ** 2) / 2.9) / (1 + edge / 90)) for edge in edges]
+    samples = sum(counts)
+    shard = Shard(
+        tokens_file="train-tokens-00000.npy", offsets_file="train-offsets-00000.npy", samples=samples,
+        tokens=round(samples * 224.5), tokens_sha256="0" * 64, offsets_sha256="0" * 64,
+    )  # fmt: skip
+    empty = LengthHistogram(edges=edges, counts=[0] * len(edges))
+    source = SourceStatistics(
+        kinds=[f"elf{note}"], files=61_500, rejected=12, duplicate_samples=412_000, empty_samples=3,
+        truncated_samples=0, split_samples=1200, raw_bytes=2 * 10**12, token_bytes=25 * 10**9, unknown_tokens=4000,
+    )  # fmt: skip
+    return Manifest(
+        schema_version=2, dtype="uint16", vocab_size=16_384, used_vocab_size=16_380,
+        special_ids=SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4), tokenizer_sha256="1" * 64,
+        train=Split(shards=[shard], length_histogram=LengthHistogram(edges=edges, counts=counts)),
+        validation=Split(shards=[], length_histogram=empty), source=source,
+    )  # fmt: skip
+
+
+def example_trials(count: int, note: str = "") -> tuple[FinishedTrial, ...]:
+    """Steps of all sizes, some of which are refused, and windows of the worker sweep."""
+    return tuple(_trial(number, note) for number in range(count))
+
+
+def _trial(number: int, note: str) -> FinishedTrial:
+    rows = 1 + number % 320
+    measured = {"config": {"micro_batch_rows": rows}, "local_ranks": RANKS, "attempt": number}
+    outcome: Outcome = Measured(
+        figures={
+            "optimizer_steps": 5, "step_s": [0.01 * rows, 0.0101 * rows], "slot_tokens_per_step": RANKS * rows * 512,
+            "peak_bytes": (2 + rows * 0.29) * GIB // 1, "outside_allocator_bytes": GIB, "loss": 9.7,
+            "local_ranks": RANKS, "peak_bytes_by_rank": [],
+        }
+    )  # fmt: skip
+    if rows > 307:
+        outcome = OutOfMemory(detail=f"CUDA out of memory. Tried to allocate {rows} MiB{note}")
+    return FinishedTrial(
+        trial=Trial(job="step", measured=measured, timeout_s=600.0), outcome=outcome, seconds=3.2 + rows / 90,
+        label=f"bert-120m: {rows} rows{note}", from_ledger=True,
+    )  # fmt: skip
+
+
+def example_bottleneck(source: str, note: str = "") -> Bottleneck:
+    """Mostly computing, and some of everything."""
+    parts = (
+        Part(cause="computation", share=0.862, low=0.855, high=0.868, source=f"compute_s{note}"),
+        Part(cause="network", share=0.071, low=0.066, high=0.077, source=f"communication_s{note}"),
+        Part(cause="update", share=0.031, low=0.030, high=0.032, source="optimizer_s"),
+        Part(cause="host", share=0.022, low=0.015, high=0.028, source="what is left of step_s"),
+        Part(cause="input", share=0.008, low=0.006, high=0.011, source="data_wait_s"),
+        Part(cause="padding", share=0.006, source="packing_efficiency"),
+    )
+    return Bottleneck(
+        limit="network", decided=True, parts=parts, steps=390, source=f"{source}{note}", mfu=0.351, mfu_low=0.348,
+        mfu_high=0.354, untold=(f"how much of computing waits for the device's memory: GPM would tell{note}",),
+    )  # fmt: skip
+
+
+def example_advice(note: str = "") -> tuple[Advice, ...]:
+    """One of each severity."""
+    figure = Figure(
+        name=f"waiting for gradients{note}", value=0.071, unit="share", low=0.066, high=0.077, n=390,
+        source=f"runs/20261122T034808Z{note}",
+    )  # fmt: skip
+    return (
+        Advice(
+            rule="thermal", severity="must", claim=f"GPU 1 slows down for heat in 31% of all samples{note}",
+            evidence=(Figure(name="temperature", value=88.0, unit="°C", n=1200, source=f"NVML{note}"),), gain=None,
+            cost=f"the node is missing while it is repaired{note}", command="autotune doctor",
+            would_change=f"a day without such samples{note}",
+        ),
+        Advice(
+            rule="exposed-network", severity="should", claim=f"7.1% of a step waits for gradients{note}",
+            evidence=(figure, Figure(name="T_min", value=234_000, unit="tokens", known="predicted", source="formula")),
+            gain=Gain(of="real tokens/s", ratio=1.052, low=1.041, high=1.066, known="predicted"),
+            cost="16-bit sums of gradients change the recipe",
+            changes=(Change(key="parallel.gradient_dtype", old="fp32", new=f"bf16{note}"),),
+            command="autotune network --profile profiles/bert-120m-h100-nvl.toml --slurm",
+            would_change="faster links, or a larger global batch", safe=True,
+        ),
+        Advice(
+            rule="nothing", severity="note", claim="The loader needs no change", evidence=(), gain=None, cost="none",
+            would_change="another file system",
+        ),
+    )  # fmt: skip
+
+
+def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: str = "", steps: int = 400) -> Run:
+    """A run whose loss falls, a little slower than was expected."""
+    rows = tuple(_step(number) for number in range(1, steps + 1))
+    events = tuple(
+        EventRow(
+            step=70 + number, utc="2026-11-22T04:00:00Z", kind="spike", level="warning", action="warn",
+            message=f"the loss is 8.2 sigma above its median{note}", causes=[f"a batch of odd samples{note}"],
+            next_step=f"look at the samples{note}",
+        )
+        for number in range(30)
+    )  # fmt: skip
+    header = RunHeader(
+        schema_version=3, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
+        started_utc="2026-11-22T03:50:00Z", config={}, sources={}, config_sha256="c0" * 32,
+        profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS, accumulation_steps=16,
+        rows_per_microbatch_per_rank=64, global_batch_rows=2048, parameters=119_547_648, layout="packed",
+        attention=f"varlen{note}", attention_reason=f"bf16 on an H100{note}",
+        recipe_changes=[f"attention dropout 0 instead of 0.1{note}"], device="cuda", peak_flops_per_s=PEAK_FLOPS,
+        versions={"torch": f"2.13.0{note}"},
+    )  # fmt: skip
+    end = RunExit(
+        exit_code=0, reason=f"finished{note}", requeue=False, steps=steps, checkpoint=None, seconds=1250.0,
+        finished_utc="2026-11-22T04:12:00Z",
+    )  # fmt: skip
+    evaluated = EvaluationRow(
+        step=steps, loss=2.21, perplexity=9.1, masked_accuracy=0.58, predicted_tokens=150_000, rows=2048, seconds=9.0
+    )
+    startup = StartUp(**dict.fromkeys(StartUp.model_fields, 4.0))
+    return Run(
+        directory=directory,
+        header=header,
+        steps=rows,
+        evaluations=(evaluated,),
+        events=events,
+        startup=startup,
+        end=end,
+    )
+
+
+def _step(number: int) -> StepRow:
+    speed = 2 * PER_RANK_TOKENS * 0.968 * (1 + 0.004 * math.sin(1.7 * number)) * (0.7 if number == 1 else 1.0)
+    real = round(2048 * ROW_TOKENS * FILL)
+    step_s = real / speed
+    return StepRow(
+        step=number, loss=2.1 + 7.6 * math.exp(-number / 60) + 0.05 * math.sin(number), grad_norm=0.8,
+        learning_rate=1e-4, step_s=step_s, data_wait_s=0.008 * step_s, compute_s=0.862 * step_s,
+        communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, real_tokens=real, slot_tokens=2048 * ROW_TOKENS,
+        packing_efficiency=FILL, real_tokens_per_s=speed, real_tokens_per_s_per_rank=speed / RANKS,
+        slot_tokens_per_s=speed / FILL, slot_tokens_per_s_per_rank=speed / FILL / RANKS,
+        model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344, mfu_6n=0.402, peak_memory_bytes=round(20.9 * GIB),
+        gradient_noise_scale_tokens=4e5, head_overflows=0, recompilations=0, skipped_steps=0, slowest_rank=1,
+        slowest_rank_ratio=1.01,
+    )  # fmt: skip
+
+
+def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
+    """What a report of all of it is built from, with a second profile that was only probed."""
+    manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
+    profile = example_profile(manifest.dataset_hash, note)
+    one = ReportedProfile(
+        path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
+        damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
+        advice=example_advice(note),
+        sign_off=SignOff(state=f"approved{note}", by=f"A. Reviewer{note}", when="2026-11-22", note=f"go{note}"),
+    )  # fmt: skip
+    bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
+    other = ReportedProfile(
+        path=Path("profiles/bert-120m-again.toml"),
+        profile=bare,
+        intact=False,
+        content_sha256="cd" * 32,
+        trials=(),
+        damaged_lines=0,
+    )
+    directory = Path(f"runs/20261122T034808Z{note.replace('/', ' ')[:40]}")
+    run = example_run(directory, one.content_sha256, manifest.dataset_hash, note)
+    reported = ReportedRun(
+        run=run, profile_path=path, matched_by="the profile's hash", bottlenecks=(example_bottleneck("run", note),)
+    )
+    return (one, other), (reported,)
+
+
+def write_example(directory: Path, trials: int) -> tuple[Path, Path, Path]:
+    """The same on disk, as commands leave it: profile, directory of reports and run."""
+    manifest = example_manifest()
+    (directory / "data").mkdir(parents=True)
+    (directory / "data" / "manifest.json").write_text(json.dumps(manifest.model_dump(mode="json")))
+    profile = directory / "bert-120m-h100-nvl.toml"
+    profile.write_text(profile_to_toml(example_profile(manifest.dataset_hash)))
+    reports, run = directory / "reports", directory / "runs" / "20261122T034808Z"
+    _write_ledger(reports / profile.stem / "ledger", trials)
+    _write_run(run, example_run(run, "0" * 64, manifest.dataset_hash))
+    return profile, reports, run
+
+
+def _write_ledger(directory: Path, trials: int) -> None:
+    ledger = Ledger(directory, "example")
+    for number, done in enumerate(example_trials(trials)):
+        ledger.append(
+            {
+                "time_utc": f"2026-11-22T00:00:00.{number:06}Z", "site": "s", "key": done.trial.key, "job": "step",
+                "measured": done.trial.measured, "label": done.label, "outcome": outcome_to_json(done.outcome),
+                "seconds": done.seconds,
+            }
+        )  # fmt: skip
+
+
+def _write_run(directory: Path, run: Run) -> None:
+    directory.mkdir(parents=True)
+    tables = {"run.json": run.header, "startup.json": run.startup, "exit.json": run.end}
+    for name, table in tables.items():
+        assert table is not None
+        (directory / name).write_text(json.dumps(table.model_dump(mode="json")))
+    lists = {"steps.jsonl": run.steps, "evaluations.jsonl": run.evaluations, "events.jsonl": run.events}
+    for name, rows in lists.items():
+        (directory / name).write_text("".join(row.model_dump_json() + "\n" for row in rows))

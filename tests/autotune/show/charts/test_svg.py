@@ -1,0 +1,151 @@
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.show.charts import drawn
+from autotune.show.charts.drawing import (
+    Axis,
+    Bar,
+    Bars,
+    Column,
+    Columns,
+    Line,
+    Lines,
+    Point,
+    Rule,
+    Shade,
+    Stack,
+    Stacks,
+    without_infinite,
+)
+
+LINES = Lines(
+    x=Axis(label="rows", unit="count", log=2, ticks=(1, 2, 4)),
+    y=Axis(label="tokens/s", unit="count", low=0),
+    lines=(
+        Line(name="measured", points=(Point(x=1, y=5, low=4, high=6), Point(x=2, y=7), Point(x=4, y=8))),
+        Line(name="predicted", points=(Point(x=1, y=5, low=4, high=6), Point(x=4, y=9, low=8, high=10)), kind="line"),
+        Line(name="", points=(Point(x=1, y=5), Point(x=4, y=20)), kind="dotted"),
+    ),
+    shade=Shade(start=2, end=4, label="the knee"),
+    rules=(Rule(at=6, label="enough"),),
+)
+BARS = Bars(axis=Axis(label="tokens/s", unit="count"), bars=(Bar(label="default", value=5, low=4, high=6, shown="5"),))
+STACKS = Stacks(
+    axis=Axis(label="memory", unit="bytes"),
+    stacks=(Stack(label="predicted", parts=(("weights", 2.0**30), ("rest", 2.0**31))),),
+    rules=(Rule(at=2.0**32, label="budget"),),
+)
+COLUMNS = Columns(
+    x=Axis(label="tokens", unit="count"), y=Axis(label="share", unit="share"),
+    columns=(Column(start=0, end=32, value=0.75), Column(start=32, end=64, value=0.25)),
+    rules=(Rule(at=30, label="row"),),
+)  # fmt: skip
+EVERY = pytest.mark.parametrize("drawing", [LINES, BARS, STACKS, COLUMNS], ids=["lines", "bars", "stacks", "columns"])
+
+
+def draw(drawing, key="chart-1", title="Title", description="What it shows"):
+    return drawn(drawing, key=key, title=title, description=description)
+
+
+@EVERY
+def test_a_chart_needs_nothing_that_a_strict_policy_forbids(drawing):
+    svg = draw(drawing)
+    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}
+    assert not tags & {"style", "script", "image", "foreignObject", "a", "metadata", "animate", "set"}
+    assert not re.search(r"\s(style|on\w+)=", svg)
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', svg))
+
+
+@EVERY
+def test_a_chart_has_a_name_and_words_for_those_who_cannot_see_it(drawing):
+    root = ElementTree.fromstring(draw(drawing, title="Speed", description="It rises."))
+    assert root.attrib["role"] == "img"
+    named = {element.attrib["id"]: element.text for element in root.iter() if element.tag.endswith(("title", "desc"))}
+    assert [named[name] for name in root.attrib["aria-labelledby"].split()] == ["Speed", "It rises."]
+
+
+@EVERY
+def test_the_same_drawing_is_the_same_text(drawing):
+    assert draw(drawing) == draw(drawing)
+
+
+@EVERY
+def test_ids_of_two_charts_differ_and_every_reference_is_answered(drawing):
+    first, second = draw(drawing, key="chart-1"), draw(drawing, key="chart-2")
+    ids = [re.findall(r'\sid="([^"]*)"', svg) for svg in (first, second)]
+    assert len(set(ids[0] + ids[1])) == len(ids[0]) + len(ids[1])
+    assert set(re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', first)) <= {
+        pair for name in ids[0] for pair in ((name, ""), ("", name))
+    }
+
+
+@EVERY
+def test_letters_have_the_colour_of_the_page_wherever_they_stand_on_it(drawing):
+    svg = draw(drawing)
+    assert "currentColor" in svg
+    assert "#010203" not in svg
+
+
+HOSTILE = st.text(
+    alphabet=st.one_of(st.sampled_from("<>&\"'$\\{}^_%\n\r\t\0\u202e\u2066\u200b\ufeff"), st.characters()), max_size=60
+)
+
+
+@settings(max_examples=25)
+@given(HOSTILE)
+def test_no_name_can_become_markup_or_a_formula_or_break_the_drawing(name):
+    stacks = Stacks(axis=Axis(label=name), stacks=(Stack(label=name, parts=((name, 1.0), ("b", 2.0))),))
+    root = ElementTree.fromstring(draw(stacks, title=name or "x", description="d"))
+    known = {"svg", "g", "path", "defs", "clipPath", "rect", "use", "text", "title", "desc", "tspan"}
+    assert {element.tag.rpartition("}")[2] for element in root.iter()} <= known
+    for element in root.iter():
+        assert not any(attribute.startswith("on") or attribute == "style" for attribute in element.attrib)
+
+
+def test_a_dollar_is_a_dollar():
+    bars = Bars(axis=Axis(label="x"), bars=(Bar(label=r"$\frac{1}{2}$", value=1.0),))
+    assert r"$\frac{1}{2}$" in draw(bars)
+
+
+def test_long_names_are_cut_to_what_a_chart_has_room_for():
+    bars = Bars(axis=Axis(label="x"), bars=(Bar(label="a" * 10_000, value=1.0),))
+    svg = draw(bars)
+    assert "a" * 43 + "…" in svg
+    assert "a" * 44 not in svg
+
+
+def test_what_is_not_finite_is_left_out():
+    line = Line(name="m", points=(Point(x=1, y=math.inf), Point(x=2, y=3, low=math.nan, high=4), Point(x=3, y=4)))
+    kept = without_infinite(Lines(x=LINES.x, y=LINES.y, lines=(line,)))
+    assert [(point.x, point.low, point.high) for point in kept.lines[0].points] == [(2, None, None), (3, None, None)]
+    stacks = Stacks(axis=STACKS.axis, stacks=(Stack(label="s", parts=(("a", math.inf), ("b", 1.0))),))
+    assert without_infinite(stacks).stacks[0].parts == (("b", 1.0),)
+    assert without_infinite(LINES) == LINES
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        Lines(x=Axis(label="x", log=2), y=Axis(label="y", log=10), lines=()),
+        Bars(axis=Axis(label="x"), bars=()),
+        Columns(x=Axis(label="x"), y=Axis(label="y"), columns=()),
+        Stacks(axis=Axis(label="x", unit="bytes"), stacks=(Stack(label="s", parts=(("a", 0.0),)),)),
+    ],
+    ids=["lines", "bars", "columns", "stacks"],
+)
+def test_nothing_to_draw_is_drawn_without_complaint(empty, recwarn):
+    assert draw(empty).startswith("<svg")
+    assert not recwarn.list
+
+
+def test_marks_that_would_touch_are_left_out():
+    axis = Axis(label="rows", unit="count", log=2, ticks=(128, 256, 298))
+    line = Line(name="m", points=tuple(Point(x=tick, y=1.0) for tick in axis.ticks))
+    texts = re.findall(r"<text[^>]*>([^<]*)<", draw(Lines(x=axis, y=Axis(label="y"), lines=(line,))))
+    assert "298" in texts
+    assert "256" not in texts

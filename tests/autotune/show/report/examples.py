@@ -1,0 +1,84 @@
+"""Reports of made-up tunings, taken apart again."""
+
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from tests.autotune.profiles import example_profile
+from tests.trainer.checkpoints import end_of, header_of
+from tests.trainer.rows import row_of
+from trainer.record import Run
+
+VOID = {"meta", "link", "br", "img", "input", "path", "use", "rect"}
+
+
+def reported(path="profiles/m.toml", profile=None, **changes):
+    values = {"intact": True, "content_sha256": "c", "trials": (), "damaged_lines": 0}
+    return ReportedProfile(path=Path(path), profile=profile or example_profile(), **values | changes)
+
+
+STEPS = (row_of(1), row_of(2))
+
+
+def reported_run(events=(), steps=STEPS, profile_path=None, name="run", **changes):
+    run = Run(
+        directory=Path("runs") / name, header=header_of(**changes), steps=tuple(steps), evaluations=(),
+        events=tuple(events), startup=None, end=end_of(),
+    )  # fmt: skip
+    matched = None if profile_path is None else "the profile's hash"
+    return ReportedRun(run=run, profile_path=profile_path, matched_by=matched)
+
+
+class Page(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.tables, self.words = [], [], [], []
+        self._in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in {"td", "th"}:
+            self.tables[-1][-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag):
+        if tag in {"td", "th"}:
+            self._in_cell = False
+
+    def handle_data(self, data):
+        self.words.append(data)
+        if self._in_cell:
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def text(self):
+        return "".join(self.words)
+
+    def values(self, name):
+        return [value for _, attribute, value in self.attributes if attribute == name]
+
+
+def markdown_tables(text):
+    """Every table as rows of cells, entities read."""
+    tables, open_table = [], None
+    for line in text.splitlines():
+        if not line.startswith("| "):
+            open_table = None
+            continue
+        if open_table is None:
+            open_table = []
+            tables.append(open_table)
+        cells = [html.unescape(cell) for cell in line.removeprefix("| ").removesuffix(" |").split(" | ")]
+        if not all(re.fullmatch("-+:?", cell) for cell in cells):
+            open_table.append(cells)
+    return tables

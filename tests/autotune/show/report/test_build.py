@@ -1,0 +1,119 @@
+import pytest
+
+from autotune.core.evidence import Evidence
+from autotune.show.report.build import report_document
+from autotune.show.report.document import Chart, Missing, Section, Table, blocks_of
+from autotune.show.report.lengths import joined
+from autotune.show.report.runs import loss_points
+from benchmarks.example_report import example_inputs, example_profile
+from tests.autotune.show.report.examples import reported, reported_run
+from tests.trainer.rows import row_of
+
+
+def of_kind(document, kind):
+    return [block for block in blocks_of(document) if isinstance(block, kind)]
+
+
+def table_of(document, caption):
+    return next(table for table in of_kind(document, Table) if table.caption.startswith(caption))
+
+
+def test_a_report_needs_a_profile():
+    with pytest.raises(ValueError, match="needs a profile"):
+        report_document((), ())
+
+
+def test_keys_of_sections_are_unique_with_several_profiles():
+    document = report_document(*example_inputs(4))
+    keys = [section.key for section in of_kind(document, Section)]
+    assert len(keys) == len(set(keys))
+
+
+def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
+    one, runs = example_inputs(4)[0][:1], example_inputs(4)[1]
+    charts = {chart.title: chart for chart in of_kind(report_document(one, runs), Chart)}
+    assert len(charts) == 8
+    curve = charts["Slot tokens per second by rows of a micro-batch"]
+    assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
+    assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
+    memory = charts["Where the memory of 307 rows goes"]
+    assert sum(size for _, size in memory.drawing.stacks[0].parts) == pytest.approx(
+        sum(one[0].profile.evidence.probe.traced_terms_bytes.values())
+    )
+    assert {rule.at for rule in memory.drawing.rules} == {one[0].profile.constraints.memory_budget_bytes}
+
+
+def test_one_profile_needs_no_titles_of_profiles():
+    one = reported("profiles/m.toml")
+    titles = [section.title for section in of_kind(report_document((one,), ()), Section)]
+    assert "m" not in titles
+    several = report_document((one, reported("profiles/n.toml")), ())
+    assert [section.title for section in of_kind(several, Section)].count("n") >= 8
+
+
+def test_everything_missing_is_listed_with_its_command():
+    document = report_document((reported(),), ())
+    listed = table_of(document, "What is missing")
+    assert len(listed.rows) == len(of_kind(document, Missing))
+    assert ["Before and after", "What the tuned settings are worth against others"] in [row[:2] for row in listed.rows]
+
+
+def test_an_undecided_count_asks_for_more_time():
+    profile = example_profile("d")
+    workers = profile.evidence.workers.model_copy(update={"undecided_between": [2, 4], "seconds": 600.0})
+    one = reported(profile=profile.model_copy(update={"evidence": Evidence(workers=workers)}))
+    missing = of_kind(report_document((one,), ()), Missing)
+    assert "autotune workers --profile profiles/m.toml --minutes 40" in [c for block in missing for c in block.commands]
+
+
+def test_lines_that_were_left_out_of_a_torn_ledger_are_counted():
+    document = report_document((reported(damaged_lines=3),), ())
+    said = [words for block in blocks_of(document) for words in getattr(block, "words", ())]
+    assert "Lines of the ledger that could not be read and were left out: 3." in said
+
+
+def test_advice_keeps_its_order_and_its_severity():
+    cards = [one for one in of_kind(report_document(*example_inputs(4)), Section) if one.badge]
+    assert [card.badge for card in cards] == ["must", "should", "note"]
+    assert cards[0].title.startswith("1. ")
+
+
+def test_changes_of_the_recipe_are_named_wherever_they_come_from():
+    document = report_document(*example_inputs(4))
+    recipe = next(one for one in document.sections if one.key == "recipe")
+    text = " ".join(part if isinstance(part, str) else part.text for item in recipe.blocks[0].items for part in item)
+    assert "attention dropout is 0 instead of the model's own" in text
+    assert "gradients travel as bf16 instead of fp32" in text
+    assert "Attention dropout 0 instead of 0.1" in text
+
+
+def test_an_edited_profile_is_said_to_be():
+    document = report_document((reported(intact=False),), ())
+    parts = [part for block in blocks_of(document) for part in getattr(block, "words", ())]
+    assert any("edited by hand" in getattr(part, "text", "") for part in parts)
+
+
+def test_a_run_whose_loss_was_never_finite_has_no_curve():
+    document = report_document((reported(),), (reported_run(steps=(row_of(1, loss=None),)),))
+    assert "Loss by step" not in [chart.title for chart in of_kind(document, Chart)]
+
+
+def test_a_run_without_steps_is_shown():
+    table = table_of(report_document((reported(),), (reported_run(steps=()),)), "Training runs")
+    assert ["steps", "0"] in table.rows
+
+
+def test_long_runs_are_drawn_by_the_means_of_stretches():
+    run = reported_run(steps=tuple(row_of(step, loss=float(step)) for step in range(1, 1001))).run
+    points = loss_points(run)
+    assert len(points) <= 48
+    assert points[0].first_step == 1
+    assert points[-1].last_step == 1000
+    assert points[0].loss == pytest.approx((points[0].first_step + points[0].last_step) / 2)
+
+
+def test_bins_are_joined_without_losing_a_sample():
+    edges, counts = [0, 8, 16, 24, 32, 64, 128], [1, 2, 3, 4, 5, 6, 0]
+    bins = joined(edges, counts, 16)
+    assert bins == [(0, 16, 3), (16, 32, 7), (32, 64, 5), (64, 128, 6)]
+    assert sum(samples for _, _, samples in bins) == sum(counts)

@@ -1,0 +1,61 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.evidence import BaselineEvidence, RecipeRow
+from autotune.core.outcome import Crashed
+from autotune.core.trial import FinishedTrial, Trial
+from autotune.show.report.cost import cost_rows, pay_back, ranks_of
+
+
+def trial(job, seconds, **measured):
+    return FinishedTrial(
+        trial=Trial(job=job, measured=measured, timeout_s=1.0), outcome=Crashed(detail=""), seconds=seconds, label="",
+        from_ledger=True,
+    )  # fmt: skip
+
+
+def baseline(ratio, low=None, high=None):
+    row = RecipeRow(
+        name="default", differences=[], real_tokens_per_s=[1.0], ratio_to_tuned=ratio, ratio_low=low, ratio_high=high,
+        outcome="ran",
+    )  # fmt: skip
+    return BaselineEvidence(rows=[row], local_ranks=2, window_s=1.0, windows=1, seconds=1.0)
+
+
+def test_a_trial_costs_its_time_on_every_rank_that_it_kept_busy():
+    found = cost_rows(
+        [trial("step", 10, local_ranks=2), trial("step", 5), trial("links", 3, nodes=2, ranks_per_node=4)]
+    )
+    assert [(row.job, row.trials, row.seconds, row.rank_seconds) for row in found] == [
+        ("step", 2, 15, 25),
+        ("links", 1, 3, 24),
+    ]
+
+
+@pytest.mark.parametrize("odd", ["2", None, 0, -3, 1.5])
+def test_ranks_that_are_no_count_are_one(odd):
+    assert ranks_of({"local_ranks": odd}) == 1
+
+
+def test_twice_as_fast_pays_back_after_as_many_hours_as_it_cost():
+    found = pay_back(3600.0, baseline(0.5, 0.4, 0.6))
+    assert found.rank_hours == pytest.approx(1.0)
+    assert found.rank_hours_low == pytest.approx(0.4 / 0.6)
+    assert found.rank_hours_high == pytest.approx(0.6 / 0.4)
+
+
+def test_what_is_not_faster_is_never_paid_back():
+    assert pay_back(3600.0, baseline(1.0)).rank_hours is None
+    assert pay_back(3600.0, baseline(0.9, 0.8, 1.1)).rank_hours_high is None
+
+
+def test_without_a_comparison_nothing_is_said():
+    assert pay_back(3600.0, None) is None
+    assert pay_back(3600.0, baseline(None)) is None
+
+
+@given(st.floats(0, 1e9), st.floats(0.01, 0.99), st.floats(0.01, 0.99))
+def test_the_faster_the_tuned_settings_are_the_sooner_they_are_paid_back(cost_s, one, other):
+    sooner, later = sorted((one, other))
+    assert pay_back(cost_s, baseline(sooner)).rank_hours <= pay_back(cost_s, baseline(later)).rank_hours

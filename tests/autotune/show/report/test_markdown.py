@@ -1,0 +1,84 @@
+import json
+import re
+
+import pytest
+
+from autotune.show.report.build import report_document
+from autotune.show.report.facts import report_facts
+from autotune.show.report.figures import hours
+from autotune.show.report.html import report_html
+from autotune.show.report.markdown import report_markdown
+from benchmarks.example_report import example_inputs
+from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
+from trainer.events import happened
+
+
+@pytest.fixture(scope="module", params=["", "<b>|`&\u202e$x$ http://e.example "], ids=["plain", "hostile"])
+def three(request):
+    inputs = example_inputs(12, request.param)
+    document = report_document(*inputs)
+    return report_markdown(document), Page(report_html(document)), report_facts(*inputs)
+
+
+def test_markdown_and_html_have_the_same_tables_cell_by_cell(three):
+    markdown, page, _ = three
+    assert markdown_tables(markdown) == page.tables
+    assert len(page.tables) > 25
+
+
+def test_markdown_and_html_have_the_same_titles(three):
+    markdown, page, _ = three
+    titles = re.findall(r"(?m)^#+ (.*)$", markdown)
+    assert len(titles) == sum(page.tags.count(f"h{level}") for level in range(1, 7))
+
+
+def test_json_holds_the_numbers_behind_what_is_shown(three):
+    _, page, facts = three
+    one = facts["profiles"][0]
+    assert facts["schema_version"] == 1
+    shown = page.text
+    assert f"{one['tuned']['value']:,.0f}" in shown
+    assert hours(one["pay_back"]["rank_hours"]) in shown
+    assert f"{one['dataset']['train_samples']:,}" in shown
+    assert f"{100 * one['dataset']['padding_waste_share']:.1f} %" in shown
+    assert [part["share"] for part in one["bottlenecks"][0]["parts"]][1] == 0.071
+    assert len(one["trials"]) == 12
+    assert one["profile"]["evidence"]["probe"]["feasible_max"] == 307
+    run = facts["runs"][0]
+    assert [drift["quantity"] for drift in run["expected_and_achieved"]] == ["real tokens/s", "MFU", "peak memory"]
+    assert f"{run['expected_and_achieved'][0]['achieved']:,.0f}" in shown
+    assert len(run["events"]) == 20
+    assert run["earlier_events"] == 10
+
+
+def test_json_is_json_whatever_was_measured(three):
+    assert json.loads(json.dumps(three[2], allow_nan=False)) == three[2]
+
+
+def test_what_needs_attention_in_a_run_is_told_and_what_does_not_is_not():
+    events = [
+        happened(5, "saved", "saved step-000000005"),
+        happened(7, "spike", "the loss is 9 | 3 times what it was", level="warning"),
+        happened(8, "save_failed", "could not save step 8: No space left on device", level="error"),
+    ]
+    text = report_markdown(report_document((reported(),), (reported_run(events),)))
+    assert "| 7 | warning: spike | the loss is 9 &#124; 3 times what it was |" in text
+    assert "| 8 | error: save_failed |" in text
+    assert "saved step-000000005" not in text
+
+
+def test_of_many_events_the_latest_are_shown_and_the_rest_counted():
+    events = [happened(step, "spike", f"spike {step}", level="warning") for step in range(1, 26)]
+    text = report_markdown(report_document((reported(),), (reported_run(events),)))
+    assert "run: 5 earlier events" in text
+    assert [step for step in range(1, 26) if f"| spike {step} |" in text] == list(range(6, 26))
+
+
+def test_commands_stand_as_they_are_typed():
+    text = report_markdown(report_document((reported(),), ()))
+    assert "`autotune baseline --profile profiles/m.toml`" in text
+
+
+def test_commands_with_what_markdown_reads_are_written_out():
+    text = report_markdown(report_document((reported("a`<b>.toml"),), ()))
+    assert "<code>autotune baseline --profile 'a&#96;&#60;b&#62;.toml'</code>" in text
