@@ -70,7 +70,7 @@ def situation_of_profile(
         intact=stored.intact,
         bottleneck=bottleneck_of_profile(profile),
         trials=tuple(trials),
-        data=data_facts(data or stored.path.parent / (profile.train.data.path or "."), host),
+        data=data_facts(data, host) if data is not None else _data_of(stored, host),
         spread=_spread(profile, nodes),
         missing=_missing(stored),
     )
@@ -89,16 +89,16 @@ def situation_of_run(
     """
     profile = None if stored is None else stored.profile
     counters = None if profile is None else counters_of_profile(profile)
-    where = data
-    if where is None and stored is not None:
-        where = stored.path.parent / (stored.profile.train.data.path or ".")
+    facts = data_facts(data, host) if data is not None else None
+    if facts is None and stored is not None:
+        facts = _data_of(stored, host)
     return Situation(
         train=parse_table(TrainConfig, run.header.config, where=str(run.directory / RUN_FILE)),
         profile=profile,
         profile_path="PROFILE" if stored is None else str(stored.path),
         run=run,
         bottleneck=bottleneck_of_run(run, counters),
-        data=None if where is None else data_facts(where, host),
+        data=facts,
     )
 
 
@@ -141,6 +141,13 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
     )
 
 
+def _data_of(stored: StoredProfile, host: Host) -> DataFacts | None:
+    """The dataset that a profile names, where it is here."""
+    path = stored.profile.train.data.path
+    directory = stored.path.parent / (path or ".")
+    return data_facts(directory, host) if path is not None and (directory / MANIFEST_NAME).is_file() else None
+
+
 def read_foreign(path: Path) -> Foreign:
     """Settings of another trainer: the JSON of transformers' ``TrainingArguments``.
 
@@ -167,15 +174,22 @@ def with_foreign(now: Situation, path: Path | None) -> Situation:
     return now if path is None else replace(now, foreign=read_foreign(path))
 
 
+_SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")
+"""Text takes whatever reads as text, lines of JSON among it."""
+
+
 def _raw_bytes(directory: Path) -> dict[str, int]:
-    """Bytes of files that this project reads, by kind, the largest first."""
-    found = {}
-    for kind, source in SOURCES.items():
+    """Bytes of files that this project reads, by kind, the largest first; each file once."""
+    found: dict[str, int] = {}
+    seen: set[Path] = set()
+    for kind in _SPECIFIC_FIRST:
         try:
-            found[kind] = sum(file.size_bytes for file in find_files(source, str(directory)).files)
+            files = find_files(SOURCES[kind], str(directory)).files
         except AutotuneError:
             continue  # none of this kind
-    return dict(sorted(found.items(), key=lambda one: -one[1]))
+        found[kind] = sum(file.size_bytes for file in files if file.path not in seen)
+        seen |= {file.path for file in files}
+    return dict(sorted(((kind, size) for kind, size in found.items() if size), key=lambda one: -one[1]))
 
 
 def _spread(profile: Profile, nodes: int | None) -> Spread | None:

@@ -1,0 +1,51 @@
+"""The order of advice, and what is said where nothing is to be done. What rules say is in tests of scenarios."""
+
+from dataclasses import replace
+
+from autotune.core.advice import SEVERITIES
+from autotune.decide.advice import NOTHING, RULES, Situation, advise
+from benchmarks.scenarios import ran, scenarios, tuned
+from benchmarks.simulated_training import World, settings
+
+GPU = World()
+
+
+class TestOrder:
+    def test_what_fails_comes_first_then_what_gains_most(self):
+        now = tuned(GPU, settings(GPU, precision="fp32"), micro_batch_rows=10**6)
+        found = advise(now)
+        assert found[0].severity == "must"
+        speedups = [1.0 if one.gain is None else one.gain.speedup for one in found[1:]]
+        assert speedups == sorted(speedups, reverse=True)
+
+    def test_less_of_what_costs_is_a_speedup_too(self):
+        for scenario in scenarios():
+            for one in advise(scenario.speaks()):
+                if one.gain is not None and one.gain.of == "GPU-hours":
+                    assert one.gain.speedup > 1
+
+
+class TestNothing:
+    def test_good_settings_are_left_alone(self):
+        found = advise(ran(GPU, settings(GPU)))
+        assert NOTHING in [one.rule for one in found]
+        assert all(one.severity == "note" for one in found)
+
+    def test_it_is_not_said_beside_something_to_do(self):
+        assert NOTHING not in [one.rule for one in advise(ran(GPU, settings(GPU, layout="padded")))]
+
+    def test_an_empty_situation_has_nothing_to_do(self):
+        assert [one.rule for one in advise(Situation(train=None))] == [NOTHING]
+
+
+def test_names_are_unique_and_severities_known():
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    for scenario in scenarios():
+        for one in advise(scenario.speaks()):
+            assert one.severity in SEVERITIES
+            assert one.rule in {rule.name for rule in RULES} | {NOTHING}
+
+
+def test_a_run_without_a_profile_is_enough_for_advice():
+    now = replace(ran(GPU, settings(GPU, layout="padded")), data=None)
+    assert "padding" in [one.rule for one in advise(now)]

@@ -1,0 +1,114 @@
+"""What limits a run: simulated records with a known cause, and the edges of what a record can tell."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.decide.bottleneck import (
+    Counters,
+    bottleneck_of_profile,
+    bottleneck_of_rows,
+    bottleneck_of_run,
+    counters_of_profile,
+)
+from benchmarks.simulated_records import profile_of, run_of
+from benchmarks.simulated_steps import CAUSES, simulated_run
+from benchmarks.simulated_training import World, settings, step
+from tests.autotune.profiles import example_profile
+
+RUNS = 240
+
+
+def judged(seed: int):
+    run = simulated_run(seed)
+    return bottleneck_of_rows(run.rows[1:], source="x", world_size=run.world_size, counters=run.counters)
+
+
+class TestSimulatedRuns:
+    def test_at_least_97_per_cent_of_causes_are_found(self):
+        right = sum(judged(seed).limit == simulated_run(seed).cause for seed in range(RUNS))
+        assert right >= 0.97 * RUNS
+
+    def test_every_cause_is_among_them(self):
+        assert {simulated_run(seed).cause for seed in range(RUNS)} == set(CAUSES)
+
+    @given(st.integers(0, 5000))
+    def test_parts_add_up_to_the_step_and_lie_within_their_bounds(self, seed):
+        found = judged(seed)
+        assert sum(part.share for part in found.parts) == pytest.approx(1, abs=0.02)
+        assert list(found.parts) == sorted(found.parts, key=lambda part: -part.share)
+        for part in found.parts:
+            assert 0 <= part.share <= 1
+            assert part.low is None or part.high is None or part.low <= part.share <= part.high
+
+
+GPU = World()
+
+
+class TestRun:
+    def test_the_first_step_does_not_count(self):
+        run = run_of(GPU, settings(GPU))
+        slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
+        found = bottleneck_of_run(replace(run, steps=(slow, *run.steps[1:])))
+        assert found is not None
+        assert found.limit == "computation"
+
+    def test_nothing_is_said_before_the_second_step(self):
+        run = run_of(GPU, settings(GPU))
+        assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
+
+    def test_few_steps_show_no_spread(self):
+        found = bottleneck_of_run(run_of(GPU, settings(GPU), steps=6))
+        assert found is not None
+        assert all(part.low is None for part in found.parts)
+
+    def test_a_slow_rank_is_no_slow_network(self):
+        world = World(nodes=1, ranks_per_node=4, slow_rank=1.5)
+        found = bottleneck_of_run(run_of(world, settings(world)))
+        assert found is not None
+        assert found.limit == "straggler"
+        network = found.part("network")
+        assert network is not None
+        assert network.share < 0.02
+
+    def test_computing_and_waiting_that_cannot_be_told_apart_is_said(self):
+        world = World(nodes=2, node_bytes_per_s=1e11)
+        run = run_of(world, settings(world))
+        rows = [row.model_copy(update={"communication_s": None}) for row in run.steps]
+        found = bottleneck_of_run(replace(run, steps=tuple(rows)))
+        assert found is not None
+        assert any("gradients" in words for words in found.untold)
+
+    def test_counters_tell_launches_from_computing(self):
+        run = run_of(GPU, settings(GPU))
+        idle = Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters")
+        found = bottleneck_of_run(run, idle)
+        assert found is not None
+        assert found.limit == "host"
+        assert not any("launches" in words for words in found.untold)
+
+
+class TestProfile:
+    def test_a_profile_without_a_sweep_says_nothing(self):
+        profile = example_profile()
+        assert bottleneck_of_profile(
+            profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": None})})
+        ) is None  # fmt: skip
+
+    def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has(self):
+        world = World(load_s_per_row=2e-3)
+        train = settings(world, data__loader_workers=1)
+        found = bottleneck_of_profile(profile_of(world, train))
+        true = step(world, train)
+        assert found is not None
+        assert found.limit == "input"
+        part = found.part("input")
+        assert part is not None
+        assert part.share == pytest.approx(true.data_wait_s / true.step_s, rel=0.1)
+
+    def test_counters_are_those_of_the_chosen_count(self):
+        counters = counters_of_profile(profile_of(GPU, settings(GPU)))
+        assert counters is not None
+        assert counters.busy_share == 1
