@@ -34,6 +34,7 @@ def advise(
         Path | None,
         typer.Option("--hf-args", help="Look at another trainer's settings: transformers' arguments, as JSON."),
     ] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="List what is looked for, and nothing else.")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Write the safe changes into a new profile.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="With --apply: the new profile. Default: PROFILE.advised.toml.")
@@ -42,10 +43,14 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
+    from autotune.decide.advice import RULES
     from autotune.decide.advice import advise as find_advice
     from autotune.search.situation import with_foreign
-    from autotune.show.advice import advice_json, advice_text
+    from autotune.show.advice import advice_json, advice_text, rules_json, rules_text
 
+    if rules:
+        print(json.dumps(rules_json(RULES), indent=2) if as_json else rules_text(RULES))
+        return
     where = place or _default_place()
     now = with_foreign(_situation(where, profile, data, nodes, reports), hf_args)
     found = find_advice(now)

@@ -7,6 +7,7 @@ from typing import Any
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.bottleneck import Bottleneck, Part
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.decide.advice import Rule
 from autotune.show.tables import inert, text_table
 
 PART_HEADERS = ("part of the step", "share", "95 % interval", "read from")
@@ -26,6 +27,17 @@ def advice_json(advice: Sequence[Advice], limit: Bottleneck | None) -> dict[str,
         "bottleneck": None if limit is None else asdict(limit),
         "advice": [asdict(one) for one in advice],
     }
+
+
+def rules_text(rules: Sequence[Rule]) -> str:
+    """What is looked for."""
+    rows = [[rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules]
+    return text_table(("rule", "covers", "looks for"), rows)
+
+
+def rules_json(rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    """The same for machines."""
+    return [{"rule": rule.name, "covers": list(rule.covers), "looks_for": rule.looks_for} for rule in rules]
 
 
 def limit_line(limit: Bottleneck) -> str:

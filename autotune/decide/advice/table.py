@@ -21,6 +21,11 @@ class Rule:
     covers: tuple[Recommendation | Cause, ...] = ()
     """What of the paper, and which bottlenecks."""
 
+    @property
+    def looks_for(self) -> str:
+        """In one line."""
+        return (self.looks.__doc__ or "").splitlines()[0]
+
 
 RULES = (
     Rule(name="raw-data", looks=loader.raw_data, covers=("R1", "input")),

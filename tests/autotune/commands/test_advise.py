@@ -146,3 +146,12 @@ class TestBadInput:
         (place / RUN_FILE).write_text(json.dumps(header))
         assert run(["advise", str(place)]) != 0
         assert "next:" in capsys.readouterr().err
+
+
+class TestRules:
+    def test_they_are_listed_and_documented(self, capsys):
+        assert run(["advise", "--rules", "--json"]) == 0
+        listed = json.loads(capsys.readouterr().out)
+        document = (Path(__file__).parents[3] / "docs" / "advice.md").read_text()
+        for rule in listed:
+            assert f"| `{rule['rule']}` | {', '.join(rule['covers'])} | {rule['looks_for']} |" in document
