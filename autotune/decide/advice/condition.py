@@ -95,7 +95,7 @@ def edited(now: Situation) -> Advice | None:
 
 
 def not_measured(now: Situation) -> Advice | None:
-    """What nobody looked at."""
+    """Parts of the tuning that were left out."""
     if not now.missing:
         return None
     what = ", ".join(name for name, _ in now.missing)

@@ -21,7 +21,7 @@ and text and JSON lines were measured; Parquet, which is compressed already, is 
 
 
 def raw_data(now: Situation) -> Advice | None:
-    """The paper's first recommendation: keep token ids only."""
+    """Raw files that are read for training, where token ids made once would do."""
     data = now.data
     if data is None or data.prepared or not data.kinds or data.raw_bytes is None:
         return None
@@ -46,7 +46,7 @@ def raw_data(now: Situation) -> Advice | None:
 
 
 def staging(now: Situation) -> Advice | None:
-    """The second: a copy of the dataset on every node's own disk."""
+    """A dataset on a file system that all nodes share, and no copy of it on their own disks."""
     if now.train is None or now.train.data.stage_to is not None:
         return None
     workers, data = now.workers, now.data
@@ -84,7 +84,7 @@ def staging(now: Situation) -> Advice | None:
 
 
 def more_workers(now: Situation) -> Advice | None:
-    """The third, upwards: devices wait for data."""
+    """Devices that wait for data."""
     waits = now.loss("input", STARVED_SHARE)
     if now.train is None or waits is None or now.bottleneck is None:
         return None
@@ -121,7 +121,7 @@ def more_workers(now: Situation) -> Advice | None:
 
 
 def fewer_workers(now: Situation) -> Advice | None:
-    """The third, downwards: more workers than were shown to be needed."""
+    """More loader workers than were shown to be needed."""
     workers = now.workers
     if now.train is None or workers is None or workers.undecided_between:
         return None

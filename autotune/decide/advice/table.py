@@ -55,7 +55,7 @@ RULES = (
     Rule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
     Rule(name="slow-rank", looks=network.slow_rank, covers=("straggler",)),
     Rule(name="slow-link", looks=network.slow_link, covers=("network",)),
-    Rule(name="thermal", looks=condition.thermal, covers=("straggler",)),
+    Rule(name="thermal", looks=condition.thermal),
     Rule(name="company", looks=condition.company),
     Rule(name="utilisation", looks=condition.utilisation),
     Rule(name="edited", looks=condition.edited),
