@@ -13,7 +13,7 @@ _WIDTH_INCHES, _LINES_INCHES = 6.6, 3.6
 _BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES = 3, 0.24
 _SMALL = 8.5
-_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Of marks at an axis of bytes, in its unit."""
 _ROOM_FOR_LABEL_SHARE = 0.07
 """Parts of a bar below this have no figure in them."""
@@ -164,7 +164,7 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
         side.set_major_locator(LogLocator(base=axis.log, subs=(1.0, 2.0, 5.0) if near and axis.log == 10 else (1.0,)))
         side.set_minor_formatter(NullFormatter())
     elif axis.unit == "bytes":
-        side.set_major_locator(MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), 200)))
+        side.set_major_locator(MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), 1000)))
     else:
         side.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
     side.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, axis.unit, size)))

@@ -8,7 +8,7 @@ INK = "#010203"
 """Stands for the colour of the page's text, whatever that is."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
 """Told apart by those who see colours differently (Okabe and Ito 2008), and a grey."""
-_MOST_LETTERS = 44
+_MOST_LETTERS, _FEW = 44, 4
 _BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
@@ -19,8 +19,8 @@ def name_in_chart(text: str) -> str:
 
 
 def byte_unit(most_bytes: float) -> tuple[str, int]:
-    """The largest binary unit of which there is at least one, and its bytes."""
-    return next((unit for unit in _BYTE_UNITS if most_bytes >= unit[1]), _BYTE_UNITS[-1])
+    """The largest binary unit of which there are a few, so that parts are not all fractions, and its bytes."""
+    return next((unit for unit in _BYTE_UNITS if most_bytes >= _FEW * unit[1]), _BYTE_UNITS[-1])
 
 
 def tick_text(value: float, unit: Unit, bytes_per_unit: int = 1) -> str:

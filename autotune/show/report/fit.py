@@ -144,7 +144,8 @@ def _drawing(one: ReportedProfile, probe: ProbeEvidence) -> Lines:
         for point in probe.curve
     )  # fmt: skip
     knee = probe.knee_rows
-    used = tuple(point for point in points if point.x == one.profile.train.micro_batch_rows)
+    rows = one.profile.train.micro_batch_rows
+    used = tuple(Point(x=point.x, y=point.y) for point in points if point.x == rows)
     chosen = (Line(name="used", points=used, kind="dots", colour=5),) if used else ()
     shade = Shade(start=knee[0], end=knee[1], label="the knee lies here") if len(set(knee)) == 2 else None
     return Lines(

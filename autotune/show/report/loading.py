@@ -19,17 +19,19 @@ def loading(one: ReportedProfile) -> tuple[Block, ...]:
         words=("Chosen: ", Strong(text=cells.chosen_loader(found)), f". {sentence(found.choice)}{_refusal(found)}")
     )
     table = Table(
-        caption="The same as figures",
+        caption="Throughput by loader workers",
         headers=cells.HEADERS,
         rows=tuple(cells.workers_cells(row) for row in found.rows),
         align=cells.ALIGN,
     )
-    chart = Chart(
-        title="Throughput by loader workers, against the same step fed from memory",
-        description=_described(found),
-        drawing=_drawing(found),
-        table=table,
-    )
+    shown: Block = table  # a single count makes no curve
+    if len(found.rows) > 1:
+        shown = Chart(
+            title="Throughput by loader workers, against the same step fed from memory",
+            description=_described(found),
+            drawing=_drawing(found),
+            table=table,
+        )
     counters = cells.gpu_rows(found)
     gpu: tuple[Block, ...] = ()
     if counters:
@@ -43,7 +45,7 @@ def loading(one: ReportedProfile) -> tuple[Block, ...]:
         )
     told = Bullets(items=tuple((sentence(line),) for line in cells.workers_lines(found)))
     note = "Utilisation says how long a kernel was running; it is not MFU, which says how much of the peak it used."
-    return (chosen, chart, *gpu, told, Paragraph(words=(note,)), *_undecided(one, found))
+    return (chosen, shown, *gpu, told, Paragraph(words=(note,)), *_undecided(one, found))
 
 
 def _refusal(found: WorkersEvidence) -> str:

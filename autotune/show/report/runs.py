@@ -10,6 +10,7 @@ from autotune.show.report.document import Block, Chart, Missing, Paragraph, Sect
 from autotune.show.report.figures import bounds, count
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.show.report.rates import Drift, drifts, later_steps
+from autotune.show.report.steps import train_commands
 from trainer.events import EventRow
 from trainer.record import Run
 
@@ -35,12 +36,7 @@ class LossPoint:
 def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
     """All runs in one table, expected against achieved, the loss, and events."""
     if not reported:
-        first = profiles[0].quoted
-        commands = (
-            f"torchrun --nproc-per-node 2 -m trainer --profile {first} --data DIR --out runs/NAME",
-            f"autotune report build {' '.join(one.quoted for one in profiles)} --run runs/NAME",
-        )
-        return (Missing(what="Training (no run was given)", commands=commands),)
+        return (Missing(what="Training (no run was given)", commands=train_commands(profiles[0])),)
     return (_table(reported), *_closing(profiles, reported), *_loss(reported), *_events(reported))
 
 

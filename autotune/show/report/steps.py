@@ -29,7 +29,7 @@ def steps(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, .
     """The tuning's steps and those of the profile's runs, side by side."""
     named = [(found.source or "the tuning", found) for found in one.bottlenecks]
     named += [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
-    return breakdown(named, _train_commands(one))
+    return breakdown(named, train_commands(one))
 
 
 def breakdown(named: list[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
@@ -51,7 +51,8 @@ def breakdown(named: list[tuple[str, Bottleneck]], commands: tuple[str, ...]) ->
     return (chart, Bullets(items=tuple(item for name, found in named for item in _limit(name, found))))
 
 
-def _train_commands(one: ReportedProfile) -> tuple[str, ...]:
+def train_commands(one: ReportedProfile) -> tuple[str, ...]:
+    """A run of the profile, and a report with it."""
     probe = one.profile.evidence.probe
     ranks = probe.local_ranks if probe is not None else 1
     train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"

@@ -1,0 +1,73 @@
+import pytest
+
+from benchmarks import report
+from benchmarks.browser import CannotBrowse, Visit
+
+FIGURES = {
+    "built": {"trials": 3, "seconds": [9.0, 1.0, 2.0], "bytes": {"html": 1000, "md": 10, "json": 20}},
+    "browser": {
+        "full_bytes": 2_000_000, "visits": 8, "requests": 0, "console_errors": 0, "page_errors": 0, "overflow_px": 0,
+        "hostile": {"scripts": 0, "handlers": 0, "dialogs": 0}, "violations": [], "violations_of_any_impact": 2,
+    },
+}  # fmt: skip
+
+
+def visited(text, **changes):
+    values = {
+        "requests": (), "console_errors": (), "page_errors": (), "dialogs": (), "scripts": 0, "handlers": 0,
+        "text": text, "wider_by_px": 0,
+    }  # fmt: skip
+    return Visit(**values | changes)
+
+
+def test_the_larger_page_and_the_median_process_count():
+    bars = {bar.name: bar for bar in report.make_bars(FIGURES)}
+    assert (bars["report_size_bytes"].figure, bars["report_size_bytes"].holds) == (2_000_000, False)
+    assert (bars["report_build_s"].figure, bars["report_build_s"].holds) == (2.0, True)
+    assert list(bars) == list(report.BARS)
+
+
+@pytest.mark.parametrize(
+    "change", [{"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"hostile": {"scripts": 1}}]
+)
+def test_a_single_fault_is_one_too_many(change):
+    bars = report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})
+    assert [bar.holds for bar in bars].count(False) == 2  # the size is the other one
+
+
+def test_everything_that_a_hostile_text_may_do_is_counted():
+    quiet = report.taken_in(visited(" ".join(report.SHOWN)))
+    assert set(quiet.values()) == {0}
+    loud = report.taken_in(visited("\u202e" + "A" * report.LONG, scripts=1, handlers=2, dialogs=("1",)))
+    assert loud == {
+        "scripts": 1,
+        "handlers": 2,
+        "dialogs": 1,
+        "not_shown": len(report.SHOWN),
+        "steering": 1,
+        "uncut": 1,
+    }
+
+
+def test_without_a_browser_nothing_is_measured(monkeypatch, capsys):
+    def refuse(directory, trials):
+        raise CannotBrowse("no chromium here")
+
+    monkeypatch.setattr(report, "built", lambda directory, trials, repeats: FIGURES["built"])
+    monkeypatch.setattr(report, "browsed", refuse)
+    assert report.main([]) == 2
+    assert "no chromium here" in capsys.readouterr().err
+
+
+def test_a_build_that_fails_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        report, "write_example", lambda directory, trials: (tmp_path / "absent.toml", tmp_path, tmp_path)
+    )
+    with pytest.raises(report.CannotMeasure, match="code 3"):
+        report.built(tmp_path, trials=1, repeats=1)
+
+
+def test_processes_are_timed_and_files_weighed(tmp_path):
+    found = report.built(tmp_path, trials=3, repeats=1)
+    assert len(found["seconds"]) == 1
+    assert min(found["bytes"].values()) > 10_000

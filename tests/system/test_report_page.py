@@ -1,0 +1,68 @@
+"""The report in a real Chromium."""
+
+import pytest
+
+from autotune.show.report.build import report_document
+from autotune.show.report.html import report_html
+from benchmarks.browser import CannotBrowse, audit, chromium, visit
+from benchmarks.example_report import example_inputs
+from benchmarks.report import HOSTILE, SERIOUS, taken_in
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module", autouse=True)
+def browser():
+    try:
+        chromium()
+    except CannotBrowse as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report_html(report_document(*example_inputs(10, HOSTILE))), encoding="utf-8")
+    return path
+
+
+def test_a_hostile_report_is_text_and_asks_for_nothing(page):
+    seen = visit(page, width=360)
+    assert set(taken_in(seen).values()) == {0}
+    assert (seen.requests, seen.console_errors, seen.page_errors, seen.wider_by_px) == ((), (), (), 0)
+
+
+def test_what_is_looked_for_would_be_found(tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!DOCTYPE html><title>t</title><body style='width:3000px' onclick='x()'><img src='https://e.example/x.png'>"
+        "<script>console.error('loud'); alert('hi'); missing()</script>"
+    )
+    seen = visit(bad)
+    assert seen.requests == ("https://e.example/x.png",)
+    assert seen.dialogs == ("hi",)
+    assert any("loud" in line for line in seen.console_errors)
+    assert any("missing" in line for line in seen.page_errors)
+    assert (seen.scripts, seen.handlers) == (1, 1)
+    assert seen.wider_by_px > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+def test_nothing_stands_in_the_way_of_anybody(page, width, colours):
+    assert [one for one in audit(page, width=width, colours=colours) if one.impact in SERIOUS] == []
+
+
+@pytest.mark.slow
+def test_faults_would_be_found(tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!DOCTYPE html><html lang=en><title>t</title><main><h1>t</h1><img src=x><p style='color:#ccc'>pale")
+    assert {"image-alt", "color-contrast"} <= {one.rule for one in audit(bad)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("media", ["screen", "print"])
+def test_a_wide_window_and_paper_hold_the_page(page, media):
+    seen = visit(page, width=1600, media=media)
+    assert (seen.requests, seen.console_errors, seen.wider_by_px) == ((), (), 0)
