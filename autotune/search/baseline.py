@@ -1,8 +1,9 @@
 """What the tuned settings are worth: windows of training as tuned, by default and in the paper's style, in rounds.
 
 A window is the ``feed`` job's: the trainer's own step, loader and run-ahead on the dataset, with at most four
-micro-batches to an optimizer step, of the configured rows each. So the update and the exchange of gradients weigh a
-quarter of what they would without accumulation, at least, in every recipe.
+micro-batches to an optimizer step, of the configured rows each, whatever the global batch. Training may have more of
+them to one update and one exchange of gradients; what that would save is left out, and a small micro-batch, such as the
+default's, would have most of it.
 
 Rates are in real tokens. A window counts the places that it computed, and the dataset says what a place holds in the
 mean: which samples a short window happens to draw is then no noise, and padded and packed windows need not see the same
