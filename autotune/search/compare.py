@@ -37,7 +37,7 @@ from autotune.decide.difference import (
 )
 from autotune.decide.statistics import Interval
 from autotune.errors import BadInput, UsageError
-from autotune.search.profiles import read_profile
+from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.standing import LEDGER_DIRECTORY
 from autotune.store import read_ledger
 from trainer.record import RUN_FILE, Run, RunHeader, StepRow, read_run
@@ -48,6 +48,7 @@ WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
 _LOSS_SHARE = 0.5
 """Of the steps that both runs took, the later part, in which their losses are held against each other."""
 _LEAST_ROWS = 2
+_BY_BASELINE = "windows of the settings as tuned"
 _BY_WINDOWS, _BY_PROBE, _BY_STEPS = "windows of the workers' sweep", "the probe's steps", "the run's steps"
 _OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
 """Settings that a tuning varies from trial to trial."""
@@ -73,7 +74,7 @@ def compare_paths(a: Path, b: Path) -> Comparison:
 
 Trials = tuple[tuple[TrialRecord, ...], int]
 """Those of the newest site, and how many lines were left out."""
-Source = Profile | Run | Trials
+Source = StoredProfile | Run | Trials
 
 
 def _read(path: Path) -> Source:
@@ -86,20 +87,20 @@ def _read(path: Path) -> Source:
             f"{path} is neither a run (it has no {RUN_FILE}) nor a tuning (it has no {LEDGER_DIRECTORY}/)",
             next_step="Name a profile, a directory under runs/, or one under reports/.",
         )
-    return read_profile(path).profile
+    return read_profile(path)
 
 
 def _kind(source: Source) -> str:
-    return "profile" if isinstance(source, Profile) else "run" if isinstance(source, Run) else "tuning"
+    return "profile" if isinstance(source, StoredProfile) else "run" if isinstance(source, Run) else "tuning"
 
 
 def _side(source: Source, path: Path) -> Side:
-    if isinstance(source, Profile):
-        return _profile_side(source, str(path))
+    if isinstance(source, StoredProfile):
+        return _profile_side(source.profile, str(path), intact=source.intact)
     return _run_side(source, str(path)) if isinstance(source, Run) else _tuning_side(source, str(path))
 
 
-def _profile_side(profile: Profile, name: str) -> Side:
+def _profile_side(profile: Profile, name: str, *, intact: bool) -> Side:
     train, made_on, probe = profile.train, profile.fingerprint, profile.evidence.probe
     workers = profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
@@ -124,6 +125,7 @@ def _profile_side(profile: Profile, name: str) -> Side:
         facts=facts | {"tool_version": profile.provenance.tool_version},
         readings=tuple(_profile_readings(profile)),
         headlines=tuple(_profile_headlines(profile)),
+        notes=() if intact else ("it was edited by hand since it was written: its figures are of what it said then",),
     )
 
 
@@ -155,10 +157,13 @@ def _profile_headlines(profile: Profile) -> Iterable[Reading]:
     probe, workers, train = profile.evidence.probe, profile.evidence.workers, profile.train
     if probe is None:
         return
+    baseline = profile.evidence.baseline
+    tuned = next((row for row in baseline.rows if row.name == "tuned"), None) if baseline else None
+    if tuned is not None and (rates := _positive(tuned.real_tokens_per_s)):
+        yield Reading(metric=TRAINING_RATE, of=_BY_BASELINE, estimate=of_readings(rates))
     fill = probe.mean_real_tokens_per_row / train.seq_length_tokens
-    windows = next((row for row in workers.rows if row.loader_workers == train.data.loader_workers), None) if (
-        workers
-    ) else None  # fmt: skip
+    rows = workers.rows if workers else []
+    windows = next((row for row in rows if row.loader_workers == train.data.loader_workers), None)
     if windows is not None and (rates := _positive(windows.slot_tokens_per_s)):
         yield Reading(metric=TRAINING_RATE, of=_BY_WINDOWS, estimate=of_readings([fill * rate for rate in rates]))
     point = next((point for point in probe.curve if point.rows == train.micro_batch_rows), None)

@@ -133,6 +133,14 @@ def test_profiles_are_compared_by_the_windows_of_their_sweeps(here, capsys):
     assert told["headline"]["change"]["value"] == pytest.approx(1.2, abs=0.001)
 
 
+def test_figures_of_an_edited_profile_are_said_to_be_older(here, capsys):
+    _write_profile("a.toml")
+    (here / "b.toml").write_text((here / "a.toml").read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    told = _compare(capsys, "a.toml", "b.toml")
+    assert told["a"]["notes"] == []
+    assert "edited by hand" in told["b"]["notes"][0]
+
+
 def test_a_profile_without_evidence_has_no_speed(here, capsys):
     bare = _write_profile("a.toml", lambda found: found.model_copy(update={"evidence": type(found.evidence)()}))
     told = _compare(capsys, bare, _write_profile("b.toml"))

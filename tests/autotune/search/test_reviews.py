@@ -1,0 +1,64 @@
+import pytest
+
+from autotune.core.profile import profile_to_toml
+from autotune.errors import BadInput, ProfileRefused
+from autotune.search.reviews import read_reviewed, read_reviews, require_approved, review, review_path
+from tests.autotune.profiles import example_profile
+
+
+@pytest.fixture
+def profile(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(example_profile()))
+    return path
+
+
+def _edit(profile):
+    profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+
+
+def test_only_an_approval_of_the_present_content_lets_pass(profile, tmp_path):
+    with pytest.raises(ProfileRefused, match="nobody has reviewed"):
+        require_approved(profile, tmp_path)
+    review(profile, tmp_path, "approved", by="Ann", note=None)
+    assert require_approved(profile, tmp_path).standing.state == "approved"
+    _edit(profile)
+    with pytest.raises(ProfileRefused, match="not approved any more") as refused:
+        require_approved(profile, tmp_path)
+    assert "--approve" in refused.value.next_step
+
+
+def test_a_profile_of_the_same_name_elsewhere_is_not_approved_by_it(profile, tmp_path):
+    review(profile, tmp_path, "approved", by="Ann", note=None)
+    other = tmp_path / "other" / "p.toml"
+    other.parent.mkdir()
+    other.write_text(profile.read_text())
+    assert require_approved(other, tmp_path).standing.state == "approved"  # the same content, wherever it lies
+    _edit(other)
+    assert read_reviewed(other, tmp_path).standing.state == "voided"
+    assert read_reviewed(profile, tmp_path).standing.state == "approved"
+
+
+def test_a_recorded_hash_that_is_none_counts_as_none(profile, tmp_path):
+    text = profile.read_text()
+    begin = text.index('content_sha256 = "')
+    profile.write_text(text[:begin] + 'content_sha256 = "\\u001b[31m"' + text[text.index("\n", begin) :])
+    found = read_reviewed(profile, tmp_path)
+    assert found.recorded_sha256 is None
+    assert not found.intact
+    with pytest.raises(ProfileRefused, match="it names none"):
+        review(profile, tmp_path, "approved", by="Ann", note=None)
+
+
+def test_reviews_that_cannot_be_read_are_no_absent_ones(profile, tmp_path):
+    path = review_path(profile, tmp_path)
+    path.parent.mkdir()
+    path.symlink_to(path)
+    with pytest.raises(BadInput, match="cannot read"):
+        read_reviews(path)
+
+
+def test_where_nothing_can_be_written_the_verdict_is_refused(profile, tmp_path):
+    (tmp_path / "p").write_text("a file in the way")
+    with pytest.raises(BadInput, match="cannot write"):
+        review(profile, tmp_path, "approved", by="Ann", note=None)
