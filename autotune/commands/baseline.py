@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +43,7 @@ def baseline(
     as_json: AsJson = False,
 ) -> None:
     """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
-    from autotune.commands.measuring import open_bench, refuse_login_node
+    from autotune.commands.measuring import check_belongs, open_bench, refuse_login_node
     from autotune.search.profiles import probed_here, read_profile, report_directory
     from autotune.search.site import local_ranks
     from autotune.search.workers import SweepRequest
@@ -74,7 +73,7 @@ def baseline(
     manifest = read_manifest(data_dir)
     with open_bench(train.device, data_dir) as bench:
         fingerprint = bench.fingerprint(train.model, manifest)
-        probed_here(stored, refusals=_differences(stored, fingerprint))
+        check_belongs(stored, fingerprint)
         together = local_ranks(bench.site, ranks or probe.local_ranks)
         windows = SweepRequest(
             config=train,
@@ -131,19 +130,3 @@ def _compare(
         found = Comparison(request=request, runner=runner).run()
     write_atomically(stored.path, profile_to_toml(with_baseline(stored.profile, found, runner)))
     return found
-
-
-def _differences(stored: "StoredProfile", here: "Fingerprint") -> list[str]:
-    """What refuses the profile here; lesser differences are said and do not stop anything."""
-    from autotune.decide.fingerprint import compare
-
-    refusals = []
-    for mismatch in compare(stored.profile.fingerprint, here):
-        text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
-        if mismatch.severity == "refuse":
-            refusals.append(text)
-        else:
-            sys.stderr.write(f"{mismatch.severity}: {text}\n")
-    if not stored.intact:
-        sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
-    return refusals

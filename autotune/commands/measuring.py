@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from autotune import __version__
 from autotune.cluster.slurm import read_slurm
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
+from autotune.decide.fingerprint import Mismatch, compare
 from autotune.decide.loader_limits import LoaderLimits, batch_bytes
 from autotune.errors import MachineLacks
 from autotune.measure.clock import SystemClock
@@ -24,6 +25,7 @@ from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
+from autotune.search.profiles import StoredProfile, probed_here
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, check_writable
@@ -115,6 +117,28 @@ def trial_runner(
         on_trial=on_trial,
         ends_s=_job_ends_s(),
     )
+
+
+def check_belongs(
+    stored: StoredProfile,
+    here: Fingerprint,
+    differences: Callable[[Fingerprint, Fingerprint], Sequence[Mismatch]] = compare,
+) -> None:
+    """Make sure that measurements here are of what the profile is of; lesser differences are said.
+
+    Raises:
+        ProfileRefused: If the profile was not probed, or is another machine's, model's or dataset's.
+    """
+    refusals = []
+    for mismatch in differences(stored.profile.fingerprint, here):
+        text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
+        if mismatch.severity == "refuse":
+            refusals.append(text)
+        else:
+            sys.stderr.write(f"{mismatch.severity}: {text}\n")
+    if not stored.intact:
+        sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
+    probed_here(stored, refusals=refusals)
 
 
 def refuse_login_node(command: Sequence[str]) -> None:

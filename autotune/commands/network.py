@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +40,7 @@ def network(
     as_json: AsJson = False,
 ) -> None:
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
-    from autotune.commands.measuring import refuse_login_node
+    from autotune.commands.measuring import check_belongs, refuse_login_node
     from autotune.commands.together import nodes_here, open_together
     from autotune.search.profiles import probed_here, read_profile, report_directory
     from autotune.show.network import network_text
@@ -73,30 +72,11 @@ def network(
     used = nodes or nodes_here()
     with open_together(train.device, data_dir, place, used, ranks or probe.local_ranks) as bench:
         fingerprint = bench.fingerprint(train.model, manifest)
-        _check(stored, fingerprint)
+        check_belongs(stored, fingerprint)
         request = _request(bench, stored, data_dir, 60 * minutes, trial_timeout)
         tuning = _tune(bench, request, fingerprint, place / "ledger", links_only=links_only)
     found = _keep(stored, tuning)
     print(json.dumps(found.model_dump(), indent=2) if as_json else network_text(found, profile))
-
-
-def _check(stored: "StoredProfile", here: "Fingerprint") -> None:
-    """What keeps measurements from meaning anything here; lesser differences are said.
-
-    Raises:
-        ProfileRefused: If the profile is another machine's, model's or dataset's.
-    """
-    from autotune.decide.fingerprint import compare
-    from autotune.search.profiles import probed_here
-
-    refusals = []
-    for mismatch in compare(stored.profile.fingerprint, here):
-        text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
-        if mismatch.severity == "refuse":
-            refusals.append(text)
-        else:
-            sys.stderr.write(f"{mismatch.severity}: {text}\n")
-    probed_here(stored, refusals=refusals)
 
 
 def _request(

@@ -64,7 +64,8 @@ def workers(
     as_json: AsJson = False,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
-    from autotune.commands.measuring import open_bench, refuse_login_node
+    from autotune.commands.measuring import check_belongs, open_bench, refuse_login_node
+    from autotune.decide.fingerprint import compare, compare_for_replay
     from autotune.search.profiles import probed_here, read_profile, report_directory
     from autotune.search.site import local_ranks
     from autotune.search.workers import SweepRequest
@@ -84,7 +85,7 @@ def workers(
     replayed_s = None if consumer_step_ms is None else consumer_step_ms / 1e3
     with open_bench("cpu" if replayed_s else train.device, data_dir, without_gpu=_replay(stored, probe)) as bench:
         fingerprint = bench.fingerprint(train.model, manifest)
-        probed_here(stored, refusals=_differences(stored, fingerprint, replayed=replayed_s is not None))
+        check_belongs(stored, fingerprint, compare if replayed_s is None else compare_for_replay)
         together = ranks or probe.local_ranks
         together = together if replayed_s is not None else local_ranks(bench.site, together)
         config = train if replayed_s is None else train.model_copy(update={"device": "cpu"})
@@ -197,19 +198,3 @@ def _keep(stored: "StoredProfile", sweep: "Sweep", found: "WorkersEvidence", stu
         )
         notes.append(f"Optuna study: {study} (look at it with: optuna-dashboard sqlite:///{study})")
     return tuple(notes)
-
-
-def _differences(stored: "StoredProfile", here: "Fingerprint", *, replayed: bool) -> list[str]:
-    """What refuses the profile here; lesser differences are said and do not stop anything."""
-    from autotune.decide.fingerprint import compare, compare_for_replay
-
-    refusals = []
-    for mismatch in (compare_for_replay if replayed else compare)(stored.profile.fingerprint, here):
-        text = f"{mismatch.field} was {mismatch.profile}, here it is {mismatch.here}"
-        if mismatch.severity == "refuse":
-            refusals.append(text)
-        else:
-            sys.stderr.write(f"{mismatch.severity}: {text}\n")
-    if not stored.intact:
-        sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
-    return refusals
