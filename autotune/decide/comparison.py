@@ -145,12 +145,18 @@ def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | N
         b=b,
         settings=setting_changes(a.settings, b.settings),
         circumstances=circumstances,
-        facts=setting_changes(a.facts, b.facts),
+        facts=_fact_changes(a, b),
         figures=tuple(figures),
         headline=_headline(a.headlines, b.headlines, differs),
         only_a=tuple(f"{name}, {of}" for name, of in mine if (name, of) not in theirs),
         only_b=tuple(f"{name}, {of}" for name, of in theirs if (name, of) not in mine),
     )
+
+
+def _fact_changes(a: Side, b: Side) -> tuple[Change, ...]:
+    """What differs of what both tell: a run says less of its machine than a profile does."""
+    found = setting_changes(a.facts, b.facts)
+    return found if a.kind == b.kind else tuple(one for one in found if one.key in a.facts and one.key in b.facts)
 
 
 def _headline(a: Sequence[Reading], b: Sequence[Reading], differs: Mapping[str, Change]) -> Compared | None:

@@ -326,6 +326,18 @@ def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile)
     assert "autotune data verify" in log
 
 
+def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, autotune, profile):
+    autotune("report", "review", "profiles/tiny-cpu.toml", "--approve", "--by", "Ann")
+    script = script_of(autotune, "--require-approved")
+    approved = profile.read_text()
+    try:
+        profile.write_text(approved.replace("seed = 0", "seed = 1", 1))
+        log = refused_by_preflight(lab, work, script)
+    finally:
+        profile.write_text(approved)
+    assert "is not approved any more: 'Ann' approved" in log
+
+
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     """A probe that is followed, as soon as its step has begun, in which it takes its time; and its job."""
     wrapper = work / "late.sh"
