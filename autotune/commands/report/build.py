@@ -1,6 +1,7 @@
 """``autotune report build``: what was found, the evidence, and what to do next, as HTML, Markdown and JSON."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.commands.options import REPORTS, ProfileData, Reports
+from autotune.errors import BadInput
 from trainer.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -72,8 +74,10 @@ def _reported(path: Path, reports: Path, data: Path | None) -> "ReportedProfile"
     from autotune.search.profiles import read_profile, report_directory
     from autotune.show.report.inputs import ReportedProfile
     from autotune.store import read_ledger
-    from trainer.resolve import resolve
+    from trainer.resolve import profile_sha256, read_profile_tables
 
+    tables = read_profile_tables(path)
+    _refuse_infinite(tables, str(path))
     stored = read_profile(path)
     content = read_ledger(report_directory(path, reports) / "ledger")
     records = [TrialRecord.of(record) for record in content.records]
@@ -85,7 +89,7 @@ def _reported(path: Path, reports: Path, data: Path | None) -> "ReportedProfile"
         path=path,
         profile=stored.profile,
         intact=stored.intact,
-        content_sha256=resolve(path, data=Path()).profile_sha256,
+        content_sha256=profile_sha256(tables),
         trials=tuple(record.finished() for record in records if record is not None),
         damaged_lines=content.damaged_lines + records.count(None),
         dataset=dataset,
@@ -94,6 +98,19 @@ def _reported(path: Path, reports: Path, data: Path | None) -> "ReportedProfile"
         advice=tuple(advice),
         sign_off=sign_off,
     )
+
+
+def _refuse_infinite(value: object, where: str) -> None:
+    """No measurement gives an infinite figure, and none can be shown.
+
+    Raises:
+        BadInput: If there is one, with its key.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        _refuse_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
 
 
 def _dataset(directory: Path, dataset_hash: str) -> "tuple[Manifest | None, str]":
@@ -114,6 +131,8 @@ def _reported_run(directory: Path, profiles: "Sequence[ReportedProfile]") -> "Re
     from trainer.record import read_run
 
     record = read_run(directory)
+    for table in (record.startup, record.end):
+        _refuse_infinite(None if table is None else table.model_dump(), str(directory))
     header = record.header
     by_hash = next((one for one in profiles if one.content_sha256 == header.profile_sha256), None)
     alike = (

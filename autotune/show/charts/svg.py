@@ -56,7 +56,7 @@ def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
     from autotune.show.charts.draw import figure_of
 
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the reader's fonts have more of them
+        warnings.simplefilter("ignore")  # of letters its own font lacks, and of figures too odd to be drawn well
         root = ElementTree.fromstring(_saved(figure_of(without_infinite(drawing))))
     _plain(root, key)
     for place, (name, text) in enumerate((("title", title), ("desc", description))):

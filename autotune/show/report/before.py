@@ -1,12 +1,14 @@
 """Before and after: the same training as others would set it up; what the tuning cost, and when that is paid back."""
 
-from autotune.core.evidence import BaselineEvidence, RecipeRow
+from collections.abc import Sequence
+
+from autotune.core.evidence import RecipeRow
 from autotune.core.units import format_seconds, format_share
-from autotune.decide.statistics import Interval, mean_interval
+from autotune.decide.statistics import Interval
 from autotune.show.charts.drawing import Axis, Bar, Bars
 from autotune.show.report.cost import LARGE_JOB_RANKS, PayBack, cost_rows, pay_back
 from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, Words
-from autotune.show.report.figures import bounds, count, hours, number, plural, times, with_bounds
+from autotune.show.report.figures import bounds, count, hours, interval_of, number, plural, times, with_bounds
 from autotune.show.report.inputs import ReportedProfile
 
 _NAMES = {"paper-style": "as the paper", "default": "this trainer's defaults", "tuned": "tuned"}
@@ -28,13 +30,15 @@ def before_after(one: ReportedProfile) -> tuple[Block, ...]:
     differences: tuple[Words, ...] = tuple(
         (Strong(text=_NAMES[row.name]), f": {'; '.join(row.differences)}") for row in found.rows if row.differences
     )
-    ran = [row for row in found.rows if row.real_tokens_per_s]
+    rates = ((row, interval_of(row.real_tokens_per_s)) for row in found.rows)
+    ran = [(row, rate) for row, rate in rates if rate is not None]
     shown: Block = table
     if ran:
+        bars = tuple(_bar(row, rate) for row, rate in ran)
         shown = Chart(
             title="Real tokens per second, before and after",
-            description=_said(found),
-            drawing=Bars(axis=Axis(label="real tokens/s", unit="count"), bars=tuple(_bar(row) for row in ran)),
+            description=_said(ran),
+            drawing=Bars(axis=Axis(label="real tokens/s", unit="count"), bars=bars),
             table=table,
         )
     how = (
@@ -46,17 +50,12 @@ def before_after(one: ReportedProfile) -> tuple[Block, ...]:
     return (shown, Paragraph(words=(how,)), *told)
 
 
-def _rate(row: RecipeRow) -> Interval:
-    return mean_interval(row.real_tokens_per_s)
-
-
-def _bar(row: RecipeRow) -> Bar:
-    rate = _rate(row)
+def _bar(row: RecipeRow, rate: Interval) -> Bar:
     return Bar(label=_NAMES[row.name], value=rate.value, low=rate.low, high=rate.high, shown=count(rate.value))
 
 
 def _cells(row: RecipeRow) -> list[str | None]:
-    rate = _rate(row) if row.real_tokens_per_s else None
+    rate = interval_of(row.real_tokens_per_s)
     ratio = row.ratio_to_tuned
     low, high = (None if end is None else 1 / end for end in (row.ratio_high, row.ratio_low))
     faster = row.name != "tuned" and ratio is not None
@@ -72,8 +71,8 @@ def _cells(row: RecipeRow) -> list[str | None]:
     ]
 
 
-def _said(found: BaselineEvidence) -> str:
-    parts = [f"{_NAMES[row.name]} {count(_rate(row).value)}" for row in found.rows if row.real_tokens_per_s]
+def _said(ran: Sequence[tuple[RecipeRow, Interval]]) -> str:
+    parts = [f"{_NAMES[row.name]} {count(rate.value)}" for row, rate in ran]
     return f"Real tokens per second: {', '.join(parts)}. Thin bars are 95 % intervals."
 
 

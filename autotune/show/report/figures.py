@@ -1,9 +1,12 @@
 """Figures with their units and intervals, as words."""
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 
 from autotune.core.advice import Unit
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.decide.statistics import Interval, mean_interval
 from autotune.show.report.document import Block, Section
 from autotune.show.report.inputs import ReportedProfile
 
@@ -19,6 +22,17 @@ def with_bounds(value: float | None, low: float | None, high: float | None, form
 def bounds(low: float | None, high: float | None, form: Callable[[float], str]) -> str | None:
     """``850 to 950``; None where nothing was repeated."""
     return None if low is None or high is None else f"{form(low)} to {form(high)}"
+
+
+def interval_of(figures: Sequence[float]) -> Interval | None:
+    """Their mean with 95 % bounds; None where there is none above nought, which files of others may hold."""
+    known = [figure for figure in figures if 0 < figure < math.inf]
+    if not known:
+        return None
+    try:
+        return mean_interval(known)
+    except OverflowError:  # so far apart that their bounds are no numbers
+        return Interval(value=statistics.median(known), low=None, high=None)
 
 
 def count(value: float) -> str:

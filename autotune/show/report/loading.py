@@ -12,7 +12,7 @@ from autotune.show.report.inputs import ReportedProfile
 def loading(one: ReportedProfile) -> tuple[Block, ...]:
     """The sweep."""
     found = one.profile.evidence.workers
-    if found is None:
+    if found is None or not _has_windows(found):
         command = f"autotune workers --profile {one.quoted}"
         return (Missing(what="The number of loader workers", commands=(command,)),)
     chosen = Paragraph(
@@ -46,6 +46,11 @@ def loading(one: ReportedProfile) -> tuple[Block, ...]:
     told = Bullets(items=tuple((sentence(line),) for line in cells.workers_lines(found)))
     note = "Utilisation says how long a kernel was running; it is not MFU, which says how much of the peak it used."
     return (chosen, shown, *gpu, told, Paragraph(words=(note,)), *_undecided(one, found))
+
+
+def _has_windows(found: WorkersEvidence) -> bool:
+    """A profile of strangers may have evidence that says nothing."""
+    return bool(found.ceiling_slot_tokens_per_s and found.rows) and all(row.slot_tokens_per_s for row in found.rows)
 
 
 def _refusal(found: WorkersEvidence) -> str:

@@ -7,8 +7,8 @@ from typing import Literal
 from autotune.core.evidence import ScalingRow
 from autotune.core.outcome import Measured
 from autotune.core.trial import StepFigures
-from autotune.decide.statistics import mean_interval
 from autotune.show.report.cost import row_of
+from autotune.show.report.figures import interval_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.record import StepRow
 
@@ -113,13 +113,13 @@ def achieved_rate(steps: tuple[StepRow, ...], ranks: int) -> Rate:
     size = -(-len(steps) // _CHUNKS)
     chunks = [steps[first : first + size] for first in range(0, len(steps), size)]
     means = [statistics.fmean(step.real_tokens_per_s for step in chunk) for chunk in chunks]
-    return _of([mean for mean in means if mean > 0], 1.0, ranks, f"{len(steps)} logged steps")
+    return _of(means, 1.0, ranks, f"{len(steps)} logged steps")
 
 
 def _of(figures: list[float], factor: float, ranks: int, source: str) -> Rate:
-    if not figures:
+    found = interval_of(figures)
+    if found is None:
         return Rate(value=0.0, known="measured", ranks=ranks, source=source)
-    found = mean_interval(figures)
     low, high = (None if end is None else factor * end for end in (found.low, found.high))
     return Rate(value=factor * found.value, low=low, high=high, known="measured", ranks=ranks, source=source)
 

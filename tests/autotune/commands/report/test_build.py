@@ -158,3 +158,9 @@ def test_a_directory_that_is_no_run_is_told(example, capsys, tmp_path):
 def test_a_place_that_cannot_be_written_is_told(example, capsys, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot write" in build(capsys, example[0], "--out", "file/report.html", code=3)
+
+
+def test_an_infinite_figure_is_refused_by_its_key(full_example, capsys):
+    profile = full_example[0]
+    profile.write_text(profile.read_text().replace("seconds = 96.0", "seconds = inf"))
+    assert "evidence.baseline.seconds = inf: not a measured figure" in build(capsys, profile, code=3)

@@ -1,9 +1,15 @@
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.core.evidence import Evidence
 from autotune.show.report.build import report_document
 from autotune.show.report.document import Chart, Missing, Section, Table, blocks_of
+from autotune.show.report.facts import report_facts
 from autotune.show.report.lengths import joined
+from autotune.show.report.markdown import report_markdown
 from autotune.show.report.runs import loss_points
 from benchmarks.example_report import example_inputs, example_profile
 from tests.autotune.show.report.examples import reported, reported_run
@@ -117,3 +123,27 @@ def test_bins_are_joined_without_losing_a_sample():
     bins = joined(edges, counts, 16)
     assert bins == [(0, 16, 3), (16, 32, 7), (32, 64, 5), (64, 128, 6)]
     assert sum(samples for _, _, samples in bins) == sum(counts)
+
+
+EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
+
+
+@settings(max_examples=40)
+@given(st.lists(EXTREMES, max_size=4), EXTREMES, st.lists(st.floats(-1, 1), max_size=3))
+def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(windows, ratio, slots):
+    profile = example_profile("d")
+    found = profile.evidence
+    rows = [
+        row.model_copy(update={"real_tokens_per_s": windows, "ratio_to_tuned": ratio}) for row in found.baseline.rows
+    ]
+    sweep = [row.model_copy(update={"slot_tokens_per_s": slots}) for row in found.workers.rows]
+    evidence = found.model_copy(
+        update={
+            "baseline": found.baseline.model_copy(update={"rows": rows}),
+            "workers": found.workers.model_copy(update={"rows": sweep}),
+        }
+    )
+    one = reported(profile=profile.model_copy(update={"evidence": evidence}), trials=example_inputs(3)[0][0].trials)
+    document = report_document((one,), (reported_run(profile_path=one.path),))
+    assert report_markdown(document)
+    json.dumps(report_facts((one,), ()), allow_nan=False)
