@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.core.profile import Profile
 from trainer.config import TrainConfig
+from trainer.schema import MAX_DEPTH
 
 _NAMED_BY: dict[str, tuple[str, ...]] = {
     "curve": ("rows",),
@@ -91,15 +92,17 @@ def _evidence_changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[Change,
     return (*whole, *(change for change in parts if not change.key.startswith(rows)))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{key}.")
+        if depth > MAX_DEPTH:  # of a stranger's ledger; files of ours are not nested so deep
+            yield key, "nested too deep"
+        elif isinstance(value, dict) and value:
+            yield from _flat(value, f"{key}.", depth + 1)
         elif isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
             for row_name, row in _rows(key, value):
                 yield f"{key}[{row_name}]", MEASURED
-                yield from _flat(row, f"{key}[{row_name}].")
+                yield from _flat(row, f"{key}[{row_name}].", depth + 1)
         elif name in _READINGS and isinstance(value, list):
             yield f"{key} (median)", statistics.median(value) if value else None
         else:

@@ -187,12 +187,11 @@ def _judged(
 def _verdict(
     metric: Metric, sides: tuple[Estimate, Estimate], change: Interval, differs: Mapping[str, Change]
 ) -> tuple[Verdict, str]:
-    a, b = sides
     if other := [_OTHER.get(name, f"another {name}") for name in metric.needs if name in differs]:
         return "not comparable", ", ".join(other)
     if change.low is None or change.high is None:
-        return "not judged", a.no_spread if a.variance is None else b.no_spread
-    nothing = 1.0 if a.scale == "log" else 0.0
+        return "not judged", "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
+    nothing = 1.0 if sides[0].scale == "log" else 0.0
     if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
         return "the same", ""
     if change.high < nothing:

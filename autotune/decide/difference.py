@@ -99,7 +99,7 @@ def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale =
     points = [math.log(reading) for reading in readings] if scale == "log" else readings
     blocks = block_count(points)
     if blocks is None:
-        return Estimate(value=value, n=len(points), scale=scale, no_spread="too few steps for how much they vary")
+        return Estimate(value=value, n=len(points), scale=scale, no_spread="too few steps for how slowly they vary")
     means = [sum(part) / sum(size) for part, size in zip(_cut(amounts, blocks), _cut(sizes, blocks), strict=True)]
     found = _mean([math.log(mean) for mean in means] if scale == "log" else means, scale, n=len(points))
     return Estimate(value=value, n=len(points), scale=scale, variance=found.variance, freedom=found.freedom)

@@ -8,7 +8,7 @@ from autotune.errors import BadInput
 A, B = "a" * 64, "b" * 64
 
 
-def _review(sha256, verdict, by="Ann"):
+def _review(sha256, verdict, by="reviewer"):
     return Review(profile_sha256=sha256, verdict=verdict, by=by, time_utc="2026-01-01T00:00:00Z", tool_version="0.1.0")
 
 

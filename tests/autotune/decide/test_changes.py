@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.changes import Change, flat_settings, profile_changes, setting_changes
+from autotune.decide.changes import Change, flat_settings, flat_table, profile_changes, setting_changes
 from tests.autotune.profiles import example_profile
 
 
@@ -62,3 +62,10 @@ def test_a_ratio_is_of_figures_only():
 
 def test_settings_are_flat():
     assert flat_settings(example_profile().train)["data.loader_workers"] == 1
+
+
+def test_a_table_that_is_nested_without_end_is_cut():
+    table: dict = {}
+    for _ in range(900):
+        table = {"a": table}
+    assert list(flat_table(table).values()) == ["nested too deep"]

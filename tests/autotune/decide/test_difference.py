@@ -72,7 +72,7 @@ def test_too_few_steps_for_their_memory_show_no_spread():
     seconds = _seconds(rng, 40, 0.97)
     found = of_steps([1.0] * 40, seconds)
     assert found.variance is None
-    assert found.no_spread == "too few steps for how much they vary"
+    assert found.no_spread == "too few steps for how slowly they vary"
     assert found.interval.low is None
     assert found.value == pytest.approx(40 / sum(seconds))
 

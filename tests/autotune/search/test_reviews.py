@@ -20,7 +20,7 @@ def _edit(profile):
 def test_only_an_approval_of_the_present_content_lets_pass(profile, tmp_path):
     with pytest.raises(ProfileRefused, match="nobody has reviewed"):
         require_approved(profile, tmp_path)
-    review(profile, tmp_path, "approved", by="Ann", note=None)
+    review(profile, tmp_path, "approved", by="reviewer", note=None)
     assert require_approved(profile, tmp_path).standing.state == "approved"
     _edit(profile)
     with pytest.raises(ProfileRefused, match="not approved any more") as refused:
@@ -29,7 +29,7 @@ def test_only_an_approval_of_the_present_content_lets_pass(profile, tmp_path):
 
 
 def test_a_profile_of_the_same_name_elsewhere_is_not_approved_by_it(profile, tmp_path):
-    review(profile, tmp_path, "approved", by="Ann", note=None)
+    review(profile, tmp_path, "approved", by="reviewer", note=None)
     other = tmp_path / "other" / "p.toml"
     other.parent.mkdir()
     other.write_text(profile.read_text())
@@ -47,7 +47,7 @@ def test_a_recorded_hash_that_is_none_counts_as_none(profile, tmp_path):
     assert found.recorded_sha256 is None
     assert not found.intact
     with pytest.raises(ProfileRefused, match="it names none"):
-        review(profile, tmp_path, "approved", by="Ann", note=None)
+        review(profile, tmp_path, "approved", by="reviewer", note=None)
 
 
 def test_reviews_that_cannot_be_read_are_no_absent_ones(profile, tmp_path):
@@ -61,4 +61,4 @@ def test_reviews_that_cannot_be_read_are_no_absent_ones(profile, tmp_path):
 def test_where_nothing_can_be_written_the_verdict_is_refused(profile, tmp_path):
     (tmp_path / "p").write_text("a file in the way")
     with pytest.raises(BadInput, match="cannot write"):
-        review(profile, tmp_path, "approved", by="Ann", note=None)
+        review(profile, tmp_path, "approved", by="reviewer", note=None)

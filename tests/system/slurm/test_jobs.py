@@ -327,7 +327,7 @@ def test_a_node_with_other_data_is_refused_by_name(lab, work, autotune, profile)
 
 
 def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, autotune, profile):
-    autotune("report", "review", "profiles/tiny-cpu.toml", "--approve", "--by", "Ann")
+    autotune("report", "review", "profiles/tiny-cpu.toml", "--approve", "--by", "reviewer")
     script = script_of(autotune, "--require-approved")
     approved = profile.read_text()
     try:
@@ -335,7 +335,7 @@ def test_a_profile_that_is_edited_while_its_job_waits_does_not_train(lab, work, 
         log = refused_by_preflight(lab, work, script)
     finally:
         profile.write_text(approved)
-    assert "is not approved any more: 'Ann' approved" in log
+    assert "is not approved any more: 'reviewer' approved" in log
 
 
 def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:

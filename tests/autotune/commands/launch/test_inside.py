@@ -59,7 +59,7 @@ def test_a_profile_that_was_edited_while_its_job_waited_is_refused_on_the_node(p
     preflight += ["--require-approved", "--reports", reports]
     assert run(preflight) == 6
     assert "nobody has reviewed" in capsys.readouterr().err
-    assert run(["report", "review", str(profile), "--approve", "--by", "Ann", "--reports", reports]) == 0
+    assert run(["report", "review", str(profile), "--approve", "--by", "reviewer", "--reports", reports]) == 0
     assert run(preflight) == 0
     profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
     assert run(preflight) == 6

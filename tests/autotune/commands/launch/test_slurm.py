@@ -120,7 +120,7 @@ def test_another_dataset_is_refused(here, capsys):
     assert "is not the dataset of the profile" in capsys.readouterr().err
 
 
-APPROVE = ["report", "review", "p.toml", "--approve", "--by", "Ann"]
+APPROVE = ["report", "review", "p.toml", "--approve", "--by", "reviewer"]
 
 
 def test_without_an_approval_nothing_is_written_where_one_is_required(here, capsys):
@@ -146,9 +146,9 @@ def test_an_edited_or_rejected_profile_is_refused(here, capsys):
     (here / "p.toml").write_text(text.replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
     assert run([*LAUNCH, "--require-approved"]) == 6
     assert "not approved any more" in capsys.readouterr().err
-    assert run(["report", "review", "p.toml", "--reject", "--by", "Bob"]) == 0
+    assert run(["report", "review", "p.toml", "--reject", "--by", "another"]) == 0
     assert run([*LAUNCH, "--require-approved"]) == 6
-    assert "rejected by 'Bob'" in capsys.readouterr().err
+    assert "rejected by 'another'" in capsys.readouterr().err
 
 
 def test_settings_of_the_command_line_are_not_what_was_approved(here, capsys):

@@ -44,9 +44,9 @@ def test_show_names_decisions_and_how_the_profile_stands(here, capsys):
     out = capsys.readouterr().out
     assert "micro-batch rows" in out
     assert "review: not reviewed" in out
-    assert run(["report", "review", "p.toml", "--approve", "--by", "Ann"]) == 0
+    assert run(["report", "review", "p.toml", "--approve", "--by", "reviewer"]) == 0
     assert run(["profile", "show", "p.toml"]) == 0
-    assert "review: approved by Ann" in capsys.readouterr().out
+    assert "review: approved by reviewer" in capsys.readouterr().out
     assert run(["profile", "show", "p.toml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["intact"], told["review"]) == (True, "approved")
@@ -118,7 +118,7 @@ def test_verify_honours_the_review(here, capsys):
     verify = ["profile", "verify", "p.toml", "--require-approved"]
     assert run(verify) == 6
     assert "nobody has reviewed" in capsys.readouterr().err
-    assert run(["report", "review", "p.toml", "--approve", "--by", "Ann"]) == 0
+    assert run(["report", "review", "p.toml", "--approve", "--by", "reviewer"]) == 0
     assert run(verify) == 0
     _change(here, "micro_batch_rows = 2", "micro_batch_rows = 1")
     assert run(verify) == 6
