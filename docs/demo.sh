@@ -31,12 +31,17 @@ run autotune probe $models --data "$DEMO/data" --device cpu --memory "$MEMORY" -
 
 run autotune workers --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports" --here --minutes 1
 
+run autotune baseline --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports" --here --rounds 4 --minutes 1
+
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # what torchrun would set by itself, with a warning
 run_directory="$DEMO/runs/$(date -u +%Y%m%dT%H%M%SZ)"
 run torchrun --standalone --nproc-per-node 2 -m trainer --profile "$first" --data "$DEMO/data" --out "$run_directory" \
     --set "train.max_steps=$STEPS" --set train.warmup_steps=3 --set train.learning_rate=1e-3
 
-# shellcheck disable=SC2086
-run autotune report build $profiles --run "$run_directory" --reports "$DEMO/reports" --out "$DEMO/reports/report.md"
+run autotune advise "$run_directory" --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports"
 
-printf '\ndone in %s s\nprofile: %s\nreport: %s\n' "$(($(date +%s) - start))" "$first" "$DEMO/reports/report.md"
+# shellcheck disable=SC2086
+run autotune report build $profiles --run "$run_directory" --reports "$DEMO/reports" --data "$DEMO/data" \
+    --out "$DEMO/reports/report.html"
+
+printf '\ndone in %s s\nprofile: %s\nreport: %s\n' "$(($(date +%s) - start))" "$first" "$DEMO/reports/report.html"
