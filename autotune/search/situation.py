@@ -93,13 +93,21 @@ def situation_of_run(
     if facts is None and stored is not None:
         facts = _data_of(stored, host)
     return Situation(
-        train=parse_table(TrainConfig, run.header.config, where=str(run.directory / RUN_FILE)),
+        train=_settings_of(run),
         profile=profile,
         profile_path="PROFILE" if stored is None else str(stored.path),
         run=run,
         bottleneck=bottleneck_of_run(run, counters),
         data=facts,
     )
+
+
+def _settings_of(run: Run) -> TrainConfig | None:
+    """None where another version of the trainer wrote them, with settings that this one does not have."""
+    try:
+        return parse_table(TrainConfig, run.header.config, where=str(run.directory / RUN_FILE))
+    except TrainerError:
+        return None
 
 
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:

@@ -1,0 +1,125 @@
+"""Put together what a report is built from: profiles with their ledgers, runs, what limits them, advice, sign-off."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.decide.advice import Situation, advise
+from autotune.errors import BadInput
+from autotune.measure.host import Host
+from autotune.search.profiles import StoredProfile, read_profile
+from autotune.search.reviews import read_reviewed
+from autotune.search.situation import read_trials, situation_of_profile, situation_of_run
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
+from trainer.dataset import Manifest, read_manifest
+from trainer.errors import BadConfig
+from trainer.record import read_run
+from trainer.resolve import profile_sha256, read_profile_tables
+
+
+def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None = None) -> ReportedProfile:
+    """A profile with what lies around it.
+
+    Args:
+        path: Of the profile.
+        reports: Where its ledger and its reviews lie.
+        host: Describes the file system that the data lies on.
+        data: Its dataset; None looks where the profile says.
+
+    Raises:
+        TrainerError, AutotuneError: If it cannot be reported, with the reason.
+    """
+    tables = read_profile_tables(path)
+    _refuse_infinite(tables, str(path))
+    stored = read_profile(path)
+    trials = read_trials(path, reports)
+    directory = data or path.parent / (stored.profile.train.data.path or ".")
+    dataset, lacking = _dataset(directory, stored.profile.fingerprint.dataset_hash)
+    now = situation_of_profile(stored, trials.finished, host, data=directory if dataset is not None else None)
+    return ReportedProfile(
+        path=path,
+        profile=stored.profile,
+        intact=stored.intact,
+        content_sha256=profile_sha256(tables),
+        trials=trials.finished,
+        damaged_lines=trials.damaged_lines,
+        dataset=dataset,
+        dataset_lacking=lacking,
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
+        advice=advise(now),
+        sign_off=_sign_off(path, reports),
+    )
+
+
+def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Host) -> ReportedRun:
+    """A run, and which of these profiles it was started from.
+
+    Raises:
+        TrainerError, AutotuneError: If it is no run, or one of another schema.
+    """
+    run = read_run(directory)
+    for table in (run.startup, run.end):
+        _refuse_infinite(None if table is None else table.model_dump(), str(directory))
+    header = run.header
+    by_hash = next((one for one in profiles if one.content_sha256 == header.profile_sha256), None)
+    alike = (
+        one
+        for one in profiles
+        if (one.profile.fingerprint.dataset_hash, one.name) == (header.dataset_hash, header.name)
+    )
+    found = by_hash or next(alike, None)
+    stored = None if found is None else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
+    now = situation_of_run(run, host, stored=stored)
+    return ReportedRun(
+        run=run,
+        profile_path=None if found is None else found.path,
+        matched_by=None if found is None else "the profile's hash" if by_hash else "dataset and model",
+        bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
+        advice=advise(_of_the_run_alone(now)),
+    )
+
+
+def _of_the_run_alone(now: Situation) -> Situation:
+    """Without what is said of the profile already."""
+    return replace(now, profile=None, trials=(), spread=None, missing=())
+
+
+def _sign_off(path: Path, reports: Path) -> SignOff | None:
+    """What somebody said of the profile as it is, or of what it was; None where nobody said anything."""
+    standing = read_reviewed(path, reports).standing
+    last = standing.review
+    if last is None:
+        return None
+    state = standing.state
+    if state == "voided":
+        return SignOff(
+            state="approved before it was edited: void", by=last.by, when=last.time_utc, note=last.note or ""
+        )
+    if state not in ("approved", "rejected"):
+        return None
+    return SignOff(state=state, by=last.by, when=last.time_utc, note=last.note or "")
+
+
+def _refuse_infinite(value: object, where: str) -> None:
+    """No measurement gives an infinite figure, and none can be shown.
+
+    Raises:
+        BadInput: If there is one, with its key.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        _refuse_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+
+
+def _dataset(directory: Path, dataset_hash: str) -> tuple[Manifest | None, str]:
+    """The dataset's manifest, or why there is none; a report is built without it."""
+    try:
+        manifest = read_manifest(directory)
+    except BadConfig as error:
+        return None, error.message
+    if manifest.dataset_hash != dataset_hash:
+        return None, f"{directory} is another dataset"
+    return manifest, ""
