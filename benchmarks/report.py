@@ -34,6 +34,8 @@ from benchmarks.example_report import example_inputs
 TRIALS, REPEATS, HOSTILE_TRIALS = 2000, 5, 40
 TIMEOUT_S = 120.0
 WIDTHS = (360, 1400, 1600)
+PAPER_PX = 690
+"""What is left of a page of A4 between its margins."""
 SERIOUS = ("serious", "critical")
 LONG = 10_000
 HOSTILE = (
@@ -150,7 +152,7 @@ def browsed(directory: Path, trials: int) -> Figures:
     page.write_text(report_html(report_document(*example_inputs(trials))), encoding="utf-8")
     hostile.write_text(report_html(report_document(*example_inputs(HOSTILE_TRIALS, HOSTILE))), encoding="utf-8")
     plain = [visit(page, width=width) for width in WIDTHS]
-    plain += [visit(page, colours="dark"), visit(page, media="print")]
+    plain += [visit(page, colours="dark"), visit(page, width=PAPER_PX, media="print")]
     attacked = [visit(hostile, width=width) for width in WIDTHS]
     every = [*plain, *attacked]
     found = [

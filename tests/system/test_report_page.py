@@ -6,7 +6,7 @@ from autotune.show.report.build import report_document
 from autotune.show.report.html import report_html
 from benchmarks.browser import CannotBrowse, audit, chromium, visit
 from benchmarks.example_report import example_inputs
-from benchmarks.report import HOSTILE, SERIOUS, taken_in
+from benchmarks.report import HOSTILE, PAPER_PX, SERIOUS, taken_in
 
 pytestmark = pytest.mark.system
 
@@ -62,7 +62,7 @@ def test_faults_would_be_found(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("media", ["screen", "print"])
-def test_a_wide_window_and_paper_hold_the_page(page, media):
-    seen = visit(page, width=1600, media=media)
+@pytest.mark.parametrize(("media", "width"), [("screen", 1600), ("print", PAPER_PX)])
+def test_a_wide_window_and_paper_hold_the_page(page, media, width):
+    seen = visit(page, width=width, media=media)
     assert (seen.requests, seen.console_errors, seen.wider_by_px) == ((), (), 0)

@@ -121,7 +121,7 @@ def _stacks(axes: "Axes", drawing: Stacks) -> None:
             axes.barh(place, size, left=left, height=0.62, color=colour, linewidth=0, label=label)
             if size >= _ROOM_FOR_LABEL_SHARE * most:
                 text = tick_text(size, drawing.axis.unit, byte_unit(most)[1])
-                ink = "#ffffff" if colour in _DARK else "#000000"
+                ink = "#ffffff" if colour in _DARK else "#111111"
                 axes.text(left + size / 2, place, text, ha="center", va="center", fontsize=_SMALL, color=ink)
             left += size
     _upright(axes, drawing.rules)
