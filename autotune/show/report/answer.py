@@ -61,7 +61,8 @@ def rate_words(rate: Rate) -> str:
 def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     of_runs = [found for run in runs if run.profile_path == one.path for found in run.bottlenecks]
     found = next(iter([*of_runs, *one.bottlenecks]), None)
-    advice = next(iter([*one.advice, *(advice for run in runs for advice in run.advice)]), None)
+    given = [*one.advice, *(advice for run in runs if run.profile_path == one.path for advice in run.advice)]
+    advice = next((advice for advice in given if advice.severity != "note"), None)
     if found is None:
         limit: Words = ("not measured: the parts of a step are read from a training run. ",)
     else:
@@ -78,6 +79,6 @@ def _limit_words(found: Bottleneck) -> Words:
 
 def _first(advice: Advice | None) -> Words:
     if advice is None:
-        return ("There is no recommendation.",)
+        return ("No change is known to pay.",)
     command: Words = () if advice.command is None else (" ", Code(text=advice.command))
     return ("First: ", advice.claim.rstrip("."), ".", *command)

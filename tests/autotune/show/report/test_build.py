@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.core.evidence import Evidence
 from autotune.show.report.build import report_document
-from autotune.show.report.document import Chart, Missing, Section, Table, blocks_of
+from autotune.show.report.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.show.report.facts import report_facts
 from autotune.show.report.lengths import joined
 from autotune.show.report.markdown import report_markdown
@@ -82,6 +83,14 @@ def test_advice_keeps_its_order_and_its_severity():
     cards = [one for one in of_kind(report_document(*example_inputs(4)), Section) if one.badge]
     assert [card.badge for card in cards] == ["must", "should", "note"]
     assert cards[0].title.startswith("1. ")
+
+
+def test_the_answer_names_the_first_thing_to_do_and_no_note():
+    (one, _), _ = example_inputs(4)
+    for advice, said in ((one.advice, "GPU 1 slows down for heat in 31% of all samples"), (one.advice[2:], None)):
+        limits = of_kind(report_document((dataclasses.replace(one, advice=advice),), ()), Pairs)[0].pairs[2][1]
+        assert (said in limits) == (said is not None)
+        assert ("No change is known to pay." in limits) == (said is None)
 
 
 def test_changes_of_the_recipe_are_named_wherever_they_come_from():
