@@ -57,7 +57,7 @@ def tuned(world: World, train: TrainConfig, **changes: object) -> Situation:
 
 def ran(world: World, train: TrainConfig, *, with_profile: bool = False, noise_scale: float | None = None) -> Situation:
     """After a run."""
-    run = run_of(world, train, noise_scale=noise_scale)
+    run = run_of(world, train, noise_scale=noise_scale, first_step=1 if noise_scale is None else 5000)
     profile = profile_of(world, train) if with_profile else None
     counters = None if profile is None else counters_of_profile(profile)
     return Situation(train=train, profile=profile, run=run, bottleneck=bottleneck_of_run(run, counters), data=DATA)

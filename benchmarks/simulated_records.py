@@ -17,13 +17,19 @@ NOISE_SHARE = 0.02
 
 
 def run_of(
-    world: World, train: TrainConfig, *, seed: int = 0, steps: int = 40, noise_scale: float | None = None
+    world: World,
+    train: TrainConfig,
+    *,
+    seed: int = 0,
+    steps: int = 40,
+    noise_scale: float | None = None,
+    first_step: int = 1,
 ) -> Run:
     """A run's record, as the trainer writes it."""
     draw, true = random.Random(seed), step(world, train)
     peak = world.peaks_flops_per_s["bf16"] if world.gpu_name else None
     rows = []
-    for number in range(1, steps + 1):
+    for number in range(first_step, first_step + steps):
         times = {
             name: getattr(true, name) * math.exp(draw.gauss(0, NOISE_SHARE))
             for name in ("compute_s", "straggling_s", "data_wait_s", "network_s", "update_s", "between_s")

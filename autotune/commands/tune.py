@@ -104,7 +104,8 @@ def tune(
     stage.run("report", ["build", *profiles, "--reports", str(reports), "--out", report])
     found = {"profiles": profiles, "report": report}
     if number is not None:
-        write_atomically(_found_by(number, reports), json.dumps(found, indent=1) + "\n")
+        kept = found | {"baseline_minutes": baseline_minutes}
+        write_atomically(_found_by(number, reports), json.dumps(kept, indent=1) + "\n")
     print(json.dumps(found, indent=2) if as_json else _text(profiles, report))
 
 
@@ -121,9 +122,11 @@ def tune_between_nodes(
 
     found = read_json(tuned)
     stage = _Stages(go_on=f"submit this job's script again, which lies in {reports / 'jobs'}")
-    timed = ["--data", str(data), "--minutes", f"{minutes:g}", "--trial-timeout", f"{trial_timeout:g}"]
+    common = ["--data", str(data), "--trial-timeout", f"{trial_timeout:g}", "--reports", str(reports), "--here"]
     for profile in found["profiles"]:
-        stage.run("network", ["--profile", profile, *timed, "--reports", str(reports), "--here"])
+        stage.run("network", ["--profile", profile, "--minutes", f"{minutes:g}", *common])
+        if found["baseline_minutes"]:  # another exchange, and what the old settings were worth is no longer said
+            stage.run("baseline", ["--profile", profile, "--minutes", f"{found['baseline_minutes']:g}", *common])
     stage.run("report", ["build", *found["profiles"], "--reports", str(reports), "--out", found["report"]])
     print(_text(found["profiles"], found["report"]))
 
@@ -138,7 +141,7 @@ def _second(first: JobRequest, number: str, *, models: int, minutes: float, data
         first,
         name="tune-between-nodes",
         purpose=f"Measures the network between two nodes for what job {number} tuned.",
-        expected_minutes=1 + minutes * models,
+        expected_minutes=1 + (minutes + _BASELINE_MINUTES) * models,
         nodes=2,
         with_srun=False,
         command=command,

@@ -1,12 +1,10 @@
 """Put together what a report is built from: profiles with their ledgers, runs, what limits them, advice, sign-off."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.decide.advice import Situation, advise
-from autotune.errors import BadInput
 from autotune.measure.host import Host
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.reviews import read_reviewed
@@ -16,6 +14,7 @@ from trainer.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
 from trainer.record import read_run
 from trainer.resolve import profile_sha256, read_profile_tables
+from trainer.schema import refuse_infinite
 
 
 def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None = None) -> ReportedProfile:
@@ -31,7 +30,6 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
         TrainerError, AutotuneError: If it cannot be reported, with the reason.
     """
     tables = read_profile_tables(path)
-    _refuse_infinite(tables, str(path))
     stored = read_profile(path)
     trials = read_trials(path, reports)
     directory = data or path.parent / (stored.profile.train.data.path or ".")
@@ -60,7 +58,7 @@ def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Hos
     """
     run = read_run(directory)
     for table in (run.startup, run.end):
-        _refuse_infinite(None if table is None else table.model_dump(), str(directory))
+        refuse_infinite(None if table is None else table.model_dump(), str(directory))
     header = run.header
     by_hash = next((one for one in profiles if one.content_sha256 == header.profile_sha256), None)
     alike = (
@@ -99,19 +97,6 @@ def _sign_off(path: Path, reports: Path) -> SignOff | None:
     if state not in ("approved", "rejected"):
         return None
     return SignOff(state=state, by=last.by, when=last.time_utc, note=last.note or "")
-
-
-def _refuse_infinite(value: object, where: str) -> None:
-    """No measurement gives an infinite figure, and none can be shown.
-
-    Raises:
-        BadInput: If there is one, with its key.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, part in parts:
-        _refuse_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
 
 
 def _dataset(directory: Path, dataset_hash: str) -> tuple[Manifest | None, str]:

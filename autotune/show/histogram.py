@@ -18,7 +18,7 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     samples = sum(counts)
     if samples == 0:
         return ""
-    rows = _doublings(edges, counts)
+    rows = doublings(edges, counts)
     tallest = max(count for _, _, count in rows)
     labels = [_label(first, end) for first, end, _ in rows]
     width = max(len(label) for label in labels)
@@ -30,7 +30,7 @@ def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
+def doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
     """Bins joined into (first, end or None, samples), one per power of two, without empty ones at either end."""
     ends = [*edges[1:], None]
     bins = zip(edges, ends, counts, strict=True)

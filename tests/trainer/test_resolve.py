@@ -105,3 +105,17 @@ def test_settings_that_do_not_go_together_are_refused_in_words(profile, assignme
         resolve(profile, assignments=assignments, data=Path("d"), environment={})
     assert "Value error" not in caught.value.message
     assert "''" not in caught.value.next_step
+
+
+def test_the_profile_is_named_by_what_it_says_whatever_is_overridden(profile):
+    plain, changed = resolve(profile, environment={}), resolve(profile, assignments=["train.seed=9"], environment={})
+    assert plain.profile_sha256 == changed.profile_sha256
+    assert plain.config_sha256 != changed.config_sha256
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+def test_a_figure_without_end_is_refused_by_its_key(profile, value):
+    profile.write_text(PROFILE + f"\n[evidence.workers]\nseconds = {value}\n")
+    with pytest.raises(BadConfig, match=r"evidence\.workers\.seconds") as refused:
+        resolve(profile, environment={})
+    assert refused.value.next_step

@@ -11,8 +11,9 @@ from autotune.decide.choose import choose_micro_batch, rows_with_headroom
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""
-NOISE_ROWS = 8
-"""Readings of the noise scale before it is believed."""
+NOISE_ROWS, NOISE_STEPS = 8, 1000
+"""Readings of the noise scale, and steps of the run, before it is believed: in the first steps, when every sample says
+the same, it is hundreds of times smaller than it will be."""
 BEYOND_NOISE_RATIO = 2.0
 
 
@@ -124,7 +125,9 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
 
     To the same loss a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
     """
-    if now.run is None or now.train is None:
+    if now.run is None or now.train is None or not now.run.steps:
+        return None
+    if now.run.steps[-1].step < max(NOISE_STEPS, 2 * now.train.warmup_steps):
         return None
     readings = [row.gradient_noise_scale_tokens for row in now.run.steps[len(now.run.steps) // 2 :]]
     scales = sorted(value for value in readings if value is not None)

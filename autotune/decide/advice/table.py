@@ -69,10 +69,10 @@ def advise(now: Situation) -> tuple[Advice, ...]:
     found = [advice for rule in RULES if (advice := rule.looks(now)) is not None]
     if all(one.severity == "note" for one in found):
         found.append(_change_nothing(now))
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(found, key=rank))
 
 
-def _rank(advice: Advice) -> tuple[bool, float, int]:
+def rank(advice: Advice) -> tuple[bool, float, int]:
     """What makes a run fail comes first; then what ends it sooner; then the rest by how much it matters."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)

@@ -28,5 +28,6 @@ def tick_text(value: float, unit: Unit, bytes_per_unit: int = 1) -> str:
     if unit == "share":
         return f"{100 * value:.3g} %"
     if unit == "bytes":
-        return f"{value / bytes_per_unit:.3g}"
+        shown = value / bytes_per_unit
+        return f"{shown:.3g}" if abs(shown) < 1000 else format_count(shown)
     return format_count(value) if unit == "count" and value == round(value) else f"{value:.4g}"

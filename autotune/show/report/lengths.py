@@ -1,20 +1,15 @@
 """How long samples are, and what rows of the profile's length make of them."""
 
-import math
-from collections.abc import Sequence
-
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.show.charts.drawing import Axis, Column, Columns, Rule
+from autotune.show.histogram import doublings
 from autotune.show.report.document import Block, Chart, Missing, Paragraph, Table
 from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.dataset import Manifest
 
-_BARS = 24
 _PERCENTILES = (10, 50, 75, 90, 99)
-_DRAWN_TO_SHARE = 0.95
-"""The longest samples are few, and the table has them."""
 
 
 def lengths(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
@@ -31,44 +26,29 @@ def lengths(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block,
     return (_chart(one, spread), _dataset(one, manifest, spread), *_packing(one, runs))
 
 
-def joined(edges: Sequence[int], counts: Sequence[int], width: int) -> list[tuple[int, int | None, int]]:
-    """Bins joined to (first, end or None, samples) of at least so many tokens, cut after the last that is not empty."""
-    ends: list[int | None] = [*edges[1:], None]
-    found: list[tuple[int, int | None, int]] = []
-    for first, end, samples in zip(edges, ends, counts, strict=True):
-        open_bin = found[-1] if found else None
-        if open_bin is not None and end is not None and first // width == open_bin[0] // width:
-            found[-1] = (open_bin[0], end, open_bin[2] + samples)
-        else:
-            found.append((first, end, samples))
-    while len(found) > 1 and not found[-1][2]:
-        found.pop()
-    return found
-
-
 def _chart(one: ReportedProfile, spread: LengthDistribution) -> Chart:
     row_tokens = one.profile.train.seq_length_tokens
-    reach = max(spread.percentile_tokens(_DRAWN_TO_SHARE) or 0.0, 1.5 * row_tokens)
-    width = 2 ** max(0, math.ceil(math.log2(reach / _BARS)))
-    bins = joined(spread.edges, spread.counts, width)
-    drawn = [(first, end, samples) for first, end, samples in bins if end is not None and first < reach]
+    bins = doublings(spread.edges, spread.counts)
+    drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
     samples = spread.samples
-    columns = tuple(Column(start=first, end=end, value=n / samples) for first, end, n in drawn)
+    # On an axis of doublings nothing lies at 0: the first bin is as wide as the others.
+    columns = tuple(Column(start=max(first, end / 2), end=end, value=n / samples) for first, end, n in drawn)
     rows = tuple(
         [f"{format_count(first)} or more" if end is None else f"{format_count(first)} to {format_count(end - 1)}",
          format_count(n), format_share(n / samples)]
         for first, end, n in bins
     )  # fmt: skip
     fits = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
-    beyond = sum(n for first, _, n in bins if first >= reach)
+    beyond = sum(n for _, end, n in bins if end is None)
     return Chart(
         title="Lengths of samples",
         description=(
             f"{_percentiles(spread)}. {format_share(spread.truncated_share(fits))} are longer than the {fits} tokens "
-            f"that a row holds beside special ones; {format_share(beyond / samples)} lie to the right of what is drawn."
+            f"that a row holds beside special ones; {format_share(beyond / samples)} lie to the right of what is "
+            "drawn. Each bar spans twice the lengths of the one before it."
         ),
         drawing=Columns(
-            x=Axis(label="tokens of a sample", unit="count", low=0),
+            x=Axis(label="tokens of a sample", unit="count", log=2, ticks=tuple(float(end) for _, end, _ in drawn)),
             y=Axis(label="share of samples", unit="share"),
             columns=columns,
             rules=(Rule(at=float(fits), label="what a row holds"),),

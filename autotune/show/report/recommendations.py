@@ -3,6 +3,7 @@
 import json
 
 from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.decide.advice import rank
 from autotune.show.report.document import (
     Block,
     Bullets,
@@ -25,9 +26,10 @@ from autotune.show.report.inputs import ReportedProfile, ReportedRun
 def recommendations(
     profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...], sections: tuple[Section, ...]
 ) -> tuple[Block, ...]:
-    """All advice in the order in which it was given, and then what was not measured."""
+    """All advice, what gains most first, and then what was not measured."""
     given = [(one.path.stem, advice) for one in profiles for advice in one.advice]
     given += [(run.name, advice) for run in runs for advice in run.advice]
+    given.sort(key=lambda one: rank(one[1]))
     several = len({name for name, _ in given}) > 1
     cards = tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
     nothing = Paragraph(words=("Nothing to recommend: by what was measured, no change is known to pay.",))

@@ -9,7 +9,6 @@ from autotune.core.evidence import Evidence
 from autotune.show.report.build import report_document
 from autotune.show.report.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.show.report.facts import report_facts
-from autotune.show.report.lengths import joined
 from autotune.show.report.markdown import report_markdown
 from autotune.show.report.runs import loss_points
 from benchmarks.example_report import example_inputs, example_profile
@@ -125,13 +124,6 @@ def test_long_runs_are_drawn_by_the_means_of_stretches():
     assert points[0].first_step == 1
     assert points[-1].last_step == 1000
     assert points[0].loss == pytest.approx((points[0].first_step + points[0].last_step) / 2)
-
-
-def test_bins_are_joined_without_losing_a_sample():
-    edges, counts = [0, 8, 16, 24, 32, 64, 128], [1, 2, 3, 4, 5, 6, 0]
-    bins = joined(edges, counts, 16)
-    assert bins == [(0, 16, 3), (16, 32, 7), (32, 64, 5), (64, 128, 6)]
-    assert sum(samples for _, _, samples in bins) == sum(counts)
 
 
 EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
