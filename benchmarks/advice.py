@@ -120,10 +120,16 @@ def _promise(scenario: Scenario) -> dict[str, Any]:
 
 
 def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
-    """Whether what was delivered lies within what was promised, or so little beside it."""
+    """Whether what was delivered lies within what was promised, or so little beside it, and is about as much.
+
+    Wide intervals promise nothing: what is likeliest must be delivered at least by half, and at most twice.
+    """
     low = gain.ratio * (1 - WITHOUT_INTERVAL) if gain.low is None else gain.low
     high = gain.ratio * (1 + WITHOUT_INTERVAL) if gain.high is None else gain.high
-    return low * (1 - noise) <= delivered <= high * (1 + noise)
+    within = low * (1 - noise) <= delivered <= high * (1 + noise)
+    promised, got = gain.ratio - 1, delivered - 1
+    slack = noise * max(1.0, gain.ratio)
+    return within and min(promised / 2, promised * 2) - slack <= got <= max(promised / 2, promised * 2) + slack
 
 
 def _limits(place: Place) -> list[dict[str, Any]]:

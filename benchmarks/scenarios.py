@@ -7,6 +7,7 @@ Worlds share no formula with the rules; see ``benchmarks.simulated_training``.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,12 @@ from autotune.core.evidence import ExchangeRow, NetworkEvidence
 from autotune.core.outcome import Contaminated, Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.decide.advice import NOTHING, DataFacts, Foreign, Situation, Spread, advise
+from autotune.decide.advice import NOTHING, TOO_LITTLE, DataFacts, Foreign, Situation, Spread, advise
 from autotune.decide.advice.apply import with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, counters_of_profile
 from benchmarks.simulated_cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
 from benchmarks.simulated_records import profile_of, run_of
-from benchmarks.simulated_training import World, memory_bytes, settings, step
+from benchmarks.simulated_training import World, memory_bytes, most_rows, settings, step
 from trainer.config import TrainConfig
 
 DATA = DataFacts(path="DATA", prepared=True, vocab_size=16_384, token_bytes=2 * 10**9, filesystem="ext4")
@@ -218,22 +219,30 @@ def _compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
     logged = replace(gpu, between_s=0.2)
     updating = replace(cluster, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
     few = settings(updating, micro_batch_rows=4, global_batch_rows=32)
+    uneven = replace(gpu, ranks_per_node=32, seq_length=8192, mean_document_tokens=3000.0)
+    odd: dict[str, object] = {"micro_batch_rows": 64, "global_batch_rows": 33}
     good = settings(gpu)
     tight = replace(gpu, memory_bytes=12 * 10**9)
     halved = settings(gpu, parallel__gradient_dtype="fp16")
     foreach = Foreign(source="args.json", optimizer="foreach")
-    tighter = tuned(tight, settings(tight))
+    most = most_rows(tight, settings(tight))
+    full = tuned(tight, settings(tight, micro_batch_rows=most))
+    tighter = replace(full, trials=(_step_trial(tight, settings(tight), most),))
 
     def copied(advice: Advice) -> float:
-        probe = tighter.probe
-        assert probe is not None and probe.parameters is not None
-        # torch's foreach AdamW holds one temporary of all weights while it divides by the root of the second moment.
-        return probe.feasible_peak_bytes / (probe.feasible_peak_bytes + 4 * probe.parameters)
+        # torch's foreach AdamW holds one temporary of all weights; benchmarks.sizes measures it.
+        peak = memory_bytes(tight, settings(tight), most)
+        return peak / (peak + 4 * tight.parameters)
 
     return (
         Scenario(
             rule="padding", what="every sample in a row of its own", speaks=lambda: ran(gpu, padded),
             delivered=rates(gpu, padded), silent=lambda: ran(gpu, good),
+        ),
+        Scenario(
+            rule="empty-rows", what="33 rows for 32 ranks", speaks=lambda: ran(uneven, settings(uneven, **odd)),
+            delivered=_even(uneven, odd),
+            silent=lambda: ran(uneven, settings(uneven, **(odd | {"global_batch_rows": 64}))),
         ),
         Scenario(
             rule="full-precision", what="TF32 on an H100", speaks=lambda: tuned(gpu, exact),
@@ -280,11 +289,26 @@ def _compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
             rule="computing", what="good settings", speaks=lambda: ran(gpu, good), silent=lambda: ran(gpu, padded),
         ),
         Scenario(
+            rule=TOO_LITTLE, what="a run of one step", speaks=lambda: _young(ran(gpu, good)),
+            silent=lambda: ran(gpu, good),
+        ),
+        Scenario(
             rule=NOTHING, what="good settings, all measured", speaks=lambda: ran(gpu, good),
             silent=lambda: ran(gpu, padded),
         ),
         _too_big(),
     )  # fmt: skip
+
+
+def _even(world: World, odd: dict[str, object]) -> Benefit:
+    """Real tokens/s when the global batch divides, to those when it does not."""
+
+    def delivered(advice: Advice) -> float:
+        train = settings(world, **odd)
+        after = with_changes(train, advice.changes)
+        return step(world, after).real_tokens_per_s / step(world, train).real_tokens_per_s
+
+    return delivered
 
 
 def _too_big() -> Scenario:
@@ -333,6 +357,16 @@ def _network(gpu: World, cluster: World) -> tuple[Scenario, ...]:
 
     def without_slow_link(advice: Advice) -> float:
         return step(replace(one_slow, slow_link=1.0), many).real_tokens_per_s / step(one_slow, many).real_tokens_per_s
+
+    mixed = replace(cluster, uneven_rows=0.3)
+    uneven = settings(mixed, layout="bucketed", attention_dropout=0.1)
+
+    def in_turns(now: Situation) -> Situation:
+        """The rank that takes longest is another one in every step."""
+        assert now.run is not None
+        steps = [row.model_copy(update={"slowest_rank": 1 + row.step % 7}) for row in now.run.steps]
+        run = replace(now.run, steps=tuple(steps))
+        return replace(now, run=run, bottleneck=bottleneck_of_run(run))
 
     def linked(world: World) -> Situation:
         rates_ = [world.node_bytes_per_s] * world.nodes
@@ -388,6 +422,11 @@ def _network(gpu: World, cluster: World) -> tuple[Scenario, ...]:
             delivered=without_slow_rank, silent=lambda: ran(cluster, good),
         ),
         Scenario(
+            rule="uneven-ranks", what="every step another rank that has more to do",
+            speaks=lambda: in_turns(ran(mixed, uneven)), delivered=rates(mixed, uneven),
+            silent=lambda: ran(limping, good),
+        ),
+        Scenario(
             rule="slow-link", what="one link with a third of the others' speed", speaks=lambda: linked(one_slow),
             delivered=without_slow_link, silent=lambda: linked(replace(one_slow, slow_link=1.0)),
         ),
@@ -429,6 +468,11 @@ def _condition(gpu: World) -> tuple[Scenario, ...]:
 # Evidence by hand.
 
 
+def _young(now: Situation) -> Situation:
+    assert now.run is not None
+    return replace(now, run=replace(now.run, steps=now.run.steps[:1]), bottleneck=None)
+
+
 def _with(profile: Profile, **evidence: object) -> Profile:
     return profile.model_copy(update={"evidence": profile.evidence.model_copy(update=evidence)})
 
@@ -460,7 +504,7 @@ def _links_trial(neighbours: tuple[float, ...]) -> FinishedTrial:
     )  # fmt: skip
 
 
-CAPS_MIB = (5, 25, 100)
+CAPS_MIB, DEFAULT_CAP_MIB = (25, 5, 100), 25
 
 
 def _simulated_step_s(cap_mib: int, seed: int) -> float:
@@ -480,6 +524,15 @@ def _bucketed(advice: Advice) -> float:
     return _simulated_step_s(cap.old, seed=1) / _simulated_step_s(cap.new, seed=2)
 
 
+def _against_default(cap_mib: int) -> dict[str, Any]:
+    """As three rounds would say it."""
+    if cap_mib == DEFAULT_CAP_MIB:
+        return {}
+    rounds = [_simulated_step_s(DEFAULT_CAP_MIB, seed) / _simulated_step_s(cap_mib, seed) for seed in (3, 4, 5)]
+    middle = sorted(rounds)[1]
+    return {"ratio_to_default": middle, "ratio_low": min(rounds) * 0.98, "ratio_high": max(rounds) * 1.02}
+
+
 def _exchanges(gpu: World, cap_mib: int) -> Situation:
     """Buckets of several sizes were measured, and the profile has one of them."""
     train = settings(gpu, parallel__bucket_cap_mib=cap_mib)
@@ -489,7 +542,7 @@ def _exchanges(gpu: World, cap_mib: int) -> Situation:
         ExchangeRow(
             strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=cap, micro_batches=1, rows=train.micro_batch_rows,
             step_s=_simulated_step_s(cap, seed=0), steps=20, real_tokens_per_s=2**20 / _simulated_step_s(cap, seed=0),
-            communication_share=0.05, outcome="ran",
+            communication_share=0.05, outcome="ran", **_against_default(cap),
         )
         for cap in CAPS_MIB
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.core.evidence import CurvePoint, Evidence, GpuUse, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
-from benchmarks.simulated_training import Step, World, fill, memory_bytes, memory_terms, most_rows, step
+from benchmarks.simulated_training import Step, World, dealt, fill, memory_bytes, memory_terms, most_rows, step
 from trainer.config import TrainConfig
 from trainer.record import Run, RunHeader, StepRow
 
@@ -39,7 +39,8 @@ def run_of(
     header = RunHeader(
         schema_version=3, name="simulated", attempt=1, resumed_from=None, resumed_step=0, job="", started_utc="",
         config=train.model_dump(mode="json"), sources={}, config_sha256="", profile_sha256="", dataset_hash="d",
-        world_size=world.ranks, accumulation_steps=1, rows_per_microbatch_per_rank=train.micro_batch_rows,
+        world_size=world.ranks, accumulation_steps=dealt(world, train)[0],
+        rows_per_microbatch_per_rank=dealt(world, train)[1],
         global_batch_rows=train.global_batch_rows, parameters=world.parameters, layout=train.layout, attention="sdpa",
         attention_reason="", recipe_changes=[], device=world.gpu_name or "cpu", peak_flops_per_s=peak, versions={},
     )  # fmt: skip
@@ -135,8 +136,10 @@ def _sweep(world: World, train: TrainConfig, counts: tuple[int, ...], noisy: Cal
                 verdict="proven" if enough else "refuted", data_wait_share=one.data_wait_s / one.step_s,
                 memory_bytes=2**30 + count * 2**29, storage_bytes_per_s=2e8 if not world.staged else 0.0,
                 gpu=GpuUse(
-                    utilisation_share=0.98, gpm_sm_share=one.busy_share, gpm_tensor_share=one.tensor_share,
-                    gpm_dram_share=one.memory_share,
+                    # Over the whole window, in which nothing is busy while data is waited for.
+                    utilisation_share=0.98, gpm_sm_share=one.busy_share * (1 - one.data_wait_s / one.step_s),
+                    gpm_tensor_share=one.tensor_share * (1 - one.data_wait_s / one.step_s),
+                    gpm_dram_share=one.memory_share * (1 - one.data_wait_s / one.step_s),
                 ) if world.gpu_name else None,
             )
         )  # fmt: skip

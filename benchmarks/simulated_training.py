@@ -50,6 +50,8 @@ class World:
     node_bytes_per_s: float = 2.5e9
     slow_rank: float = 1.0
     """How many times as long the second rank computes."""
+    uneven_rows: float = 0.0
+    """How much longer the rank with the longest rows computes in a step, where rows are as wide as what they hold."""
     slow_link: float = 1.0
     """Part of the others' speed that one link has."""
 
@@ -123,9 +125,7 @@ def settings(world: World, **changes: object) -> TrainConfig:
 
 def step(world: World, train: TrainConfig) -> Step:
     """The truth of a step."""
-    rows = train.micro_batch_rows
-    micro_batches = math.ceil(train.global_batch_rows / (rows * world.ranks))
-    rows = math.ceil(train.global_batch_rows / (micro_batches * world.ranks))
+    micro_batches, rows = dealt(world, train)
     products_s, moving_s = _device(world, train, rows)
     launches_s = (
         world.launch_s * KERNELS_PER_LAYER * world.layers * (FUSED_SHARE["launches"] if train.compile_layers else 1)
@@ -135,10 +135,10 @@ def step(world: World, train: TrainConfig) -> Step:
     wait_s = _wait(world, train, rows, micro_s)
     state_bytes = 28 * world.parameters / (world.ranks if train.parallel.strategy == "zero1" else 1)
     compute_s = micro_batches * micro_s
-    slots = train.global_batch_rows * world.seq_length
+    uneven = world.uneven_rows if train.layout == "bucketed" else 0.0
     return Step(
         compute_s=compute_s,
-        straggling_s=(world.slow_rank - 1) * compute_s if world.ranks > 1 else 0.0,
+        straggling_s=(world.slow_rank - 1 + uneven) * compute_s if world.ranks > 1 else 0.0,
         data_wait_s=micro_batches * wait_s,
         network_s=_exposed(world, train, micro_s),
         update_s=state_bytes / world.memory_bytes_per_s,
@@ -146,9 +146,15 @@ def step(world: World, train: TrainConfig) -> Step:
         busy_share=min(1.0, device_s / micro_s),
         tensor_share=world.reached["bf16" if train.precision == "bf16" else "tf32"] * products_s / micro_s,
         memory_share=min(1.0, moving_s / micro_s + 0.3 * products_s / micro_s),
-        real_tokens=slots * fill(world, train),
-        slot_tokens=slots,
+        real_tokens=train.global_batch_rows * world.seq_length * fill(world, train),
+        slot_tokens=micro_batches * rows * world.ranks * world.seq_length,
     )
+
+
+def dealt(world: World, train: TrainConfig) -> tuple[int, int]:
+    """Micro-batches of a rank, and rows of each; the last ones may be empty."""
+    micro_batches = math.ceil(train.global_batch_rows / (train.micro_batch_rows * world.ranks))
+    return micro_batches, math.ceil(train.global_batch_rows / (micro_batches * world.ranks))
 
 
 def fill(world: World, train: TrainConfig) -> float:

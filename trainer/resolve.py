@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig
 from trainer.errors import BadConfig
-from trainer.schema import canonical_sha256, parse_table, read_toml
+from trainer.schema import canonical_sha256, parse_table, read_toml, refuse_infinite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ def read_profile_tables(path: Path) -> dict[str, Any]:
             f"{path} has schema version {version!r}; this program reads version {PROFILE_SCHEMA_VERSION}",
             next_step="Probe again with this version: autotune probe --model MODEL --data DIR",
         )
+    refuse_infinite(tables, str(path))
     if not isinstance(tables.get("train"), dict):
         raise BadConfig(f"{path} has no [train] table", next_step="Write profiles with: autotune probe")
     return tables

@@ -6,6 +6,7 @@ Files may come from strangers, so their size and nesting are bounded before thei
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -78,6 +79,23 @@ def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
 def canonical_json(value: object) -> bytes:
     """The one spelling of a JSON value that hashes are taken over: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def refuse_infinite(value: object, where: str) -> None:
+    """No measurement gives an infinite figure, and none can be hashed or shown.
+
+    Args:
+        value: What a file held: tables, lists and plain values.
+        where: Its name in messages.
+
+    Raises:
+        BadConfig: If there is one, with its key.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadConfig(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        refuse_infinite(part, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
 
 
 def canonical_sha256(value: object) -> str:

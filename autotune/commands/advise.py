@@ -1,13 +1,14 @@
 """``autotune advise``: what to change, with evidence, ranked by what it is expected to gain."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.commands.options import REPORTS, AsJson, Reports
-from autotune.errors import BadInput, UsageError
+from autotune.errors import BadInput, ProfileRefused, UsageError
 
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
@@ -67,6 +68,7 @@ def _situation(place: Path, profile: Path | None, data: Path | None, nodes: int 
     from autotune.search.profiles import read_profile
     from autotune.search.situation import (
         data_facts,
+        other_than,
         profile_of_run,
         read_trials,
         situation_of_profile,
@@ -80,7 +82,12 @@ def _situation(place: Path, profile: Path | None, data: Path | None, nodes: int 
         return situation_of_profile(read_profile(place), trials.finished, host, data=data, nodes=nodes)
     if (place / RUN_FILE).is_file():
         run = read_run(place)
-        stored = read_profile(profile) if profile is not None else profile_of_run(run, sorted(_PROFILES.glob("*.toml")))
+        stored = profile_of_run(run, _profiles()) if profile is None else read_profile(profile)
+        if profile is not None and stored is not None and (others := other_than(run, stored)):
+            raise ProfileRefused(
+                f"{place} was not trained as {profile} says: {', '.join(others)}",
+                next_step="Name the profile it was started from, or none: autotune advise RUN.",
+            )
         return situation_of_run(run, host, stored=stored, data=data)
     facts = data_facts(place, host)
     if facts is None or not (facts.prepared or facts.kinds):
@@ -98,7 +105,7 @@ def _default_place() -> Path:
     runs = sorted((path.parent for path in _RUNS.glob(f"*/{RUN_FILE}")), key=lambda path: path.stat().st_mtime)
     if runs:
         return runs[-1]
-    profiles = sorted(_PROFILES.glob("*.toml"))
+    profiles = _profiles()
     if len(profiles) == 1:
         return profiles[0]
     there = (
@@ -109,27 +116,43 @@ def _default_place() -> Path:
     raise UsageError(f"there is {there}", next_step="Name one: autotune advise PROFILE, or autotune advise RUN.")
 
 
+def _profiles() -> list[Path]:
+    """Those that tuning wrote: not what was kept of them, nor what advice made of them."""
+    made = (".previous", ".advised")
+    return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
+
+
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
     """Write the safe changes into a new profile; nothing where there are none."""
-    from autotune.core.profile import profile_to_toml
-    from autotune.decide.advice.apply import safe_changes
-    from autotune.search.profiles import with_advice
+    from autotune.decide.advice.apply import changes_of, safe_changes
+    from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
-    from autotune.store import write_atomically
 
     if now.profile is None:
         raise UsageError(
             "--apply needs a profile to change, and none is known here",
             next_step="Name it: autotune advise PROFILE --apply, or autotune advise RUN --profile PROFILE --apply.",
         )
-    changes = safe_changes(found)
+    if not now.intact:
+        raise ProfileRefused(
+            f"{now.profile_path} was edited by hand: what is safe by its figures may not be safe by its settings",
+            next_step=f"Measure it anew, or edit further by hand; see: autotune profile verify {now.profile_path}",
+        )
+    changes = changes_of(now.profile.train, safe_changes(found))
     if not changes:
         return {"profile": None, "changes": []}
-    path = out or Path(now.profile_path).with_suffix(".advised.toml")
-    if path.exists() and path.samefile(now.profile_path):
+    old = Path(now.profile_path)
+    path = out or old.with_suffix(".advised.toml")
+    if path.exists() and path.samefile(old):
         raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
-    write_atomically(path, profile_to_toml(with_advice(now.profile, changes)))
-    return {"profile": str(path), "changes": [change_text(change) for change in changes]}
+    advised = with_advice(now.profile, changes)
+    kept = write_profile(path, rebased(advised, old, path))
+    return {
+        "profile": str(path),
+        "of": str(old),
+        "kept": None if kept is None else str(kept),
+        "changes": [change_text(change) for change in changes],
+    }
 
 
 def _applied_text(applied: dict[str, Any] | None) -> str:
@@ -138,4 +161,6 @@ def _applied_text(applied: dict[str, Any] | None) -> str:
     if applied["profile"] is None:
         return "\n\nno change is safe to be written without measuring: the profile is as it was"
     changes = "\n".join(f"  {change}" for change in applied["changes"])
-    return f"\n\nwrote {applied['profile']}:\n{changes}\nnext: autotune profile diff OLD {applied['profile']}"
+    kept = "" if applied["kept"] is None else f"\nwhat lay there is kept as {applied['kept']}"
+    command = shlex.join(["autotune", "profile", "diff", applied["of"], applied["profile"]])
+    return f"\n\nwrote {applied['profile']}:\n{changes}{kept}\nnext: {command}"

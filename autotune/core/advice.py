@@ -46,7 +46,7 @@ class Gain:
         """For ranking: how much sooner the run ends; 1 where it does not."""
         if self.of == "real tokens/s":
             return self.ratio
-        return 1 / self.ratio if self.of in ("tokens to the same loss", "GPU-hours") and self.ratio > 0 else 1.0
+        return 1 / self.ratio if self.of == "tokens to the same loss" and self.ratio > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,6 +216,11 @@ class ExchangeRow(Table):
     peak_bytes: Positive | None = None
     added_micro_batches: NonNegative = 0
     """Of the step, which were not measured but added as predicted."""
+    ratio_to_default: Annotated[float, Field(gt=0)] | None = None
+    """Real tokens/s, rounds against each other; None for the default itself, and where that was not repeated."""
+    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    """98 % confidence bounds."""
+    ratio_high: Annotated[float, Field(gt=0)] | None = None
     outcome: str
     """What became of it."""
 

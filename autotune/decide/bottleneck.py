@@ -8,13 +8,17 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.core.bottleneck import Bottleneck, Cause, Part
-from autotune.core.evidence import GpuUse, WorkersRow
+from autotune.core.evidence import WorkersRow
 from autotune.core.profile import Profile
 from autotune.decide.statistics import t_quantile
+from autotune.decide.work import place_share
+from trainer.config import TrainConfig
+from trainer.errors import BadConfig
 from trainer.record import Run, StepRow
+from trainer.schema import parse_table
 
 MATTERS_SHARE = 0.10
 """A part below this limits nothing: computing does."""
@@ -22,6 +26,8 @@ CONFIDENCE = 0.95
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 4
 """Neighbouring steps are alike, so spread is told from blocks of them; fewer blocks show none."""
+HEALTHY_BUSY_SHARE = 0.9
+"""Of multiprocessors that have work in a step that nothing holds up: waves of blocks end unevenly."""
 UNCERTAIN_SHARE = 0.8
 """Of a part that was read once: it may well be so much less."""
 STRAGGLER_RATIO = 1.05
@@ -48,15 +54,41 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
         run: The first row is left out: it pays for what is made once.
         counters: Of the same model and settings, from tuning.
     """
-    rows = run.steps[1:]
+    rows = rows_of_this_start(run)
     if not rows:
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
-    return bottleneck_of_rows(rows, source=source, world_size=run.header.world_size, counters=counters)
+    found = bottleneck_of_rows(
+        rows, source=source, world_size=run.header.world_size, counters=counters, padding_costs=_place_share(run)
+    )
+    starved = any(event.kind == "starved" and event.step >= rows[0].step for event in run.events)
+    if starved:
+        told = "which rank waits for data: only rank 0's wait is read, another's shows as waiting for gradients"
+        found = replace(found, untold=(*found.untold, f"{told}; the run's events name it"))
+    return found
+
+
+def _place_share(run: Run) -> float:
+    """Of its model; all, where another version of the trainer wrote its settings."""
+    try:
+        train = parse_table(TrainConfig, run.header.config, where="run")
+    except BadConfig:
+        return 1.0
+    return place_share(train, run.header.parameters)
+
+
+def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
+    """Without earlier starts, which may have had other settings, and without the first, which pays for the start."""
+    return tuple(row for row in run.steps if row.step > run.header.resumed_step)[1:]
 
 
 def bottleneck_of_rows(
-    rows: Sequence[StepRow], *, source: str, world_size: int, counters: Counters | None = None
+    rows: Sequence[StepRow],
+    *,
+    source: str,
+    world_size: int,
+    counters: Counters | None = None,
+    padding_costs: float = 1.0,
 ) -> Bottleneck:
     """What limits these steps.
 
@@ -65,13 +97,14 @@ def bottleneck_of_rows(
         source: Where they come from, for people.
         world_size: Ranks that took them.
         counters: Of the device; without, waiting for its memory cannot be told from computing.
+        padding_costs: Part of computing that padding costs as well; a masked head does not compute it.
     """
     seconds: dict[Cause, Callable[[StepRow], float]] = {
         "input": lambda row: row.data_wait_s,
         "straggler": straggling_s,
         "network": lambda row: max(0.0, (row.communication_s or 0.0) - _others_straggle_s(row)),
         "update": lambda row: row.optimizer_s,
-        "padding": lambda row: (1 - row.packing_efficiency) * _own_compute_s(row),
+        "padding": lambda row: padding_costs * (1 - row.packing_efficiency) * _own_compute_s(row),
         "host": _between_s,
     }
     parts = [_part(rows, cause, of, source) for cause, of in seconds.items()]
@@ -94,8 +127,11 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     source = f"windows of training with {row.loader_workers} loader workers"
     shares: dict[Cause, float] = {"input": row.data_wait_share}
     fed = 1 - row.data_wait_share
-    if probe is not None:
-        shares["padding"] = fed * (1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens))
+    if probe is not None and profile.train.layout != "bucketed":  # those rows are as wide as what they hold
+        of_places = place_share(profile.train, probe.parameters)
+        shares["padding"] = (
+            fed * of_places * (1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens))
+        )
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
     network = profile.evidence.network
     if network is not None and network.compute is not None:
@@ -105,7 +141,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     elif workers.local_ranks > 1:
         untold.append("waiting for gradients: autotune network tells it")
     parts = [Part(cause=cause, share=share, source=source) for cause, share in shares.items()]
-    counters = counters_of(row.gpu, source)
+    counters = counters_of(row, profile)
     if counters is not None:
         parts = _with_counters(parts, counters)
     elif profile.train.device == "cuda":
@@ -123,15 +159,26 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     )
 
 
-def counters_of(gpu: GpuUse | None, source: str) -> Counters | None:
-    """The counters of a window; None where the GPU gave none."""
-    if gpu is None or gpu.gpm_sm_share is None:
+def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
+    """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none.
+
+    Windows hold the wait for data as well, in which nothing is busy.
+    """
+    gpu, fed = row.gpu, 1 - row.data_wait_share
+    if gpu is None or gpu.gpm_sm_share is None or fed <= 0:
         return None
+    train = profile.train
+    by_matrix_units = train.precision == "bf16" or train.tf32
+
+    def when_fed(share: float | None) -> float | None:
+        return None if share is None else min(1.0, share / fed)
+
     return Counters(
-        busy_share=gpu.gpm_sm_share,
-        tensor_share=gpu.gpm_tensor_share,
-        memory_share=gpu.gpm_dram_share,
-        source=f"hardware counters, {source}",
+        busy_share=when_fed(gpu.gpm_sm_share),
+        # Without products on matrix units their counter says nothing of how much is computed.
+        tensor_share=when_fed(gpu.gpm_tensor_share) if by_matrix_units else None,
+        memory_share=when_fed(gpu.gpm_dram_share),
+        source=f"hardware counters, windows with {row.loader_workers} loader workers",
     )
 
 
@@ -139,7 +186,7 @@ def counters_of_profile(profile: Profile) -> Counters | None:
     """The counters of the chosen number of loader workers."""
     workers = profile.evidence.workers
     row = None if workers is None else _row_of(workers.rows, workers.chosen)
-    return None if row is None else counters_of(row.gpu, f"tuning with {row.loader_workers} loader workers")
+    return None if row is None else counters_of(row, profile)
 
 
 def straggling_s(row: StepRow) -> float:
@@ -173,28 +220,33 @@ def _between_s(row: StepRow) -> float:
 
 def _part(rows: Sequence[StepRow], cause: Cause, seconds: Callable[[StepRow], float], source: str) -> Part:
     """A cause's part of all steps, with the spread of blocks of neighbouring ones."""
-    share = sum(map(seconds, rows)) / sum(row.step_s for row in rows)
+    share = sum(map(seconds, rows)) / _seconds(rows)
     low = high = None
     count = min(MOST_BLOCKS, len(rows) // 2)
     if count >= LEAST_BLOCKS:
         edges = [round(number * len(rows) / count) for number in range(count + 1)]
         blocks = [rows[start:end] for start, end in itertools.pairwise(edges)]
-        found = [sum(map(seconds, block)) / sum(row.step_s for row in block) for block in blocks]
+        found = [sum(map(seconds, block)) / _seconds(block) for block in blocks]
         half = t_quantile(CONFIDENCE, count - 1) * statistics.stdev(found) / math.sqrt(count)
         low, high = max(0.0, share - half), min(1.0, share + half)
     return Part(cause=cause, share=share, low=low, high=high, source=source)
 
 
+def _seconds(rows: Sequence[StepRow]) -> float:
+    return sum(row.step_s for row in rows) or 1.0
+
+
 def _with_counters(parts: Sequence[Part], counters: Counters) -> list[Part]:
     """With what counters tell of the time in which devices compute.
 
-    Multiprocessors without work in a step that is fed wait for launches. Memory traffic beyond what matrix units do
-    meanwhile is the least time in which kernels waited for memory, as a kernel at full bandwidth counts fully.
+    Multiprocessors without work in a step that is fed wait for launches, beyond what the ends of kernels leave idle.
+    Memory traffic beyond what matrix units do meanwhile is the least time in which kernels waited for memory, as a
+    kernel at full bandwidth counts fully.
     """
     found = {one.cause: one for one in parts}
     computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
     if counters.busy_share is not None:
-        idle = computing * (1 - counters.busy_share)
+        idle = computing * max(0.0, HEALTHY_BUSY_SHARE - counters.busy_share) / HEALTHY_BUSY_SHARE
         before = found.get("host")
         found["host"] = Part(cause="host", share=idle + (before.share if before else 0.0), source=counters.source)
         computing -= idle

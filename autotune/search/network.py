@@ -311,7 +311,7 @@ class NetworkTuning:
         default = self.tried[0]
         best, gain = default, None
         for one in self.tried[1:]:
-            ratio = self._against(default, one)
+            ratio = self.against(default, one)
             proven = ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
             if proven and (gain is None or (ratio is not None and ratio.value > gain.value)):
                 best, gain = one, ratio
@@ -328,7 +328,7 @@ class NetworkTuning:
         found = range(self.request.most_rows, dealt.rows, -1)
         return next((rows for rows in found if dealt_as(config, ranks, rows) == dealt), dealt.rows)
 
-    def _against(self, default: Tried, one: Tried) -> Interval | None:
+    def against(self, default: Tried, one: Tried) -> Interval | None:
         """Real tokens/s over the default's, rounds against each other; None where one of them failed."""
         pairs = list(zip(one.rates(), default.rates(), strict=False))
         return paired_ratio(pairs) if len(pairs) == ROUNDS else None

@@ -76,7 +76,10 @@ def _of_steps(tuning: NetworkTuning, fits: dict[str, LinkFit], counts: Sequence[
     of: dict[str, object] = {
         "default_rows": tuning.request.config.micro_batch_rows,
         "compute": compute_evidence(load.compute, tuning.request.config.micro_batch_rows),
-        "exchanges": [_row(one, tuning.request.ranks_per_node) for one in tuning.tried],
+        "exchanges": [
+            _row(one, tuning.request.ranks_per_node, tuning.against(tuning.tried[0], one) if number else None)
+            for number, one in enumerate(tuning.tried)
+        ],
         "choice": _choice(tuning.tried, chosen, gain),
         "equal_loss": tuning.equal_loss,
     }
@@ -138,7 +141,7 @@ def _link(name: str, fit: LinkFit) -> LinkEvidence:
     )
 
 
-def _row(one: Tried, ranks_per_node: int) -> ExchangeRow:
+def _row(one: Tried, ranks_per_node: int, ratio: Interval | None) -> ExchangeRow:
     exchange, step_s = one.candidate.exchange, one.step_s
     waits = [figures.communication_s for figures in one.figures if figures.communication_s is not None]
     waiting = None if step_s is None or not waits else min(1.0, sorted(waits)[len(waits) // 2] / step_s)
@@ -157,6 +160,9 @@ def _row(one: Tried, ranks_per_node: int) -> ExchangeRow:
         communication_share=waiting,
         peak_bytes=_most(figures.peak_bytes for figures in one.figures),
         added_micro_batches=one.added_micro_batches if one.figures else 0,
+        ratio_to_default=None if ratio is None else ratio.value,
+        ratio_low=None if ratio is None else ratio.low,
+        ratio_high=None if ratio is None else ratio.high,
         outcome=one.outcome,
     )
 

@@ -142,20 +142,37 @@ def with_baseline(profile: Profile, found: BaselineEvidence, runner: TrialRunner
     return _with_evidence(profile, "baseline", found, runner)
 
 
+_BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
+"""Settings that leave what a micro-batch takes as it is."""
+
+
 def with_advice(profile: Profile, changes: Sequence[Change]) -> Profile:
-    """The profile with advice followed; what was counted or timed at another micro-batch is no longer said of it.
+    """The profile with advice followed; what was measured of another step is no longer said of it.
 
     Raises:
         BadInput: If the settings are none any more.
     """
     changed = _training_as(profile, with_changes(profile.train, changes))
-    if changed.train.micro_batch_rows != profile.train.micro_batch_rows:
-        changed = changed.model_copy(
-            update={"evidence": changed.evidence.model_copy(update={"workers": None, "network": None})}
-        )
-    commands = [*(name for name in changed.provenance.commands if name != "advise"), "advise"]
-    provenance = changed.provenance.model_copy(update={"commands": commands, "created_utc": utc_now()})
-    return changed.model_copy(update={"provenance": provenance})
+    other = [change.key for change in changes if not change.key.startswith(_BESIDE_COMPUTING)]
+    commands = [name for name in changed.provenance.commands if name != "advise"]
+    evidence = changed.evidence
+    if other:
+        commands = [name for name in commands if name not in ("workers", "network")]
+        evidence = evidence.model_copy(update={"workers": None, "network": None})
+        if evidence.probe is not None:
+            choice = f"{evidence.probe.choice}; measured before advice changed {', '.join(other)}"
+            evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update={"choice": choice})})
+    provenance = changed.provenance.model_copy(update={"commands": [*commands, "advise"], "created_utc": utc_now()})
+    return changed.model_copy(update={"provenance": provenance, "evidence": evidence})
+
+
+def rebased(profile: Profile, old: Path, new: Path) -> Profile:
+    """The profile as it is to be written elsewhere: its dataset is named from there."""
+    path = profile.train.data.path
+    if path is None or old.parent.resolve() == new.parent.resolve():
+        return profile
+    data = profile.train.data.model_copy(update={"path": relative_data_path(old.parent / path, new)})
+    return profile.model_copy(update={"train": profile.train.model_copy(update={"data": data})})
 
 
 def _training_as(profile: Profile, train: TrainConfig) -> Profile:

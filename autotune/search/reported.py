@@ -8,7 +8,7 @@ from autotune.decide.advice import Situation, advise
 from autotune.measure.host import Host
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.reviews import read_reviewed
-from autotune.search.situation import read_trials, situation_of_profile, situation_of_run
+from autotune.search.situation import other_than, read_trials, situation_of_profile, situation_of_run
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
@@ -68,6 +68,8 @@ def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Hos
     )
     found = by_hash or next(alike, None)
     stored = None if found is None else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
+    if stored is not None and other_than(run, stored):
+        stored = None  # figures of another step say nothing of this one
     now = situation_of_run(run, host, stored=stored)
     return ReportedRun(
         run=run,

@@ -96,10 +96,24 @@ def situation_of_run(
         train=_settings_of(run),
         profile=profile,
         profile_path="PROFILE" if stored is None else str(stored.path),
+        intact=stored is None or stored.intact,
         run=run,
         bottleneck=bottleneck_of_run(run, counters),
         data=facts,
     )
+
+
+_OF_THE_STEP = ("seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers")
+
+
+def other_than(run: Run, stored: StoredProfile) -> list[str]:
+    """What a run computed otherwise than its profile says, so that one's figures do not hold for the other."""
+    train, settings = stored.profile.train, _settings_of(run)
+    if settings is None:
+        return ["settings of another version of the trainer"]
+    found = [name for name in _OF_THE_STEP if getattr(settings, name) != getattr(train, name)]
+    found += ["model"] if settings.model.config != train.model.config else []
+    return found + (["dataset"] if run.header.dataset_hash != stored.profile.fingerprint.dataset_hash else [])
 
 
 def _settings_of(run: Run) -> TrainConfig | None:

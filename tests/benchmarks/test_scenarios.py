@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.decide.advice import NOTHING, RULES
+from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE
 from benchmarks.scenarios import is_silent, scenarios, spoken
 
 EVERY = scenarios()
@@ -13,7 +13,7 @@ CAUSES = {"input", "padding", "network", "straggler", "host", "memory", "update"
 
 
 def test_every_rule_has_a_scenario_and_no_scenario_is_of_no_rule():
-    assert {one.rule for one in EVERY} == {rule.name for rule in RULES} | {NOTHING}
+    assert {one.rule for one in EVERY} == {rule.name for rule in RULES} | {NOTHING, TOO_LITTLE}
 
 
 def test_rules_cover_the_paper_and_every_bottleneck():
@@ -28,7 +28,8 @@ class TestScenario:
         assert advice.claim
         assert advice.cost
         assert advice.would_change
-        assert advice.severity in ("must", "note") or advice.changes or advice.command
+        said_in_words = advice.rule in ("half-precision", "foreach-optimizer")  # of another trainer
+        assert advice.severity in ("must", "note") or advice.changes or advice.command or said_in_words
 
     def test_the_rule_is_silent_where_there_is_nothing_to_say(self, scenario):
         assert is_silent(scenario)

@@ -1,6 +1,7 @@
 """Settings with advice followed. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from autotune.core.advice import Advice, Change
 from autotune.errors import BadInput
@@ -17,6 +18,19 @@ def safe_changes(advice: Iterable[Advice]) -> tuple[Change, ...]:
             for change in one.changes:
                 found.setdefault(change.key, change)
     return tuple(found.values())
+
+
+def changes_of(train: TrainConfig, changes: Iterable[Change]) -> tuple[Change, ...]:
+    """The changes as they are of these settings: from what these say, without those that change nothing."""
+    tables = train.model_dump(mode="json")
+    found = []
+    for change in changes:
+        old = tables
+        for name in change.key.split("."):
+            old = old[name]
+        if old != change.new:
+            found.append(replace(change, old=old))
+    return tuple(found)
 
 
 def with_changes(train: TrainConfig, changes: Sequence[Change]) -> TrainConfig:

@@ -7,6 +7,7 @@ from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import CurvePoint
 from autotune.decide.advice.gains import ratio_of_bounds
 from autotune.decide.advice.situation import Situation, faster_with
+from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.choose import choose_micro_batch, rows_with_headroom
 
 WORTH_RATIO = 1.02
@@ -53,7 +54,9 @@ def beyond_knee(now: Situation) -> Advice | None:
         return None
     rows, choice = now.train.micro_batch_rows, choose_micro_batch(probe.curve, probe.feasible_max)
     latest = max(probe.knee_rows, default=choice.rows)
-    if rows <= max(choice.rows, latest) or rows > probe.feasible_max:
+    if now.dealt_rows(rows) <= max(choice.rows, latest) or rows > probe.feasible_max:
+        return None
+    if now.network is not None and now.network.exchanges:  # it chose the rows, with what they hide of the exchange
         return None
     here, there = _at(now, rows), now.point(choice.rows)
     if here is None or there is None:
@@ -76,8 +79,8 @@ def beyond_knee(now: Situation) -> Advice | None:
         gain=memory,
         cost="none that was seen; the memory it frees has room for longer rows or a larger model",
         changes=(Change(key="micro_batch_rows", old=rows, new=choice.rows),),
-        would_change="gradients that travel slowly: larger micro-batches do not help that, a larger global batch does",
-        safe=True,
+        would_change="gradients that travel slowly: a larger last micro-batch hides more of their exchange",
+        safe=now.nodes == 1,
     )  # fmt: skip
 
 
@@ -86,16 +89,19 @@ def below_knee(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
-    rows, choice = now.train.micro_batch_rows, choose_micro_batch(probe.curve, probe.feasible_max)
+    choice = choose_micro_batch(probe.curve, probe.feasible_max)
+    rows, then = now.dealt_rows(now.train.micro_batch_rows), now.dealt_rows(choice.rows)
     here, there = _at(now, rows), now.point(choice.rows)
-    if rows >= choice.rows or here is None or there is None:
+    if rows >= min(then, choice.rows) or here is None or there is None:
+        return None
+    if now.train.micro_batch_rows > rows:  # the global batch gives no more, or network tuning dealt it so
         return None
     ratio, low, high = ratio_of_bounds(_figures(there), here)
     if ratio < WORTH_RATIO or (low is not None and low <= 1):
         return None
     gain = Gain(of="real tokens/s", ratio=ratio, low=low, high=high, known="measured")
-    shared = faster_with(now, rows, choice.rows)
-    if now.train.global_batch_rows > rows and shared is not None:  # the update, measured in every step, is shared out
+    shared = faster_with(now, rows, then)
+    if now.global_batch_rows > rows * now.ranks and shared is not None:  # the update of every step is shared out
         gain = Gain(of="real tokens/s", ratio=shared[1], low=shared[0], high=max(shared[2], ratio), known="predicted")
     return Advice(
         rule="below-knee",
@@ -129,26 +135,36 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
         return None
     if now.run.steps[-1].step < max(NOISE_STEPS, 2 * now.train.warmup_steps):
         return None
-    readings = [row.gradient_noise_scale_tokens for row in now.run.steps[len(now.run.steps) // 2 :]]
+    rows = rows_of_this_start(now.run)
+    readings = [row.gradient_noise_scale_tokens for row in rows[len(rows) // 2 :]]
     scales = sorted(value for value in readings if value is not None)
     if len(scales) < NOISE_ROWS:
         return None
-    noise, batch = statistics.median(scales), statistics.median(row.real_tokens for row in now.run.steps)
+    noise, batch = statistics.median(scales), statistics.median(row.real_tokens for row in rows)
     low, high = scales[len(scales) // 4], scales[-1 - len(scales) // 4]
     if batch <= BEYOND_NOISE_RATIO * high:
         return None
 
-    def needed(scale: float) -> float:
-        return (1 + noise / scale) / (1 + batch / scale)
+    before = now.run.header.global_batch_rows
+    fewer = max(now.run.header.world_size, round(before * noise / batch))
+    smaller = batch * fewer / before
 
-    rows = max(now.run.header.world_size, round(now.run.header.global_batch_rows * noise / batch))
+    def needed(scale: float) -> float:
+        return (1 + smaller / scale) / (1 + batch / scale)
+
+    change = Change(key="global_batch_rows", old=before, new=fewer)
+    if now.train.global_batch_tokens is not None:
+        change = Change(key="global_batch_tokens", old=now.train.global_batch_tokens, new=round(smaller))
+    elif now.train.global_batch_samples is not None:
+        samples = now.train.global_batch_samples
+        change = Change(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
     return Advice(
         rule="beyond-noise-scale",
         severity="could",
         claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
         "its tokens only average noise that was gone already",
         evidence=(
-            Figure(name="global batch", value=batch, unit="tokens", n=len(now.run.steps), source=_run_name(now)),
+            Figure(name="global batch", value=batch, unit="tokens", n=len(rows), source=_run_name(now)),
             Figure(
                 name="gradient noise scale", value=noise, unit="tokens", low=low, high=high, n=len(scales),
                 source=_run_name(now),
@@ -158,8 +174,8 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
             of="tokens to the same loss", ratio=needed(noise), low=needed(low), high=needed(high), known="predicted"
         ),
         cost=f"a change of recipe: more and smaller steps, and the learning rate with the root of the batch (times "
-        f"{math.sqrt(noise / batch):.2f}); smaller steps leave less computing to hide the exchange behind",
-        changes=(Change(key="global_batch_rows", old=now.run.header.global_batch_rows, new=rows),),
+        f"{math.sqrt(smaller / batch):.2f}); smaller steps leave less computing to hide the exchange behind",
+        changes=(change,),
         would_change="the noise scale grows as the loss falls: later in training the same batch may be right",
     )  # fmt: skip
 

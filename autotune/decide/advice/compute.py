@@ -1,15 +1,12 @@
-"""Advice on what a rank computes: layout, number formats, head, attention."""
+"""Advice on what a rank computes: number formats, head, last layer, attention."""
 
 from typing import Literal
 
 from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.decide.advice.gains import MOST_SHARE, times, without
+from autotune.decide.advice.gains import MOST_SHARE
 from autotune.decide.advice.situation import Situation, part_figure
 from trainer.peaks import peak_flops_per_s
 
-PADDING_SHARE = 0.05
-"""Padding that is worth a word: packing leaves about one per cent."""
-PACKED_LEAVES = 0.02
 PREDICTED_SHARE = 0.15
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Of computing that is matrix products, least, usual and most; the rest moves bytes, and 16 bits halve most of them."""
@@ -17,72 +14,22 @@ REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
 """Of the peaks' ratio that products gain when they change from a format to bf16: faster units are harder to feed, and
 14 times as fast ones much harder. Assumed."""
 OTHERS_LEFT = 0.65
+MOST_SAVED = 0.9
+"""Of a step, by computing less of the head: something is always left."""
+LOW_MFU = 0.2
 """Of the rest's time that 16 bits leave: normalisation and the loss stay in 32."""
-
-
-def padding(now: Situation) -> Advice | None:
-    """Rows that hold padding, which is computed like everything else."""
-    lost, train = now.loss("padding", PADDING_SHARE), now.train
-    if train is None or lost is None or now.bottleneck is None:
-        return None
-    evidence = (part_figure(lost, "computing of padding", now.bottleneck.steps),)
-    model = train.model.name
-    if train.layout == "packed":
-        shorter = train.seq_length_tokens // 2
-        return Advice(
-            rule="padding",
-            severity="could",
-            claim=f"{lost.share:.0%} of the step computes places that hold nothing, though rows are packed: they are "
-            "too long for this dataset",
-            evidence=evidence,
-            gain=without(lost, left=0.5, left_low=0.0, left_high=1.0),
-            cost="samples longer than a row are cut",
-            command=f"autotune probe --model {model} --data {now.data_path} --seq-length {shorter}",
-            would_change="a larger dataset: a small one does not fill its last rows",
-        )
-    layout = "packed" if now.knows_the_model else "bucketed"
-    left = PACKED_LEAVES if layout == "packed" else 0.5
-    gain = without(lost, left=left, left_low=0.0, left_high=left + 0.15)
-    if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
-        row = train.seq_length_tokens  # packed rows attend within samples, padded ones over the whole row
-        share = row / (6 * now.hidden_size + row)
-        gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
-    return Advice(
-        rule="padding",
-        severity="should",
-        claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
-        + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
-        evidence=evidence,
-        gain=gain,
-        cost="the micro-batch is to be probed again, as attention takes other memory; the global batch in real tokens "
-        "stays, so it has fewer rows",
-        changes=(Change(key="layout", old=train.layout, new=layout), *_same_tokens(now)),
-        command=f"autotune probe --model {model} --data {now.data_path} --layout {layout} "
-        f"--seq-length {train.seq_length_tokens}",
-        would_change="samples that are all as long as a row",
-    )
-
-
-def _same_tokens(now: Situation) -> tuple[Change, ...]:
-    """Fewer rows to a step, as they hold more; where the batch is given in tokens or samples it keeps itself."""
-    train, row = now.train, now.run.steps[-1] if now.run is not None and now.run.steps else None
-    if train is None or row is None or train.global_batch_tokens or train.global_batch_samples:
-        return ()
-    rows = max(1, round(train.global_batch_rows * row.packing_efficiency / (1 - PACKED_LEAVES)))
-    return (Change(key="global_batch_rows", old=train.global_batch_rows, new=rows),)
 
 
 def full_precision(now: Situation) -> Advice | None:
     """32-bit products on a GPU with matrix units for 16."""
-    train, gpu = now.train, now.fingerprint.gpu_name if now.fingerprint is not None else None
+    train, gpu = now.train, now.gpu_name
     if train is None or train.device != "cuda" or train.precision != "fp32" or gpu is None:
         return None
     now_in: Literal["tf32", "fp32"] = "tf32" if train.tf32 else "fp32"
     fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, now_in)
     if fast is None or slow is None:
         return None
-    computing = now.bottleneck.part("computation") if now.bottleneck is not None else None
-    share = 0.9 if computing is None else computing.share
+    share = 0.9 if now.bottleneck is None else sum(_share(now, cause) for cause in ("computation", "padding", "memory"))
     ratios = [
         1 / (1 - share + share * ((1 - products) * OTHERS_LEFT + products / max(1.0, reached * fast / slow)))
         for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
@@ -100,7 +47,7 @@ def full_precision(now: Situation) -> Advice | None:
         cost="products are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in 32, and activations "
         "take less memory, so probe anew",
         changes=(Change(key="precision", old="fp32", new="bf16"),),
-        command=f"autotune probe --model {train.model.name} --data {now.data_path} --precision bf16",
+        command=now.probe_command(precision="bf16"),
         would_change="a step that does not compute most of its time: faster products then wait for data or gradients",
     )  # fmt: skip
 
@@ -124,9 +71,10 @@ def half_precision(now: Situation) -> Advice | None:
             ),
         ),
         gain=None,
-        cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps",
+        cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps; in "
+        "transformers it is bf16=True, fp16=False",
         changes=changes,
-        command=None if exchanged else "Set bf16 there (in transformers: bf16=True, fp16=False).",
+        command=None,
         would_change="a GPU before Ampere, which has no bf16",
     )  # fmt: skip
 
@@ -148,8 +96,8 @@ def dense_head(now: Situation) -> Advice | None:
         compute = now.bottleneck.part("computation") if now.bottleneck is not None else None
         share *= 1.0 if compute is None else compute.share + (_share(now, "padding"))
         places = now.train.masking_probability
-        ratios = [1 / (1 - share * part * (1 - places)) for part in (0.75, 1.0, 1.5)]
-        gain = Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=min(ratios[2], 12.0), known="predicted")
+        ratios = [1 / (1 - min(MOST_SAVED, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)]
+        gain = Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted")
     return Advice(
         rule="dense-head",
         severity="should",
@@ -178,6 +126,7 @@ def whole_last_layer(now: Situation) -> Advice | None:
     if train is None or train.last_layer != "all" or train.head != "masked" or not now.knows_the_model:
         return None
     saved = (1 - train.masking_probability) * 10 / 12 / now.layers
+    saved *= 1.0 if now.bottleneck is None else _share(now, "computation") + _share(now, "padding")
     ratios = [1 / (1 - part * saved) for part in (0.4, 0.8, 1.1)]
     return Advice(
         rule="whole-last-layer",
@@ -217,7 +166,7 @@ def attention_dropout(now: Situation) -> Advice | None:
         gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
         cost="a change of recipe: BERT was trained with 10 % (newer encoders, ModernBERT among them, with none)",
         changes=(Change(key="attention_dropout", old=train.attention_dropout, new=0.0),),
-        command=f"autotune probe --model {train.model.name} --data {now.data_path} --attention-dropout 0",
+        command=now.probe_command(attention_dropout=0),
         would_change="a small dataset, seen many times, where dropout keeps a model from learning it by heart",
     )  # fmt: skip
 
@@ -233,6 +182,8 @@ def computing(now: Situation) -> Advice | None:
     told = ""
     if found.mfu is not None:
         told = f", at {found.mfu:.0%} of the device's peak"
+        if found.mfu < LOW_MFU and found.untold:
+            told += ", which is little: the GPU's counters would say why (autotune workers reads them)"
         evidence.append(
             Figure(
                 name="MFU", value=found.mfu, unit="share", low=found.mfu_low, high=found.mfu_high, n=found.steps,
@@ -246,7 +197,7 @@ def computing(now: Situation) -> Advice | None:
         evidence=tuple(evidence),
         gain=None,
         cost="more devices, or a smaller model",
-        would_change="faster kernels; no loader, network or layout makes this step shorter",
+        would_change="faster kernels, or fewer things to compute; no loader and no network makes this step shorter",
     )
 
 

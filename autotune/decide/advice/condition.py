@@ -1,16 +1,27 @@
 """Advice on what is wrong with a machine, a profile or what people read into figures."""
 
+from dataclasses import dataclass
+
 from autotune.core.advice import Advice, Figure
+from autotune.core.outcome import Contaminated
 from autotune.decide.advice.situation import Situation, middle
 
 BUSY_SHARE, LOW_MFU = 0.9, 0.35
+SLOWED = "slowed down"
+"""In the words of trials that heat or hardware spoiled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoidTrial:
+    """A trial whose figures do not count."""
+
+    outcome: Contaminated
+    seconds: float
 
 
 def thermal(now: Situation) -> Advice | None:
     """Trials that were void because heat or hardware slowed the GPU down."""
-    hot = [
-        trial for trial in now.trials if trial.outcome.kind == "contaminated" and "slowed down" in trial.outcome.detail
-    ]
+    hot = [trial for trial in _void_at_last(now) if SLOWED in trial.outcome.detail]
     if not hot:
         return None
     measured = sum(trial.outcome.kind == "measured" for trial in now.trials)
@@ -32,11 +43,7 @@ def thermal(now: Situation) -> Advice | None:
 
 def company(now: Situation) -> Advice | None:
     """Trials that were void because somebody else used the GPU."""
-    shared = [
-        trial
-        for trial in now.trials
-        if trial.outcome.kind == "contaminated" and "slowed down" not in trial.outcome.detail
-    ]
+    shared = [trial for trial in _void_at_last(now) if SLOWED not in trial.outcome.detail]
     if not shared:
         return None
     return Advice(
@@ -84,12 +91,12 @@ def edited(now: Situation) -> Advice | None:
         return None
     return Advice(
         rule="edited",
-        severity="note",
-        claim="the profile was edited by hand: its figures are of what it said before",
+        severity="must",
+        claim="the profile was edited by hand: its figures are of what it said before, and so is this advice",
         evidence=(),
         gain=None,
         cost="the tuning, once more",
-        command=f"autotune profile verify {now.profile_path}",
+        command=now.command("profile", "verify", now.profile_path),
         would_change="nothing: measure again what matters",
     )
 
@@ -99,6 +106,7 @@ def not_measured(now: Situation) -> Advice | None:
     if not now.missing:
         return None
     what = ", ".join(name for name, _ in now.missing)
+    commands = "; then ".join(command for _, command in now.missing)
     return Advice(
         rule="not-measured",
         severity="could",
@@ -106,9 +114,19 @@ def not_measured(now: Situation) -> Advice | None:
         evidence=(),
         gain=None,
         cost="minutes of this machine",
-        command=now.missing[0][1],
+        command=commands,
         would_change="nothing: what is not measured is not known",
     )
+
+
+def _void_at_last(now: Situation) -> list[VoidTrial]:
+    """Void trials that were not measured when they were tried again."""
+    measured = {trial.trial.key for trial in now.trials if trial.outcome.kind == "measured"}
+    return [
+        VoidTrial(outcome=trial.outcome, seconds=trial.seconds)
+        for trial in now.trials
+        if isinstance(trial.outcome, Contaminated) and trial.trial.key not in measured
+    ]
 
 
 def _detail(outcome: object) -> str:

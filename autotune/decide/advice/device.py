@@ -26,14 +26,14 @@ def host_bound(now: Situation) -> Advice | None:
         return Advice(
             rule="host-bound",
             severity="could",
-            claim=f"{gaps.share:.0%} of the step the device waits for kernels to be launched",
+            claim=f"{gaps.share:.0%} of the step multiprocessors have no work: late launches, or small kernels",
             evidence=(figure,),
             gain=times(_compiled(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
             cost="minutes at the start of every run, and other rounding; memory is to be probed again",
             changes=(Change(key="compile_layers", old=False, new=True),),
             would_change="larger micro-batches, which take longer than their launches",
         )
-    if inside or now.train.log_interval_steps > 1:
+    if inside or now.train.log_interval_steps > 1 or _saves(now):
         return None
     return Advice(
         rule="host-bound",
@@ -46,6 +46,18 @@ def host_bound(now: Situation) -> Advice | None:
         would_change="saves that hold training up, which the run's events tell",
         safe=True,
     )
+
+
+SAVES_SHARE = 0.05
+"""Of all steps, from which on time between steps may well be that of saving."""
+
+
+def _saves(now: Situation) -> bool:
+    """Whether the run saved so often that this is what takes the time."""
+    if now.run is None:
+        return False
+    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in now.run.events)
+    return saves > SAVES_SHARE * max(1, len(now.run.steps))
 
 
 def _compiled(part: Part, left: tuple[float, float, float]) -> Gain:
@@ -77,16 +89,16 @@ def update_bound(now: Situation) -> Advice | None:
         return None
     ranks = now.run.header.world_size if now.run is not None else 1
     figure = part_figure(updating, "clipping and update", now.bottleneck.steps)
-    if ranks > 1 and now.train.parallel.strategy == "ddp":
+    if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
         return Advice(
             rule="update-bound",
             severity="could",
             claim=f"{updating.share:.0%} of the step updates weights, on every one of {ranks} ranks the same ones",
             evidence=(figure,),
-            gain=without(updating, left=1 / ranks, left_low=1 / ranks, left_high=1.0),
+            gain=without(updating, left=2 / ranks, left_low=1 / ranks, left_high=1.0),
             cost="what others updated travels once a step; each rank holds its share of the optimizer's state only",
             changes=(Change(key="parallel.strategy", old="ddp", new="zero1"),),
-            command=f"autotune network --profile {now.profile_path}",
+            command=now.command("network", "--profile", now.profile_path),
             would_change="a slow network, which costs more than it saves: measure both",
         )
     return Advice(
@@ -106,7 +118,7 @@ def foreach_optimizer(now: Situation) -> Advice | None:
     if foreign is None or foreign.optimizer != "foreach" or now.parameters is None or budget is None:
         return None
     copy_bytes = 4 * now.parameters
-    peak = now.probe.feasible_peak_bytes if now.probe is not None else None
+    peak = now.peak_bytes(now.train.micro_batch_rows) if now.train is not None else None
     if peak is None or peak + copy_bytes < 0.95 * budget:
         return None
     return Advice(
@@ -120,7 +132,6 @@ def foreach_optimizer(now: Situation) -> Advice | None:
             Figure(name="budget", value=float(budget), unit="bytes", known="assumed", source="the profile"),
         ),
         gain=Gain(of="GPU memory", ratio=peak / (peak + copy_bytes), known="predicted"),
-        cost="none: the same update in one kernel",
-        command="Set a fused optimizer there (in transformers: optim=adamw_torch_fused).",
+        cost="none: the same update in one kernel; in transformers it is optim=adamw_torch_fused",
         would_change="activations that are freed before the update and leave room for the copy",
     )

@@ -40,7 +40,7 @@ def raw_data(now: Situation) -> Advice | None:
         ),
         gain=Gain(of="storage", ratio=usual, low=low, high=high, known="predicted"),
         cost="processor time once: some minutes for each ten gigabytes and core; the raw files stay",
-        command=f"autotune data prepare {kind}:{data.path} --out DATASET",
+        command=now.command("data", "prepare", f"{kind}:{data.path}", "--out", "DATASET"),
         would_change="samples that are different in every epoch, such as random parts of longer texts",
     )  # fmt: skip
 
@@ -75,10 +75,10 @@ def staging(now: Situation) -> Advice | None:
         severity="should",
         claim=f"the dataset lies on {kind}, which all nodes and other people read: copy it to each node's own disk",
         evidence=tuple(evidence),
-        gain=None if waits is None else without(waits, left=0.0, left_low=0.0, left_high=1.0),
+        gain=None if waits is None else without(waits, left=LEFT_WAITING_SHARE, left_low=0.0, left_high=1.0),
         cost="the copy, before the first step, and room on the nodes' disks",
         changes=(Change(key="data.stage_to", old=None, new="$TMPDIR"),),
-        command=f'autotune data stage {now.data_path} --to "$TMPDIR"',
+        command=f'{now.command("data", "stage", now.data_path, "--to")} "$TMPDIR"',
         would_change="memory of the nodes that holds all of the dataset from the first epoch on",
     )
 
@@ -91,7 +91,8 @@ def more_workers(now: Situation) -> Advice | None:
     count, workers = now.train.data.loader_workers, now.workers
     evidence = [part_figure(waits, "waiting for data", now.bottleneck.steps)]
     chosen = None if workers is None else now.workers_row(workers.chosen)
-    if workers is not None and chosen is not None and workers.chosen > count:
+    known = workers is not None and workers.fed and not workers.undecided_between and workers.joint is None
+    if workers is not None and chosen is not None and chosen.verdict == "proven" and known and workers.chosen > count:
         evidence.append(_ratio_figure(chosen))
         return Advice(
             rule="more-workers",
@@ -113,9 +114,9 @@ def more_workers(now: Situation) -> Advice | None:
         severity="should",
         claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers",
         evidence=tuple(evidence),
-        gain=without(waits, left=0.0, left_low=0.0, left_high=1.0),
+        gain=without(waits, left=LEFT_WAITING_SHARE, left_low=0.0, left_high=1.0),
         cost="a few minutes of this machine; more workers take processors and memory",
-        command=f"autotune workers --profile {now.profile_path}",
+        command=now.command("workers", "--profile", now.profile_path),
         would_change="storage that gives no more: then a copy on a local disk helps, and workers do not",
     )
 
@@ -127,6 +128,8 @@ def fewer_workers(now: Situation) -> Advice | None:
         return None
     count, chosen = now.train.data.loader_workers, now.workers_row(workers.chosen)
     if chosen is None or chosen.verdict != "proven" or count <= workers.chosen:
+        return None
+    if not workers.fed or now.loss("input", STARVED_SHARE) is not None:  # devices starve: this is no time for fewer
         return None
     row = now.workers_row(count)
     memory = None
@@ -141,7 +144,7 @@ def fewer_workers(now: Situation) -> Advice | None:
         cost="none that was seen: the bound of the measured ratio is in the evidence",
         changes=(Change(key="data.loader_workers", old=count, new=workers.chosen),),
         would_change="slower storage or processors than where they were counted",
-        safe=True,
+        safe=now.run is None,
     )
 
 
@@ -159,7 +162,7 @@ def undecided_workers(now: Situation) -> Advice | None:
         evidence=tuple(_ratio_figure(row) for row in workers.rows if low <= row.loader_workers <= high),
         gain=None,
         cost=f"about {minutes} minutes of this machine",
-        command=f"autotune workers --profile {now.profile_path} --minutes {minutes}",
+        command=now.command("workers", "--profile", now.profile_path, "--minutes", str(minutes)),
         would_change="a quieter machine",
     )
 

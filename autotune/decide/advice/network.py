@@ -7,9 +7,9 @@ from collections import Counter
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import ExchangeRow
 from autotune.core.trial import LinkFigures
-from autotune.decide.advice.gains import without
+from autotune.decide.advice.gains import times, without
 from autotune.decide.advice.situation import Situation, part_figure
-from autotune.decide.bottleneck import MATTERS_SHARE
+from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
 
 WORTH_RATIO = 1.02
@@ -21,16 +21,17 @@ MARGIN = 2.0
 
 
 def exchange(now: Situation) -> Advice | None:
-    """A faster way to exchange gradients was measured."""
+    """A faster way to exchange gradients was measured, and is not what the profile has."""
     network = now.network
     if now.train is None or network is None:
         return None
-    ran = [row for row in network.exchanges if row.real_tokens_per_s is not None and row.gradient_dtype == "fp32"]
-    mine = next((row for row in ran if _is(now, row)), None)
-    best = max(ran, key=lambda row: row.real_tokens_per_s or 0.0, default=None)
-    if mine is None or best is None or mine.real_tokens_per_s is None or best.real_tokens_per_s is None:
+    proven = [row for row in network.exchanges if row.gradient_dtype == "fp32" and (row.ratio_low or 0.0) > 1]
+    best = max(proven, key=lambda row: row.ratio_to_default or 0.0, default=None)
+    mine = next((row for row in network.exchanges if _is(now, row)), None)
+    if best is None or mine is None or mine is best or best.ratio_to_default is None:
         return None
-    ratio = best.real_tokens_per_s / mine.real_tokens_per_s
+    of_default = mine.ratio_to_default or 1.0  # the default has no ratio to itself
+    ratio = best.ratio_to_default / of_default
     if ratio < WORTH_RATIO:
         return None
     parallel = now.train.parallel
@@ -38,19 +39,22 @@ def exchange(now: Situation) -> Advice | None:
         "parallel.strategy": (parallel.strategy, best.strategy),
         "parallel.bucket_cap_mib": (parallel.bucket_cap_mib, best.bucket_cap_mib),
         "parallel.shard_ranks": (parallel.shard_ranks, best.shard_ranks),
-        "micro_batch_rows": (now.train.micro_batch_rows, best.rows),
     }
+    exact = mine.ratio_to_default is None
     return Advice(
         rule="exchange",
         severity="should",
         claim=f"gradients travel faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
-        evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that was measured")),
-        gain=Gain(of="real tokens/s", ratio=ratio, known="measured"),
+        evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that is proven")),
+        gain=Gain(
+            of="real tokens/s", ratio=ratio, low=best.ratio_low if exact else None,
+            high=best.ratio_high if exact else None, known="measured",
+        ),
         cost="none that was seen; the sums of gradients are rounded in another order",
         changes=tuple(Change(key=key, old=old, new=new) for key, (old, new) in wanted.items() if old != new),
         would_change="another network, or another number of nodes",
-        safe=best.strategy == parallel.strategy and best.rows <= now.train.micro_batch_rows,
-    )
+        safe=best.strategy == parallel.strategy,
+    )  # fmt: skip
 
 
 def network_bound(now: Situation) -> Advice | None:
@@ -68,7 +72,7 @@ def network_bound(now: Situation) -> Advice | None:
         gain=without(waits, left=0.5, left_low=0.25, left_high=1.0),
         cost="a quarter of an hour on two nodes; 16-bit gradients, if it comes to them, change the recipe, and are "
         "held to an equal loss first",
-        command=f"autotune network --profile {now.profile_path} --slurm",
+        command=now.command("network", "--profile", now.profile_path, *(("--slurm",) if now.nodes > 1 else ())),
         would_change="a larger global batch, which exchanges more seldom and is another recipe",
     )
 
@@ -100,7 +104,7 @@ def too_many_nodes(now: Situation) -> Advice | None:
             high=None if high is None else high / spread.useful_efficiency, known="predicted",
         ),
         cost="the run takes longer on fewer nodes, and costs less",
-        command=f"autotune scale --profile {now.profile_path} --nodes {spread.useful_nodes},{spread.nodes}",
+        command=now.command("scale", "--profile", now.profile_path, "--nodes", f"{spread.useful_nodes},{spread.nodes}"),
         would_change="a deadline that is worth the GPU-hours, a faster network, or a larger global batch",
     )  # fmt: skip
 
@@ -131,14 +135,14 @@ def below_t_min(now: Situation) -> Advice | None:
         gain=Gain(of="real tokens/s", ratio=gain, known="predicted"),
         cost="a change of recipe: twice the global batch, the learning rate times 1.41 (Adam goes with the root), as "
         "much warm-up in tokens, half the steps; only below the gradient noise scale, which runs report",
-        command=f"autotune scale --profile {now.profile_path} --nodes {spread.nodes}",
+        command=now.command("scale", "--profile", now.profile_path, "--nodes", str(spread.nodes)),
         would_change="16-bit gradients or a faster network, which halve T_min; fewer nodes",
     )  # fmt: skip
 
 
 def slow_rank(now: Situation) -> Advice | None:
     """One rank that all others wait for, step after step."""
-    rows = [row for row in now.run.steps if row.slowest_rank is not None] if now.run is not None else []
+    rows = [row for row in rows_of_this_start(now.run) if row.slowest_rank is not None] if now.run is not None else []
     if len(rows) < 4 or now.run is None:
         return _slow_products(now)
     (rank, times), *_ = Counter(row.slowest_rank for row in rows).most_common(1)
@@ -158,9 +162,31 @@ def slow_rank(now: Situation) -> Advice | None:
             ),
         ),
         gain=without(lost),
-        cost="another node in its place: SLURM takes a list of nodes to leave out in the site file",
+        cost="another node in its place: SLURM takes a list of nodes to leave out in the site file; look at that "
+        "rank's node first, for heat, a power cap, or neighbours",
         command="autotune doctor",
-        would_change="a node that has more to do than its ranks; look there first: power cap, heat, neighbours",
+        would_change="rows that are harder by chance, if it is not the same rank in the next run",
+    )  # fmt: skip
+
+
+def uneven_ranks(now: Situation) -> Advice | None:
+    """All ranks wait for one, and it is another one every time."""
+    lost = now.loss("straggler", MATTERS_SHARE)
+    if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
+        return None
+    packed = now.train.layout == "packed"
+    changes = () if packed or not now.knows_the_model else (Change(key="layout", old=now.train.layout, new="packed"),)
+    return Advice(
+        rule="uneven-ranks",
+        severity="could",
+        claim=f"{lost.share:.0%} of the step all ranks wait for one that takes longer, each time another one",
+        evidence=(part_figure(lost, "waiting for it", len(now.run.steps)),),
+        gain=times(without(lost, left=0.1, left_low=0.0, left_high=1.0), (1.0, 1.05, 1.2)),
+        cost="packed rows are all alike, and hold no padding; the micro-batch is to be probed again" if changes else
+        "nothing is known to: look at what else runs on the nodes, and at saves and logs on shared disks",
+        changes=changes,
+        command=now.probe_command(layout="packed") if changes else "autotune doctor",
+        would_change="more micro-batches to a step: chance evens out in them",
     )  # fmt: skip
 
 
@@ -192,7 +218,8 @@ def slow_link(now: Situation) -> Advice | None:
     ]
     if not links or len(links[-1].neighbours_bytes_per_s) < 3:
         return None
-    rates = {f"{left} to {left + 1}": rate for left, rate in enumerate(links[-1].neighbours_bytes_per_s)}
+    count = len(links[-1].neighbours_bytes_per_s)
+    rates = {f"{left} to {(left + 1) % count}": rate for left, rate in enumerate(links[-1].neighbours_bytes_per_s)}
     fastest = max(rates.values())
     slow = slow_members(rates)
     if not slow:
@@ -212,7 +239,7 @@ def slow_link(now: Situation) -> Advice | None:
         # A ring is as fast as its slowest link, so the wait for gradients shrinks as the travelling does, or more.
         gain=None if waits is None else without(waits, left=share, left_low=share / 2, left_high=1.0),
         cost="another node in its place: SLURM takes a list of nodes to leave out in the site file",
-        command=f"autotune network --profile {now.profile_path} --slurm",
+        command=now.command("network", "--profile", now.profile_path, *(("--slurm",) if now.nodes > 1 else ())),
         would_change="traffic of others at that moment: measure again before a node is left out for good",
     )
 
@@ -220,9 +247,8 @@ def slow_link(now: Situation) -> Advice | None:
 def _is(now: Situation, row: ExchangeRow) -> bool:
     assert now.train is not None
     parallel = now.train.parallel
-    return (row.strategy, row.bucket_cap_mib, row.shard_ranks, row.gradient_dtype, row.rows) == (
+    return (row.strategy, row.bucket_cap_mib, row.shard_ranks, row.gradient_dtype) == (
         parallel.strategy, parallel.bucket_cap_mib, parallel.shard_ranks, parallel.gradient_dtype,
-        now.train.micro_batch_rows,
     )  # fmt: skip
 
 

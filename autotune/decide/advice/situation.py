@@ -1,6 +1,7 @@
 """What rules look at: settings, evidence, a run, its dataset and its cluster, as far as each is known."""
 
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,12 @@ from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FinishedTrial
+from autotune.decide.choose import deal
+from autotune.decide.work import HIDDEN_SIZE, LAYERS, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
+from trainer.presets import PRESETS
 from trainer.record import Run
-
-HIDDEN_SIZE, LAYERS = 768, 12
-"""Where a config leaves them out: BERT's, and those of most encoders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,14 @@ class Situation:
         return self.profile.fingerprint if self.profile is not None else None
 
     @property
+    def gpu_name(self) -> str | None:
+        """As its driver calls it; None on a CPU, or where nobody wrote it down."""
+        if self.fingerprint is not None and self.fingerprint.gpu_name is not None:
+            return self.fingerprint.gpu_name
+        on_gpu = self.train is not None and self.train.device == "cuda"
+        return self.run.header.device if self.run is not None and on_gpu else None
+
+    @property
     def budget_bytes(self) -> int | None:
         """Memory of one rank."""
         return self.profile.constraints.memory_budget_bytes if self.profile is not None else None
@@ -114,6 +123,79 @@ class Situation:
     def data_path(self) -> str:
         """For commands."""
         return self.data.path if self.data is not None else "DIR"
+
+    # Commands, as a shell takes them.
+
+    def command(self, *words: str) -> str:
+        """One of this program's."""
+        return shlex.join(["autotune", *words])
+
+    def probe_command(self, **changes: object) -> str:
+        """Probe with the same settings but for these."""
+        train = self.train
+        if train is None:
+            return self.command("probe", "--model", "MODEL", "--data", self.data_path)
+        model = train.model.name if train.model.name in PRESETS else "CONFIG.json"
+        probe = self.probe
+        options: dict[str, object] = {
+            "model": model,
+            "data": self.data_path,
+            "device": train.device,
+            "memory": None if self.budget_bytes is None else f"{self.budget_bytes}B",
+            "seq_length": train.seq_length_tokens,
+            "layout": train.layout,
+            "precision": train.precision,
+            "attention_dropout": train.attention_dropout,
+            "checkpointing": None if train.checkpointing == "none" else train.checkpointing,
+            "ranks": None if probe is None or probe.local_ranks == 1 else probe.local_ranks,
+            "global_batch_tokens": self.global_batch_tokens,
+        }
+        words = [
+            word
+            for name, value in (options | changes).items()
+            if value is not None
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        return self.command("probe", *words)
+
+    # Ranks and rows.
+
+    @property
+    def ranks(self) -> int:
+        """All that train, or that trained when it was measured."""
+        if self.run is not None:
+            return self.run.header.world_size
+        return self.probe.local_ranks if self.probe is not None else 1
+
+    @property
+    def nodes(self) -> int:
+        """That are meant or were used, as far as that is known; of a run of several ranks nobody recorded it."""
+        if self.spread is not None:
+            return self.spread.nodes
+        local = self.probe.local_ranks if self.probe is not None else self.ranks
+        return max(1, self.ranks // max(1, local))
+
+    @property
+    def global_batch_tokens(self) -> int | None:
+        """Real tokens of a step."""
+        if self.profile is not None:
+            return self.profile.constraints.global_batch_tokens
+        if self.run is not None and self.run.steps:
+            return round(statistics.median(row.real_tokens for row in self.run.steps))
+        return None
+
+    @property
+    def global_batch_rows(self) -> int:
+        """Rows of a step."""
+        if self.run is not None:
+            return self.run.header.global_batch_rows
+        return self.train.global_batch_rows if self.train is not None else 1
+
+    def dealt_rows(self, micro_batch_rows: int) -> int:
+        """Rows of a micro-batch as they are dealt: fewer than the setting, where the global batch gives no more."""
+        if self.global_batch_rows < self.ranks:
+            return 1
+        return deal(self.global_batch_rows, micro_batch_rows, self.ranks).rows_per_micro_batch
 
     # What was measured.
 
@@ -180,8 +262,7 @@ class Situation:
         return self.probe.parameters if self.probe is not None else None
 
     def _of_model(self, key: str, default: float) -> float:
-        value = self.train.model.config.get(key) if self.train is not None else None
-        return value if isinstance(value, int | float) else default
+        return default if self.train is None else of_model(self.train, key, default)
 
     # The step.
 
@@ -212,8 +293,7 @@ def faster_with(now: Situation, old_rows: float, new_rows: float) -> tuple[float
     if seconds is None or now.train is None:
         return None
     fixed, per_row = seconds
-    ranks = now.run.header.world_size if now.run is not None else 1
-    rows = max(1.0, now.train.global_batch_rows / ranks)
+    rows = max(1.0, now.global_batch_rows / now.ranks)
 
     def rate(micro: float, update: float) -> float:
         count = max(1.0, rows / micro)

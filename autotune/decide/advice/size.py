@@ -54,7 +54,7 @@ def too_big(now: Situation) -> Advice | None:
         cost="weights travel as well as gradients; within a node that costs little, between nodes it may cost more "
         "than it brings; this trainer has no tensor parallelism",
         changes=(Change(key="parallel.strategy", old="ddp", new=best),),
-        command=f"autotune network --profile {now.profile_path}",
+        command=now.command("network", "--profile", now.profile_path),
         would_change="throughput that has levelled off: then a larger micro-batch is worth nothing",
     )  # fmt: skip
 

@@ -1,11 +1,11 @@
 """All rules, and the advice that they give: ranked by what it is expected to gain."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.core.advice import SEVERITIES, Advice, Figure
 from autotune.core.bottleneck import Cause
-from autotune.decide.advice import batch, compute, condition, device, loader, network, size
+from autotune.decide.advice import batch, compute, condition, device, loader, network, rows, size
 from autotune.decide.advice.situation import Situation
 
 Recommendation = str
@@ -37,7 +37,8 @@ RULES = (
     Rule(name="below-knee", looks=batch.below_knee, covers=("R5", "host")),
     Rule(name="beyond-knee", looks=batch.beyond_knee, covers=("R5",)),
     Rule(name="beyond-noise-scale", looks=batch.beyond_noise_scale),
-    Rule(name="padding", looks=compute.padding, covers=("padding",)),
+    Rule(name="padding", looks=rows.padding, covers=("padding",)),
+    Rule(name="empty-rows", looks=rows.empty_rows, covers=("padding",)),
     Rule(name="full-precision", looks=compute.full_precision, covers=("computation", "memory")),
     Rule(name="half-precision", looks=compute.half_precision),
     Rule(name="dense-head", looks=compute.dense_head, covers=("computation",)),
@@ -54,6 +55,7 @@ RULES = (
     Rule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
     Rule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
     Rule(name="slow-rank", looks=network.slow_rank, covers=("straggler",)),
+    Rule(name="uneven-ranks", looks=network.uneven_ranks, covers=("straggler",)),
     Rule(name="slow-link", looks=network.slow_link, covers=("network",)),
     Rule(name="thermal", looks=condition.thermal),
     Rule(name="company", looks=condition.company),
@@ -61,14 +63,16 @@ RULES = (
     Rule(name="edited", looks=condition.edited),
     Rule(name="not-measured", looks=condition.not_measured),
 )
-NOTHING = "change-nothing"
+NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 
 def advise(now: Situation) -> tuple[Advice, ...]:
     """What to do, the largest expected gain first; to change nothing where nothing was found that is worth it."""
     found = [advice for rule in RULES if (advice := rule.looks(now)) is not None]
+    if not now.intact:  # what its figures are of is not what it says
+        found = [replace(one, safe=False) for one in found]
     if all(one.severity == "note" for one in found):
-        found.append(_change_nothing(now))
+        found.append(_change_nothing(now) if _is_known(now) else _too_little(now))
     return tuple(sorted(found, key=rank))
 
 
@@ -76,6 +80,24 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
     """What makes a run fail comes first; then what ends it sooner; then the rest by how much it matters."""
     speedup = 1.0 if advice.gain is None else advice.gain.speedup
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
+
+
+def _is_known(now: Situation) -> bool:
+    """Whether enough was looked at to say that nothing is to be done."""
+    return now.bottleneck is not None and now.bottleneck.decided
+
+
+def _too_little(now: Situation) -> Advice:
+    return Advice(
+        rule=TOO_LITTLE,
+        severity="note",
+        claim="too little is known to say what limits this training",
+        evidence=(),
+        gain=None,
+        cost="minutes of this machine",
+        command=now.command("workers", "--profile", now.profile_path) if now.run is None else None,
+        would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
+    )
 
 
 def _change_nothing(now: Situation) -> Advice:
@@ -94,6 +116,6 @@ def _change_nothing(now: Situation) -> Advice:
         evidence=figures,
         gain=None,
         cost="none",
-        command=None if now.profile is None else f"autotune launch local --profile {now.profile_path}",
+        command=None if now.profile is None else now.command("launch", "local", "--profile", now.profile_path),
         would_change="another machine, model or dataset; or a figure that was not measured",
     )

@@ -84,6 +84,29 @@ class TestProfile:
         assert "the profile is as it was" in capsys.readouterr().out
         assert not Path("p.advised.toml").exists()
 
+    def test_an_edited_profile_is_not_made_to_look_measured(self, capsys):
+        path = starved()
+        path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
+        assert run(["advise", str(path), "--apply"]) == 6
+        assert "edited by hand" in capsys.readouterr().err
+        assert run(["advise", str(path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["advice"]
+        assert found[0]["rule"] == "edited"
+        assert not any(one["safe"] for one in found)
+
+    def test_what_lay_there_is_kept(self, capsys):
+        path = starved()
+        Path("profiles/p.advised.toml").write_text("somebody's\n")
+        assert run(["advise", str(path), "--apply"]) == 0
+        assert "kept as profiles/p.advised.previous.toml" in capsys.readouterr().out
+        assert Path("profiles/p.advised.previous.toml").read_text() == "somebody's\n"
+
+    def test_elsewhere_it_names_the_same_dataset(self):
+        profile = profile_of(SLOW, settings(SLOW, data__loader_workers=1, data__path="../data"))
+        path = write_profile(Path("profiles/p.toml"), profile)
+        assert run(["advise", str(path), "--apply", "--out", "deep/er/q.toml"]) == 0
+        assert read_profile(Path("deep/er/q.toml")).profile.train.data.path == "../../data"
+
     def test_the_profile_itself_is_not_overwritten(self, capsys):
         path = starved()
         assert run(["advise", str(path), "--apply", "--out", str(path)]) == 2
@@ -104,6 +127,13 @@ class TestRun:
         write_run(Path("runs/a"), run_of(world, settings(world)))
         assert run(["advise"]) == 0
         assert "computing limits" in capsys.readouterr().out
+
+    def test_a_profile_of_another_step_is_refused(self, capsys):
+        world = World()
+        place = write_run(Path("runs/a"), run_of(world, settings(world, layout="padded")))
+        path = write_profile(Path("p.toml"), profile_of(world, settings(world)))
+        assert run(["advise", str(place), "--profile", str(path)]) == 6
+        assert "layout" in capsys.readouterr().err
 
     def test_applying_needs_a_profile(self, capsys):
         world = World()
