@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.core.units import format_bytes
 from autotune.store import write_atomically
+from benchmarks import advice
 
 GPU_TRAIN = Path(__file__).parent.parent / "reports" / "gpu" / "train.json"
 ROOT = Path(__file__).parent.parent
@@ -254,6 +255,8 @@ def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> st
         text += _workers(figures["workers"])
     if "network" in figures:
         text += _network(figures["network"])
+    if "advice" in figures:
+        text += advice.section(figures["advice"])
     return text + (_NO_GPU if gpu is None else _gpu_training(gpu))
 
 

@@ -1,7 +1,9 @@
 """What one GPU holds of a model whose state, layers and matrices several share: formulas, not measurements."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotune.decide.memory import OUTSIDE
 from autotune.errors import BadInput
 
 
@@ -19,6 +21,20 @@ class StateBytes:
     head_and_loss_bytes: int
     temporaries_bytes: int
     outside_bytes: int
+
+
+def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
+    """A ledger's terms as they are shared out; what is neither state, activations nor head comes and goes."""
+    terms = dict(terms_bytes)
+    return StateBytes(
+        parameters_bytes=terms.pop("parameters", 0),
+        gradients_bytes=terms.pop("gradients", 0),
+        optimizer_bytes=terms.pop("optimizer", 0),
+        head_and_loss_bytes=terms.pop("head and loss", 0),
+        outside_bytes=terms.pop(OUTSIDE, 0),
+        activations_bytes=sum(size for term, size in terms.items() if term.startswith("activations")),
+        temporaries_bytes=sum(size for term, size in terms.items() if not term.startswith("activations")),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Literal
 from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.units import format_bytes, parse_bytes
-from autotune.decide.memory import OUTSIDE, Ledger, ledger, peak_bytes
-from autotune.decide.sharding import Layout, ShardedBytes, StateBytes, shard
+from autotune.decide.memory import Ledger, ledger, peak_bytes
+from autotune.decide.sharding import Layout, ShardedBytes, shard, state_of_terms
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
@@ -360,16 +360,7 @@ def _rows_or_why(
 def _shards(asked: Asked, estimate: Estimate, found: Ledger) -> Iterator[tuple[str, ShardedBytes]]:
     if asked.ranks * asked.tensor_ranks * asked.pipeline_stages == 1:
         return
-    terms = dict(found.terms_bytes)
-    state = StateBytes(
-        parameters_bytes=terms.pop("parameters", 0),
-        gradients_bytes=terms.pop("gradients", 0),
-        optimizer_bytes=terms.pop("optimizer", 0),
-        head_and_loss_bytes=terms.pop("head and loss", 0),
-        outside_bytes=terms.pop(OUTSIDE, 0),
-        activations_bytes=sum(size for term, size in terms.items() if term.startswith("activations")),
-        temporaries_bytes=sum(size for term, size in terms.items() if not term.startswith("activations")),
-    )
+    state = state_of_terms(found.terms_bytes)
     largest = int(estimate.law.largest_parameter_bytes)
     for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP)")):
         layout = Layout(

@@ -2,7 +2,7 @@
 
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.decide.advice.situation import Situation, faster_with
-from autotune.decide.sharding import Layout, StateBytes, shard
+from autotune.decide.sharding import Layout, StateBytes, shard, state_of_terms
 
 STATE_SHARE = 0.4
 """Of the budget that weights, gradients and optimizer take, from which on sharing them is worth a look."""
@@ -69,17 +69,7 @@ def _ranks(now: Situation) -> int:
 
 def _state(now: Situation) -> StateBytes:
     assert now.probe is not None
-    terms = now.probe.traced_terms_bytes
-    known = {*_STATE_TERMS, "head and loss", "temporaries", "outside the allocator"}
-    return StateBytes(
-        parameters_bytes=terms.get("parameters", 0),
-        gradients_bytes=terms.get("gradients", 0),
-        optimizer_bytes=terms.get("optimizer", 0),
-        activations_bytes=sum(size for name, size in terms.items() if name not in known),
-        head_and_loss_bytes=terms.get("head and loss", 0),
-        temporaries_bytes=terms.get("temporaries", 0),
-        outside_bytes=terms.get("outside the allocator", 0),
-    )
+    return state_of_terms(now.probe.traced_terms_bytes)
 
 
 def _layout(ranks: int, stage: int, *, tensor: int = 1) -> Layout:
@@ -99,6 +89,6 @@ def _rows(now: Situation, total_bytes: int) -> int:
     """Rows that fit when so many bytes hold the largest micro-batch."""
     assert now.probe is not None and now.budget_bytes is not None
     state = _state(now)
-    per_row = (state.activations_bytes + state.head_and_loss_bytes + state.temporaries_bytes) / now.probe.feasible_max
+    per_row = (state.activations_bytes + state.head_and_loss_bytes) / now.probe.feasible_max
     free = now.budget_bytes - total_bytes
     return max(1, int(now.probe.feasible_max + free / max(1.0, per_row)))

@@ -1,0 +1,53 @@
+"""The benchmark of advice: what counts as a kept promise, its bars, and real trainings with a known limit."""
+
+import pytest
+
+from autotune.core.advice import Gain
+from autotune.decide.bottleneck import bottleneck_of_run
+from benchmarks.advice import LIMITED, _bars, is_kept, section
+from benchmarks.real_trainings import make_place, train
+
+WIDE = Gain(of="real tokens/s", ratio=1.5, low=1.0, high=2.0, known="predicted")
+EXACT = Gain(of="GPU memory", ratio=0.6, known="measured")
+
+
+@pytest.mark.parametrize(
+    ("gain", "delivered", "kept"),
+    [
+        (WIDE, 1.5, True), (WIDE, 1.3, True), (WIDE, 1.0, False), (WIDE, 0.9, False), (WIDE, 2.5, False),
+        (EXACT, 0.62, True), (EXACT, 0.9, False), (EXACT, 0.2, False),
+    ],
+)  # fmt: skip
+def test_a_promise_is_kept_within_its_interval_and_by_half_of_it_at_least(gain, delivered, kept):
+    assert is_kept(gain, delivered, noise=0.0) is kept
+
+
+def test_bars_of_what_was_not_measured_are_not_held():
+    bars = {bar.name: bar for bar in _bars({"limits": [{"cause": "input", "judged": "network"}]})}
+    assert bars["advice_real_causes_right_count"].figure == 0
+    assert bars["advice_simulated_causes_right_share"].holds is None
+
+
+def test_the_document_has_every_promise():
+    one = {"rule": "padding", "promised": 1.5, "low": 1.2, "high": 1.8, "delivered": 1.4, "kept": True}
+    simulated = {
+        "runs": 400, "right_share": 0.99, "scenarios": 8, "kept_share": 1.0, "promised_in_each": 1, "promises": [one],
+    }  # fmt: skip
+    limit = {"what": "x", "cause": "input", "judged": "input", "share": 0.5}
+    text = section({"simulated": simulated, "limits": [limit], "followed": [one], "sizes": [one | {"low": None}]})
+    assert text.count("| padding |") == 3
+    assert "| x | input | input | 50% |" in text
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.parametrize(("what", "cause", "run"), LIMITED, ids=[one[1] for one in LIMITED])
+def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
+    limit = bottleneck_of_run(run(make_place(tmp_path)))
+    assert limit is not None
+    assert limit.limit == cause, what
+
+
+def test_a_training_that_fails_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="no_such_setting"):
+        train(make_place(tmp_path), "broken", no_such_setting=1)
