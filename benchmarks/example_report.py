@@ -330,7 +330,7 @@ def _step(number: int) -> StepRow:
         communication_s=0.07 * step_s, optimizer_s=0.03 * step_s, real_tokens=real, slot_tokens=2048 * ROW_TOKENS,
         packing_efficiency=FILL, real_tokens_per_s=speed, real_tokens_per_s_per_rank=speed / RANKS,
         slot_tokens_per_s=speed / FILL, slot_tokens_per_s_per_rank=speed / FILL / RANKS,
-        model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344, mfu_6n=0.402, peak_memory_bytes=round(20.9 * GIB),
+        model_flops_per_s_per_rank=0.344 * PEAK_FLOPS, mfu=0.344, mfu_6n=0.402, peak_memory_bytes=round(19.6 * GIB),
         gradient_noise_scale_tokens=4e5, head_overflows=0, recompilations=0, skipped_steps=0, slowest_rank=1,
         slowest_rank_ratio=1.01,
     )  # fmt: skip

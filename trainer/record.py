@@ -16,6 +16,7 @@ runs/<UTC>-<name>/
 A run that is resumed appends: a step that is taken again, after a crash or a rollback, replaces the rows from there on.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -237,6 +238,11 @@ def _optional(path: Path, kind: type[RowT]) -> RowT | None:
     return parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
 
 
+def _is_finite(row: Table) -> bool:
+    """Whether all its figures are numbers; the trainer writes no others."""
+    return all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float))
+
+
 StepT = TypeVar("StepT", StepRow, EvaluationRow)
 
 
@@ -254,7 +260,9 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
     rows: list[RowT] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
-            rows.append(kind.model_validate_json(line))
+            row = kind.model_validate_json(line)
         except ValidationError:
             break  # a torn line: whatever follows it was not finished either
+        if _is_finite(row):
+            rows.append(row)
     return tuple(rows)

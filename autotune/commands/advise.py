@@ -136,7 +136,8 @@ def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> d
     if not now.intact:
         raise ProfileRefused(
             f"{now.profile_path} was edited by hand: what is safe by its figures may not be safe by its settings",
-            next_step=f"Measure it anew, or edit further by hand; see: autotune profile verify {now.profile_path}",
+            next_step="Measure it anew, or edit further by hand; see: "
+            + shlex.join(["autotune", "profile", "verify", now.profile_path]),
         )
     changes = changes_of(now.profile.train, safe_changes(found))
     if not changes:

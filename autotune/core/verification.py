@@ -1,5 +1,6 @@
 """What a profile was held against, and what came of it."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,5 +47,6 @@ class Verification:
         if unknown := self.of("not checkable here"):
             raise NotCheckable(
                 f"not checkable here: {', '.join(check.field for check in unknown)}",
-                next_step=f"Run it where the profile is for, and its dataset is: autotune profile verify {name}",
+                next_step="Run it where the profile is for, and its dataset is: "
+                + shlex.join(["autotune", "profile", "verify", name]),
             )

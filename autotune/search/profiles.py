@@ -1,6 +1,7 @@
 """Write what a search found into a profile; read profiles back."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,7 +259,7 @@ def probed_here(stored: StoredProfile, refusals: list[str]) -> ProbeEvidence:
         ProfileRefused: If it was never probed, or not here.
     """
     train = stored.profile.train
-    command = f"autotune probe --model {train.model.name} --data DIR --out {stored.path}"
+    command = f"autotune probe --model {train.model.name} --data DIR --out {shlex.quote(str(stored.path))}"
     probe = stored.profile.evidence.probe
     if probe is None:
         raise ProfileRefused(

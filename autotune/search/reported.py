@@ -68,13 +68,15 @@ def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Hos
     )
     found = by_hash or next(alike, None)
     stored = None if found is None else StoredProfile(path=found.path, profile=found.profile, intact=found.intact)
-    if stored is not None and other_than(run, stored):
+    otherwise = () if stored is None else tuple(other_than(run, stored))
+    if otherwise:
         stored = None  # figures of another step say nothing of this one
     now = situation_of_run(run, host, stored=stored)
     return ReportedRun(
         run=run,
         profile_path=None if found is None else found.path,
         matched_by=None if found is None else "the profile's hash" if by_hash else "dataset and model",
+        otherwise=otherwise,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(_of_the_run_alone(now)),
     )
@@ -91,14 +93,11 @@ def _sign_off(path: Path, reports: Path) -> SignOff | None:
     last = standing.review
     if last is None:
         return None
-    state = standing.state
-    if state == "voided":
-        return SignOff(
-            state="approved before it was edited: void", by=last.by, when=last.time_utc, note=last.note or ""
-        )
-    if state not in ("approved", "rejected"):
+    states = {"approved": "approved", "rejected": "rejected", "voided": "approved before it was edited, and so void"}
+    if standing.state not in states:
         return None
-    return SignOff(state=state, by=last.by, when=last.time_utc, note=last.note or "")
+    edited = ", as edited by hand" if last.as_edited else ""
+    return SignOff(state=states[standing.state] + edited, by=last.by, when=last.time_utc, note=last.note or "")
 
 
 def _dataset(directory: Path, dataset_hash: str) -> tuple[Manifest | None, str]:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +115,8 @@ def review(
         raise ProfileRefused(
             f"{profile} was edited by hand since autotune wrote it ({_written(before)}): its figures were measured for "
             "what it said then, not for what would be approved",
-            next_step=f"See what differs: autotune profile explain {profile}. To approve what it says now: "
-            "--as-edited; to have it measured: autotune tune.",
+            next_step=f"See why each value is so: autotune profile explain {shlex.quote(str(profile))}. To approve "
+            "what it says now: --as-edited; to have it measured: autotune tune.",
         )
     said = {
         "profile_sha256": before.standing.present_sha256,
@@ -147,7 +148,8 @@ def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
     """
     found = read_reviewed(profile, reports)
     standing, last = found.standing, found.standing.review
-    approve = f"autotune report review {profile} --approve --by NAME --reports {reports}"
+    review = ["autotune", "report", "review", str(profile), "--reports", str(reports)]
+    approve = shlex.join([*review, "--approve", "--by", "NAME"])
     if standing.state == "approved":
         return found
     if standing.state == "not reviewed" or last is None:
@@ -158,7 +160,7 @@ def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
     if standing.state == "rejected":
         raise ProfileRefused(
             f"{profile} was rejected by {last.by!r} at {last.time_utc}",
-            next_step=f"Read why: autotune report review {profile} --reports {reports}",
+            next_step=f"Read why: {shlex.join(review)}",
         )
     raise ProfileRefused(
         f"{profile} is not approved any more: {last.by!r} approved {_short(last.profile_sha256)}… at {last.time_utc}, "

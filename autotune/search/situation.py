@@ -1,5 +1,6 @@
 """Put together what is known of a training: from a profile with its ledger, a run, or a directory with data."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +104,10 @@ def situation_of_run(
     )
 
 
-_OF_THE_STEP = ("seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers")
+_OF_THE_STEP = (
+    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers", "checkpointing",
+    "attention", "attention_dropout", "tf32",
+)  # fmt: skip
 
 
 def other_than(run: Run, stored: StoredProfile) -> list[str]:
@@ -112,6 +116,8 @@ def other_than(run: Run, stored: StoredProfile) -> list[str]:
     if settings is None:
         return ["settings of another version of the trainer"]
     found = [name for name in _OF_THE_STEP if getattr(settings, name) != getattr(train, name)]
+    gpu = stored.profile.fingerprint.gpu_name
+    found += [f"on {run.header.device}"] if gpu is not None and run.header.device != gpu else []
     found += ["model"] if settings.model.config != train.model.config else []
     return found + (["dataset"] if run.header.dataset_hash != stored.profile.fingerprint.dataset_hash else [])
 
@@ -249,7 +255,7 @@ def _spread(profile: Profile, nodes: int | None) -> Spread | None:
 
 
 def _missing(stored: StoredProfile) -> tuple[tuple[str, str], ...]:
-    evidence, path = stored.profile.evidence, stored.path
+    evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     found = []
     if evidence.probe is None:
         model = stored.profile.train.model.name

@@ -48,6 +48,6 @@ def verify(
         print(json.dumps(told, indent=2))
     else:
         print(verification_text(found, stored.standing, intact=stored.intact))
-    if require_approved:
+    if require_approved or stored.standing.state in ("rejected", "voided"):
         reviews.require_approved(profile, reports)
     found.raise_if_bad(str(profile))

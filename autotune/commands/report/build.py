@@ -41,7 +41,7 @@ def build(
     document = report_document(profiles, runs)
     html = _html_place(out or report_directory(profile[0], reports) / _DEFAULT_NAME)
     places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
-    write_atomically(places["json"], _json_text(report_facts(profiles, runs)))
+    write_atomically(places["json"], _json_text(report_facts(profiles, runs, document)))
     write_atomically(places["markdown"], report_markdown(document))
     write_atomically(places["html"], report_html(document))
     said = {name: str(place) for name, place in places.items()}

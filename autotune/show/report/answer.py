@@ -46,11 +46,25 @@ def _yield(one: ReportedProfile) -> Words:
     rate = tuned_rate(one)
     if rate is None:
         return ("not measured: ", Code(text=f"autotune baseline --profile {one.quoted}"))
+    stale = ""
+    if not one.intact:
+        stale = " The profile was edited by hand since: this is what it yielded before."
+    elif _advised(one):
+        stale = " Advice has changed the step since: this is what it yielded before."
     network = one.profile.evidence.network
     useful = "" if network is None or network.useful_nodes is None else (
         f" Up to {plural(network.useful_nodes, 'node')} are useful at this global batch (predicted)."
     )  # fmt: skip
-    return (Strong(text=rate_words(rate)), f" on {plural(rate.ranks, 'rank')}, {rate.known}: {rate.source}.{useful}")
+    return (
+        Strong(text=rate_words(rate)),
+        f" on {plural(rate.ranks, 'rank')}, {rate.known}: {rate.source}.{stale}{useful}",
+    )
+
+
+def _advised(one: ReportedProfile) -> bool:
+    """Whether what was measured of training was dropped when advice changed the step."""
+    evidence = one.profile.evidence
+    return "advise" in one.profile.provenance.commands and evidence.workers is None and evidence.baseline is None
 
 
 def rate_words(rate: Rate) -> str:

@@ -9,6 +9,7 @@ from autotune.core.dataset import LengthDistribution
 from autotune.core.outcome import outcome_to_json
 from autotune.core.trial import FinishedTrial
 from autotune.show.report.cost import cost_rows, pay_back, ranks_of
+from autotune.show.report.document import Document, Missing, blocks_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.show.report.origin import commands
 from autotune.show.report.rates import achieved_rate, drifts, later_steps, tuned_rate
@@ -18,13 +19,21 @@ from autotune.show.report.runs import MOST_EVENTS, loss_points
 SCHEMA_VERSION: Literal[1] = 1
 
 
-def report_facts(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> dict[str, Any]:
+def report_facts(
+    profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun], document: Document
+) -> dict[str, Any]:
     """Everything the document is built from, units in the names; what was not measured is null."""
     by_path = {one.path: one for one in profiles}
     facts: dict[str, Any] = _finite(
         {
             "schema_version": SCHEMA_VERSION,
             "profiles": [_profile(one) for one in profiles],
+            "missing": [
+                {"section": section.title, "what": block.what, "commands": list(block.commands)}
+                for section in document.sections
+                for block in blocks_of(section)
+                if isinstance(block, Missing)
+            ],
             "runs": [_run(by_path.get(run.profile_path) if run.profile_path else None, run) for run in reported],
         }
     )

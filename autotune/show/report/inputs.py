@@ -75,6 +75,8 @@ class ReportedRun:
     profile_path: Path | None
     matched_by: Literal["the profile's hash", "dataset and model"] | None = None
     """How the profile was found: a run with settings of its own has another hash."""
+    otherwise: tuple[str, ...] = ()
+    """What it computed otherwise than the profile says, so that what was expected of that is not expected of it."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
 

@@ -3,6 +3,7 @@
 from autotune.core.units import format_bytes
 from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
 from autotune.show.report.inputs import ReportedProfile, SignOff
+from trainer.presets import PRESETS
 
 _FIELDS = {
     "device": "device", "gpu_name": "GPU", "gpu_count": "GPUs", "gpu_total_bytes": "memory of a GPU",
@@ -61,19 +62,23 @@ def commands(one: ReportedProfile) -> list[str]:
     train, constraints, fingerprint = one.profile.train, one.profile.constraints, one.profile.fingerprint
     probe = one.profile.evidence.probe
     dropout = "" if train.attention_dropout is None else f" --attention-dropout {train.attention_dropout:g}"
-    ranks = "" if probe is None or probe.local_ranks == 1 else f" --ranks {probe.local_ranks}"
+    ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
+    recomputed = "" if train.checkpointing == "none" else f" --checkpointing {train.checkpointing}"
+    model = one.name if one.name in PRESETS else f"{one.name}/config.json"
     known = {
         "probe": (
-            f"autotune probe --model {one.name} --data DIR --device {fingerprint.device} --memory "
+            f"autotune probe --model {model} --data DIR --device {fingerprint.device} --memory "
             f"{constraints.memory_budget_bytes}B --seq-length {train.seq_length_tokens} --layout {train.layout} "
             f"--precision {train.precision} --global-batch-tokens {constraints.global_batch_tokens} --headroom "
-            f"{constraints.headroom_share:g}{dropout}{ranks} --out {one.quoted}"
+            f"{constraints.headroom_share:g}{dropout}{recomputed}{ranks} --out {one.quoted}"
         ),
-        "workers": f"autotune workers --profile {one.quoted} --data DIR",
+        "workers": f"autotune workers --profile {one.quoted} --data DIR{ranks}",
         "network": f"autotune network --profile {one.quoted} --data DIR",
-        "baseline": f"autotune baseline --profile {one.quoted} --data DIR",
+        "baseline": f"autotune baseline --profile {one.quoted} --data DIR{ranks}",
+        "advise": f"autotune advise {one.quoted} --apply",
     }
-    return [known.get(name, f"autotune {name} --profile {one.quoted}") for name in one.profile.provenance.commands]
+    # A profile may name anything there; only this program's commands are shown as such.
+    return [known[name] for name in one.profile.provenance.commands if name in known]
 
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:

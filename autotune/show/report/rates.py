@@ -1,12 +1,13 @@
 """Real tokens/s of a profile, with their interval and where they come from; and what a run made of them. Pure."""
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.core.evidence import ScalingRow
 from autotune.core.outcome import Measured
 from autotune.core.trial import StepFigures
+from autotune.decide.bottleneck import rows_of_this_start
 from autotune.show.report.cost import row_of
 from autotune.show.report.figures import interval_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
@@ -16,6 +17,8 @@ _CHUNKS = 8
 """Steps that follow each other are alike, so their spread is taken over means of so many stretches."""
 _ALIKE_SHARE = 0.02
 """Differences below this are nobody's concern."""
+_FAR_SHARE = 0.1
+"""Differences above this are told, noise or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,10 @@ def expected_rate(one: ReportedProfile, ranks: int) -> Rate | None:
         return None
     rows = [row for row in network.scaling if row.nodes * network.ranks_per_node == ranks]
     row = next((row for row in rows if row.measured), rows[0] if rows else None)
-    return None if row is None else _scaled(row, ranks)
+    if row is None:
+        return None
+    predicted = next((one for one in rows if not one.measured and one.efficiency_low is not None), row)
+    return _scaled(row, predicted, ranks)
 
 
 def drifts(one: ReportedProfile | None, reported: ReportedRun) -> tuple[Drift, ...]:
@@ -99,13 +105,16 @@ def drifts(one: ReportedProfile | None, reported: ReportedRun) -> tuple[Drift, .
     steps = later_steps(reported)
     if one is None or not steps:
         return ()
-    return _speed(one, reported, steps), _mfu(one, steps), _memory(one, reported, steps)
+    found = (_speed(one, reported, steps), _mfu(one, reported, steps), _memory(one, reported, steps))
+    if not reported.otherwise and one.intact:
+        return found
+    why = f"trained otherwise ({', '.join(reported.otherwise)})" if reported.otherwise else "the profile was edited"
+    return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)
 
 
 def later_steps(reported: ReportedRun) -> tuple[StepRow, ...]:
-    """Without the first one, which pays for what is made once."""
-    steps = reported.run.steps
-    return steps[1:] or steps
+    """Of the last start, as earlier ones may have had other settings; without its first, which pays for the start."""
+    return rows_of_this_start(reported.run) or reported.run.steps
 
 
 def achieved_rate(steps: tuple[StepRow, ...], ranks: int) -> Rate:
@@ -124,10 +133,11 @@ def _of(figures: list[float], factor: float, ranks: int, source: str) -> Rate:
     return Rate(value=factor * found.value, low=low, high=high, known="measured", ranks=ranks, source=source)
 
 
-def _scaled(row: ScalingRow, ranks: int) -> Rate:
+def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
+    """A point of the curve, as uncertain as the prediction of it is by the links."""
     low, high = (
-        None if end is None else row.real_tokens_per_s * end / row.efficiency
-        for end in (row.efficiency_low, row.efficiency_high)
+        None if end is None else row.real_tokens_per_s * end / predicted.efficiency
+        for end in (predicted.efficiency_low, predicted.efficiency_high)
     )
     known: Literal["measured", "predicted"] = "measured" if row.measured else "predicted"
     source = f"the scaling curve, {row.nodes} nodes"
@@ -156,53 +166,81 @@ def _verdict(expected: Rate, achieved: Rate) -> str:
     if abs(ratio - 1) <= _ALIKE_SHARE:
         return "as expected"
     if expected.low is None or expected.high is None or achieved.low is None or achieved.high is None:
-        return "not repeated, so the noise is not known"
+        far = f", and {abs(ratio - 1):.0%} {'slower' if ratio < 1 else 'faster'}" if abs(ratio - 1) > _FAR_SHARE else ""
+        return f"not repeated, so the noise is not known{far}"
     if achieved.high < expected.low:
         return "drift: slower, beyond noise"
     return "drift: faster, beyond noise" if achieved.low > expected.high else "within noise"
 
 
-def _mfu(one: ReportedProfile, steps: tuple[StepRow, ...]) -> Drift:
-    known = [step.mfu for step in steps if step.mfu is not None]
-    expected = next((found for found in one.bottlenecks if found.mfu is not None), None)
-    achieved = statistics.median(known) if known else None
-    verdict = "the device's peak is not known" if achieved is None else "nothing to hold it against"
-    if expected is not None and expected.mfu is not None and achieved is not None:
-        low, high = expected.mfu_low or expected.mfu, expected.mfu_high or expected.mfu
-        alike = abs(achieved / expected.mfu - 1) <= _ALIKE_SHARE or low <= achieved <= high
-        verdict = "within noise" if alike else f"drift: {'lower' if achieved < low else 'higher'}"
+def _mfu(one: ReportedProfile, reported: ReportedRun, steps: tuple[StepRow, ...]) -> Drift:
+    """What the expected rate makes of the peak, by the FLOPs of a real token that the run itself counted."""
+    known = [
+        (step.mfu, step.real_tokens_per_s) for step in steps if step.mfu is not None and step.real_tokens_per_s > 0
+    ]
+    ranks = reported.run.header.world_size
+    expected = expected_rate(one, ranks)
+    if not known:
+        return Drift(
+            quantity="MFU", expected=None, expected_source="the device's peak is not known", achieved=None,
+            verdict="the device's peak is not known",
+        )  # fmt: skip
+    per_rate = statistics.median(mfu / rate for mfu, rate in known)
+    achieved = achieved_rate(steps, ranks)
+    ends = [None if end is None else per_rate * end for end in (achieved.low, achieved.high)]
+    if expected is None:
+        return Drift(
+            quantity="MFU", expected=None, expected_source=f"nothing known of {ranks} ranks",
+            achieved=per_rate * achieved.value, achieved_low=ends[0], achieved_high=ends[1],
+            verdict="nothing to hold it against",
+        )  # fmt: skip
     return Drift(
         quantity="MFU",
-        expected=None if expected is None else expected.mfu,
-        expected_low=None if expected is None else expected.mfu_low,
-        expected_high=None if expected is None else expected.mfu_high,
-        expected_source="not measured in the tuning" if expected is None else f"measured: {expected.source}",
-        achieved=achieved,
-        verdict=verdict,
+        expected=per_rate * expected.value,
+        expected_low=None if expected.low is None else per_rate * expected.low,
+        expected_high=None if expected.high is None else per_rate * expected.high,
+        expected_source=f"{expected.known}: {expected.source}, times the FLOPs of a real token over the peak",
+        achieved=per_rate * achieved.value,
+        achieved_low=ends[0],
+        achieved_high=ends[1],
+        verdict=_verdict(expected, achieved),
     )
 
 
 def _memory(one: ReportedProfile, reported: ReportedRun, steps: tuple[StepRow, ...]) -> Drift:
     """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
     rows = reported.run.header.rows_per_microbatch_per_rank
-    peaks = [
-        StepFigures.of(done.outcome).peak_bytes
+    alike = [
+        StepFigures.of(done.outcome)
         for done in one.trials
-        if done.trial.job == "step" and isinstance(done.outcome, Measured) and _rows_of(done.trial.measured) == rows
+        if done.trial.job == "step" and isinstance(done.outcome, Measured) and _is_of(one, done.trial.measured, rows)
     ]
+    # A run counts what its allocator holds; what lies outside of it is the device's.
+    peaks = [figures.peak_bytes - (figures.outside_allocator_bytes or 0) for figures in alike]
     expected = float(max(peaks)) if peaks else None
     achieved = float(max(step.peak_memory_bytes for step in steps))
     if reported.run.header.device == "cpu":
         verdict = "not comparable on a CPU: the run counts its whole process"
     elif expected is None:
         verdict = "nothing to hold it against"
+    elif abs(achieved / expected - 1) <= _ALIKE_SHARE:
+        verdict = "as expected"
     else:
-        over = achieved / expected - 1
-        verdict = "as expected" if over <= _ALIKE_SHARE else "drift: more than its trial took"
-    source = f"measured: trials of {rows} rows" if peaks else f"no trial had {rows} rows"
+        verdict = f"drift: {'more' if achieved > expected else 'less'} than its trial took"
+    source = f"measured: trials of {rows} rows" if peaks else f"no trial of these settings had {rows} rows"
     return Drift(quantity="peak memory", expected=expected, expected_source=source, achieved=achieved, verdict=verdict)
 
 
-def _rows_of(measured: dict[str, object]) -> object:
+_OF_MEMORY = (
+    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers", "checkpointing",
+    "attention_dropout",
+)  # fmt: skip
+
+
+def _is_of(one: ReportedProfile, measured: dict[str, object], rows: int) -> bool:
+    """Whether a trial took the profile's own step, with so many rows: a ledger has trials of other recipes too."""
     config = measured.get("config")
-    return config.get("micro_batch_rows") if isinstance(config, dict) else None
+    if not isinstance(config, dict) or config.get("micro_batch_rows") != rows:
+        return False
+    train = one.profile.train.model_dump(mode="json")
+    return all(config.get(name, train[name]) == train[name] for name in _OF_MEMORY)

@@ -47,7 +47,7 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
     pairs.append(("Rule", (Code(text=advice.rule), f", {applied}")))
     evidence = Table(
         caption=f"Evidence of {advice.rule}",
-        headers=("evidence", "figure", "95 % interval", "n", "known", "source"),
+        headers=("evidence", "figure", "interval", "n", "known", "source"),
         rows=tuple(_cells(figure) for figure in advice.evidence),
         align="lrrrll",
     )
@@ -98,7 +98,7 @@ def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
     for section in sections:
         for block in blocks_of(Document(title="", subtitle="", sections=(section,))):
             if isinstance(block, Missing):
-                rows.append([section.title, block.what, "; then ".join(block.commands) or None])
+                rows += [[section.title, block.what, command] for command in block.commands or (None,)]
     if not rows:
         return ()
     headers = ("section", "what is missing", "what would change that")

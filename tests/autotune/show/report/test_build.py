@@ -60,7 +60,8 @@ def test_one_profile_needs_no_titles_of_profiles():
 def test_everything_missing_is_listed_with_its_command():
     document = report_document((reported(),), ())
     listed = table_of(document, "What is missing")
-    assert len(listed.rows) == len(of_kind(document, Missing))
+    commands = [command for one in of_kind(document, Missing) for command in one.commands or (None,)]
+    assert [row[2] for row in listed.rows] == commands  # whole, one to a row
     assert ["Before and after", "What the tuned settings are worth against others"] in [row[:2] for row in listed.rows]
 
 
@@ -147,4 +148,4 @@ def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(window
     one = reported(profile=profile.model_copy(update={"evidence": evidence}), trials=example_inputs(3)[0][0].trials)
     document = report_document((one,), (reported_run(profile_path=one.path),))
     assert report_markdown(document)
-    json.dumps(report_facts((one,), ()), allow_nan=False)
+    json.dumps(report_facts((one,), (), report_document((one,), ())), allow_nan=False)

@@ -17,7 +17,7 @@ from trainer.events import happened
 def three(request):
     inputs = example_inputs(12, request.param)
     document = report_document(*inputs)
-    return report_markdown(document), Page(report_html(document)), report_facts(*inputs)
+    return report_markdown(document), Page(report_html(document)), report_facts(*inputs, document)
 
 
 def test_markdown_and_html_have_the_same_tables_cell_by_cell(three):
