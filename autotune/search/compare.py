@@ -160,7 +160,8 @@ def _profile_headlines(profile: Profile) -> Iterable[Reading]:
     baseline = profile.evidence.baseline
     tuned = next((row for row in baseline.rows if row.name == "tuned"), None) if baseline else None
     if tuned is not None and (rates := _positive(tuned.real_tokens_per_s)):
-        yield Reading(metric=TRAINING_RATE, of=_BY_BASELINE, estimate=of_readings(rates))
+        ranks = _many(baseline.local_ranks if baseline else 1, "rank")
+        yield Reading(metric=TRAINING_RATE, of=f"{_BY_BASELINE}, {ranks}", estimate=of_readings(rates))
     fill = probe.mean_real_tokens_per_row / train.seq_length_tokens
     rows = workers.rows if workers else []
     windows = next((row for row in rows if row.loader_workers == train.data.loader_workers), None)
@@ -233,11 +234,10 @@ def _steps(metric: Metric, of: str, pairs: Sequence[tuple[float, float]], *, sca
 
 
 def _settled(run: Run) -> tuple[StepRow, ...]:
-    """Its logged steps without the first ones, and without the first after it went on."""
-    rows = run.steps
+    """Logged steps of its last start, as earlier ones may have had other settings; without the first ones."""
+    rows = tuple(row for row in run.steps if row.step > run.header.resumed_step)
     cut = min(MOST_WARM_UP_ROWS, max(1, math.ceil(WARM_UP_SHARE * len(rows))))
-    later = [row for row in rows[cut:] if row.step != run.header.resumed_step + 1]
-    return tuple(later)
+    return rows[cut:]
 
 
 def _model_of(header: RunHeader) -> str:

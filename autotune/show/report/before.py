@@ -100,7 +100,8 @@ def cost(one: ReportedProfile) -> tuple[Block, ...]:
     )
     said = (
         f"All trials of the ledger took {hours(spent_s / 3600)} of one {one.unit} "
-        f"({unit}: time of each trial times the ranks that it kept busy). "
+        f"({unit}: time of each trial times the ranks that it kept busy; not the start of jobs, nor what lay idle "
+        "beside a trial). "
     )
     found = pay_back(spent_s, one.profile.evidence.baseline)
     if found is None:
@@ -111,13 +112,15 @@ def cost(one: ReportedProfile) -> tuple[Block, ...]:
 
 def _paid(found: PayBack, unit: str) -> Words:
     if found.rank_hours is None:
-        return ("Against the default it is not paid back by speed: the tuned settings are not faster.",)
+        undecided = found.rank_hours_low is not None
+        why = "it is undecided whether they are faster" if undecided else "the tuned settings are not faster"
+        return (f"Against the default it is not paid back by speed: {why}.",)
     open_end = found.rank_hours_low is not None and found.rank_hours_high is None
     doubt = " At the far end of the interval it never is." if open_end else ""
     after = with_bounds(found.rank_hours, found.rank_hours_low, found.rank_hours_high, hours)
     large = hours(found.rank_hours / LARGE_JOB_RANKS)
     return (
-        "Against the default it is paid back after ",
+        "Against the default it is paid back (predicted, if the measured ratio holds) after ",
         Strong(text=f"{after} of training on one {unit}"),
         f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
     )
