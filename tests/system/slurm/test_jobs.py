@@ -153,7 +153,7 @@ def test_the_network_of_two_nodes_is_measured_by_a_second_job_on_request(tuned, 
     (second,) = json.loads(tuned.stdout)["then"]
     assert f"job {second['job']}: running on lab[1-2]" in tuned.stderr
     profile = tomllib.loads((work / "tuned" / "tiny-cpu.toml").read_text())
-    assert profile["provenance"]["commands"] == ["probe", "workers", "network"]
+    assert profile["provenance"]["commands"] == ["probe", "workers", "network", "baseline"]
     found = profile["evidence"]["network"]
     assert (found["nodes"], found["ranks_per_node"]) == (2, 1)
     (link,) = found["links"]
