@@ -148,8 +148,8 @@ def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
     """
     found = read_reviewed(profile, reports)
     standing, last = found.standing, found.standing.review
-    review = ["autotune", "report", "review", str(profile), "--reports", str(reports)]
-    approve = shlex.join([*review, "--approve", "--by", "NAME"])
+    review, at = ["autotune", "report", "review", str(profile)], ["--reports", str(reports)]
+    approve = shlex.join([*review, "--approve", "--by", "NAME", *at])
     if standing.state == "approved":
         return found
     if standing.state == "not reviewed" or last is None:
@@ -160,7 +160,7 @@ def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
     if standing.state == "rejected":
         raise ProfileRefused(
             f"{profile} was rejected by {last.by!r} at {last.time_utc}",
-            next_step=f"Read why: {shlex.join(review)}",
+            next_step=f"Read why: {shlex.join([*review, *at])}",
         )
     raise ProfileRefused(
         f"{profile} is not approved any more: {last.by!r} approved {_short(last.profile_sha256)}… at {last.time_utc}, "
