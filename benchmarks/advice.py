@@ -24,7 +24,8 @@ from autotune.search.situation import situation_of_run
 from benchmarks import bars, sizes
 from benchmarks.bars import Bar
 from benchmarks.real_trainings import Place, make_place, train, train_over_network
-from benchmarks.scenarios import Scenario, is_silent, scenarios, spoken
+from benchmarks.scenarios import is_silent, scenarios, spoken
+from benchmarks.scenarios.situations import Scenario
 from benchmarks.simulated_steps import simulated_run
 from trainer.record import Run
 

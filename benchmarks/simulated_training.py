@@ -1,9 +1,10 @@
 """Simulated trainings on simulated machines, in which advice can be followed and what it delivers be read.
 
-What they are was settled before the rules that they judge, and shares no formula with them. A device multiplies and
-moves bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches kernels; a
-loader makes rows; a ring carries gradients, which the backward of the last micro-batch hides; the optimizer goes over
-its state. What a record or a measurement reads is that, times noise.
+They are other models of a training than the rules that they judge, if kin to them: both know that parts of a step add up.
+They were corrected where building showed that they trained otherwise than a trainer does. A device multiplies and moves
+bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches kernels; a loader
+makes rows; a ring carries gradients, which the backward of the last micro-batch hides; the optimizer goes over its
+state. What a record or a measurement reads is that, times noise.
 """
 
 import math

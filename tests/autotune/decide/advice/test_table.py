@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from autotune.core.advice import SEVERITIES, Gain
 from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE, Situation, advise
-from benchmarks.scenarios import ran, scenarios, tuned
+from benchmarks.scenarios import scenarios
+from benchmarks.scenarios.situations import ran, tuned
 from benchmarks.simulated_training import World, settings
 
 GPU = World()
