@@ -1,11 +1,11 @@
 """Simulated records of steps with one known cause of loss, on which the judgement of what limits a run is held.
 
-They draw the parts of a step by the definitions that the judgement reads them by, so what they test is that noise, small
+They draw the parts of a step by the definitions that the judgement reads them by. So they test that noise, small
 losses beside the large one, and misread waits do not mislead it; that the definitions fit, real trainings show
-(``benchmarks.advice``). A step computes, waits for its loader, waits for gradients,
-updates, and spends a little between steps; one of these is drawn large, the others small as they are everywhere. What a
-record reads is that, times what machines do to figures: noise that lasts for several steps, steps that something held
-up, checkpoints, and a first step that pays for what is made once.
+(``benchmarks.advice``). A step computes, waits for its loader, waits for gradients, updates, and spends some between
+steps; one of these is drawn large, the others small as they are everywhere. What a record reads is that, times what
+machines do to figures: noise that lasts for several steps, steps that something held up, and a first step that pays for
+what is made once.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Simulated trainings on simulated machines, in which advice can be followed and what it delivers be read.
 
-They are other models of a training than the rules that they judge, if kin to them: both know that parts of a step add up.
+They are other models of a training than the rules that they judge, if kin to them: in both a step adds up.
 They were corrected where building showed that they trained otherwise than a trainer does. A device multiplies and moves
 bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches kernels; a loader
 makes rows; a ring carries gradients, which the backward of the last micro-batch hides; the optimizer goes over its
