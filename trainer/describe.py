@@ -80,4 +80,5 @@ def describe_run(
         peak_flops_per_s=facts.peak_flops_per_s,
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
+        hosts=list(facts.hosts),
     )

@@ -109,7 +109,8 @@ class _Run:
         transformers_logging.disable_progress_bar()  # the run has a bar of its own
         self._resolved, self._ranks, self._writer, self._watch, self._clock = resolved, ranks, writer, watch, clock
         self._dataset = dataset = open_dataset(resolved)
-        remarks = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
+        checked = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
+        remarks = checked.remarks
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
@@ -117,7 +118,8 @@ class _Run:
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak_of(config, ranks))
+        peak = peak_of(config, ranks)
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=checked.hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         header = describe_run(
             resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt

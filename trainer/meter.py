@@ -37,6 +37,8 @@ class DeviceFacts:
     work: ModelWork
     peak_flops_per_s: float | None
     """Of one device."""
+    hosts: tuple[str, ...] = ()
+    """Where each rank runs, by rank, as far as that is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +86,16 @@ class _Pace:
     data_wait_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a row says of all ranks in the interval before; None as far as it is not known."""
+
+    slowest_rank: int | None = None
+    slowest_rank_ratio: float | None = None
+    longest_data_wait_s: float | None = None
+    longest_data_wait_rank: int | None = None
+
+
 class Meter:
     """Measures steps and makes rows of them."""
 
@@ -93,7 +105,7 @@ class Meter:
         self.noise = NoiseScale()
         self._pace: _Pace | None = None
         self._pace_told: deque[_Pace | None] = deque()
-        self._monitor = PaceMonitor()
+        self._monitor = PaceMonitor(facts.hosts)
         self._findings: list[Finding] = []
         self._pending: deque[_Pending] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
@@ -209,7 +221,7 @@ class Meter:
         interval, world, steps = row.interval, self._ranks.world_size, row.interval.steps
         numbers = row.sums.tolist()
         sums = dict(zip(_FIELDS, numbers[: len(_FIELDS)], strict=True))
-        slowest = self._look_at_pace(numbers[len(_FIELDS) :], world)
+        told = self._look_at_pace(numbers[len(_FIELDS) :], world)
         seconds = row.ended.seconds_since(interval.began)
         compute_s = _mean(row.results, _computed_s)
         communication_s = _communication_s(row.results, world)
@@ -254,22 +266,33 @@ class Meter:
             head_overflows=row.head_overflows,
             recompilations=row.recompilations,
             skipped_steps=row.skipped_steps,
-            slowest_rank=None if slowest is None else slowest[0],
-            slowest_rank_ratio=None if slowest is None else slowest[1],
+            slowest_rank=told.slowest_rank,
+            slowest_rank_ratio=told.slowest_rank_ratio,
+            longest_data_wait_s=told.longest_data_wait_s,
+            longest_data_wait_rank=told.longest_data_wait_rank,
         )
 
-    def _look_at_pace(self, numbers: Sequence[float], world: int) -> tuple[int, float] | None:
-        """What all ranks' times of the interval before show; the slowest rank, and its time over the median."""
+    def _look_at_pace(self, numbers: Sequence[float], world: int) -> _Told:
+        """What all ranks' times of the interval before show."""
         before = self._pace_told.popleft()
         if before is None:
-            return None
+            return _Told()
         compute_s = [_finite(value) for value in numbers[:world]]
         self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=numbers[world:], compute_s=compute_s)
+        if world == 1:
+            return _Told()
+        waits_s = numbers[world:]
+        waiting = max(range(world), key=waits_s.__getitem__)
         known_s = [value for value in compute_s if value is not None]
-        if world == 1 or len(known_s) < world or min(known_s) <= 0:
-            return None
+        if len(known_s) < world or min(known_s) <= 0:
+            return _Told(longest_data_wait_s=waits_s[waiting], longest_data_wait_rank=waiting)
         slowest = max(range(world), key=known_s.__getitem__)
-        return slowest, known_s[slowest] / statistics.median_low(known_s)
+        return _Told(
+            slowest_rank=slowest,
+            slowest_rank_ratio=known_s[slowest] / statistics.median_low(known_s),
+            longest_data_wait_s=waits_s[waiting],
+            longest_data_wait_rank=waiting,
+        )
 
 
 def _computed_s(result: StepResult) -> float:

@@ -14,9 +14,14 @@ ROWS = 5
 
 
 class PaceMonitor:
-    """Looks at every logged row, in order."""
+    """Looks at every logged row, in order.
 
-    def __init__(self) -> None:
+    Args:
+        hosts: Where each rank runs, by rank, as far as that is known.
+    """
+
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self._hosts = hosts
         self._rows = 0
         self._starved = _Streak()
         self._slow: dict[int, _Streak] = {}
@@ -41,7 +46,8 @@ class PaceMonitor:
         if not self._starved.look(share > STARVED_SHARE):
             return []
         rank = data_wait_s.index(wait_s)
-        message = f"rank {rank} waits for its loader {share:.0%} of the time: {wait_s:.4g} of {step_s:.4g} s per step"
+        message = f"{self._named(rank)} waits for its loader {share:.0%} of the time: "
+        message += f"{wait_s:.4g} of {step_s:.4g} s per step"
         values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
         return [finding(Kind.STARVED, Action.WARN, message, values)]
 
@@ -61,11 +67,15 @@ class PaceMonitor:
             return []
         slowest = max(told, key=ratios.__getitem__)
         others = ", ".join(str(rank) for rank in told if rank != slowest)
-        message = f"rank {slowest} computes {ratios[slowest]:.2f} times as long as the median rank: "
+        message = f"{self._named(slowest)} computes {ratios[slowest]:.2f} times as long as the median rank: "
         message += f"{known_s[slowest]:.4g} against {median_s:.4g} s per step; all others wait for it"
         message += f" (slow as well: {others})" if others else ""
         values = {"rank": float(slowest), "ratio": ratios[slowest], "compute_s": known_s[slowest], "median_s": median_s}
         return [finding(Kind.STRAGGLER, Action.WARN, message, values)]
+
+    def _named(self, rank: int) -> str:
+        """With its host, where people go and look."""
+        return f"rank {rank} ({self._hosts[rank][:64]})" if rank < len(self._hosts) else f"rank {rank}"
 
 
 class _Streak:

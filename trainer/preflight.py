@@ -48,7 +48,16 @@ class Remark:
     next_step: str
 
 
-def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> list[Remark]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRanks:
+    """Ranks that may train together."""
+
+    remarks: list[Remark]
+    hosts: tuple[str, ...]
+    """Where each one runs, by rank."""
+
+
+def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> CheckedRanks:
     """Hold this rank against all others, and all of them against the profile.
 
     Raises:
@@ -60,12 +69,13 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> li
     remarks = compare_ranks(facts)
     for one in facts:
         remarks += [remark for remark in compare_profile(resolved.fingerprint, one) if remark not in remarks]
-    return remarks
+    return CheckedRanks(remarks=remarks, hosts=tuple(one["host"] for one in facts))
 
 
 def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
-    """What a rank is compared by."""
+    """What a rank is compared by, and where it runs."""
     return {
+        "host": platform.node(),
         "configuration": resolved.config_sha256,
         "code": code_sha256(),
         "dataset": dataset_hash,

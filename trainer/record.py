@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from trainer.errors import BadConfig
 from trainer.events import EventRow
@@ -88,6 +88,11 @@ class StepRow(Table):
     """The one whose forward and backward took longest in the interval before; None until that is known."""
     slowest_rank_ratio: float | None
     """Its time over the median of all ranks."""
+    longest_data_wait_s: float | None = None
+    """Part of a step in which the rank that waited longest for its loader did, in the interval before; None until that
+    is known, and of one rank alone. What it waits beyond rank 0, rank 0 waits for its gradient."""
+    longest_data_wait_rank: int | None = None
+    """That rank."""
 
 
 class StartUp(Table):
@@ -162,6 +167,8 @@ class RunHeader(Table):
     peak_flops_per_s: float | None
     """Of one device, dense, in the precision used; what MFU refers to."""
     versions: dict[str, str]
+    hosts: list[str] = Field(default_factory=list)
+    """On which each rank runs, by rank; empty in records that do not tell."""
 
 
 class RunExit(Table):

@@ -7,8 +7,8 @@ inside of computing only a GPU's counters tell, which tuning reads while steps a
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import WorkersRow
@@ -58,14 +58,9 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     if not rows:
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
-    found = bottleneck_of_rows(
+    return bottleneck_of_rows(
         rows, source=source, world_size=run.header.world_size, counters=counters, padding_costs=_place_share(run)
     )
-    starved = any(event.kind == "starved" and event.step >= rows[0].step for event in run.events)
-    if starved:
-        told = "which rank waits for data: only rank 0's wait is read, another's shows as waiting for gradients"
-        found = replace(found, untold=(*found.untold, f"{told}; the run's events name it"))
-    return found
 
 
 def _place_share(run: Run) -> float:
@@ -99,15 +94,7 @@ def bottleneck_of_rows(
         counters: Of the device; without, waiting for its memory cannot be told from computing.
         padding_costs: Part of computing that padding costs as well; a masked head does not compute it.
     """
-    seconds: dict[Cause, Callable[[StepRow], float]] = {
-        "input": lambda row: row.data_wait_s,
-        "straggler": straggling_s,
-        "network": lambda row: max(0.0, (row.communication_s or 0.0) - _others_straggle_s(row)),
-        "update": lambda row: row.optimizer_s,
-        "padding": lambda row: padding_costs * (1 - row.packing_efficiency) * _own_compute_s(row),
-        "host": _between_s,
-    }
-    parts = [_part(rows, cause, of, source) for cause, of in seconds.items()]
+    parts = _parts(rows, source, padding_costs)
     untold = []
     if world_size > 1 and any(row.communication_s is None for row in rows):
         untold.append("waiting for gradients: this strategy does not let it be told from computing")
@@ -189,51 +176,68 @@ def counters_of_profile(profile: Profile) -> Counters | None:
     return None if row is None else counters_of(row, profile)
 
 
-def straggling_s(row: StepRow) -> float:
-    """What a step waits because one rank computes longer than the median one."""
+def _parts(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[Part]:
+    """Every cause's part of all steps, with the spread of blocks of neighbouring ones."""
+    whole = _shares(rows, padding_costs)
+    count = min(MOST_BLOCKS, len(rows) // 2)
+    if count < LEAST_BLOCKS:
+        return [Part(cause=cause, share=share, source=source) for cause, share in whole.items()]
+    edges = [round(number * len(rows) / count) for number in range(count + 1)]
+    blocks = [_shares(rows[start:end], padding_costs) for start, end in itertools.pairwise(edges)]
+    parts = []
+    for cause, share in whole.items():
+        spread = statistics.stdev(block[cause] for block in blocks)
+        half = t_quantile(CONFIDENCE, count - 1) * spread / math.sqrt(count)
+        parts.append(
+            Part(cause=cause, share=share, low=max(0.0, share - half), high=min(1.0, share + half), source=source)
+        )
+    return parts
+
+
+def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]:
+    """Of the time of steps, what each cause took.
+
+    Rank 0's wait for others is first theirs for their loaders, then for the slowest one, and then the network's. What a
+    row says of all ranks is of an interval before it, so it is held against the others' wait in the mean of steps.
+    """
+    others_s = sum(row.communication_s or 0.0 for row in rows)
+    own_data_s = sum(row.data_wait_s for row in rows)
+    longest_s = sum(row.data_wait_s if row.longest_data_wait_s is None else row.longest_data_wait_s for row in rows)
+    others_data_s = min(others_s, max(0.0, longest_s - own_data_s))
+    ahead_s = sum(_slower_by_s(row) for row in rows if row.slowest_rank != 0)
+    others_slow_s = min(others_s - others_data_s, ahead_s)
+    own_slow_s = sum(_slower_by_s(row) for row in rows if row.slowest_rank == 0)
+    padding_s = sum((1 - row.packing_efficiency) * _own_compute_s(row) for row in rows)
+    seconds: dict[Cause, float] = {
+        "input": own_data_s + others_data_s,
+        "straggler": own_slow_s + others_slow_s,
+        "network": others_s - others_data_s - others_slow_s,
+        "update": sum(row.optimizer_s for row in rows),
+        "padding": padding_costs * padding_s,
+        "host": sum(map(_between_s, rows)),
+    }
+    whole_s = sum(row.step_s for row in rows) or 1.0
+    return {cause: part_s / whole_s for cause, part_s in seconds.items()}
+
+
+def _slower_by_s(row: StepRow) -> float:
+    """What the slowest rank computes longer than the median one; 0 where that is hardly anything."""
     ratio = row.slowest_rank_ratio
     if ratio is None or ratio < STRAGGLER_RATIO:
         return 0.0
-    if row.slowest_rank == 0:  # it is this rank's own computing that is long
-        return row.compute_s * (1 - 1 / ratio)
-    return _others_straggle_s(row)
-
-
-def _others_straggle_s(row: StepRow) -> float:
-    """Part of the wait for gradients in which another rank still computes."""
-    ratio = row.slowest_rank_ratio
-    if ratio is None or ratio < STRAGGLER_RATIO or row.slowest_rank in (None, 0):
-        return 0.0
-    return min(row.communication_s or 0.0, (ratio - 1) * row.compute_s)
+    # Where rank 0 is the slowest, it is its own computing that is long.
+    return row.compute_s * (1 - 1 / ratio) if row.slowest_rank == 0 else (ratio - 1) * row.compute_s
 
 
 def _own_compute_s(row: StepRow) -> float:
     """Computing, without what only a slow rank 0 adds."""
-    return row.compute_s - (straggling_s(row) if row.slowest_rank == 0 else 0.0)
+    return row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0)
 
 
 def _between_s(row: StepRow) -> float:
     """Of a step that is neither waiting nor computing nor updating: the program's own doings between steps."""
     told = row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s
     return max(0.0, row.step_s - told)
-
-
-def _part(rows: Sequence[StepRow], cause: Cause, seconds: Callable[[StepRow], float], source: str) -> Part:
-    """A cause's part of all steps, with the spread of blocks of neighbouring ones."""
-    share = sum(map(seconds, rows)) / _seconds(rows)
-    low = high = None
-    count = min(MOST_BLOCKS, len(rows) // 2)
-    if count >= LEAST_BLOCKS:
-        edges = [round(number * len(rows) / count) for number in range(count + 1)]
-        blocks = [rows[start:end] for start, end in itertools.pairwise(edges)]
-        found = [sum(map(seconds, block)) / _seconds(block) for block in blocks]
-        half = t_quantile(CONFIDENCE, count - 1) * statistics.stdev(found) / math.sqrt(count)
-        low, high = max(0.0, share - half), min(1.0, share + half)
-    return Part(cause=cause, share=share, low=low, high=high, source=source)
-
-
-def _seconds(rows: Sequence[StepRow]) -> float:
-    return sum(row.step_s for row in rows) or 1.0
 
 
 def _with_counters(parts: Sequence[Part], counters: Counters) -> list[Part]:

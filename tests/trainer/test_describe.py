@@ -43,7 +43,7 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     resolved, ranks = resolved_of(config, data), join_ranks(config, environment={})
     dataset = open_dataset(resolved)
     training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
-    facts = DeviceFacts(work=training.work, peak_flops_per_s=peak_of(config, ranks))
+    facts = DeviceFacts(work=training.work, peak_flops_per_s=peak_of(config, ranks), hosts=("here",))
     path = write_checkpoint(tmp_path / "checkpoints", 7)
     start = Start(checkpoint=path, manifest=read_checkpoint(path), job="slurm 17")
     plan = make_plan(config, len(dataset), 1)
@@ -56,6 +56,7 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     assert header.parameters == sum(one.numel() for one in training.module.parameters())
     assert any("0.25" in change for change in header.recipe_changes)
     assert (header.versions["torch"], header.versions["python"]) == (torch.__version__, platform.python_version())
+    assert header.hosts == ["here"]
     assert header.peak_flops_per_s is None  # of a CPU nobody knows it
     fresh = describe_run(resolved, dataset, plan, training, facts=facts, ranks=ranks, start=Start(), attempt=1)
     assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)

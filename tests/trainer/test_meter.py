@@ -145,6 +145,15 @@ def test_the_slowest_rank_of_the_interval_before_is_named_with_its_time_over_the
     assert (second.compute_s, second.communication_s) == (0.5, 0.5)
 
 
+def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_rank(shared):
+    make, batch = shared
+    for departed_s in (0.5, None):  # whether or not it is known how long ranks computed
+        first, second, third = _rows(make(waits=(0.0, 2.0, 3.0)), batch, 3, departed_s=departed_s)
+        assert (first.longest_data_wait_s, first.longest_data_wait_rank) == (None, None)
+        told = [(row.longest_data_wait_s, row.longest_data_wait_rank) for row in (second, third)]
+        assert told == [(3.0, 2), (3.0, 2)]
+
+
 def test_where_nobody_can_tell_when_gradients_left_no_rank_is_the_slowest(shared):
     make, batch = shared
     rows = _rows(make(), batch, 3)

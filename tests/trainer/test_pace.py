@@ -103,3 +103,11 @@ def test_what_stays_within_the_bounds_is_never_said(share, ratios):
 def test_both_can_be_said_of_one_row():
     rows = waiting(0.0, ROWS) + [([0.5, 0.0], [1.0, 9.0])] * ROWS
     assert [kind for _, kind in told(rows)] == [Kind.STARVED, Kind.STRAGGLER]
+
+
+def test_ranks_are_named_with_their_host_where_it_is_known():
+    pace = PaceMonitor(hosts=("n1", "n1", "n2"))
+    found = []
+    for _ in range(2 * ROWS):
+        found += pace.look(step_s=1.0, data_wait_s=[0.0, 0.0, 0.5], compute_s=[1.0, 2.0, 1.0])
+    assert {"rank 2 (n2) waits", "rank 1 (n1) computes"} == {" ".join(one.message.split()[:4]) for one in found}

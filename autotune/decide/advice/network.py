@@ -8,7 +8,7 @@ from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import ExchangeRow
 from autotune.core.trial import LinkFigures
 from autotune.decide.advice.gains import times, without
-from autotune.decide.advice.situation import Situation, part_figure
+from autotune.decide.advice.situation import Situation, on_host, part_figure
 from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
 
@@ -150,10 +150,11 @@ def slow_rank(now: Situation) -> Advice | None:
     lost = now.loss("straggler", 0.02)
     if times < PERSISTENT_SHARE * len(rows) or ratio < SLOW_RATIO or lost is None:
         return None
+    where = on_host(now.run.header.hosts, rank)
     return Advice(
         rule="slow-rank",
         severity="should",
-        claim=f"rank {rank} computes {ratio:.2f} times as long as the median rank, and every step waits for it",
+        claim=f"rank {rank}{where} computes {ratio:.2f} times as long as the median rank, and every step waits for it",
         evidence=(
             part_figure(lost, "waiting for it", len(rows)),
             Figure(

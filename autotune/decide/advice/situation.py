@@ -323,6 +323,11 @@ def part_figure(part: Part, name: str, steps: int) -> Figure:
     return Figure(name=name, value=part.share, unit="share", low=part.low, high=part.high, n=steps, source=part.source)
 
 
+def on_host(hosts: Sequence[str], rank: int | None) -> str:
+    """Where a rank runs, for people who go and look; nothing where that was not recorded."""
+    return f" on {hosts[rank][:64]}" if rank is not None and rank < len(hosts) else ""
+
+
 def middle(values: Sequence[float | None]) -> float | None:
     """The median of those that are there."""
     there = [value for value in values if value is not None]

@@ -73,6 +73,35 @@ class TestRun:
         assert network is not None
         assert network.share < 0.02
 
+    def test_another_rank_that_waits_for_its_loader_is_no_slow_network(self):
+        world = World(nodes=1, ranks_per_node=4)
+        run = run_of(world, settings(world))
+        late_s = 0.5 * run.steps[0].step_s
+        rows = [
+            row.model_copy(
+                update={
+                    "step_s": row.step_s + late_s, "communication_s": (row.communication_s or 0.0) + late_s,
+                    "longest_data_wait_s": row.data_wait_s + late_s, "longest_data_wait_rank": 2,
+                }
+            )
+            for row in run.steps
+        ]  # fmt: skip
+        found = bottleneck_of_run(replace(run, steps=tuple(rows)))
+        assert found is not None
+        assert found.limit == "input"
+        waits, network = found.part("input"), found.part("network")
+        assert waits is not None
+        assert network is not None
+        assert waits.share == pytest.approx(1 / 3, abs=0.03)
+        assert network.share < 0.02
+
+    def test_a_wait_of_all_ranks_counts_once(self):
+        world = World(nodes=1, ranks_per_node=4, load_s_per_row=2e-3)
+        run = run_of(world, settings(world))
+        before = bottleneck_of_run(run)
+        rows = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in run.steps]
+        assert bottleneck_of_run(replace(run, steps=tuple(rows))) == before
+
     def test_computing_and_waiting_that_cannot_be_told_apart_is_said(self):
         world = World(nodes=2, node_bytes_per_s=1e11)
         run = run_of(world, settings(world))
