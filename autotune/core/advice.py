@@ -23,7 +23,9 @@ class Figure:
     unit: Unit
     low: float | None = None
     high: float | None = None
-    """Confidence bounds; None where it was not repeated."""
+    """Bounds; None where it was not repeated."""
+    confidence: float | None = None
+    """With which they hold it, 0 to 1; None where they are no interval of confidence: what others saw, or readings."""
     n: int | None = None
     """So many readings; None where it was not read but computed."""
     known: Literal["measured", "predicted", "assumed"] = "measured"
@@ -39,6 +41,8 @@ class Gain:
     """To what it is now: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
     low: float | None = None
     high: float | None = None
+    confidence: float | None = None
+    """With which the bounds hold it, 0 to 1; None where they rest on assumptions as well."""
     known: Literal["measured", "predicted"]
 
     @property

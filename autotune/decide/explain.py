@@ -8,6 +8,8 @@ from autotune.core.advice import Figure
 from autotune.core.evidence import ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
+from autotune.decide.resampling import CONFIDENCE
+from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.errors import BadInput
 from trainer.config import TrainConfig
 from trainer.schema import nearest
@@ -125,6 +127,7 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             unit="tokens/s",
             low=point.slot_tokens_per_s_low,
             high=point.slot_tokens_per_s_high,
+            confidence=None if point.slot_tokens_per_s_low is None else SHOWN_CONFIDENCE,
             n=point.timed_steps,
             source="evidence.probe.curve",
         )
@@ -194,6 +197,7 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
             unit="ratio",
             low=row.ratio_low,
             high=row.ratio_high,
+            confidence=None if row.ratio_low is None else CONFIDENCE,
             n=len(row.slot_tokens_per_s),
             source="evidence.workers.rows",
         )
@@ -216,6 +220,7 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
                 unit="ratio",
                 low=joint.ratio_low,
                 high=joint.ratio_high,
+                confidence=None if joint.ratio_low is None else CONFIDENCE,
                 n=joint.trials,
                 source="evidence.workers.joint",
             )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _T_95_LARGE = 1.960
 _TRIMMED_SHARE = 0.2
+SHOWN_CONFIDENCE = 0.95
+"""Of bounds that tell how far noise reaches; those that decide have more (``resampling.CONFIDENCE``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from autotune.decide.advice.gains import ratio_of_bounds
 from autotune.decide.advice.situation import Situation, faster_with
 from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.choose import choose_micro_batch, rows_with_headroom
+from autotune.decide.statistics import SHOWN_CONFIDENCE
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""
@@ -73,7 +74,7 @@ def beyond_knee(now: Situation) -> Advice | None:
         evidence=(
             Figure(
                 name=f"tokens/s with {choice.rows} rows, of {rows} rows", value=speed, unit="ratio", low=low, high=high,
-                n=there.timed_steps, source="autotune probe",
+                confidence=_confidence(low), n=there.timed_steps, source="autotune probe",
             ),
         ),
         gain=memory,
@@ -99,7 +100,7 @@ def below_knee(now: Situation) -> Advice | None:
     ratio, low, high = ratio_of_bounds(_figures(there), here)
     if ratio < WORTH_RATIO or (low is not None and low <= 1):
         return None
-    gain = Gain(of="real tokens/s", ratio=ratio, low=low, high=high, known="measured")
+    gain = Gain(of="real tokens/s", ratio=ratio, low=low, high=high, confidence=_confidence(low), known="measured")
     shared = faster_with(now, rows, then)
     if now.global_batch_rows > rows * now.ranks and shared is not None:  # the update of every step is shared out
         gain = Gain(of="real tokens/s", ratio=shared[1], low=shared[0], high=max(shared[2], ratio), known="predicted")
@@ -110,12 +111,12 @@ def below_knee(now: Situation) -> Advice | None:
         evidence=(
             Figure(
                 name=f"tokens/s with {rows} rows", value=here[0], unit="tokens/s", low=here[1], high=here[2],
-                source="autotune probe",
+                confidence=_confidence(here[1]), source="autotune probe",
             ),
             Figure(
                 name=f"tokens/s with {choice.rows} rows", value=there.slot_tokens_per_s, unit="tokens/s",
-                low=there.slot_tokens_per_s_low, high=there.slot_tokens_per_s_high, n=there.timed_steps,
-                source="autotune probe",
+                low=there.slot_tokens_per_s_low, high=there.slot_tokens_per_s_high,
+                confidence=_confidence(there.slot_tokens_per_s_low), n=there.timed_steps, source="autotune probe",
             ),
         ),
         gain=gain,
@@ -185,6 +186,11 @@ def _run_name(now: Situation) -> str:
 
 
 Figures = tuple[float, float | None, float | None]
+
+
+def _confidence(low: float | None) -> float | None:
+    """Of what the probe's curve says, and of ratios of it."""
+    return None if low is None else SHOWN_CONFIDENCE
 
 
 def _figures(point: CurvePoint) -> Figures:

@@ -5,6 +5,7 @@ from typing import Literal
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.decide.advice.gains import MOST_SHARE
 from autotune.decide.advice.situation import Situation, part_figure
+from autotune.decide.bottleneck import CONFIDENCE
 from trainer.peaks import peak_flops_per_s
 
 PREDICTED_SHARE = 0.15
@@ -186,8 +187,8 @@ def computing(now: Situation) -> Advice | None:
             told += ", which is little: the GPU's counters would say why (autotune workers reads them)"
         evidence.append(
             Figure(
-                name="MFU", value=found.mfu, unit="share", low=found.mfu_low, high=found.mfu_high, n=found.steps,
-                source=found.source,
+                name="MFU", value=found.mfu, unit="share", low=found.mfu_low, high=found.mfu_high,
+                confidence=None if found.mfu_low is None else CONFIDENCE, n=found.steps, source=found.source,
             )
         )  # fmt: skip
     return Advice(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from autotune.core.advice import Advice, Figure
 from autotune.core.outcome import Contaminated
 from autotune.decide.advice.situation import Situation, middle
+from autotune.decide.bottleneck import CONFIDENCE
 
 BUSY_SHARE, LOW_MFU = 0.9, 0.35
 SLOWED = "slowed down"
@@ -76,6 +77,7 @@ def utilisation(now: Situation) -> Advice | None:
             Figure(name="utilisation", value=busy, unit="share", source="NVML"),
             Figure(
                 name="MFU", value=now.mfu, unit="share", low=now.bottleneck.mfu_low, high=now.bottleneck.mfu_high,
+                confidence=None if now.bottleneck.mfu_low is None else CONFIDENCE,
                 n=now.bottleneck.steps, source=now.bottleneck.source,
             ),
         ),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from autotune.core.advice import Gain
 from autotune.core.bottleneck import Part
+from autotune.decide.bottleneck import CONFIDENCE
 
 MOST_SHARE = 0.98
 """A part never counts as more of the step than this: no gain is without end."""
@@ -26,6 +27,8 @@ def without(part: Part, *, left: float = 0.0, left_low: float | None = None, lef
         ratio=_speedup(part.share, left),
         low=_speedup(low, left if left_high is None else left_high) if certain else None,
         high=_speedup(high, left if left_low is None else left_low) if certain else None,
+        # What stays at best and at worst is assumed, and no noise.
+        confidence=CONFIDENCE if part.low is not None and left_low is None and left_high is None else None,
         known="predicted",
     )
 
@@ -38,6 +41,7 @@ def times(gain: Gain, factors: tuple[float, float, float]) -> Gain:
         ratio=gain.ratio * usual,
         low=(gain.ratio if gain.low is None else gain.low) * low,
         high=(gain.ratio if gain.high is None else gain.high) * high,
+        confidence=None,
     )
 
 

@@ -4,6 +4,7 @@ from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import WorkersRow
 from autotune.decide.advice.gains import without
 from autotune.decide.advice.situation import Situation, part_figure
+from autotune.decide.resampling import CONFIDENCE
 
 STARVED_SHARE = 0.03
 """Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""
@@ -170,15 +171,17 @@ def undecided_workers(now: Situation) -> Advice | None:
 def _ratio_figure(row: WorkersRow) -> Figure:
     return Figure(
         name=f"{row.loader_workers} loader workers, of the step on batches from memory", value=row.ratio_to_ceiling,
-        unit="ratio", low=row.ratio_low, high=row.ratio_high, n=len(row.slot_tokens_per_s), source="autotune workers",
+        unit="ratio", low=row.ratio_low, high=row.ratio_high, confidence=None if row.ratio_low is None else CONFIDENCE,
+        n=len(row.slot_tokens_per_s), source="autotune workers",
     )  # fmt: skip
 
 
 def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:
     if old is None:
         return None
-    ratio, low, high = new.ratio_to_ceiling / old.ratio_to_ceiling, None, None
+    ratio, low, high, confidence = new.ratio_to_ceiling / old.ratio_to_ceiling, None, None, None
     if None not in (old.ratio_low, old.ratio_high, new.ratio_low, new.ratio_high):
         low = (new.ratio_low or 0.0) / (old.ratio_high or 1.0)
         high = (new.ratio_high or 0.0) / (old.ratio_low or 1.0)
-    return Gain(of="real tokens/s", ratio=ratio, low=low, high=high, known="measured")
+        confidence = 1 - 2 * (1 - CONFIDENCE)  # at least: both lie within theirs (Bonferroni)
+    return Gain(of="real tokens/s", ratio=ratio, low=low, high=high, confidence=confidence, known="measured")

@@ -11,6 +11,7 @@ from autotune.decide.advice.gains import times, without
 from autotune.decide.advice.situation import Situation, on_host, part_figure
 from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
+from autotune.decide.resampling import CONFIDENCE
 
 WORTH_RATIO = 1.02
 PERSISTENT_SHARE = 0.6
@@ -48,7 +49,8 @@ def exchange(now: Situation) -> Advice | None:
         evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that is proven")),
         gain=Gain(
             of="real tokens/s", ratio=ratio, low=best.ratio_low if exact else None,
-            high=best.ratio_high if exact else None, known="measured",
+            high=best.ratio_high if exact else None,
+            confidence=CONFIDENCE if exact and best.ratio_low is not None else None, known="measured",
         ),
         cost="none that was seen; the sums of gradients are rounded in another order",
         changes=tuple(Change(key=key, old=old, new=new) for key, (old, new) in wanted.items() if old != new),
@@ -83,6 +85,7 @@ def too_many_nodes(now: Situation) -> Advice | None:
     if spread is None or spread.nodes <= spread.useful_nodes:
         return None
     low, high = spread.efficiency_low, spread.efficiency_high
+    confidence = None if low is None else CONFIDENCE  # of the links
     return Advice(
         rule="too-many-nodes",
         severity="should",
@@ -91,7 +94,7 @@ def too_many_nodes(now: Situation) -> Advice | None:
         evidence=(
             Figure(
                 name=f"efficiency of {spread.nodes} nodes", value=spread.efficiency, unit="share", low=low, high=high,
-                known="predicted", source=spread.source,
+                confidence=confidence, known="predicted", source=spread.source,
             ),
             Figure(
                 name=f"efficiency of {spread.useful_nodes} nodes", value=spread.useful_efficiency, unit="share",
@@ -101,7 +104,7 @@ def too_many_nodes(now: Situation) -> Advice | None:
         gain=Gain(
             of="GPU-hours", ratio=spread.efficiency / spread.useful_efficiency,
             low=None if low is None else low / spread.useful_efficiency,
-            high=None if high is None else high / spread.useful_efficiency, known="predicted",
+            high=None if high is None else high / spread.useful_efficiency, confidence=confidence, known="predicted",
         ),
         cost="the run takes longer on fewer nodes, and costs less",
         command=now.command("scale", "--profile", now.profile_path, "--nodes", f"{spread.useful_nodes},{spread.nodes}"),

@@ -12,6 +12,7 @@ from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FinishedTrial
+from autotune.decide.bottleneck import CONFIDENCE
 from autotune.decide.choose import deal
 from autotune.decide.work import HIDDEN_SIZE, LAYERS, of_model
 from trainer.config import TrainConfig
@@ -320,7 +321,10 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 def part_figure(part: Part, name: str, steps: int) -> Figure:
     """A part of a step as evidence."""
-    return Figure(name=name, value=part.share, unit="share", low=part.low, high=part.high, n=steps, source=part.source)
+    return Figure(
+        name=name, value=part.share, unit="share", low=part.low, high=part.high,
+        confidence=None if part.low is None else CONFIDENCE, n=steps, source=part.source,
+    )  # fmt: skip
 
 
 def on_host(hosts: Sequence[str], rank: int | None) -> str:

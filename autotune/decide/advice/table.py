@@ -7,6 +7,7 @@ from autotune.core.advice import SEVERITIES, Advice, Figure
 from autotune.core.bottleneck import Cause
 from autotune.decide.advice import batch, compute, condition, device, loader, network, rows, size
 from autotune.decide.advice.situation import Situation
+from autotune.decide.bottleneck import CONFIDENCE
 
 Recommendation = str
 """Of the paper: ``R1`` to ``R5``."""
@@ -107,7 +108,8 @@ def _change_nothing(now: Situation) -> Advice:
         first = limit.parts[0]
         figures = (
             Figure(name=f"largest part of the step: {first.cause}", value=first.share, unit="share", low=first.low,
-                   high=first.high, n=limit.steps, source=first.source),
+                   high=first.high, confidence=None if first.low is None else CONFIDENCE, n=limit.steps,
+                   source=first.source),
         )  # fmt: skip
     return Advice(
         rule=NOTHING,
