@@ -32,7 +32,15 @@ def run_of(
     for number in range(first_step, first_step + steps):
         times = {
             name: getattr(true, name) * math.exp(draw.gauss(0, NOISE_SHARE))
-            for name in ("compute_s", "straggling_s", "data_wait_s", "network_s", "update_s", "between_s")
+            for name in (
+                "compute_s",
+                "straggling_s",
+                "data_wait_s",
+                "starving_s",
+                "network_s",
+                "update_s",
+                "between_s",
+            )
         }
         told = None if noise_scale is None else noise_scale * draw.uniform(0.8, 1.25)
         rows.append(_row(number, times, true, world, noise_scale=told))
@@ -57,7 +65,8 @@ def _row(number: int, times: dict[str, float], true: Step, world: World, *, nois
     peak = world.peaks_flops_per_s["bf16"] if world.gpu_name else None
     return StepRow(
         step=number, loss=5.0, grad_norm=1.0, learning_rate=1e-4, step_s=step_s, data_wait_s=times["data_wait_s"],
-        compute_s=times["compute_s"], communication_s=times["network_s"] + times["straggling_s"],
+        compute_s=times["compute_s"],
+        communication_s=times["network_s"] + times["straggling_s"] + times["starving_s"],
         optimizer_s=times["update_s"], real_tokens=round(real), slot_tokens=round(slots),
         packing_efficiency=real / slots,
         real_tokens_per_s=real / step_s, real_tokens_per_s_per_rank=real / step_s / ranks,
@@ -66,6 +75,8 @@ def _row(number: int, times: dict[str, float], true: Step, world: World, *, nois
         mfu_6n=None if peak is None else flops / peak, peak_memory_bytes=2**34, gradient_noise_scale_tokens=noise_scale,
         head_overflows=0, recompilations=0, skipped_steps=0, slowest_rank=1 if ranks > 1 else None,
         slowest_rank_ratio=1 + times["straggling_s"] / times["compute_s"] if ranks > 1 else None,
+        longest_data_wait_s=times["data_wait_s"] + times["starving_s"] if ranks > 1 else None,
+        longest_data_wait_rank=1 if ranks > 1 else None,
     )  # fmt: skip
 
 

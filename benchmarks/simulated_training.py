@@ -8,7 +8,7 @@ state. What a record or a measurement reads is that, times noise.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
@@ -51,6 +51,8 @@ class World:
     node_bytes_per_s: float = 2.5e9
     slow_rank: float = 1.0
     """How many times as long the second rank computes."""
+    slow_loader: float = 1.0
+    """How many times as long its loader takes for a row."""
     uneven_rows: float = 0.0
     """How much longer the rank with the longest rows computes in a step, where rows are as wide as what they hold."""
     slow_link: float = 1.0
@@ -74,6 +76,8 @@ class Step:
     compute_s: float
     straggling_s: float
     data_wait_s: float
+    starving_s: float
+    """How much longer the second rank waits for its loader, and all others for it."""
     network_s: float
     update_s: float
     between_s: float
@@ -86,8 +90,8 @@ class Step:
     @property
     def step_s(self) -> float:
         """All of it."""
-        parts = (self.compute_s, self.straggling_s, self.data_wait_s, self.network_s, self.update_s, self.between_s)
-        return sum(parts)
+        waits_s = self.data_wait_s + self.starving_s + self.straggling_s + self.network_s
+        return self.compute_s + waits_s + self.update_s + self.between_s
 
     @property
     def real_tokens_per_s(self) -> float:
@@ -134,6 +138,8 @@ def step(world: World, train: TrainConfig) -> Step:
     device_s = products_s + moving_s
     micro_s = max(device_s, launches_s)
     wait_s = _wait(world, train, rows, micro_s)
+    late = replace(world, load_s_per_row=world.load_s_per_row * world.slow_loader)
+    starving_s = _wait(late, train, rows, micro_s) - wait_s if world.ranks > 1 else 0.0
     state_bytes = 28 * world.parameters / (world.ranks if train.parallel.strategy == "zero1" else 1)
     compute_s = micro_batches * micro_s
     uneven = world.uneven_rows if train.layout == "bucketed" else 0.0
@@ -141,6 +147,7 @@ def step(world: World, train: TrainConfig) -> Step:
         compute_s=compute_s,
         straggling_s=(world.slow_rank - 1 + uneven) * compute_s if world.ranks > 1 else 0.0,
         data_wait_s=micro_batches * wait_s,
+        starving_s=micro_batches * starving_s,
         network_s=_exposed(world, train, micro_s),
         update_s=state_bytes / world.memory_bytes_per_s,
         between_s=world.between_s / train.log_interval_steps,

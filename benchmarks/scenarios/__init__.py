@@ -22,7 +22,13 @@ from benchmarks.simulated_training import World
 def scenarios(seed: int = 0) -> tuple[Scenario, ...]:
     """All of them, in worlds that differ by their seed."""
     gpu, cluster = worlds(seed)
-    return (*of_loader(gpu), *of_batch(gpu), *of_compute(gpu, cluster), *of_network(gpu, cluster), *of_condition(gpu))
+    return (
+        *of_loader(gpu, cluster),
+        *of_batch(gpu),
+        *of_compute(gpu, cluster),
+        *of_network(gpu, cluster),
+        *of_condition(gpu),
+    )
 
 
 def worlds(seed: int) -> tuple[World, World]:

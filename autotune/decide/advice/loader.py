@@ -1,15 +1,23 @@
 """Advice on data and loader workers: the paper's first three recommendations, and what comes after them."""
 
+import statistics
+from collections import Counter
+
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import WorkersRow
+from autotune.core.units import format_seconds
 from autotune.decide.advice.gains import without
-from autotune.decide.advice.situation import Situation, part_figure
+from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, part_figure
+from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.resampling import CONFIDENCE
 
 STARVED_SHARE = 0.03
 """Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""
 LEFT_WAITING_SHARE = 0.1
 """Of the wait that enough workers, or a local disk, leave; at worst."""
+LEAST_ROWS = 4
+BEHIND_RATIO = 2.0
+"""A loader whose rank waits so many times as long as rank 0 is behind it, and not just the unluckiest of many."""
 
 TOKENS_PER_RAW = {
     "elf": (0.15, 0.5, 1.0),
@@ -89,6 +97,8 @@ def more_workers(now: Situation) -> Advice | None:
     waits = now.loss("input", STARVED_SHARE)
     if now.train is None or waits is None or now.bottleneck is None:
         return None
+    if starved_rank(now) is not None:
+        return None
     count, workers = now.train.data.loader_workers, now.workers
     evidence = [part_figure(waits, "waiting for data", now.bottleneck.steps)]
     chosen = None if workers is None else now.workers_row(workers.chosen)
@@ -120,6 +130,39 @@ def more_workers(now: Situation) -> Advice | None:
         command=now.command("workers", "--profile", now.profile_path),
         would_change="storage that gives no more: then a copy on a local disk helps, and workers do not",
     )
+
+
+def starved_rank(now: Situation) -> Advice | None:
+    """One rank whose loader is behind all others', step after step."""
+    lost = now.loss("input", STARVED_SHARE)
+    if now.run is None or lost is None:
+        return None
+    rows = [row for row in rows_of_this_start(now.run) if row.longest_data_wait_s is not None]
+    ((rank, times),) = Counter(row.longest_data_wait_rank for row in rows).most_common(1) or [(0, 0)]
+    longest = statistics.fmean(row.longest_data_wait_s or 0.0 for row in rows) if rows else 0.0
+    own = statistics.fmean(row.data_wait_s for row in rows) if rows else 0.0
+    # Of the others only rank 0's own wait is in the record, so a rank 0 that is behind cannot be told from all of them.
+    if len(rows) < LEAST_ROWS or not rank or times < PERSISTENT_SHARE * len(rows) or longest < BEHIND_RATIO * own:
+        return None
+    return Advice(
+        rule="starved-rank",
+        severity="should",
+        claim=f"rank {rank}{on_host(now.run.header.hosts, rank)} waits {format_seconds(longest)} of a step for its "
+        f"loader where rank 0 waits {format_seconds(own)}, and every step waits for it",
+        evidence=(
+            part_figure(lost, "waiting for data", len(rows)),
+            Figure(
+                name="longest wait of any rank", value=longest, unit="s", n=len(rows),
+                source=f"run {now.run.directory.name}",
+            ),
+            Figure(name="rank 0's wait", value=own, unit="s", n=len(rows), source=f"run {now.run.directory.name}"),
+        ),
+        gain=without(lost, left=own / longest, left_low=0.0, left_high=1.0),
+        cost="another node in its place, if its disk or its processors stay slow: SLURM takes a list of nodes to leave "
+        "out in the site file; more loader workers would help that rank only",
+        command="autotune doctor",
+        would_change="the next slowest loader, which nobody recorded",
+    )  # fmt: skip
 
 
 def fewer_workers(now: Situation) -> Advice | None:

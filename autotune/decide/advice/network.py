@@ -8,14 +8,12 @@ from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import ExchangeRow
 from autotune.core.trial import LinkFigures
 from autotune.decide.advice.gains import times, without
-from autotune.decide.advice.situation import Situation, on_host, part_figure
+from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, part_figure
 from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
 from autotune.decide.resampling import CONFIDENCE
 
 WORTH_RATIO = 1.02
-PERSISTENT_SHARE = 0.6
-"""Of all steps in which the same rank is the slowest, before it is called slow."""
 SLOW_RATIO = 1.1
 MARGIN = 2.0
 """Times T_min: a planning margin, no theorem."""

@@ -20,6 +20,9 @@ from trainer.families import FAMILIES
 from trainer.presets import PRESETS
 from trainer.record import Run
 
+PERSISTENT_SHARE = 0.6
+"""Of all steps in which the same rank is behind, before it is called slow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:

@@ -32,6 +32,7 @@ RULES = (
     Rule(name="raw-data", looks=loader.raw_data, covers=("R1", "input")),
     Rule(name="staging", looks=loader.staging, covers=("R2", "input")),
     Rule(name="more-workers", looks=loader.more_workers, covers=("R3", "input")),
+    Rule(name="starved-rank", looks=loader.starved_rank, covers=("input",)),
     Rule(name="fewer-workers", looks=loader.fewer_workers, covers=("R3",)),
     Rule(name="undecided-workers", looks=loader.undecided_workers, covers=("R3",)),
     Rule(name="beyond-memory", looks=batch.beyond_memory, covers=("R5",)),
