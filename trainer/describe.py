@@ -12,7 +12,7 @@ from trainer.errors import BadConfig
 from trainer.events import utc_now
 from trainer.meter import DeviceFacts
 from trainer.parallel import Ranks
-from trainer.peaks import Format, peak_flops_per_s
+from trainer.peaks import peak_flops_per_s, product_format
 from trainer.plan import BatchPlan
 from trainer.record import RUN_SCHEMA_VERSION, RunHeader
 from trainer.resolve import ResolvedConfig
@@ -37,7 +37,7 @@ def peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
     """Operations per second that a device is capable of in the format used; None where that is not known."""
     if ranks.device.type != "cuda":
         return None
-    number_format: Format = "bf16" if config.precision == "bf16" else "tf32" if config.tf32 else "fp32"
+    number_format = product_format(config.precision, tf32=config.tf32)
     return peak_flops_per_s(torch.cuda.get_device_name(ranks.device), number_format)
 
 

@@ -41,6 +41,11 @@ PEAKS = (
 )
 
 
+def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
+    """What a GPU's matrix products are computed in, under such settings."""
+    return "bf16" if precision == "bf16" else "tf32" if tf32 else "fp32"
+
+
 def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
     """The dense peak of a device, or None where the table does not know it, as of a part of one (MIG)."""
     words = set(device_name.replace("-", " ").split())

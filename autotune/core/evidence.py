@@ -97,6 +97,8 @@ class WorkersRow(Table):
     """Whether it is enough."""
     data_wait_share: Share
     """Median; of the time, that devices waited for data, all local ranks' added up."""
+    model_flops_per_s_per_rank: list[NonNegativeFloat] = Field(default_factory=list)
+    """One figure per window: what the mathematics of the real tokens asks for; empty where the step was replayed."""
     memory_bytes: Positive | None = None
     """Largest; of all local ranks and their workers."""
     storage_bytes_per_s: NonNegativeFloat | None = None

@@ -135,6 +135,8 @@ class FeedFigures:
     """What the kernel read from storage for them; None where it does not count."""
     page_cache_share: float | None
     """Part of the dataset that lay in memory before the window; None where nobody can say."""
+    model_flops_per_s: float | None = None
+    """Of all ranks, what the mathematics of the real tokens asks for; None where the step was replayed."""
     gpus: tuple[GpuUseFigures, ...] = ()
     """What each GPU did in the window; empty without one."""
 

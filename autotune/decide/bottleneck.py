@@ -17,6 +17,7 @@ from autotune.decide.statistics import t_quantile
 from autotune.decide.work import place_share
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
+from trainer.peaks import peak_flops_per_s, product_format
 from trainer.record import Run, StepRow
 from trainer.schema import parse_table
 
@@ -136,12 +137,16 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     parts.append(Part(cause="computation", share=max(0.0, 1 - sum(one.share for one in parts)), source=source))
     parts.sort(key=lambda one: -one.share)
     limit = _limit(parts)
+    mfu = _with_bounds(_mfu_of_windows(row, profile))
     return Bottleneck(
         limit=limit,
         decided=_decided(parts, limit),
         parts=tuple(parts),
         steps=len(row.slot_tokens_per_s),
         source=source,
+        mfu=mfu[0],
+        mfu_low=mfu[1],
+        mfu_high=mfu[2],
         untold=tuple(untold),
     )
 
@@ -264,22 +269,38 @@ def _weighed(parts: list[Part], rows: Sequence[StepRow], source: str, untold: tu
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, Part(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
     limit = _limit(every)
-    mfu = [row.mfu for row in rows if row.mfu is not None]
-    half = None
-    if len(mfu) > LEAST_BLOCKS:
-        half = t_quantile(CONFIDENCE, len(mfu) - 1) * statistics.stdev(mfu) / math.sqrt(len(mfu))
-    mean = statistics.fmean(mfu) if mfu else None
+    mfu = _with_bounds([row.mfu for row in rows if row.mfu is not None])
     return Bottleneck(
         limit=limit,
         decided=_decided(every, limit),
         parts=tuple(every),
         steps=len(rows),
         source=source,
-        mfu=mean,
-        mfu_low=None if mean is None or half is None else max(0.0, mean - half),
-        mfu_high=None if mean is None or half is None else mean + half,
+        mfu=mfu[0],
+        mfu_low=mfu[1],
+        mfu_high=mfu[2],
         untold=untold,
     )
+
+
+def _with_bounds(shares: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """The mean of readings of a share, and its bounds; None where there are too few of them."""
+    if not shares:
+        return None, None, None
+    mean = statistics.fmean(shares)
+    if len(shares) <= LEAST_BLOCKS:
+        return mean, None, None
+    half = t_quantile(CONFIDENCE, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
+    return mean, max(0.0, mean - half), mean + half
+
+
+def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
+    """Of each window, the part of the GPU's dense peak that the mathematics of real tokens took."""
+    gpu, train = profile.fingerprint.gpu_name, profile.train
+    if gpu is None or train.device != "cuda":
+        return []
+    peak = peak_flops_per_s(gpu, product_format(train.precision, tf32=train.tf32))
+    return [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
 
 
 def _limit(parts: Sequence[Part]) -> Cause:

@@ -278,6 +278,9 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
         ratio_high=ratio.high,
         verdict=choice.verdicts[count],
         data_wait_share=statistics.median(one.data_wait_share for one in windows),
+        model_flops_per_s_per_rank=[
+            one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None
+        ],
         memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
         storage_bytes_per_s=_median(one.storage_bytes_per_s for one in windows),
         gpu=_gpu_use(windows),

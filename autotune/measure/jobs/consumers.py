@@ -7,11 +7,13 @@ from typing import Protocol
 
 import torch
 
+from trainer.build import Training
 from trainer.config import TrainConfig
 from trainer.feed import MicroBatch
+from trainer.flops import ModelWork
 from trainer.parallel import Ranks
 from trainer.schedule import learning_rate
-from trainer.step import StepResult, TrainStep
+from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark
 from trainer.waiting import DataWait
 
@@ -20,6 +22,8 @@ class Consumer(Protocol):
     """Takes optimizer steps, as far ahead of the device as the trainer does."""
 
     wait: DataWait
+    work: ModelWork | None
+    """What its model computes; None where it has none."""
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
@@ -34,14 +38,15 @@ class TrainingStep:
     """The trainer's step, which reads one step's numbers while the device is at the next.
 
     Args:
-        step: Ready to run.
+        training: Ready to run.
         config: Of the learning rate.
         micro_batches: Of a step.
         device: Where it runs.
     """
 
-    def __init__(self, step: TrainStep, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
-        self._step, self._config, self._micro_batches = step, config, micro_batches
+    def __init__(self, training: Training, config: TrainConfig, micro_batches: int, device: torch.device) -> None:
+        self._step, self._config, self._micro_batches = training.step, config, micro_batches
+        self.work: ModelWork | None = training.work
         self._taken = 0
         self._last: StepResult | None = None
         self.wait = DataWait(lambda: mark(device))
@@ -86,7 +91,8 @@ class ReplayedStep:
         self._free_s = time.perf_counter()
         self.wait = DataWait(lambda: Mark(time.perf_counter()))
         torch.set_num_threads(1)
-        self._work = torch.rand(96, 96)
+        self.work: ModelWork | None = None
+        self._keeps_busy = torch.rand(96, 96)
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
@@ -107,7 +113,8 @@ class ReplayedStep:
 
     def _busy_until(self, moment_s: float) -> None:
         while time.perf_counter() < moment_s:
-            torch.mm(self._work, self._work)  # without the interpreter's lock, unlike a loop that looks at the clock
+            # Without the interpreter's lock, unlike a loop that looks at the clock.
+            torch.mm(self._keeps_busy, self._keeps_busy)
 
 
 class _Until(Mark):

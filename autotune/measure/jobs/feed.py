@@ -97,7 +97,7 @@ def _consumer(
         return ReplayedStep(replayed_s, config.seq_length_tokens, micro_batches, ranks)
     manifest = dataset.manifest
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
-    return TrainingStep(training.step, config, micro_batches, ranks.device)
+    return TrainingStep(training, config, micro_batches, ranks.device)
 
 
 def _settle_page_cache(dataset: TokenDataset, ranks: Ranks, *, cold: bool) -> float | None:
@@ -194,6 +194,7 @@ def _measure(
     read_before = footprint.storage_read_bytes()
     consumer.wait.read()
     real_tokens = slots = taken = 0
+    flops = 0.0
     todo = round(ranks.max(window.steps(window.seconds / FIRST_PART, step_s, window.min_steps))[0])
     ranks.sum(0.0)
     start_s = time.monotonic()
@@ -202,6 +203,8 @@ def _measure(
             batches = consumer.step(loader)
             real_tokens += sum(batch.real_tokens for batch in batches)
             slots += sum(batch.ids_BS.numel() for batch in batches)
+            if consumer.work is not None:
+                flops += sum(consumer.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in batches)
         taken += todo
         past_s = ranks.max(time.monotonic() - start_s)[0]
         left_s = window.seconds - past_s
@@ -217,6 +220,7 @@ def _measure(
         "steps": taken,
         "real_tokens_per_s": ranks.sum(real_tokens)[0] / slowest_s,
         "slot_tokens_per_s": ranks.sum(slots)[0] / slowest_s,
+        "model_flops_per_s": None if consumer.work is None else ranks.sum(flops)[0] / slowest_s,
         "data_wait_share": min(1.0, waited_s / slowest_s),
         "window_start_s": -ranks.max(-start_s)[0],
         "window_end_s": ranks.max(end_s)[0],

@@ -137,6 +137,20 @@ class TestProfile:
         assert part is not None
         assert part.share == pytest.approx(true.data_wait_s / true.step_s, rel=0.1)
 
+    def test_how_far_from_the_roof_is_told_where_windows_counted_it(self):
+        profile = profile_of(GPU, settings(GPU))
+        assert profile.evidence.workers is not None
+        before = bottleneck_of_profile(profile)
+        assert before is not None
+        assert before.mfu is None
+        flops = [0.38 * 835e12, 0.4 * 835e12, 0.42 * 835e12]
+        rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
+        workers = profile.evidence.workers.model_copy(update={"rows": rows})
+        evidence = profile.evidence.model_copy(update={"workers": workers})
+        found = bottleneck_of_profile(profile.model_copy(update={"evidence": evidence}))
+        assert found is not None
+        assert (found.mfu, found.mfu_low) == (pytest.approx(0.4), None)  # three windows show no spread
+
     def test_counters_are_those_of_the_chosen_count(self):
         counters = counters_of_profile(profile_of(GPU, settings(GPU)))
         assert counters is not None

@@ -102,7 +102,7 @@ def training(patterned_dataset):
 def test_a_training_step_really_trains(training):
     built, config, batches = training
     before = [parameter.detach().clone() for parameter in built.model.parameters()]
-    consumer = TrainingStep(built.step, config, 1, torch.device("cpu"))
+    consumer = TrainingStep(built, config, 1, torch.device("cpu"))
     for _ in range(3):
         (batch,) = consumer.step(batches)
         assert batch.real_tokens > 0
@@ -116,7 +116,7 @@ def test_a_loss_that_is_no_number_is_refused(training):
     with torch.no_grad():
         for parameter in built.model.parameters():
             parameter.fill_(float("nan"))
-    consumer = TrainingStep(built.step, config, 1, torch.device("cpu"))
+    consumer = TrainingStep(built, config, 1, torch.device("cpu"))
     consumer.step(batches)
     with pytest.raises(ValueError, match="the loss is nan"):
         consumer.finish()

@@ -78,6 +78,18 @@ def test_a_real_step_is_fed_with_and_without_workers_and_from_memory(window):
     assert 0 < two.worker_bytes < two.memory_bytes
 
 
+def test_operations_of_the_model_are_counted_over_all_ranks(window):
+    layer = 4 * TINY["hidden_size"] ** 2 + 2 * TINY["hidden_size"] * TINY["intermediate_size"]
+    figures = window(0)
+    of_a_token = figures.model_flops_per_s / figures.real_tokens_per_s
+    # The last layer's keys and values are for every token, the rest and the head for those to predict.
+    least, most = 6 * 2 * TINY["hidden_size"] ** 2, 6 * (layer + TINY["hidden_size"] * 2000)
+    assert least < of_a_token < most
+    both = window(0, local_ranks=2)
+    assert both.model_flops_per_s / both.real_tokens_per_s == pytest.approx(of_a_token, rel=0.05)
+    assert window(0, replayed_step_s=0.01).model_flops_per_s is None
+
+
 def test_a_sleeping_dataset_gives_the_rate_that_follows_from_its_workers(window):
     step_s, sample_s = 0.02, 0.015
     batch_s = ROWS * sample_s
