@@ -1,5 +1,7 @@
 """``python -m trainer --profile P.toml [--data DIR] [--set train.key=value] [--out DIR] [--resume auto|PATH|never]``.
 
+``--expect-profile-sha256 HASH`` refuses a profile that somebody has edited since that was its hash.
+
 Under torchrun for many ranks. ``exit.json`` in the run directory says how it ended, as torchrun returns 1 whatever its
 ranks return.
 """
@@ -50,7 +52,12 @@ def main() -> int:
     start = Start()
     try:
         with _early_signals():
-            resolved = resolve(arguments.profile, assignments=arguments.set, data=arguments.data)
+            resolved = resolve(
+                arguments.profile,
+                assignments=arguments.set,
+                data=arguments.data,
+                expect_sha256=arguments.expect_profile_sha256,
+            )
             if resolved.config.device == "cpu":
                 # Before torch is imported: its threads wait by spinning, and where others use a core as well, one of
                 # them then keeps the next from its turn for seconds.
@@ -342,6 +349,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", type=Path, required=True, help="a TOML profile, as autotune probe writes it")
     parser.add_argument(
         "--data", type=Path, help="dataset directory (else AUTOTUNE_DATA, else the profile's data.path)"
+    )
+    parser.add_argument(
+        "--expect-profile-sha256",
+        metavar="HASH",
+        help="refuse the profile (6) unless it has this hash, by which run.json names it; --set is not part of it",
     )
     parser.add_argument("--set", action="append", default=[], metavar="train.KEY=VALUE", help="override a setting")
     parser.add_argument("--out", type=Path, help="run directory (default: runs/<UTC>-<model>)")

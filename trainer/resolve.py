@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, ProfileRefused
 from trainer.schema import canonical_sha256, parse_table, read_toml, refuse_infinite
 
 
@@ -62,6 +62,7 @@ def resolve(
     assignments: Sequence[str] = (),
     data: Path | None = None,
     environment: Mapping[str, str] = os.environ,
+    expect_sha256: str | None = None,
 ) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
@@ -70,12 +71,19 @@ def resolve(
         assignments: ``train.key=value`` texts; values are TOML values, or bare words for strings.
         data: The dataset directory from the command line.
         environment: Where ``AUTOTUNE_DATA`` is looked up.
+        expect_sha256: What ``profile_sha256`` has to give for the file as it is now; None takes whatever it says.
 
     Raises:
         BadConfig: If any of it cannot be used.
+        ProfileRefused: If the file says something else than is expected.
     """
     tables = read_profile_tables(profile)
     said = profile_sha256(tables)  # what the file says, before anything else has its say
+    if expect_sha256 not in (None, said):
+        raise ProfileRefused(
+            f"{profile} is not what was to be trained from: its SHA-256 begins {said[:12]}, not {expect_sha256[:12]}",
+            next_step="Undo the change; or have the profile reviewed as it is now, and launch it again.",
+        )
     train: dict[str, Any] = tables["train"]
     sources = dict.fromkeys(_dotted(train), "profile")
     for assignment in assignments:
@@ -98,7 +106,7 @@ def resolve(
 
 
 def profile_sha256(tables: dict[str, Any]) -> str:
-    """The hash by which a run's record names the profile it was started from."""
+    """The hash by which a run's record names the profile it was started from: of all its tables, not its comments."""
     return canonical_sha256(_plain(tables))
 
 

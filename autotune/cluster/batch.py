@@ -81,6 +81,8 @@ class TrainJob:
     """Jobs that follow one another."""
     binds: bool = False
     """Whether each node is asked if ranks can be bound to processors near their GPUs."""
+    approved_sha256: str | None = None
+    """Of the profile that somebody approved, and from no other is trained; None where nobody has to."""
     directory: Path | None = None
     """Where it runs; None leaves that to where it is submitted from."""
 
@@ -133,6 +135,7 @@ def train_script(job: TrainJob, site: SiteFile, template: str) -> str:
             "cpus": job.shape.cpus,
             "chain": job.chain,
             "binds": job.binds,
+            "approved": job.approved_sha256,
             "requeue": requeue,
             "directives": _directives(options, site),
             "prologue": site.prologue,

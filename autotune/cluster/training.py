@@ -49,6 +49,8 @@ class TrainRequest:
     """Where relative paths begin."""
     reviews: Path | None = None
     """Where the job finds at each of its starts whether the profile is approved; None where it need not be."""
+    approved_sha256: str | None = None
+    """By which a run's record names the profile that was approved; None where it need not be."""
 
 
 def default_ranks(profile: Profile) -> int:
@@ -105,6 +107,7 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
         term_lead_s=lead_s,
         chain=request.chain,
         binds=binds,
+        approved_sha256=request.approved_sha256,
         directory=request.directory,
     )
 
@@ -113,6 +116,8 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
     """What each rank runs; a dataset is staged where the site has local disks and the profile says nothing else."""
     words = ["-m", "trainer", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--out", str(request.run), "--resume", "auto"]
+    if request.approved_sha256 is not None:
+        words += ["--expect-profile-sha256", request.approved_sha256]
     for assignment in request.assignments:
         words += ["--set", assignment]
     if stage_to is not None and request.config.data.stage_to is None:
@@ -165,4 +170,8 @@ def _preflight(request: TrainRequest, cpus: int) -> list[str]:
     words = ["launch", "preflight", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--ranks", str(request.ranks), "--cpus", str(cpus), "--code", request.code_sha256]
     # Asked again by the job: it may wait for days, in which somebody edits the profile or takes the approval back.
-    return words if request.reviews is None else [*words, "--require-approved", "--reports", str(request.reviews)]
+    if request.reviews is not None:
+        words += ["--require-approved", "--reports", str(request.reviews)]
+    if request.approved_sha256 is not None:
+        words += ["--profile-sha256", request.approved_sha256]
+    return words

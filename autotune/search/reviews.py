@@ -21,12 +21,14 @@ from autotune.core.review import (
     reviews_from_json,
     standing_of,
 )
+from autotune.decide.changes import flat_settings
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.profiles import report_directory
 from autotune.store import unwritable_means_bad_input, write_atomically
+from trainer.config import TrainConfig
 from trainer.errors import BadConfig
 from trainer.events import utc_now
-from trainer.resolve import read_profile_tables
+from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.schema import parse_table, read_json
 
 REVIEW_FILE = "review.json"
@@ -43,6 +45,8 @@ class ReviewedProfile:
     profile: Profile
     recorded_sha256: str | None
     """The hash that the file names; None where it names none."""
+    file_sha256: str
+    """Of all that the file says, that hash among it: runs name the profile by it."""
     standing: Standing
     reviews: tuple[Review, ...]
     """All verdicts that were ever given on a profile of this name, oldest first."""
@@ -68,6 +72,7 @@ def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
         path=profile,
         profile=found,
         recorded_sha256=recorded if isinstance(recorded, str) and is_sha256(recorded) else None,
+        file_sha256=profile_sha256(tables),
         standing=standing_of(given, present),
         reviews=tuple(given),
     )
@@ -140,8 +145,13 @@ def review(
     return read_reviewed(profile, reports)
 
 
-def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
+def require_approved(profile: Path, reports: Path, *, expect_sha256: str | None = None) -> ReviewedProfile:
     """Let only a profile pass whose present content is approved.
+
+    Args:
+        profile: The profile.
+        reports: Where reports lie.
+        expect_sha256: Its ``file_sha256`` when it was approved for what it is wanted for; None takes any approval.
 
     Raises:
         ProfileRefused: If it is not, with what to do.
@@ -151,6 +161,12 @@ def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
     review, at = ["autotune", "report", "review", str(profile)], ["--reports", str(reports)]
     approve = shlex.join([*review, "--approve", "--by", "NAME", *at])
     if standing.state == "approved":
+        if expect_sha256 not in (None, found.file_sha256):
+            raise ProfileRefused(
+                f"{profile} is approved as it is now, {_short(found.file_sha256)}…, and this job was written for what "
+                f"it said before, {_short(expect_sha256)}…",
+                next_step="Write the job again: autotune launch slurm; or undo the change.",
+            )
         return found
     if standing.state == "not reviewed" or last is None:
         raise ProfileRefused(
@@ -167,6 +183,29 @@ def require_approved(profile: Path, reports: Path) -> ReviewedProfile:
         f"and now it says {_short(standing.present_sha256)}…",
         next_step=f"Undo the change, or have it reviewed again: {approve}",
     )
+
+
+def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None:
+    """Let only settings pass that are the approved ones, each of them: which ones are harmless, nobody has said.
+
+    Raises:
+        ProfileRefused: If the command line makes one of them something else, with their names.
+    """
+    train = approved.profile.train
+    # As text: Python takes 1, 1.0 and true for the same.
+    if _json(train.model_dump(mode="json")) == _json(asked.model_dump(mode="json")):
+        return
+    said, would = flat_settings(train), flat_settings(asked)
+    other = [key for key in would if _json(would[key]) != _json(said.get(key))]
+    raise ProfileRefused(
+        f"--set makes of {approved.path} what nobody has approved: "
+        + ", ".join(f"{f'train.{key}'!r} = {would[key]!r}, and not {said.get(key)!r}" for key in other),
+        next_step="Write it into the profile, and have that reviewed: autotune report review; or leave it out.",
+    )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _written(found: ReviewedProfile) -> str:

@@ -1,8 +1,10 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from trainer.errors import BadConfig
+from trainer.errors import BadConfig, ProfileRefused
 from trainer.resolve import resolve
 
 PROFILE = """
@@ -119,3 +121,35 @@ def test_a_figure_without_end_is_refused_by_its_key(profile, value):
     with pytest.raises(BadConfig, match=r"evidence\.workers\.seconds") as refused:
         resolve(profile, environment={})
     assert refused.value.next_step
+
+
+def test_a_profile_that_says_something_else_than_is_expected_is_refused(profile):
+    said = resolve(profile, environment={"AUTOTUNE_DATA": "d"}).profile_sha256
+    as_expected = resolve(profile, assignments=["train.max_steps=7"], data=Path("d"), expect_sha256=said)
+    assert as_expected.profile_sha256 == said  # what the command line adds is no part of it
+    profile.write_text(f"# a comment says nothing\n{PROFILE}")
+    resolve(profile, data=Path("d"), expect_sha256=said)
+    profile.write_text(PROFILE.replace("0.001", "0.002"))
+    with pytest.raises(ProfileRefused, match=f"not {said[:12]}"):
+        resolve(profile, data=Path("d"), expect_sha256=said)
+
+
+def test_the_trainer_refuses_it_before_it_writes_or_computes_anything(profile, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "trainer",
+        "--profile",
+        str(profile),
+        "--data",
+        "d",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(
+        [*command, "--expect-profile-sha256", "0" * 64], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 6
+    assert "is not what was to be trained from" in done.stderr
+    assert "  next: " in done.stderr
+    assert not (tmp_path / "run").exists()

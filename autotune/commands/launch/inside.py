@@ -23,6 +23,9 @@ def preflight(
     require_approved: Annotated[
         bool, typer.Option("--require-approved", help="Whether somebody must have approved the profile as it is now.")
     ] = False,
+    profile_sha256: Annotated[
+        str | None, typer.Option(help="Of the profile that was approved when the job was written, as runs name it.")
+    ] = None,
     reports: Reports = REPORTS,
 ) -> None:
     """Hold this node against the profile, the submitting machine's code, and the dataset."""
@@ -35,7 +38,7 @@ def preflight(
     from autotune.search.profiles import read_profile
 
     if require_approved:
-        reviews.require_approved(profile, reports)
+        reviews.require_approved(profile, reports, expect_sha256=profile_sha256)
     stored = read_profile(profile).profile
     monitor = NvmlMonitor()
     try:

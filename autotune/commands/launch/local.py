@@ -33,11 +33,15 @@ def local(
     """Train here; the exit code is the run's own, which torchrun does not pass on."""
     from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
     from autotune.cluster.local import run_child
+    from autotune.cluster.site import DEFAULT_SITE, find_site, read_site
     from autotune.cluster.torchrun import NUMA_BINDING, torchrun_command
     from autotune.cluster.training import term_lead_s, trainer_arguments
     from trainer.record import EXIT_FILE
 
-    reviews = reports if require_approved else None
+    # Of the site file only this counts here: the rest is about jobs.
+    site_path = find_site(DEFAULT_SITE, os.environ)
+    must_be_approved = require_approved or (site_path is not None and read_site(site_path).require_approved)
+    reviews = reports if must_be_approved else None
     request = train_request(profile, data, out, assignments, python=sys.executable, ranks=ranks, reviews=reviews)
     binds = request.config.device == "cuda" and bool(how_to_bind()[0])
     command = torchrun_command(

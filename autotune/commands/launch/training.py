@@ -76,22 +76,18 @@ def train_request(
     from autotune.cluster.training import TrainRequest, default_ranks
     from autotune.errors import MachineLacks, ProfileRefused
     from autotune.search.profiles import read_profile
-    from autotune.search.reviews import require_approved
+    from autotune.search.reviews import refuse_other_settings, require_approved
     from trainer.dataset import read_manifest
     from trainer.resolve import resolve
     from trainer.sources import code_sha256
     from trainer.writer import default_run_directory
 
-    stored = read_profile(profile).profile
-    resolved = resolve(profile, assignments=assignments or [], data=data)
-    if reviews is not None:
-        require_approved(profile, reviews)
-        if resolved.config != stored.train:
-            overrides = " ".join(f"--set {one}" for one in assignments or [])
-            raise ProfileRefused(
-                f"{overrides!r} makes of {profile} what nobody has approved",
-                next_step="Write it into the profile, and have that reviewed; or leave it out.",
-            )
+    approved = None if reviews is None else require_approved(profile, reviews)
+    approved_sha256 = None if approved is None else approved.file_sha256
+    stored = (read_profile(profile) if approved is None else approved).profile
+    resolved = resolve(profile, assignments=assignments or [], data=data, expect_sha256=approved_sha256)
+    if approved is not None:
+        refuse_other_settings(approved, resolved.config)
     there = read_manifest(resolved.data_dir).dataset_hash
     if there != stored.fingerprint.dataset_hash:
         raise ProfileRefused(
@@ -119,4 +115,5 @@ def train_request(
         code_sha256=code_sha256(),
         directory=Path.cwd(),
         reviews=reviews,
+        approved_sha256=approved_sha256,
     )

@@ -4,6 +4,7 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
+from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.sources import code_sha256
 
 
@@ -64,3 +65,16 @@ def test_a_profile_that_was_edited_while_its_job_waited_is_refused_on_the_node(p
     profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
     assert run(preflight) == 6
     assert "not approved any more" in capsys.readouterr().err
+
+
+def test_a_profile_that_was_reviewed_anew_while_its_job_waited_is_another_one(preflight, capsys, tmp_path):
+    profile, reports = tmp_path / "p.toml", str(tmp_path / "reports")
+    approve = ["report", "review", str(profile), "--approve", "--by", "reviewer", "--reports", reports, "--as-edited"]
+    said = profile_sha256(read_profile_tables(profile))
+    preflight += ["--require-approved", "--reports", reports, "--profile-sha256", said]
+    assert run(approve) == 0
+    assert run(preflight) == 0
+    profile.write_text(profile.read_text().replace("micro_batch_rows = 2", "micro_batch_rows = 1"))
+    assert run(approve) == 0
+    assert run(preflight) == 6
+    assert "this job was written for what it said before" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
+from trainer.resolve import resolve
 
 
 @pytest.fixture
@@ -138,6 +139,17 @@ def test_an_approved_profile_becomes_a_job_that_asks_again_at_each_start(here, c
     preflight = script[script.index(" launch preflight") :].split("\n\n")[0]
     assert "--require-approved" in preflight
     assert "--reports reports" in preflight
+    said = resolve(here / "p.toml", data=here / "data").profile_sha256
+    assert f"--profile-sha256 {said}" in preflight
+    assert f"--expect-profile-sha256 {said}" in script[script.index("-m trainer") :]
+    assert "# was approved: nodes, ranks and time" in script
+
+
+def test_where_no_approval_is_required_a_job_takes_the_profile_as_it_is_when_it_starts(here, capsys):
+    assert run([*LAUNCH, "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert "sha256" not in script
+    assert "was approved" not in script
 
 
 def test_an_edited_or_rejected_profile_is_refused(here, capsys):
@@ -151,11 +163,21 @@ def test_an_edited_or_rejected_profile_is_refused(here, capsys):
     assert "rejected by 'another'" in capsys.readouterr().err
 
 
-def test_settings_of_the_command_line_are_not_what_was_approved(here, capsys):
+@pytest.mark.parametrize(
+    "setting", ["max_steps=7", "log_interval_steps=9", "data.stage_to='/local'", "model.config.hidden_size=64.0"]
+)
+def test_no_setting_of_the_command_line_is_what_was_approved_however_harmless(here, capsys, setting):
     assert run(APPROVE) == 0
-    assert run([*LAUNCH, "--require-approved", "--set", "train.max_steps=7"]) == 6
-    assert "train.max_steps=7" in capsys.readouterr().err
-    assert run([*LAUNCH, "--require-approved", "--set", "train.micro_batch_rows=2", "--dry-run"]) == 0  # as it says
+    assert run([*LAUNCH, "--require-approved", "--set", f"train.{setting}"]) == 6
+    err = capsys.readouterr().err
+    assert f"what nobody has approved: 'train.{setting.partition('=')[0]}' = " in err
+    assert "have that reviewed" in err
+    assert not (here / "runs").exists()
+
+
+def test_a_setting_that_the_profile_has_anyway_changes_nothing(here, capsys):
+    assert run(APPROVE) == 0
+    assert run([*LAUNCH, "--require-approved", "--set", "train.micro_batch_rows=2", "--dry-run"]) == 0
 
 
 def test_a_site_may_require_approvals_of_all(here, capsys):
@@ -169,3 +191,33 @@ def test_a_site_may_require_approvals_of_all(here, capsys):
 def test_launching_here_asks_too(here, capsys):
     assert run(["launch", "local", *LAUNCH[2:], "--require-approved"]) == 6
     assert "nobody has reviewed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_what_a_site_requires_of_jobs_it_requires_of_runs_here(here, capsys, monkeypatch, by_variable):
+    (here / ("other.toml" if by_variable else "site.toml")).write_text("require_approved = true\n")
+    if by_variable:
+        monkeypatch.setenv("AUTOTUNE_SITE", "other.toml")
+    assert run(["launch", "local", *LAUNCH[2:]]) == 6
+    assert "nobody has reviewed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_jobs(here, monkeypatch, required):
+    started = []
+    monkeypatch.setattr("autotune.cluster.local.run_child", lambda command, environment: started.append(command) or 1)
+    monkeypatch.setattr("autotune.cluster.ending.PATIENCE_HERE_S", 0.0)
+    site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
+    (here / "site.toml").write_text(site)
+    assert run(APPROVE) == 0
+    assert run(["launch", "local", *LAUNCH[2:]]) == 1
+    said = resolve(here / "p.toml", data=here / "data").profile_sha256
+    assert (f"--expect-profile-sha256 {said}" in " ".join(started[0])) == required
+    assert "/there/python" not in started[0]
+    assert "stage_to" not in " ".join(started[0])
+
+
+def test_a_site_file_that_cannot_be_read_lets_nothing_pass(here, monkeypatch, capsys):
+    monkeypatch.setenv("AUTOTUNE_SITE", "absent.toml")
+    assert run(["launch", "local", *LAUNCH[2:]]) == 3
+    assert "absent.toml" in capsys.readouterr().err
