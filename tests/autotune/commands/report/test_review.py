@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
+from autotune.core.review import present_sha256
 from tests.autotune.profiles import example_profile
 
 
@@ -65,12 +67,24 @@ def test_a_comment_is_no_edit(here, capsys):
     assert _state(capsys) == "approved"
 
 
-def test_changing_only_the_recorded_hash_does_not_make_an_edited_profile_whole(here, capsys):
+@pytest.mark.parametrize(
+    ("recorded", "intact"), [("none", False), ("zeros", False), ("of what it says now", True), ("no hash", False)]
+)
+def test_whatever_hash_an_edited_profile_names_its_approval_is_void(here, capsys, recorded, intact):
     assert run(APPROVE) == 0
     _edit(here)
-    text = (here / "p.toml").read_text().splitlines()
-    (here / "p.toml").write_text("\n".join(line for line in text if not line.startswith("content_sha256")))
-    assert _state(capsys) == "voided"
+    tables = tomllib.loads((here / "p.toml").read_text())
+    was, now = tables["content_sha256"], present_sha256(tables, where="p.toml")
+    line = {"none": "", "zeros": f'content_sha256 = "{"0" * 64}"', "no hash": 'content_sha256 = "\\u001b[31m"'}
+    text = (here / "p.toml").read_text()
+    named = line.get(recorded, f'content_sha256 = "{now}"')
+    (here / "p.toml").write_text(text.replace(f'content_sha256 = "{was}"', named))
+    capsys.readouterr()
+    assert run([*REVIEW, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["intact"], told["content_sha256"]) == ("voided", intact, now)
+    assert run(["profile", "verify", "p.toml", "--require-approved"]) == 6
+    assert run(APPROVE) == (0 if intact else 6)  # one who recomputes the hash is not told from autotune
 
 
 def test_every_verdict_is_kept_and_the_newest_counts(here, capsys):
