@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from autotune.core.units import format_bytes
 from autotune.decide.memory import OUTSIDE
 from autotune.errors import BadInput
 
@@ -143,6 +145,44 @@ def shard(state: StateBytes, layout: Layout, *, largest_layer_bytes: int) -> Sha
         return last
     in_flight = stages if layout.microbatches_per_step is None else min(layout.microbatches_per_step, stages)
     return max(on_stage(1, in_flight, 0), last, key=lambda sharded: sharded.total_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """A way in which several ranks hold a model that one cannot."""
+
+    strategy: Literal["zero1", "fsdp2"]
+    ranks: int
+    bytes_of_a_rank: int
+
+    @property
+    def words(self) -> str:
+        """For people, with the setting that does it."""
+        size = format_bytes(self.bytes_of_a_rank)
+        return f"parallel.strategy = '{self.strategy}' over {self.ranks} ranks (predicted: {size} on each)"
+
+
+SHARED_AMONG = (2, 4, 8, 16, 32, 64)
+"""Ranks; more than a few nodes to hold one copy of an encoder is another kind of training."""
+
+
+def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> Sharing | None:
+    """The fewest ranks that hold a model which does not fit one of them; None where none of these numbers does.
+
+    Args:
+        terms_bytes: The ledger of a rank alone.
+        budget_bytes: Of each rank.
+        largest_layer_bytes: As for ``shard``.
+    """
+    state = state_of_terms(terms_bytes)
+    for ranks in SHARED_AMONG:
+        strategies: tuple[tuple[Literal["zero1", "fsdp2"], int], ...] = (("zero1", 1), ("fsdp2", 3))
+        for strategy, stage in strategies:  # the first sends less
+            layout = Layout(zero_stage=stage, data_ranks=ranks, tensor_ranks=1, pipeline_stages=1)
+            size = shard(state, layout, largest_layer_bytes=largest_layer_bytes).total_bytes
+            if size <= budget_bytes:
+                return Sharing(strategy=strategy, ranks=ranks, bytes_of_a_rank=size)
+    return None
 
 
 def _activations_bytes(whole_bytes: int, layout: Layout, microbatches: int) -> int:

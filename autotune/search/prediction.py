@@ -12,7 +12,7 @@ from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.memory import Ledger, ledger, peak_bytes
-from autotune.decide.sharding import Layout, ShardedBytes, shard, state_of_terms
+from autotune.decide.sharding import Layout, ShardedBytes, fewest_that_share, shard, state_of_terms
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
@@ -278,11 +278,15 @@ def _does_not_fit(asked: Asked, choices: Choices, target: Target, estimate: Esti
         if rows:
             helps.append(f"{name} ({rows} rows)")
     advice = f"Predicted to fit with {' or '.join(helps)}." if helps else "No single setting is predicted to be enough."
+    largest = int(estimate.law.largest_parameter_bytes)
+    shared = fewest_that_share(found.terms_bytes, target.budget_bytes, largest_layer_bytes=largest)
+    otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
+    otherwise += [] if shared is None else [f"a state that is shared by {shared.words}"]
     return DoesNotFit(
         f"not even one row of {asked.seq_length_tokens} tokens of {model.name} is predicted to fit "
         f"{format_bytes(target.budget_bytes)}: it needs {format_bytes(found.peak_bytes)}, of which {term} "
         f"{format_bytes(size)}",
-        next_step=f"{advice} Otherwise: more memory, a shorter --seq-length, or a smaller --model.",
+        next_step=f"{advice} Otherwise: {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
     )
 
 

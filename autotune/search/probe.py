@@ -13,6 +13,7 @@ from autotune.decide.choose import curve_rows, rows_with_headroom
 from autotune.decide.memory import ledger
 from autotune.decide.posterior import Prediction, Tried
 from autotune.decide.search import MAX_FAILURES, bracket, next_rows, predict_bytes
+from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import mean_interval
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected
 from autotune.errors import AutotuneError, DoesNotFit, Undecided
@@ -302,6 +303,9 @@ def _does_not_fit(search: Search) -> AutotuneError:
         need += f", of which {term} {format_bytes(size)} (predicted)"
         if term.startswith("activations") and request.checkpointing != "full":
             helps.insert(0, "keep fewer activations with --checkpointing full")
+        largest = int(search.estimate.law.largest_parameter_bytes)
+        shared = fewest_that_share(terms, request.memory_budget_bytes, largest_layer_bytes=largest)
+        helps += [] if shared is None else [f"share the state by {shared.words}"]
     what = "not even one row" if rows == 1 else f"not even {rows} rows"
     return DoesNotFit(
         f"{what} of {tokens} tokens of {name} fits {budget}{need}",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.sharding import Layout, StateBytes, shard
+from autotune.decide.sharding import Layout, StateBytes, fewest_that_share, shard
 from autotune.errors import BadInput
 
 sizes = st.integers(0, 10**12)
@@ -169,3 +169,26 @@ def test_a_stage_that_zero_lacks_is_refused(stage):
     with pytest.raises(BadInput, match=f"zero_stage = {stage}") as caught:
         replace(ALONE, zero_stage=stage)
     assert "0 (plain data parallelism)" in caught.value.next_step
+
+
+LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activations: layers": 2 * GB}
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (15 * GB, ("zero1", 2, 14 * GB)),  # 16 GB of state, of which half of the optimizer's stays
+        (12 * GB, ("fsdp2", 2, 11 * GB)),  # 8 of state, 1 that is gathered, 2 of activations
+        (6 * GB, ("fsdp2", 8, 5 * GB)),
+        (3 * GB, None),
+    ],
+)
+def test_the_fewest_ranks_that_hold_what_one_cannot(budget, expected):
+    found = fewest_that_share(LEDGER, budget, largest_layer_bytes=GB)
+    assert (found and (found.strategy, found.ranks, found.bytes_of_a_rank)) == expected
+
+
+def test_how_to_share_names_the_setting():
+    found = fewest_that_share(LEDGER, 12 * GB, largest_layer_bytes=GB)
+    assert found is not None
+    assert found.words == "parallel.strategy = 'fsdp2' over 2 ranks (predicted: 10.2 GiB on each)"
