@@ -53,6 +53,7 @@ def advise(
         print(json.dumps(rules_json(RULES), indent=2) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
+    _refuse_idle_options(where, profile=profile, nodes=nodes, out=None if apply else out)
     now = with_foreign(_situation(where, profile, data, nodes, reports), hf_args)
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
@@ -62,15 +63,30 @@ def advise(
     print(f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied)}")
 
 
+def _refuse_idle_options(place: Path, *, profile: Path | None, nodes: int | None, out: Path | None) -> None:
+    """An option that changes nothing is a misunderstanding, and is not passed over."""
+    from trainer.record import RUN_FILE
+
+    is_run = (place / RUN_FILE).is_file()
+    idle = {
+        f"--profile {profile}": profile is not None and not is_run and "only a run was started from a profile",
+        f"--nodes {nodes}": nodes is not None and not place.is_file() and "nodes are predicted from a profile",
+        f"--out {out}": out is not None and "only --apply writes a profile",
+    }
+    for option, why in idle.items():
+        if why:
+            raise UsageError(f"{option} has no use here: {why}", next_step="Leave it out; see autotune advise --help.")
+
+
 def _situation(place: Path, profile: Path | None, data: Path | None, nodes: int | None, reports: Path) -> "Situation":
     from autotune.decide.advice import Situation
     from autotune.measure.host import SystemHost
+    from autotune.search.ledgers import read_trials
     from autotune.search.profiles import read_profile
     from autotune.search.situation import (
         data_facts,
         other_than,
         profile_of_run,
-        read_trials,
         situation_of_profile,
         situation_of_run,
     )
@@ -78,8 +94,9 @@ def _situation(place: Path, profile: Path | None, data: Path | None, nodes: int 
 
     host = SystemHost()
     if place.is_file():
-        trials = read_trials(place, reports)
-        return situation_of_profile(read_profile(place), trials.finished, host, data=data, nodes=nodes)
+        found = read_profile(place)
+        trials = read_trials(place, found.profile, reports).finished
+        return situation_of_profile(found, trials, host, data=data, nodes=nodes)
     if (place / RUN_FILE).is_file():
         run = read_run(place)
         stored = profile_of_run(run, _profiles()) if profile is None else read_profile(profile)

@@ -2,22 +2,20 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial, TrialRecord
+from autotune.core.trial import FinishedTrial
 from autotune.corpus.find import find_files
 from autotune.corpus.sources import SOURCES
 from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, counters_of_profile
 from autotune.errors import AutotuneError, BadInput
 from autotune.measure.host import Host
-from autotune.search.profiles import StoredProfile, read_profile, report_directory
+from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.scaling import known_of, predict_scaling
-from autotune.search.standing import LEDGER_DIRECTORY
-from autotune.store import read_ledger
 from trainer.config import TrainConfig
 from trainer.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
@@ -26,24 +24,6 @@ from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.schema import parse_table, read_json
 
 MOST_FOREIGN_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trials:
-    """The trials of a ledger, and how many of its lines could not be read."""
-
-    finished: tuple[FinishedTrial, ...]
-    damaged_lines: int
-
-
-def read_trials(profile_path: Path, reports: Path) -> Trials:
-    """Every trial behind a profile; none where there is no ledger."""
-    content = read_ledger(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
-    records = [TrialRecord.of(record) for record in content.records]
-    return Trials(
-        finished=tuple(record.finished() for record in records if record is not None),
-        damaged_lines=content.damaged_lines + records.count(None),
-    )
 
 
 def situation_of_profile(
@@ -73,7 +53,7 @@ def situation_of_profile(
         trials=tuple(trials),
         data=data_facts(data, host) if data is not None else _data_of(stored, host),
         spread=_spread(profile, nodes),
-        missing=_missing(stored),
+        missing=_missing(stored, nodes),
     )
 
 
@@ -254,7 +234,7 @@ def _spread(profile: Profile, nodes: int | None) -> Spread | None:
     )
 
 
-def _missing(stored: StoredProfile) -> tuple[tuple[str, str], ...]:
+def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str], ...]:
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     found = []
     if evidence.probe is None:
@@ -264,4 +244,9 @@ def _missing(stored: StoredProfile) -> tuple[tuple[str, str], ...]:
         found.append(("loader workers", f"autotune workers --profile {path}"))
     if evidence.network is None and evidence.probe is not None and evidence.probe.local_ranks > 1:
         found.append(("the exchange of gradients", f"autotune network --profile {path}"))
+    links = evidence.network.links if evidence.network is not None else []
+    if nodes is not None and nodes > 1 and not any(link.scope == "between nodes" for link in links):
+        found.append(
+            (f"links between nodes, and so what {nodes} would do", f"autotune network --profile {path} --slurm")
+        )
     return tuple(found)

@@ -185,3 +185,26 @@ class TestRules:
         document = (Path(__file__).parents[3] / "docs" / "advice.md").read_text()
         for rule in listed:
             assert f"| `{rule['rule']}` | {', '.join(rule['covers'])} | {rule['looks_for']} |" in document
+
+
+class TestOptionsWithoutUse:
+    @pytest.mark.parametrize(
+        ("place", "option"),
+        [
+            ("profiles/p.toml", ["--profile", "profiles/p.toml"]),
+            ("profiles/p.toml", ["--out", "other.toml"]),
+            ("runs/r", ["--nodes", "8"]),
+            (".", ["--nodes", "8"]),
+        ],
+    )
+    def test_they_are_refused_and_not_passed_over(self, place, option, capsys):
+        starved()
+        write_run(Path("runs/r"), run_of(SLOW, settings(SLOW)))
+        assert run(["advise", place, *option]) == 2
+        assert f"{' '.join(option)} has no use here" in capsys.readouterr().err
+
+    def test_nodes_of_which_nothing_is_known_are_said_to_be_unknown(self, capsys):
+        assert run(["advise", str(starved()), "--nodes", "8"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "links between nodes, and so what 8 would do" in said
+        assert "autotune network --profile profiles/p.toml --slurm" in said
