@@ -25,9 +25,10 @@ from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
+from autotune.search.ledgers import trials_of_others
 from autotune.search.profiles import StoredProfile, probed_here
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger, check_writable
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest
@@ -96,6 +97,12 @@ def trial_runner(
     """
     check_writable(ledger_directory)
     ledger = Ledger(ledger_directory, f"{socket.gethostname()}-{os.getpid()}")
+    if others := trials_of_others(ledger.read(), here):
+        sys.stderr.write(
+            f"warn: {others} trials in {ledger_directory} are of another model, dataset or device: another profile of "
+            "this name was tuned there. They are neither used nor counted; for a report of its own, give this profile "
+            "another name, or another --reports\n"
+        )
     done = 0
 
     def on_trial(label: str, outcome: Outcome | None) -> None:
@@ -116,6 +123,7 @@ def trial_runner(
         clock=SystemClock(),
         on_trial=on_trial,
         ends_s=_job_ends_s(),
+        made_on=made_on(here),
     )
 
 

@@ -67,10 +67,14 @@ class Provenance(Table):
     tool_version: str
     created_utc: str
     commands: list[str]
-    """Names of the commands that wrote it, oldest first."""
+    """Names of the commands that wrote it, oldest first. Free text in a profile of a stranger: shown, and never
+    suggested to anybody as something to run."""
     slurm_job_id: str | None = None
     ledger_sha256: str
-    """Over the keys and outcomes of the trials it rests on."""
+    """Over all that the ledger says of the trials of this model, dataset, device and length of rows."""
+    ledger_until_utc: str | None = None
+    """Time of the last one of them; None where there was none, and in profiles from before this was kept, whose hash
+    cannot be recomputed."""
 
 
 class Profile(Table):

@@ -42,6 +42,28 @@ class FinishedTrial:
     from_ledger: bool
 
 
+class MadeOn(Table):
+    """What a trial ran on and was of, as its profile's fingerprint says it."""
+
+    gpu_name: str | None = None
+    gpu_count: Annotated[int, Field(ge=0)] = 0
+    cpu_model: str | None = None
+    allotted_cpus: Annotated[int, Field(gt=0)]
+    torch: str
+    model_sha256: str
+    dataset_hash: str
+
+    @property
+    def machine(self) -> str:
+        """The device, in words."""
+        return f"{self.gpu_count} x {self.gpu_name}" if self.gpu_name else self.cpu_model or "cpu"
+
+    @property
+    def processors(self) -> str:
+        """Those of the host, in words."""
+        return f"{self.allotted_cpus} of {self.cpu_model or 'n/a'}"
+
+
 class TrialRecord(Table):
     """A trial as the ledger keeps it."""
 
@@ -54,6 +76,8 @@ class TrialRecord(Table):
     label: str
     outcome: dict[str, Any]
     seconds: Annotated[float, Field(ge=0)]
+    made_on: MadeOn | None = None
+    """None in ledgers from before it was kept: there ``site`` alone tells machines apart, and does not say which."""
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "TrialRecord | None":

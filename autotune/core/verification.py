@@ -22,10 +22,29 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCheck:
+    """What the ledger beside a profile says of it."""
+
+    found: Literal["same", "differs", "not recomputable", "no trials"]
+    """Whether the trials it rests on are what they were when it was written: all of them, none changed, none added.
+    ``not recomputable``: the profile does not say up to when they count. ``no trials``: none of it are here."""
+    trials: int
+    """Of the profile's model, dataset and rows, up to when it was written."""
+    added: int
+    """The same, later."""
+    others: int
+    """Trials in the same ledger that are not the profile's."""
+    unfounded: tuple[str, ...]
+    """Figures of the profile that no trial gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """All checks of a profile."""
 
     checks: tuple[Check, ...]
+    ledger: LedgerCheck | None = None
+    """None where nobody looked."""
 
     def of(self, found: Found) -> tuple[Check, ...]:
         """Those with such a result."""

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autotune import __version__
 from autotune.core.advice import Change
@@ -14,6 +14,7 @@ from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.advice.apply import with_changes
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
+from autotune.decide.ledger import ledger_sha256, own_records
 from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
@@ -109,10 +110,20 @@ def profile_of_probe(
             created_utc=utc_now(),
             commands=["probe"],
             slurm_job_id=slurm_job_id,
-            ledger_sha256=runner.content_sha256,
+            **_resting_on(runner, here, request.seq_length_tokens),
         ),
         evidence=Evidence(probe=evidence),
     )
+
+
+def _resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> dict[str, Any]:
+    """What ``[provenance]`` says of the ledger, so that anybody who has it can tell whether it is still the same.
+
+    It is of all the profile's trials up to now, not only of those of one command.
+    """
+    own = own_records(runner.every_record(), made_on, row_tokens)
+    until = max((record.time_utc for record in own), default=None)
+    return {"ledger_sha256": ledger_sha256(own), "ledger_until_utc": until}
 
 
 def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
@@ -201,7 +212,7 @@ def _with_evidence(
         update={
             "commands": [name for name in profile.provenance.commands if name != command] + [command],
             "created_utc": utc_now(),
-            "ledger_sha256": runner.content_sha256,
+            **_resting_on(runner, profile.fingerprint, profile.train.seq_length_tokens),
         }
     )
     evidence = profile.evidence.model_copy(update={command: found})

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from autotune.decide.advice import Situation, advise
 from autotune.measure.host import Host
+from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.reviews import read_reviewed
-from autotune.search.situation import other_than, read_trials, situation_of_profile, situation_of_run
+from autotune.search.situation import other_than, situation_of_profile, situation_of_run
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
@@ -31,7 +32,7 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
     """
     tables = read_profile_tables(path)
     stored = read_profile(path)
-    trials = read_trials(path, reports)
+    trials = read_trials(path, stored.profile, reports)
     directory = data or path.parent / (stored.profile.train.data.path or ".")
     dataset, lacking = _dataset(directory, stored.profile.fingerprint.dataset_hash)
     now = situation_of_profile(stored, trials.finished, host, data=directory if dataset is not None else None)

@@ -4,15 +4,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
-from autotune.core.trial import FinishedTrial, Trial, TrialRecord
+from autotune.core.profile import Fingerprint
+from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
 from autotune.errors import StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
-from autotune.store import Ledger
-from trainer.schema import canonical_sha256
+from autotune.store import Ledger, LedgerContent
 
 LEAVING_S = 5.0
 """What is left to be done after the last trial of a job."""
+
+
+def trial_records(content: LedgerContent) -> tuple[TrialRecord, ...]:
+    """Records that are trials of this version of the project, oldest first."""
+    found = map(TrialRecord.of, content.records)
+    return tuple(record for record in found if record is not None)
+
+
+def made_on(here: Fingerprint) -> MadeOn:
+    """What trials say of where they are measured."""
+    return MadeOn(**{name: getattr(here, name) for name in MadeOn.model_fields})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +37,7 @@ class TrialRunner:
         clock: The time.
         on_trial: Called before and after each trial, for progress.
         ends_s: When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that.
+        made_on: The same as ``site``, as people and other profiles' reports read it.
     """
 
     machine: Machine
@@ -34,14 +46,18 @@ class TrialRunner:
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
     ends_s: float | None = None
+    made_on: MadeOn | None = None
     finished: list[FinishedTrial] = field(default_factory=list)
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for record in self.ledger.read().records:
-            found = TrialRecord.of(record)
-            if found is not None and found.site == self.site:
-                self._remember(found)
+        for record in self.every_record():
+            if record.site == self.site:
+                self._remember(record)
+
+    def every_record(self) -> tuple[TrialRecord, ...]:
+        """All trials of the ledger as it is on disk, those of other sites and writers included, oldest first."""
+        return trial_records(self.ledger.read())
 
     def knows(self, trial: Trial) -> bool:
         """Whether the trial was measured before."""
@@ -73,11 +89,6 @@ class TrialRunner:
         """Time that the finished trials took, those from the ledger included."""
         return sum(done.seconds for done in self.finished)
 
-    @property
-    def content_sha256(self) -> str:
-        """Over the keys and outcomes of the finished trials: names the evidence."""
-        return canonical_sha256([[done.trial.key, outcome_to_json(done.outcome)] for done in self.finished])
-
     def _check_time(self, trial: Trial, label: str) -> None:
         if self.ends_s is None:
             return
@@ -100,6 +111,7 @@ class TrialRunner:
             label=label,
             outcome=outcome_to_json(outcome),
             seconds=round(seconds, 3),
+            made_on=self.made_on,
         )
         self.ledger.append(record.model_dump(mode="json"))
         self._remember(record)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.core.profile import Fingerprint, Profile
-from autotune.core.verification import Check, Verification
+from autotune.core.verification import Check, LedgerCheck, Verification
 from autotune.decide.fingerprint import compare
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
@@ -24,6 +24,8 @@ def verify(
     host: Host,
     monitor: GpuMonitor,
     read_cuda: Callable[[], str | None],
+    *,
+    ledger: LedgerCheck | None = None,
 ) -> Verification:
     """Hold a profile against this machine.
 
@@ -33,6 +35,7 @@ def verify(
         host: Describes the host.
         monitor: Describes the GPUs.
         read_cuda: The CUDA version that torch is built for; asked only on a machine with the profile's GPU.
+        ledger: What the ledger beside it says of it.
     """
     profile = stored.profile
     said = profile.train.data.path
@@ -55,7 +58,8 @@ def verify(
     if manifest is None:
         unknown["dataset_hash"] = no_data
     unknown |= {library: "it is not installed here" for library, found in missing.items() if found == _NOT_INSTALLED}
-    return Verification(checks=(_content(stored), *_settings(profile), *_fields(profile.fingerprint, here, unknown)))
+    checks = (_content(stored), *_settings(profile), *_fields(profile.fingerprint, here, unknown))
+    return Verification(checks=checks, ledger=ledger)
 
 
 def _dataset(directory: Path | None) -> tuple[Manifest | None, str]:

@@ -20,11 +20,12 @@ def verify(
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a profile against this machine, field by field; nothing is measured."""
+    """Hold a profile against this machine, field by field, and against its ledger; nothing is measured."""
     from autotune.measure.host import SystemHost
     from autotune.measure.machine import ForkServerMachine
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews, verification
+    from autotune.search.ledgers import read_trials
     from autotune.show.verification import verification_text
 
     def read_cuda() -> str | None:
@@ -33,9 +34,10 @@ def verify(
             return server.versions.get("cuda")
 
     stored = reviews.read_reviewed(profile, reports)
+    ledger = read_trials(profile, stored.profile, reports).check
     monitor = NvmlMonitor()
     try:
-        found = verification.verify(stored, data, SystemHost(), monitor, read_cuda)
+        found = verification.verify(stored, data, SystemHost(), monitor, read_cuda, ledger=ledger)
     finally:
         monitor.close()
     if as_json:
@@ -43,6 +45,7 @@ def verify(
             "profile": str(profile),
             "intact": stored.intact,
             "review": stored.standing.state,
+            "ledger": dataclasses.asdict(ledger),
             "checks": [dataclasses.asdict(check) for check in found.checks],
         }
         print(json.dumps(told, indent=2))

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.commands.measuring import Bench, refuse_login_node
-from autotune.core.profile import Fingerprint
 from autotune.errors import MachineLacks
 from autotune.measure.host import FakeHost
-from tests.autotune.profiles import example_profile
+from autotune.store import Ledger
+from tests.autotune.profiles import FINGERPRINT, example_profile
+from tests.autotune.trials import record
 from trainer.dataset import read_manifest
 
 
-def runner(tmp_path):
-    here = Fingerprint.model_construct(device="cpu", torch="2.13.0", ram_total_bytes=8, data_filesystem="ext4")
+def runner(tmp_path, here=FINGERPRINT):
     bench = Bench(
         site=SimpleNamespace(), server=SimpleNamespace(), machine=SimpleNamespace(), monitor=SimpleNamespace()
     )
@@ -39,6 +39,24 @@ def test_another_version_of_the_tool_measures_anew(tmp_path, monkeypatch):
     before = runner(tmp_path).site
     monkeypatch.setattr("autotune.commands.measuring.__version__", "9.9")
     assert runner(tmp_path).site != before
+
+
+def test_trials_say_where_they_are_measured(tmp_path):
+    found = runner(tmp_path).made_on
+    assert (found.machine, found.processors, found.torch) == ("A CPU", "2 of A CPU", "2.13.0")
+    of_gpu = FINGERPRINT.model_copy(update={"gpu_name": "NVIDIA H100", "gpu_count": 2})
+    assert runner(tmp_path, of_gpu).made_on.machine == "2 x NVIDIA H100"
+
+
+def test_a_ledger_that_another_profile_of_the_name_writes_is_said_and_not_used(tmp_path, capsys):
+    before = runner(tmp_path)
+    trial = record(site=before.site, config={"seq_length_tokens": 8})
+    Ledger(tmp_path, "w").append(trial.model_dump(mode="json"))
+    assert runner(tmp_path).knows(trial.finished().trial) is False  # of another key
+    assert "warn" not in capsys.readouterr().err
+    Ledger(tmp_path, "v").append(record(site="there", dataset_hash="e").model_dump(mode="json"))
+    assert len(runner(tmp_path).every_record()) == 2
+    assert "warn: 1 trials in" in capsys.readouterr().err
 
 
 def limits(manifest, host=None, ranks=2, asked=None, **train):

@@ -5,6 +5,7 @@ import pytest
 
 from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow, WorkersEvidence
 from autotune.core.profile import Profile, profile_to_toml
+from autotune.decide.ledger import ledger_sha256
 from autotune.errors import ProfileRefused
 from autotune.search.profiles import (
     probed_here,
@@ -15,6 +16,9 @@ from autotune.search.profiles import (
     write_profile,
 )
 from tests.autotune.profiles import example_profile
+from tests.autotune.trials import record
+
+RUNNER = SimpleNamespace(every_record=lambda: ())
 
 
 def _probed_again(**train) -> Profile:
@@ -77,30 +81,40 @@ def _found(*, chosen: int, adopted: bool | None) -> WorkersEvidence:
 
 def test_a_sweep_writes_its_count_and_its_evidence():
     found = _found(chosen=3, adopted=None)
-    profile = with_workers(example_profile(), found, SimpleNamespace(content_sha256="new"))
+    profile = with_workers(example_profile(), found, RUNNER)
     before, after = example_profile().train.data, profile.train.data
     assert after == before.model_copy(update={"loader_workers": 3})
     assert profile.evidence.workers == found
     assert profile.evidence.probe == example_profile().evidence.probe
-    assert (profile.provenance.commands, profile.provenance.ledger_sha256) == (["probe", "workers"], "new")
+    assert profile.provenance.commands == ["probe", "workers"]
+
+
+def test_a_profile_names_its_own_trials_of_all_commands_by_hash_and_time():
+    mine = [record(time_utc=f"2026-01-0{day}T00:00:00+00:00") for day in (1, 2)]
+    others = [record(time_utc="2026-01-03T00:00:00+00:00", site="there", dataset_hash="another")]
+    profile = with_workers(
+        example_profile(), _found(chosen=3, adopted=None), SimpleNamespace(every_record=lambda: (*mine, *others))
+    )
+    assert profile.provenance.ledger_sha256 == ledger_sha256(mine)
+    assert profile.provenance.ledger_until_utc == mine[-1].time_utc
 
 
 def test_a_repeated_sweep_is_named_once():
-    profile = with_workers(example_profile(), _found(chosen=3, adopted=None), SimpleNamespace(content_sha256="a"))
-    again = with_workers(profile, _found(chosen=2, adopted=None), SimpleNamespace(content_sha256="b"))
+    profile = with_workers(example_profile(), _found(chosen=3, adopted=None), RUNNER)
+    again = with_workers(profile, _found(chosen=2, adopted=None), RUNNER)
     assert again.provenance.commands == ["probe", "workers"]
 
 
 @pytest.mark.parametrize(("adopted", "loader"), [(True, (5, 8, False)), (False, (3, 2, True))])
 def test_what_was_found_jointly_is_written_only_where_it_was_adopted(adopted, loader):
     found = _found(chosen=3, adopted=adopted)
-    data = with_workers(example_profile(), found, SimpleNamespace(content_sha256="a")).train.data
+    data = with_workers(example_profile(), found, RUNNER).train.data
     assert (data.loader_workers, data.prefetch_batches, data.pin_memory) == loader
 
 
 def test_a_repeated_probe_keeps_what_was_adopted_jointly(tmp_path):
     path = tmp_path / "p.toml"
-    swept = with_workers(example_profile(), _found(chosen=3, adopted=True), SimpleNamespace(content_sha256="a"))
+    swept = with_workers(example_profile(), _found(chosen=3, adopted=True), RUNNER)
     path.write_text(profile_to_toml(swept))
     assert with_workers_of(_probed_again(), path).train.data == swept.train.data
 
@@ -113,16 +127,15 @@ WORTH = BaselineEvidence(
 
 def test_what_settings_are_worth_changes_nothing_about_them():
     profile = example_profile()
-    worth = with_baseline(profile, WORTH, SimpleNamespace(content_sha256="c"))
+    worth = with_baseline(profile, WORTH, RUNNER)
     assert (worth.train, worth.evidence.baseline) == (profile.train, WORTH)
     assert worth.provenance.commands == ["probe", "baseline"]
 
 
 @pytest.mark.parametrize(("chosen", "kept"), [(1, WORTH), (2, None)])
 def test_what_settings_were_worth_goes_with_them(chosen, kept):
-    runner = SimpleNamespace(content_sha256="c")
-    worth = with_baseline(example_profile(), WORTH, runner)
+    worth = with_baseline(example_profile(), WORTH, RUNNER)
     found = worth.evidence.workers.model_copy(update={"chosen": chosen})
-    changed = with_workers(worth, found, runner)
+    changed = with_workers(worth, found, RUNNER)
     assert changed.evidence.baseline == kept
     assert changed.provenance.commands == ["probe", *(["baseline"] if kept else []), "workers"]

@@ -10,7 +10,7 @@ from autotune.core.profile import profile_to_toml
 from autotune.errors import AutotuneError, BadInput
 from autotune.measure.host import FakeHost
 from autotune.search.profiles import StoredProfile, read_profile
-from autotune.search.situation import data_facts, profile_of_run, read_foreign, read_trials, situation_of_profile
+from autotune.search.situation import data_facts, profile_of_run, read_foreign, situation_of_profile
 from benchmarks.simulated_records import run_of
 from benchmarks.simulated_training import World, settings
 from tests.autotune.profiles import example_profile
@@ -72,9 +72,6 @@ class TestProfile:
         now = situation_of_profile(stored, (), HOST)
         assert now.missing == (("loader workers", f"autotune workers --profile {tmp_path / 'p.toml'}"),)
         assert now.data is None
-
-    def test_no_ledger_is_no_trial(self, tmp_path):
-        assert read_trials(tmp_path / "p.toml", tmp_path / "reports").finished == ()
 
 
 class TestProfileOfRun:

@@ -3,12 +3,13 @@ import datetime
 import pytest
 
 from autotune.core.outcome import Measured
-from autotune.core.trial import Trial
+from autotune.core.trial import Trial, TrialRecord
 from autotune.errors import StartAgain
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
-from autotune.search.trials import LEAVING_S, TrialRunner
-from autotune.store import Ledger
+from autotune.search.trials import LEAVING_S, TrialRunner, made_on
+from autotune.store import Ledger, read_ledger
+from tests.autotune.profiles import FINGERPRINT
 
 TRIAL = Trial(job="fault", measured={"n": 1}, timeout_s=60.0)
 START_S = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).timestamp()
@@ -41,3 +42,16 @@ def test_a_trial_that_may_not_be_over_in_time_is_left_to_the_same_command_starte
 def test_what_is_in_the_ledger_needs_no_time(tmp_path):
     runner(tmp_path, None).run(TRIAL, "t")
     assert isinstance(runner(tmp_path, 1.0).run(TRIAL, "t"), Measured)
+
+
+def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_path):
+    measuring = runner(tmp_path, None)
+    measuring.made_on = made_on(FINGERPRINT)
+    measuring.run(TRIAL, "t")
+    [kept] = measuring.every_record()
+    assert kept.made_on == made_on(FINGERPRINT)
+    old = kept.model_dump(mode="json", exclude={"made_on"})
+    Ledger(tmp_path / "old", "w").append(old)
+    found = TrialRecord.of(read_ledger(tmp_path / "old").records[0])
+    assert found is not None
+    assert found.made_on is None

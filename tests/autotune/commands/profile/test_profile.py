@@ -4,10 +4,16 @@ import pytest
 
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
+from autotune.core.trial import MadeOn
+from autotune.decide.ledger import ledger_sha256
 from autotune.measure.host import SystemHost
 from autotune.measure.nvml import NvmlMonitor
+from autotune.search.profiles import read_profile
 from autotune.search.site import fingerprint, open_site
+from autotune.search.trials import made_on
+from autotune.store import Ledger
 from tests.autotune.profiles import example_profile
+from tests.autotune.trials import records_of_example
 from trainer.dataset import read_manifest
 
 
@@ -112,6 +118,32 @@ def test_settings_for_another_device_than_the_figures_are_refused(here, capsys):
     (here / "p.toml").write_text(text.replace('device = "cpu"', 'device = "cuda"', 1))
     assert run(["profile", "verify", "p.toml"]) == 6
     assert "train.device" in capsys.readouterr().err
+
+
+def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash_shows_there(here, capsys):
+    assert run(["profile", "verify", "p.toml"]) == 0
+    assert "ledger:  not checkable here: no trial of it is in its ledger" in capsys.readouterr().out
+    profile = read_profile(here / "p.toml").profile
+    mine = dict(made_on(profile.fingerprint))
+    records = [one.model_copy(update={"made_on": MadeOn(**mine)}) for one in records_of_example()]
+    rests_on = {"ledger_sha256": ledger_sha256(records), "ledger_until_utc": records[-1].time_utc}
+    provenance = profile.provenance.model_copy(update=rests_on)
+    _write(here / "p.toml", profile.model_copy(update={"provenance": provenance}))
+    ledger = Ledger(here / "reports" / "p" / "ledger", "w")
+    for one in records:
+        ledger.append(one.model_dump(mode="json", exclude_unset=True))
+    assert run(["profile", "verify", "p.toml"]) == 0
+    assert "ledger:  matches: the 8 trials it rests on are as they were; its largest" in capsys.readouterr().out
+    probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
+    evidence = profile.evidence.model_copy(update={"probe": probe})
+    _write(here / "p.toml", profile.model_copy(update={"provenance": provenance, "evidence": evidence}))
+    assert run(["profile", "verify", "p.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "as written" in out  # whoever edits may write a new hash
+    assert "no trial there gave evidence.probe.feasible_max = 64 rows" in out
+    ledger.append(records[0].model_dump(mode="json", exclude_unset=True))
+    assert run(["profile", "verify", "p.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ledger"]["found"] == "differs"
 
 
 def test_verify_honours_the_review(here, capsys):

@@ -1,0 +1,146 @@
+"""Which trials of a ledger are a profile's own, and whether it says what they say. Pure.
+
+Two profiles of one name share a ledger, wherever they lie; and a profile may be edited after it was written.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from autotune.core.outcome import Measured, OutOfMemory, outcome_from_json
+from autotune.core.profile import Fingerprint, Profile
+from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
+from autotune.core.verification import LedgerCheck
+from trainer.schema import canonical_sha256
+
+_SAME = 1e-9
+"""Files keep all digits of a figure; what is computed from figures is computed anew."""
+
+
+def own_records(
+    records: Sequence[TrialRecord], made_on: Fingerprint, row_tokens: int | None
+) -> tuple[TrialRecord, ...]:
+    """Trials of the same model, dataset and kind of device, whichever settings and versions they had.
+
+    Args:
+        records: Of a ledger.
+        made_on: The profile's.
+        row_tokens: Length of its rows; None takes trials of any length.
+    """
+    # Trials of one site are of one model and one dataset; those that name neither are known by their neighbours.
+    others = {record.site for record in records if _is_other(record, made_on)}
+    own = (record for record in records if record.site not in others)
+    return tuple(
+        one for one in own if row_tokens is None or _config(one).get("seq_length_tokens") in (None, row_tokens)
+    )
+
+
+def ledger_sha256(records: Iterable[TrialRecord]) -> str:
+    """Names trials, with all that the ledger says of each, in whichever order they were written."""
+    said = (record.model_dump(mode="json", exclude_unset=True) for record in records)
+    return canonical_sha256(sorted(map(canonical_sha256, said)))
+
+
+def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerCheck:
+    """Hold a profile against the trials of the ledger that it names."""
+    own = own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
+    until = profile.provenance.ledger_until_utc
+    behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
+    return LedgerCheck(
+        found=_found(profile, own, behind),
+        trials=len(behind),
+        added=len(own) - len(behind),
+        others=len(records) - len(own),
+        unfounded=tuple(_unfounded(profile, behind)) if own else (),
+    )
+
+
+def _found(
+    profile: Profile, own: Sequence[TrialRecord], behind: Sequence[TrialRecord]
+) -> Literal["same", "differs", "not recomputable", "no trials"]:
+    if not own:
+        return "no trials"
+    if profile.provenance.ledger_until_utc is None:
+        return "not recomputable"
+    return "same" if ledger_sha256(behind) == profile.provenance.ledger_sha256 else "differs"
+
+
+def _is_other(record: TrialRecord, made_on: Fingerprint) -> bool:
+    where, config = record.made_on, _config(record)
+    data, model = config.get("data"), config.get("model")
+    if where is not None:
+        hashes: tuple[object, object] = where.model_sha256, where.dataset_hash
+    else:
+        settings = {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else None
+        dataset = data.get("dataset_hash") if isinstance(data, dict) else None
+        hashes = None if settings is None else canonical_sha256(settings), dataset
+    if hashes[0] not in (None, made_on.model_sha256) or hashes[1] not in (None, made_on.dataset_hash):
+        return True
+    if where is None:
+        return False
+    if where.gpu_name is None and made_on.gpu_name is not None:
+        return False  # a GPU's steps are replayed where there is none
+    kind = (where.gpu_name, None if where.gpu_name else where.cpu_model)
+    return kind != (made_on.gpu_name, None if made_on.gpu_name else made_on.cpu_model)
+
+
+def _config(record: TrialRecord) -> Mapping[str, Any]:
+    config = record.measured.get("config")
+    return config if isinstance(config, dict) else {}
+
+
+def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]:
+    """Figures of a profile that no trial gave.
+
+    Left out: intervals, ratios, shares, and what is said of networks and of other recipes, which are computed from
+    many trials.
+    """
+    probe, workers = profile.evidence.probe, profile.evidence.workers
+    if probe is not None:
+        budget = profile.constraints.memory_budget_bytes
+        limited = [one for one in behind if one.job == "step" and one.measured.get("memory_budget_bytes") == budget]
+        if probe.feasible_peak_bytes not in [one.peak_bytes for one in _steps(limited, probe.feasible_max)]:
+            yield f"evidence.probe.feasible_max = {probe.feasible_max} rows, with its peak"
+        if probe.infeasible_min is not None and not _was_refused(limited, probe.infeasible_min):
+            yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
+        for point in probe.curve:
+            if not _is_among(point.slot_tokens_per_s, map(_slot_rate, _steps(behind, point.rows))):
+                yield f"evidence.probe.curve at {point.rows} rows"
+    if workers is not None:
+        rates = [one.slot_tokens_per_s for one in _windows(behind)]
+        if not all(_is_among(rate, rates) for rate in workers.ceiling_slot_tokens_per_s):
+            yield "evidence.workers.ceiling_slot_tokens_per_s"
+        for row in workers.rows:
+            if not all(_is_among(rate, rates) for rate in row.slot_tokens_per_s):
+                yield f"evidence.workers.rows of {row.loader_workers}"
+
+
+def _steps(records: Iterable[TrialRecord], rows: int) -> Iterator[StepFigures]:
+    for record in records:
+        outcome = outcome_from_json(record.outcome)
+        if record.job == "step" and isinstance(outcome, Measured) and _config(record).get("micro_batch_rows") == rows:
+            yield StepFigures.of(outcome)
+
+
+def _was_refused(records: Iterable[TrialRecord], rows: int) -> bool:
+    refused = (record for record in records if isinstance(outcome_from_json(record.outcome), OutOfMemory))
+    return any(_config(record).get("micro_batch_rows") == rows for record in refused)
+
+
+def _windows(records: Iterable[TrialRecord]) -> Iterator[FeedFigures]:
+    for record in records:
+        outcome = outcome_from_json(record.outcome)
+        if record.job == "feed" and isinstance(outcome, Measured):
+            yield FeedFigures.of(outcome)
+
+
+def _slot_rate(figures: StepFigures) -> object:
+    """As the probe computes it; None where a stranger's figures are none."""
+    seconds = [one for one in figures.step_s if isinstance(one, float | int) and one > 0]
+    tokens = figures.slot_tokens_per_step
+    return tokens / statistics.median(seconds) if seconds and isinstance(tokens, float | int) else None
+
+
+def _is_among(figure: float, found: Iterable[object]) -> bool:
+    return any(isinstance(one, float | int) and math.isclose(figure, one, rel_tol=_SAME) for one in found)
