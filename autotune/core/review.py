@@ -12,7 +12,7 @@ from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
 REVIEW_SCHEMA_VERSION: Literal[1] = 1
-MOST_NAME_CHARACTERS, MOST_NOTE_CHARACTERS = 200, 2000
+MOST_NAME_CHARACTERS, MOST_NOTE_CHARACTERS, MOST_PATH_CHARACTERS = 200, 2000, 1000
 
 _SHA256 = r"^[0-9a-f]{64}$"
 Sha256 = Annotated[str, Field(pattern=_SHA256)]
@@ -32,6 +32,9 @@ class Review(Table):
     tool_version: Annotated[str, Field(max_length=40)]
     as_edited: bool = False
     """Whether the content had been changed by hand since it was written, and was approved all the same."""
+    profile: Annotated[str, Field(max_length=MOST_PATH_CHARACTERS)] | None = None
+    """Where it lay, seen from where the reports lie: profiles of one name share a file of reviews. None where that is
+    not known."""
 
 
 class ReviewFile(Table):
@@ -51,16 +54,26 @@ class Standing:
     """Of what the profile says now."""
     review: Review | None
     """The newest verdict on that; where there is none, the newest on what it said before."""
+    place: str | None = None
+    """Where the profile lies, as its reviews name it; None where they cannot."""
 
 
-def standing_of(reviews: list[Review], present_sha256: str) -> Standing:
-    """How a profile of this content stands: the newest verdict on it counts, and verdicts on others do not."""
+def standing_of(reviews: list[Review], present_sha256: str, place: str | None = None) -> Standing:
+    """How a profile of this content stands: the newest verdict on it counts, wherever it was given.
+
+    Args:
+        reviews: Of all profiles of this name, oldest first.
+        present_sha256: Of what the profile says now.
+        place: Where it lies. Verdicts on what lay elsewhere say nothing of what it said before.
+    """
     mine = [review for review in reviews if review.profile_sha256 == present_sha256]
     if mine:
-        return Standing(state=mine[-1].verdict, present_sha256=present_sha256, review=mine[-1])
-    last = reviews[-1] if reviews else None
+        return Standing(state=mine[-1].verdict, present_sha256=present_sha256, review=mine[-1], place=place)
+    before = [review for review in reviews if None in (place, review.profile) or review.profile == place]
+    last = before[-1] if before else None
     voided = last is not None and last.verdict == "approved"
-    return Standing(state="voided" if voided else "not reviewed", present_sha256=present_sha256, review=last)
+    state: State = "voided" if voided else "not reviewed"
+    return Standing(state=state, present_sha256=present_sha256, review=last, place=place)
 
 
 def is_sha256(text: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune import __version__
 from autotune.core.profile import HASH_KEY, Profile, profile_from_tables
 from autotune.core.review import (
+    MOST_PATH_CHARACTERS,
     Review,
     ReviewFile,
     Standing,
@@ -73,7 +74,7 @@ def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
         profile=found,
         recorded_sha256=recorded if isinstance(recorded, str) and is_sha256(recorded) else None,
         file_sha256=profile_sha256(tables),
-        standing=standing_of(given, present),
+        standing=standing_of(given, present, _place(profile, reports)),
         reviews=tuple(given),
     )
 
@@ -131,6 +132,7 @@ def review(
         "time_utc": utc_now(),
         "tool_version": __version__,
         "as_edited": verdict == "approved" and not before.intact,
+        "profile": before.standing.place,
     }
     try:
         mine = parse_table(Review, said, where="review")
@@ -206,6 +208,12 @@ def refuse_other_settings(approved: ReviewedProfile, asked: TrainConfig) -> None
 
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def _place(profile: Path, reports: Path) -> str | None:
+    """Where a profile lies, seen from where ``reports`` lies: the same from any directory and on any machine."""
+    place = os.path.relpath(profile.resolve(), reports.resolve().parent)
+    return place if len(place) <= MOST_PATH_CHARACTERS and place.isprintable() else None
 
 
 def _written(found: ReviewedProfile) -> str:

@@ -47,7 +47,8 @@ def short(sha256: str) -> str:
 
 def _cells(review: Review, standing: Standing) -> list[str | None]:
     mine = review.profile_sha256 == standing.present_sha256
-    of = f"{short(review.profile_sha256)}{', as it is now' if mine else ''}"
+    elsewhere = None not in (review.profile, standing.place) and review.profile != standing.place
+    of = f"{short(review.profile_sha256)}{', as it is now' if mine else ''}{f', {review.profile}' if elsewhere else ''}"
     return [review.time_utc, review.verdict, review.by, of, review.note or ""]
 
 

@@ -8,8 +8,11 @@ from autotune.errors import BadInput
 A, B = "a" * 64, "b" * 64
 
 
-def _review(sha256, verdict, by="reviewer"):
-    return Review(profile_sha256=sha256, verdict=verdict, by=by, time_utc="2026-01-01T00:00:00Z", tool_version="0.1.0")
+def _review(sha256, verdict, by="reviewer", profile=None):
+    return Review(
+        profile_sha256=sha256, verdict=verdict, by=by, time_utc="2026-01-01T00:00:00Z", tool_version="0.1.0",
+        profile=profile,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,21 @@ def _review(sha256, verdict, by="reviewer"):
 )
 def test_the_newest_verdict_on_the_present_content_counts(reviews, state):
     assert standing_of(reviews, A).state == state
+
+
+@pytest.mark.parametrize(
+    ("reviews", "state"),
+    [
+        ([_review(B, "approved", profile="b/p.toml")], "not reviewed"),
+        ([_review(B, "approved", profile="a/p.toml")], "voided"),
+        ([_review(B, "approved")], "voided"),  # nobody knows where that lay
+        ([_review(B, "approved", profile="a/p.toml"), _review("c" * 64, "rejected", profile="b/p.toml")], "voided"),
+        ([_review(A, "approved", profile="b/p.toml")], "approved"),  # the same content, wherever it lies
+        ([_review(A, "approved", profile="b/p.toml"), _review(A, "rejected", profile="a/p.toml")], "rejected"),
+    ],
+)
+def test_verdicts_on_a_profile_of_the_same_name_elsewhere_void_nothing(reviews, state):
+    assert standing_of(reviews, A, "a/p.toml").state == state
 
 
 @given(st.lists(st.builds(_review, st.sampled_from([A, B]), st.sampled_from(["approved", "rejected"]))))

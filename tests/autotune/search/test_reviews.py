@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from autotune.core.profile import profile_to_toml
@@ -28,15 +30,27 @@ def test_only_an_approval_of_the_present_content_lets_pass(profile, tmp_path):
     assert "--approve" in refused.value.next_step
 
 
-def test_a_profile_of_the_same_name_elsewhere_is_not_approved_by_it(profile, tmp_path):
+def test_a_profile_of_the_same_name_elsewhere_is_not_approved_by_it_and_was_never_edited(profile, tmp_path):
     review(profile, tmp_path, "approved", by="reviewer", note=None)
     other = tmp_path / "other" / "p.toml"
     other.parent.mkdir()
     other.write_text(profile.read_text())
     assert require_approved(other, tmp_path).standing.state == "approved"  # the same content, wherever it lies
     _edit(other)
-    assert read_reviewed(other, tmp_path).standing.state == "voided"
+    assert read_reviewed(other, tmp_path).standing.state == "not reviewed"
+    with pytest.raises(ProfileRefused, match="nobody has reviewed"):
+        require_approved(other, tmp_path)
     assert read_reviewed(profile, tmp_path).standing.state == "approved"
+    _edit(profile)
+    assert read_reviewed(profile, tmp_path).standing.state == "voided"
+
+
+def test_where_a_profile_lies_is_the_same_from_every_directory(profile, tmp_path, monkeypatch):
+    review(profile, tmp_path / "reports", "approved", by="reviewer", note=None)
+    monkeypatch.chdir(tmp_path)
+    assert read_reviews(tmp_path / "reports" / "p" / "review.json")[0].profile == "p.toml"
+    _edit(profile)
+    assert read_reviewed(Path("p.toml"), Path("reports")).standing.state == "voided"
 
 
 def test_a_recorded_hash_that_is_none_counts_as_none(profile, tmp_path):

@@ -177,7 +177,7 @@ def test_explain_gives_all_settings_or_one(here, capsys):
     assert run(["profile", "explain", "p.toml", "data.loader_workers"]) == 0
     out = capsys.readouterr().out
     assert "Loader processes per rank" in out
-    assert "0.990 (0.985 to 0.995), n = 3" in out
+    assert "0.990 (0.985 to 0.995, 98 %), n = 3" in out
     assert "rejected" in out
     assert run(["profile", "explain", "p.toml", "data", "--json"]) == 0
     assert {one["key"] for one in json.loads(capsys.readouterr().out)} >= {"data.path", "data.loader_workers"}
