@@ -35,6 +35,7 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
             str(patterned_dataset), "--out", "run"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(launch, tmp_path):
     process = subprocess.Popen([*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     started(tmp_path / "run")

@@ -103,7 +103,7 @@ def test_strict_stops_at_the_first_and_keeps_the_work(programs, tmp_path, silent
     assert not list(tmp_path.glob(".data.*.partial"))
 
 
-@pytest.mark.parametrize("kind", ["wordlevel", "bpe"])
+@pytest.mark.parametrize("kind", [pytest.param("wordlevel", marks=pytest.mark.slow), "bpe"])
 def test_the_number_of_processes_and_of_parts_changes_no_byte(lines, tmp_path, silent, kind, monkeypatch, request):
     monkeypatch.setattr(text, "cut_lines", lambda file: [
         text.Slice(path=str(file.path), begin=begin, end=min(begin + 9000, file.size_bytes))
