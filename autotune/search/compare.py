@@ -298,15 +298,22 @@ def _tuning_side(trials: Trials, name: str) -> Side:
     }  # fmt: skip
     if datasets := {one for one in map(_dataset_of, records) if one is not None}:
         circumstances["dataset"] = ", ".join(sorted(datasets))
+    facts: dict[str, Any] = {"site": records[-1].site}
+    if (where := records[-1].made_on) is not None:  # all of these are of one site
+        circumstances |= {"machine": where.gpu_name or "cpu", "processors": where.processors}
+        circumstances.setdefault("dataset", where.dataset_hash)
+        facts = {"machine": where.machine, "processors": where.processors, "torch": where.torch} | facts
+    notes = [f"{left_out} records of other sites, or damaged, are left out"] if left_out else []
+    notes += [] if where else ["its trials do not say what they ran on: the machines may be different ones"]
     return Side(
         kind="tuning",
         name=name,
         settings={key: value for key, value in settings.items() if not key.startswith(_OF_A_TRIAL)},
         circumstances=circumstances,
-        facts={"site": records[-1].site},
+        facts=facts,
         readings=tuple(readings),
         headlines=tuple(sorted(fed, key=lambda one: -one.estimate.value)),
-        notes=tuple([f"{left_out} records of other sites, or damaged, are left out"] if left_out else []),
+        notes=tuple(notes),
     )
 
 

@@ -48,6 +48,7 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
         sign_off=_sign_off(path, reports),
+        ledger=trials.check,
     )
 
 

@@ -9,6 +9,7 @@ from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
+from autotune.core.verification import LedgerCheck
 from trainer.dataset import Manifest
 from trainer.record import Run
 
@@ -44,6 +45,8 @@ class ReportedProfile:
     advice: tuple[Advice, ...] = ()
     """In the order in which it is to be read."""
     sign_off: SignOff | None = None
+    ledger: LedgerCheck | None = None
+    """What its ledger says of it; None where nobody looked."""
 
     @property
     def name(self) -> str:

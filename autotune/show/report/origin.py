@@ -3,6 +3,7 @@
 from autotune.core.units import format_bytes
 from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
 from autotune.show.report.inputs import ReportedProfile, SignOff
+from autotune.show.verification import ledger_words
 from trainer.presets import PRESETS
 
 _FIELDS = {
@@ -42,6 +43,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["profile", str(one.path)],
         ["profile, hash of its content", one.content_sha256],
         ["trials it rests on, hash", provenance.ledger_sha256],
+        ["held against the ledger", None if one.ledger is None else ledger_words(one.ledger)],
         ["model config, hash", one.profile.fingerprint.model_sha256],
         ["dataset, hash", one.profile.fingerprint.dataset_hash],
         ["written", provenance.created_utc],
@@ -78,7 +80,7 @@ def commands(one: ReportedProfile) -> list[str]:
         "advise": f"autotune advise {one.quoted} --apply",
     }
     # A profile may name anything there; only this program's commands are shown as such.
-    return [known[name] for name in one.profile.provenance.commands if name in known]
+    return [known[name] for name in dict.fromkeys(one.profile.provenance.commands) if name in known]
 
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:

@@ -17,6 +17,9 @@ def trials(one: ReportedProfile) -> tuple[Block, ...]:
     if one.damaged_lines:
         said = f"Lines of the ledger that could not be read and were left out: {one.damaged_lines}."
         damaged = (Paragraph(words=(said,)),)
+    if one.ledger is not None and one.ledger.others:
+        said = "Trials of another profile of this name, in the same ledger, neither shown nor counted"
+        damaged = (*damaged, Paragraph(words=(f"{said}: {one.ledger.others}.",)))
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
         return (*damaged, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))

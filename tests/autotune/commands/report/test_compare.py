@@ -8,6 +8,7 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.store import Ledger
 from tests.autotune.profiles import example_profile
+from tests.autotune.trials import MADE_ON
 from tests.trainer.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import row_of
 from trainer.config import ModelSettings, TrainConfig
@@ -160,7 +161,7 @@ def test_a_run_is_compared_with_its_profile(here, capsys):
     assert told["headline"]["change"]["value"] == pytest.approx(1.0, abs=0.05)
 
 
-def _write_tuning(name, speed, *, loader_workers=1, rounds=5):
+def _write_tuning(name, speed, *, loader_workers=1, rounds=5, **made_on):
     config = CONFIG.model_dump(mode="json") | {"micro_batch_rows": 2, "global_batch_rows": 8}
     config["data"] = config["data"] | {"loader_workers": loader_workers}
     ledger = Ledger(Path(name) / "ledger", "w")
@@ -175,6 +176,7 @@ def _write_tuning(name, speed, *, loader_workers=1, rounds=5):
             {"time_utc": f"2026-01-01T00:00:0{number}Z", "site": "here", "key": f"{number}", "job": "feed",
              "measured": {"config": config, "cached": False, "local_ranks": 1, "round": number},
              "label": f"round {number}", "outcome": {"kind": "measured", "figures": figures}, "seconds": 2.0}
+            | ({"made_on": MADE_ON | made_on} if made_on else {})
         )  # fmt: skip
     return name
 
@@ -184,6 +186,30 @@ def test_tunings_are_compared_by_what_both_measured(here, capsys):
     assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
     assert told["headline"]["verdict"] == "slower"
     assert run(["report", "compare", "a", "b", "--fail-if-slower", "5%"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [({"gpu_name": "H100", "gpu_count": 2}, "machine"), ({"allotted_cpus": 3}, "processors")],
+)
+def test_tunings_of_different_machines_are_told_apart_and_not_judged(here, capsys, other, why):
+    told = _compare(capsys, _write_tuning("a", 1000, torch="2.13.0"), _write_tuning("b", 900, **other))
+    assert told["headline"]["verdict"] == "not comparable"
+    assert why in told["headline"]["why"]
+    assert told["b"]["notes"] == []
+
+
+def test_another_torch_on_the_same_machine_is_told_and_judged(here, capsys):
+    told = _compare(capsys, _write_tuning("a", 1000, torch="2.13.0"), _write_tuning("b", 900, torch="2.14.0"))
+    assert told["headline"]["verdict"] == "slower"
+    assert run(["report", "compare", "a", "b"]) == 0
+    assert "2.14.0" in capsys.readouterr().out
+
+
+def test_trials_that_do_not_say_what_they_ran_on_are_compared_with_a_word(here, capsys):
+    told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900, torch="2.13.0"))
+    assert "do not say what they ran on" in told["a"]["notes"][0]
+    assert told["headline"]["verdict"] == "slower"
 
 
 def test_tunings_that_measured_other_things_have_nothing_in_common(here, capsys):
@@ -198,7 +224,7 @@ def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, capsys):
     (path,) = (here / "b" / "ledger").iterdir()
     path.write_bytes(path.read_bytes()[:-40])
     told = _compare(capsys, "a", "b")
-    assert told["b"]["notes"] == ["1 records of other sites, or damaged, are left out"]
+    assert told["b"]["notes"][0] == "1 records of other sites, or damaged, are left out"
     assert told["headline"]["b"]["n"] == 4
 
 
