@@ -41,6 +41,10 @@ ROUNDS = 3
 LIMITED: tuple[tuple[str, Cause, Callable[[Place], Run]], ...] = (
     ("batches from memory", "computation", lambda place: train(place, "cached", limit="cached=32")),
     ("a dataset that sleeps", "input", lambda place: train(place, "sleeping", limit="delay=0.01")),
+    (
+        "two ranks, of which the second's dataset sleeps", "input",
+        lambda place: train(place, "behind", limit="delay=0.01@1", ranks=2),
+    ),
     ("one sample to a row", "padding", lambda place: train(place, "padded", layout="padded")),
     (
         "two hosts, 200 Mbit/s", "network",
@@ -186,7 +190,7 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
     return [
         Bar(name="advice_simulated_causes_right_share", figure=simulated.get("right_share"), unit="share",
             bar=RIGHT_SHARE, direction=">="),
-        Bar(name="advice_real_causes_right_count", figure=right, unit="count", bar=4, direction=">="),
+        Bar(name="advice_real_causes_right_count", figure=right, unit="count", bar=len(LIMITED), direction=">="),
         Bar(name="advice_simulated_promises_kept_share", figure=simulated.get("kept_share"), unit="share",
             bar=PROMISED_SHARE, direction=">="),
         Bar(name="advice_silent_where_it_should_share", figure=simulated.get("silent_share"), unit="share", bar=1,

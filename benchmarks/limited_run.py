@@ -1,10 +1,11 @@
 """The trainer with a dataset that is slower, or lies in memory: ``python -m benchmarks.limited_run LIMIT … ARGUMENTS``.
 
 ``delay=0.002`` adds so many seconds to the reading of each sample; ``cached=32`` makes so many micro-batches once and
-takes them again and again. Everything else is the trainer, record and all.
+takes them again and again. ``delay=0.002@1`` slows down rank 1 alone. Everything else is the trainer, record and all.
 """
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -48,12 +49,14 @@ def _again(source: Source, plans: Iterator[MicroBatchPlan], count: int) -> Itera
 
 def main() -> int:
     """Train under a limit; the exit code is the trainer's."""
-    kind, _, amount = sys.argv[1].partition("=")
+    limit, _, rank = sys.argv[1].partition("@")
+    kind, _, amount = limit.partition("=")
     if kind not in ("delay", "cached"):
-        sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS nor cached=BATCHES\n")
+        sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n")
         return 2
-    supply: Any = trainer.supply  # where the trainer asks for its loader
-    supply.make_loader = limited_loader(kind, float(amount))
+    if rank in ("", os.environ.get("RANK", "0")):
+        supply: Any = trainer.supply  # where the trainer asks for its loader
+        supply.make_loader = limited_loader(kind, float(amount))
     del sys.argv[1]
     return train()
 

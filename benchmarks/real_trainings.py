@@ -17,6 +17,7 @@ SAMPLES = 6000
 SEQ_LENGTH_TOKENS = 256
 NETWORK_BITS_PER_S = 200_000_000
 TIMEOUT_S = 300
+_TORCHRUN = ("-m", "torch.distributed.run")
 MODEL = {
     "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 512, "max_position_embeddings": 512,
@@ -56,8 +57,8 @@ def write_settings(path: Path, **changes: object) -> Path:
     return path
 
 
-def train(place: Place, name: str, *, limit: str | None = None, **changes: object) -> Run:
-    """Train on one rank; ``limit`` is one of ``benchmarks.limited_run``'s.
+def train(place: Place, name: str, *, limit: str | None = None, ranks: int = 1, **changes: object) -> Run:
+    """Train on this host; ``limit`` is one of ``benchmarks.limited_run``'s.
 
     Raises:
         RuntimeError: If it did not finish, with its last words.
@@ -65,7 +66,8 @@ def train(place: Place, name: str, *, limit: str | None = None, **changes: objec
     profile = write_settings(place.directory / "settings" / f"{name}.toml", **changes)
     module = ["-m", "trainer"] if limit is None else ["-m", "benchmarks.limited_run", limit]
     out = place.directory / "runs" / name
-    _finish([[sys.executable, *module, *_arguments(profile, place, out)]])
+    started = [] if ranks == 1 else [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)]
+    _finish([[sys.executable, *started, *module, *_arguments(profile, place, out)]])
     return read_run(out)
 
 
@@ -81,8 +83,8 @@ def train_over_network(place: Place, name: str, bits_per_s: int = NETWORK_BITS_P
     with hosts(2, bits_per_s, name="adv") as found:
         commands = [
             host.command(
-                "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, "-m",
-                "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number),
+                "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, *_TORCHRUN,
+                "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number),
                 "--master-addr", found[0].address, "--master-port", "29533", "-m", "trainer",
                 *_arguments(profile, place, out),
             )

@@ -1,9 +1,14 @@
 """The benchmark of advice: what counts as a kept promise, its bars, and real trainings with a known limit."""
 
+import platform
+
 import pytest
 
 from autotune.core.advice import Gain
+from autotune.decide.advice import advise
 from autotune.decide.bottleneck import bottleneck_of_run
+from autotune.measure.host import SystemHost
+from autotune.search.situation import situation_of_run
 from benchmarks.advice import LIMITED, _bars, is_kept, section
 from benchmarks.real_trainings import make_place, train
 
@@ -41,11 +46,15 @@ def test_the_document_has_every_promise():
 
 @pytest.mark.slow
 @pytest.mark.system
-@pytest.mark.parametrize(("what", "cause", "run"), LIMITED, ids=[one[1] for one in LIMITED])
+@pytest.mark.parametrize(("what", "cause", "run"), LIMITED, ids=[one[0] for one in LIMITED])
 def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
-    limit = bottleneck_of_run(run(make_place(tmp_path)))
+    found = run(make_place(tmp_path))
+    limit = bottleneck_of_run(found)
     assert limit is not None
     assert limit.limit == cause, what
+    behind = [one.claim for one in advise(situation_of_run(found, SystemHost())) if one.rule == "starved-rank"]
+    assert len(behind) == ("the second" in what)
+    assert all(f"rank 1 on {platform.node()} waits" in claim for claim in behind)
 
 
 def test_a_training_that_fails_says_why(tmp_path):
