@@ -56,6 +56,7 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
         "path": str(one.path),
         "intact": one.intact,
         "content_sha256": one.content_sha256,
+        "ledger": _plain(one.ledger),
         "profile": one.profile.model_dump(mode="json"),
         "fill_share": one.fill_share,
         "tuned": _plain(tuned_rate(one)),
