@@ -228,7 +228,7 @@ def gate(comparison: Comparison, lost_share: float) -> Gate:
     told = f"B trains at {change.value:.3f} of A's {found.metric.name}"
     if change.low is None or change.high is None:
         return Gate(state="undecided", words=f"{told}, of unknown noise: {found.why}")
-    told += f" ({change.low:.3f} to {change.high:.3f}), and {least:.3f} is the least allowed"
+    told += f" ({change.low:.3f} to {change.high:.3f}, 95 %), and {least:.3f} is the least allowed"
     if change.value < least and change.high < 1:
         return Gate(state="slower", words=told)
     if change.low >= least:

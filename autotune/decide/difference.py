@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.decide.statistics import Interval
+from autotune.decide.statistics import Interval, normal_quantile
 
 Scale = Literal["log", "linear"]
 """Rates and sizes are compared by their ratio, so by logarithms; shares by how many points they differ."""
@@ -21,6 +21,8 @@ LEAST_BLOCKS, MOST_BLOCKS = 4, 16
 _TIMES_CORRELATION = 4
 """How many times as long as steps remember each other a block is at least."""
 _MOST_NEWTON_STEPS = 50
+_AS_GOOD_AS_NORMAL = 1e6
+"""Degrees of freedom, with which Student's t is the normal distribution."""
 _STILL_CORRELATED = 0.2
 """Blocks that remember each other more than this are put together, two and two."""
 
@@ -78,6 +80,27 @@ def of_bounds(value: float, low: float | None, high: float | None, n: int) -> Es
         return Estimate(value=value, n=n)
     half = (math.log(high) - math.log(low)) / 2
     return Estimate(value=value, n=n, variance=(half / t_95(n - 1)) ** 2, freedom=n - 1)
+
+
+def of_interval(value: float, low: float | None, high: float | None, confidence: float) -> Estimate:
+    """A figure that was predicted, with bounds of so much confidence, by a normal distribution of its logarithm."""
+    if low is None or high is None or low <= 0:
+        return Estimate(value=value, n=1, no_spread="what it was predicted from shows no spread")
+    half = (math.log(high) - math.log(low)) / 2
+    return Estimate(value=value, n=1, variance=(half / normal_quantile(confidence)) ** 2, freedom=_AS_GOOD_AS_NORMAL)
+
+
+def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> Estimate | None:
+    """``of_steps`` for amounts and sizes as files of others hold them; None where none of them are figures."""
+    sound = [
+        (amount, size)
+        for amount, size in pairs
+        if math.isfinite(amount) and math.isfinite(size) and size > 0 and (amount > 0 or scale == "linear")
+    ]
+    if not sound:
+        return None
+    amounts, sizes = zip(*sound, strict=True)
+    return of_steps(amounts, sizes, scale=scale)
 
 
 def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log") -> Estimate:

@@ -29,12 +29,14 @@ from autotune.decide.comparison import (
 )
 from autotune.decide.difference import (
     Estimate,
+    Scale,
     of_bounds,
     of_one,
     of_readings,
-    of_steps,
+    of_sound_steps,
     paired_difference,
 )
+from autotune.decide.rates import settled_steps, training_rates
 from autotune.decide.statistics import Interval
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
@@ -43,13 +45,15 @@ from autotune.store import read_ledger
 from trainer.record import RUN_FILE, Run, RunHeader, StepRow, read_run
 from trainer.schema import canonical_sha256
 
-WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
-"""Of a run's logged steps: caches, clocks and allocators settle in them."""
 _LOSS_SHARE = 0.5
 """Of the steps that both runs took, the later part, in which their losses are held against each other."""
 _LEAST_ROWS = 2
-_BY_BASELINE = "windows of the settings as tuned"
-_BY_WINDOWS, _BY_PROBE, _BY_STEPS = "windows of the workers' sweep", "the probe's steps", "the run's steps"
+_READ_FROM = {
+    "training": "windows of the settings as tuned",
+    "windows": "windows of the workers' sweep",
+    "steps": "the probe's steps",
+}
+_BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
 """Settings that a tuning varies from trial to trial."""
 
@@ -154,35 +158,15 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
 
 def _profile_headlines(profile: Profile) -> Iterable[Reading]:
     """How fast the profile's own settings train, in real tokens."""
-    probe, workers, train = profile.evidence.probe, profile.evidence.workers, profile.train
-    if probe is None:
-        return
-    baseline = profile.evidence.baseline
-    tuned = next((row for row in baseline.rows if row.name == "tuned"), None) if baseline else None
-    if tuned is not None and (rates := _positive(tuned.real_tokens_per_s)):
-        ranks = _many(baseline.local_ranks if baseline else 1, "rank")
-        yield Reading(metric=TRAINING_RATE, of=f"{_BY_BASELINE}, {ranks}", estimate=of_readings(rates))
-    fill = probe.mean_real_tokens_per_row / train.seq_length_tokens
-    rows = workers.rows if workers else []
-    windows = next((row for row in rows if row.loader_workers == train.data.loader_workers), None)
-    if windows is not None and (rates := _positive(windows.slot_tokens_per_s)):
-        yield Reading(metric=TRAINING_RATE, of=_BY_WINDOWS, estimate=of_readings([fill * rate for rate in rates]))
-    point = next((point for point in probe.curve if point.rows == train.micro_batch_rows), None)
-    if point is not None:
-        low, high = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
-        estimate = of_bounds(
-            fill * point.slot_tokens_per_s,
-            None if low is None else fill * low,
-            None if high is None else fill * high,
-            point.timed_steps,
-        )
-        yield Reading(metric=TRAINING_RATE, of=_BY_PROBE, estimate=estimate)
+    for rate in training_rates(profile):
+        ranks = f", {_many(rate.ranks, 'rank')}" if rate.read_from == "training" else ""
+        yield Reading(metric=TRAINING_RATE, of=f"{_READ_FROM[rate.read_from]}{ranks}", estimate=rate.estimate)
 
 
 def _run_side(run: Run, name: str) -> Side:
     header = run.header
     config = header.config
-    rows = _settled(run)
+    rows = settled_steps(run)
     circumstances: dict[Circumstance, str] = {
         "model": _model_of(header),
         "dataset": header.dataset_hash,
@@ -219,25 +203,10 @@ def _run_readings(rows: Sequence[StepRow]) -> Iterable[Reading]:
         yield Reading(metric=PEAK_MEMORY, of="the run's steps", estimate=of_one(rows[-1].peak_memory_bytes))
 
 
-def _steps(metric: Metric, of: str, pairs: Sequence[tuple[float, float]], *, scale: str = "log") -> list[Reading]:
+def _steps(metric: Metric, of: str, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Reading]:
     """A reading of steps; none where fewer than a few of them are figures at all."""
-    sound = [
-        (amount, size)
-        for amount, size in pairs
-        if math.isfinite(amount) and math.isfinite(size) and size > 0 and (amount > 0 or scale == "linear")
-    ]
-    if len(sound) < _LEAST_ROWS:
-        return []
-    amounts, sizes = zip(*sound, strict=True)
-    estimate = of_steps(amounts, sizes, scale="log" if scale == "log" else "linear")
-    return [Reading(metric=metric, of=of, estimate=estimate)]
-
-
-def _settled(run: Run) -> tuple[StepRow, ...]:
-    """Logged steps of its last start, as earlier ones may have had other settings; without the first ones."""
-    rows = tuple(row for row in run.steps if row.step > run.header.resumed_step)
-    cut = min(MOST_WARM_UP_ROWS, max(1, math.ceil(WARM_UP_SHARE * len(rows))))
-    return rows[cut:]
+    found = of_sound_steps(pairs, scale=scale)
+    return [] if found is None or found.n < _LEAST_ROWS else [Reading(metric=metric, of=of, estimate=found)]
 
 
 def _model_of(header: RunHeader) -> str:

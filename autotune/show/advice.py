@@ -8,6 +8,7 @@ from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.bottleneck import Bottleneck, Part
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.advice import Rule
+from autotune.show.intervals import told_bounds, with_bounds
 from autotune.show.tables import inert, text_table
 
 PART_HEADERS = ("part of the step", "share", "95 % interval", "read from")
@@ -58,16 +59,17 @@ def gain_text(gain: Gain | None) -> str:
     """What following advice is expected to bring."""
     if gain is None:
         return "none that can be said"
-    bounds = "" if gain.low is None or gain.high is None else f" ({gain.low:.2f} to {gain.high:.2f})"
-    return f"{gain.ratio:.2f}{bounds} times the {gain.of}, {gain.known}"
+    ratio = with_bounds(gain.ratio, gain.low, gain.high, "{:.2f}".format, gain.confidence)
+    return f"{ratio} times the {gain.of}, {gain.known}"
 
 
 def figure_text(figure: Figure) -> str:
     """One figure of the evidence, with bounds, readings and source."""
     value = _shown(figure.value, figure.unit)
     told = []
-    if figure.low is not None and figure.high is not None:
-        told.append(f"{_shown(figure.low, figure.unit)} to {_shown(figure.high, figure.unit)}")
+    between = told_bounds(figure.low, figure.high, lambda end: _shown(end, figure.unit), figure.confidence)
+    if between is not None:
+        told.append(between)
     if figure.n is not None:
         told.append(f"n {figure.n:,}")
     if figure.known != "measured":

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.units import format_count, format_seconds, format_share
+from autotune.decide.statistics import SHOWN_CONFIDENCE
+from autotune.show.intervals import with_bounds
 from autotune.show.tables import text_table
 
 HEADERS = ("settings", "real tokens/s (median)", "of the tuned", "95 % interval", "data wait", "windows", "outcome")
@@ -63,5 +65,6 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
         if row.ratio_to_tuned is None:
             yield f"tuned, against {row.name}: n/a ({row.outcome})"
             continue
-        bounds = f" ({1 / row.ratio_high:.2f} to {1 / row.ratio_low:.2f})" if row.ratio_low and row.ratio_high else ""
-        yield f"tuned, against {row.name}: {1 / row.ratio_to_tuned:.2f}{bounds} times the real tokens per second"
+        low, high = (None if end is None else 1 / end for end in (row.ratio_high, row.ratio_low))
+        ratio = with_bounds(1 / row.ratio_to_tuned, low, high, "{:.2f}".format, SHOWN_CONFIDENCE)
+        yield f"tuned, against {row.name}: {ratio} times the real tokens per second"

@@ -7,7 +7,9 @@ from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.changes import Change
 from autotune.decide.comparison import Compared, Comparison, Gate, Side
 from autotune.decide.difference import Estimate
+from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.show.changes import change_table
+from autotune.show.intervals import confidence_words
 from autotune.show.tables import inert, text_table
 
 HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
@@ -79,7 +81,7 @@ def _headline(found: Comparison) -> str:
     if one is None:
         return "training speed: not measured on both sides"
     cells = compared_cells(one)
-    interval = "" if cells[7] is None else f" ({cells[7]})"
+    interval = "" if cells[7] is None else f" ({cells[7]}, {confidence_words(SHOWN_CONFIDENCE)})"
     told = f"{cells[2]} and {cells[4]} {one.metric.name}, B is {cells[6]} of A{interval}: {cells[8]}"
     return f"training speed by {inert(one.of)}: {told}"
 
@@ -110,7 +112,12 @@ def _json(one: Compared) -> dict[str, Any]:
         "of": one.of,
         "a": _estimate_json(one.a),
         "b": _estimate_json(one.b),
-        "change": {"value": one.change.value, "low": one.change.low, "high": one.change.high},
+        "change": {
+            "value": one.change.value,
+            "low": one.change.low,
+            "high": one.change.high,
+            "confidence": SHOWN_CONFIDENCE,
+        },
         "change_is": "points" if one.a.scale == "linear" and one.metric.unit == "share" else "ratio",
         "verdict": one.verdict,
         "why": one.why,
@@ -119,7 +126,7 @@ def _json(one: Compared) -> dict[str, Any]:
 
 def _estimate_json(one: Estimate) -> dict[str, Any]:
     interval = one.interval
-    return {"value": one.value, "low": interval.low, "high": interval.high, "n": one.n}
+    return {"value": one.value, "low": interval.low, "high": interval.high, "confidence": SHOWN_CONFIDENCE, "n": one.n}
 
 
 def _change_json(change: Change) -> dict[str, Any]:

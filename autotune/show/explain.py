@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from autotune.core.advice import Figure
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.explain import Explanation
+from autotune.show.intervals import with_bounds
 from autotune.show.tables import inert, text_table
 
 _VALUE_CHARACTERS = 40
@@ -35,12 +36,10 @@ def explanation_text(one: Explanation) -> str:
 
 def figure_text(figure: Figure) -> str:
     """A figure with its interval, its count, and where it comes from."""
-    interval = "" if figure.low is None or figure.high is None else f" ({_figure(figure, figure.low)} to "
-    if figure.low is not None and figure.high is not None:
-        interval += f"{_figure(figure, figure.high)})"
+    told = with_bounds(figure.value, figure.low, figure.high, lambda one: _figure(figure, one), figure.confidence)
     count = "" if figure.n is None else f", n = {figure.n}"
     known = "" if figure.known == "measured" else f", {'as asked for' if figure.known == 'assumed' else figure.known}"
-    return f"{figure.name}: {_figure(figure, figure.value)}{interval}{count}{known} [{figure.source}]"
+    return f"{figure.name}: {told}{count}{known} [{figure.source}]"
 
 
 def _figure(figure: Figure, value: float) -> str:

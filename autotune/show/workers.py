@@ -88,7 +88,7 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         )
     if found.joint:
         joint = found.joint
-        bounds = "" if joint.ratio_low is None else f" ({joint.ratio_low:.1%} to {joint.ratio_high:.1%})"
+        bounds = "" if joint.ratio_low is None else f" ({joint.ratio_low:.1%} to {joint.ratio_high:.1%}, 98 %)"
         yield (
             f"{joint.trials} trials of workers, prefetching and pinning together led to "
             f"{joint.loader_workers} workers, prefetch {joint.prefetch_batches}, pinning "

@@ -1,12 +1,16 @@
 """The answer: what to set, what it yields, and what limits it. Three lines for each profile."""
 
+from collections.abc import Sequence
+
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.units import format_share
-from autotune.show.report.document import Block, Code, Pairs, Strong, Words
-from autotune.show.report.figures import count, plural, with_bounds
+from autotune.decide.bottleneck import CONFIDENCE
+from autotune.decide.rates import Rate, tuned_rate
+from autotune.show.intervals import with_bounds
+from autotune.show.report.document import Block, Code, Pairs, Strong, Table, Words
+from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.rates import Rate, tuned_rate
 from autotune.show.report.steps import cause_words
 from autotune.show.workers import chosen_loader
 
@@ -15,6 +19,29 @@ def answer(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, 
     """Set, yields, limits."""
     pairs = (("Set", _settings(one)), ("It yields", _yield(one)), ("What limits it", _limit(one, runs)))
     return (Pairs(pairs=pairs),)
+
+
+def at_a_glance(profiles: Sequence[ReportedProfile], runs: tuple[ReportedRun, ...]) -> Table:
+    """The answers side by side."""
+    return Table(
+        caption="All profiles",
+        headers=("profile", "micro-batch rows", "loader workers", "exchange", "real tokens/s", "ranks", "limit"),
+        rows=tuple(_glance(one, runs) for one in profiles),
+        align="lrrlrrl",
+    )
+
+
+def _glance(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> list[str | None]:
+    train, rate, found = one.profile.train, tuned_rate(one.profile), _bottleneck(one, runs)
+    return [
+        one.title,
+        str(train.micro_batch_rows),
+        str(train.data.loader_workers),
+        f"{train.parallel.strategy}, {train.parallel.gradient_dtype}",
+        None if rate is None else with_bounds(rate.value, rate.low, rate.high, count, rate.confidence),
+        None if rate is None else str(rate.ranks),
+        None if found is None else cause_words(found.limit),
+    ]
 
 
 def _settings(one: ReportedProfile) -> Words:
@@ -43,7 +70,7 @@ def _settings(one: ReportedProfile) -> Words:
 
 
 def _yield(one: ReportedProfile) -> Words:
-    rate = tuned_rate(one)
+    rate = tuned_rate(one.profile)
     if rate is None:
         return ("not measured: ", Code(text=f"autotune baseline --profile {one.quoted}"))
     stale = ""
@@ -69,12 +96,11 @@ def _advised(one: ReportedProfile) -> bool:
 
 def rate_words(rate: Rate) -> str:
     """With its interval."""
-    return f"{with_bounds(rate.value, rate.low, rate.high, count)} real tokens/s"
+    return f"{with_bounds(rate.value, rate.low, rate.high, count, rate.confidence)} real tokens/s"
 
 
 def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
-    of_runs = [found for run in runs if run.profile_path == one.path for found in run.bottlenecks]
-    found = next(iter([*of_runs, *one.bottlenecks]), None)
+    found = _bottleneck(one, runs)
     given = [*one.advice, *(advice for run in runs if run.profile_path == one.path for advice in run.advice)]
     advice = next((advice for advice in given if advice.severity != "note"), None)
     if found is None:
@@ -84,9 +110,17 @@ def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
     return (*limit, *_first(advice))
 
 
+def _bottleneck(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Bottleneck | None:
+    """Of its runs, which train, before the one of its tuning."""
+    of_runs = (found for run in runs if run.profile_path == one.path for found in run.bottlenecks)
+    return next(of_runs, next(iter(one.bottlenecks), None))
+
+
 def _limit_words(found: Bottleneck) -> Words:
     part = found.part(found.limit)
-    share = "" if part is None else f", {with_bounds(part.share, part.low, part.high, format_share)} of a step"
+    share = ""
+    if part is not None:
+        share = f", {with_bounds(part.share, part.low, part.high, format_share, CONFIDENCE)} of a step"
     decided = "" if found.decided else "; the interval leaves it open"
     return (Strong(text=cause_words(found.limit)), f"{share} ({found.source}){decided}. ")
 

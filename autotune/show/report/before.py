@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from autotune.core.evidence import RecipeRow
 from autotune.core.units import format_seconds, format_share
-from autotune.decide.statistics import Interval
+from autotune.decide.cost import LARGE_JOB_RANKS, PayBack, cost_rows, pay_back
+from autotune.decide.statistics import SHOWN_CONFIDENCE, Interval
 from autotune.show.charts.drawing import Axis, Bar, Bars
-from autotune.show.report.cost import LARGE_JOB_RANKS, PayBack, cost_rows, pay_back
+from autotune.show.intervals import bounds, with_bounds
 from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, Words
-from autotune.show.report.figures import bounds, count, hours, interval_of, number, plural, times, with_bounds
+from autotune.show.report.figures import count, hours, interval_of, number, plural, times
 from autotune.show.report.inputs import ReportedProfile
 
 _NAMES = {"paper-style": "as the paper", "default": "this trainer's defaults", "tuned": "tuned"}
@@ -117,7 +118,7 @@ def _paid(found: PayBack, unit: str) -> Words:
         return (f"Against the default it is not paid back by speed: {why}.",)
     open_end = found.rank_hours_low is not None and found.rank_hours_high is None
     doubt = " At the far end of the interval it never is." if open_end else ""
-    after = with_bounds(found.rank_hours, found.rank_hours_low, found.rank_hours_high, hours)
+    after = with_bounds(found.rank_hours, found.rank_hours_low, found.rank_hours_high, hours, SHOWN_CONFIDENCE)
     large = hours(found.rank_hours / LARGE_JOB_RANKS)
     return (
         "Against the default it is paid back (predicted, if the measured ratio holds) after ",

@@ -1,19 +1,21 @@
 """A report from its inputs: all sections in their order."""
 
-from autotune.show.report.answer import answer
+from autotune.show.report.answer import answer, at_a_glance
 from autotune.show.report.before import before_after, cost
 from autotune.show.report.document import Block, Document, Section
-from autotune.show.report.figures import part_of_each
+from autotune.show.report.each import part_of_each
+from autotune.show.report.figures import listed
 from autotune.show.report.fit import curve, memory
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.lengths import lengths
+from autotune.show.report.lengths import lengths_of_each
 from autotune.show.report.loading import loading
+from autotune.show.report.names import named
 from autotune.show.report.network import network
 from autotune.show.report.origin import machine, reproduce, sign_off
 from autotune.show.report.recommendations import recipe, recommendations
 from autotune.show.report.runs import runs
-from autotune.show.report.steps import run_only, steps
-from autotune.show.report.trials import trials
+from autotune.show.report.steps import runs_only, steps
+from autotune.show.report.trials import trials_of_each
 
 
 def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Document:
@@ -24,16 +26,17 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     """
     if not profiles:
         raise ValueError("a report needs a profile")
+    profiles, reported = named(profiles, reported)
     measured, later = _measured(profiles, reported), _later(profiles, reported)
     advice = recommendations(profiles, reported, (*measured, *later))
     sections = (*measured, _section("Recommendations", "advice", advice), *later)
-    names = ", ".join(dict.fromkeys(one.name for one in profiles))
+    names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
     return Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
 
 
 def _measured(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Section, ...]:
     parts: tuple[tuple[str, str, tuple[Block, ...]], ...] = (
-        ("The answer", "answer", part_of_each(profiles, "answer", lambda one: answer(one, reported))),
+        ("The answer", "answer", _answers(profiles, reported)),
         ("Before and after", "before", part_of_each(profiles, "before", before_after)),
         ("What the tuning cost", "cost", part_of_each(profiles, "cost", cost)),
         ("Memory", "memory", part_of_each(profiles, "memory", memory)),
@@ -41,7 +44,7 @@ def _measured(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
         ("Loader workers", "workers", part_of_each(profiles, "workers", loading)),
         ("Scaling and network", "network", part_of_each(profiles, "network", network)),
         ("Where a step's time goes", "steps", _steps(profiles, reported)),
-        ("Lengths and packing", "lengths", part_of_each(profiles, "lengths", lambda one: lengths(one, reported))),
+        ("Lengths and packing", "lengths", lengths_of_each(profiles, reported)),
     )
     return tuple(_section(*part) for part in parts)
 
@@ -50,7 +53,7 @@ def _later(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, .
     parts: tuple[tuple[str, str, tuple[Block, ...]], ...] = (
         ("Changes of the recipe", "recipe", recipe(profiles, reported)),
         ("Training runs: expected and achieved", "runs", runs(profiles, reported)),
-        ("Every trial", "trials", part_of_each(profiles, "trials", trials)),
+        ("Every trial", "trials", trials_of_each(profiles)),
         ("The machine", "machine", machine(profiles)),
         ("How to reproduce it", "reproduce", part_of_each(profiles, "reproduce", reproduce)),
         ("Sign-off", "sign-off", part_of_each(profiles, "sign-off", sign_off)),
@@ -60,8 +63,14 @@ def _later(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, .
 
 def _steps(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
     known = {one.path for one in profiles}
-    others = tuple(block for run in reported if run.profile_path not in known for block in run_only(run))
-    return (*part_of_each(profiles, "steps", lambda one: steps(one, reported)), *others)
+    others = tuple(run for run in reported if run.profile_path not in known)
+    return (*part_of_each(profiles, "steps", lambda one: steps(one, reported)), *runs_only(others))
+
+
+def _answers(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """Side by side where there are several, and then each in words."""
+    several = (at_a_glance(profiles, reported),) if len(profiles) > 1 else ()
+    return (*several, *part_of_each(profiles, "answer", lambda one: answer(one, reported)))
 
 
 def _section(title: str, key: str, blocks: tuple[Block, ...]) -> Section:
@@ -74,5 +83,5 @@ def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
     several = f"{first.fingerprint.gpu_count} GPUs: " if first.fingerprint.gpu_count > 1 else ""
     return (
         f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}. All figures are measured "
-        "unless they are called predicted; intervals say how far noise reaches."
+        "unless they are called predicted; intervals say how far noise reaches, and with which confidence."
     )

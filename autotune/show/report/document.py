@@ -50,6 +50,18 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """There is more than people read: how much of it stands here, and where the rest is."""
+
+    what: str
+    """In the plural: ``training runs``."""
+    shown: int
+    of: int
+    which: str = "the first"
+    where: str = "the JSON file beside this one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bullets:
     """Sentences, each with a point before it."""
 
@@ -100,7 +112,7 @@ class Section:
     """One word before the title."""
 
 
-Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section
+Block = Paragraph | Missing | LeftOut | Bullets | Pairs | Table | Chart | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +136,11 @@ def blocks_of(section: Section | Document) -> Iterator[Block]:
         yield block
         if isinstance(block, Section):
             yield from blocks_of(block)
+
+
+def left_out_words(block: LeftOut) -> str:
+    """In one sentence."""
+    return f"{block.shown:,} of {block.of:,} {block.what} are shown here, {block.which}; {block.where} has all."
 
 
 def sentence(text: str) -> str:

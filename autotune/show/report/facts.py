@@ -8,21 +8,25 @@ from typing import Any, Literal
 from autotune.core.dataset import LengthDistribution
 from autotune.core.outcome import outcome_to_json
 from autotune.core.trial import FinishedTrial
-from autotune.show.report.cost import cost_rows, pay_back, ranks_of
-from autotune.show.report.document import Document, Missing, blocks_of
+from autotune.decide.cost import cost_rows, pay_back, ranks_of
+from autotune.decide.rates import Rate, run_rate, tuned_rate
+from autotune.show.report.document import Document, LeftOut, Missing, blocks_of
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.limits import MOST_EVENTS
+from autotune.show.report.loss import loss_points
+from autotune.show.report.names import named
 from autotune.show.report.origin import commands
-from autotune.show.report.rates import achieved_rate, drifts, later_steps, tuned_rate
 from autotune.show.report.recommendations import profile_changes
-from autotune.show.report.runs import MOST_EVENTS, loss_points
+from autotune.show.report.seen import drifts_of, needs_attention
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 
 def report_facts(
     profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun], document: Document
 ) -> dict[str, Any]:
     """Everything the document is built from, units in the names; what was not measured is null."""
+    profiles, reported = named(profiles, reported)
     by_path = {one.path: one for one in profiles}
     facts: dict[str, Any] = _finite(
         {
@@ -33,6 +37,12 @@ def report_facts(
                 for section in document.sections
                 for block in blocks_of(section)
                 if isinstance(block, Missing)
+            ],
+            "not_in_the_other_files": [
+                {"section": section.title, "what": block.what, "shown": block.shown, "of": block.of}
+                for section in document.sections
+                for block in blocks_of(section)
+                if isinstance(block, LeftOut)
             ],
             "runs": [_run(by_path.get(run.profile_path) if run.profile_path else None, run) for run in reported],
         }
@@ -53,13 +63,14 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
     rows = cost_rows(one.trials)
     spent_s = sum(row.rank_seconds for row in rows)
     return {
+        "name": one.title,
         "path": str(one.path),
         "intact": one.intact,
         "content_sha256": one.content_sha256,
         "ledger": _plain(one.ledger),
         "profile": one.profile.model_dump(mode="json"),
         "fill_share": one.fill_share,
-        "tuned": _plain(tuned_rate(one)),
+        "tuned": _rate(tuned_rate(one.profile)),
         "cost": {"by_job": [_plain(row) for row in rows], "rank_seconds": spent_s},
         "pay_back": _plain(pay_back(spent_s, one.profile.evidence.baseline)),
         "dataset": _dataset(one),
@@ -107,10 +118,11 @@ def _dataset(one: ReportedProfile) -> dict[str, Any] | None:
 
 
 def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
-    run, later = reported.run, later_steps(reported)
-    told = [event for event in run.events if event.level != "info"]
+    run = reported.run
+    told = needs_attention(run)
     return {
         "name": reported.name,
+        "directory": str(run.directory),
         "profile": None if reported.profile_path is None else str(reported.profile_path),
         "matched_by": reported.matched_by,
         "header": run.header.model_dump(mode="json"),
@@ -119,14 +131,28 @@ def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
         "steps": len(run.steps),
         "first_step": run.steps[0].model_dump(mode="json") if run.steps else None,
         "last_step": run.steps[-1].model_dump(mode="json") if run.steps else None,
-        "achieved": _plain(achieved_rate(later, run.header.world_size)) if later else None,
-        "expected_and_achieved": [_plain(drift) for drift in drifts(one, reported)],
+        "achieved": _rate(run_rate(run)),
+        "expected_and_achieved": [_plain(drift) for drift in drifts_of(one, reported)],
         "loss": [_plain(point) for point in loss_points(run)],
         "evaluation": run.evaluations[-1].model_dump(mode="json") if run.evaluations else None,
         "events": [event.model_dump(mode="json") for event in told[-MOST_EVENTS:]],
         "earlier_events": max(0, len(told) - MOST_EVENTS),
         "bottlenecks": [_plain(found) for found in reported.bottlenecks],
         "advice": [_plain(advice) for advice in reported.advice],
+    }
+
+
+def _rate(rate: Rate | None) -> dict[str, Any] | None:
+    if rate is None:
+        return None
+    return {
+        "value": rate.value,
+        "low": rate.low,
+        "high": rate.high,
+        "confidence": None if rate.low is None else rate.confidence,
+        "known": rate.known,
+        "ranks": rate.ranks,
+        "source": rate.source,
     }
 
 

@@ -7,21 +7,11 @@ from collections.abc import Callable, Sequence
 from autotune.core.advice import Unit
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.statistics import Interval, mean_interval
-from autotune.show.report.document import Block, Section
-from autotune.show.report.inputs import ReportedProfile
 
 
-def with_bounds(value: float | None, low: float | None, high: float | None, form: Callable[[float], str]) -> str | None:
-    """``900 (850 to 950)``; the value alone where it was not repeated; None where there is none."""
-    if value is None:
-        return None
-    between = bounds(low, high, form)
-    return form(value) if between is None else f"{form(value)} ({between})"
-
-
-def bounds(low: float | None, high: float | None, form: Callable[[float], str]) -> str | None:
-    """``850 to 950``; None where nothing was repeated."""
-    return None if low is None or high is None else f"{form(low)} to {form(high)}"
+def nats(loss: float | None) -> str:
+    """A loss."""
+    return "n/a" if loss is None else f"{loss:.3f}"
 
 
 def interval_of(figures: Sequence[float]) -> Interval | None:
@@ -79,13 +69,8 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
-def part_of_each(
-    profiles: Sequence[ReportedProfile], key: str, make: Callable[[ReportedProfile], tuple[Block, ...]]
-) -> tuple[Block, ...]:
-    """What is to be said of each profile: under its own title where there are several."""
-    if len(profiles) == 1:
-        return make(profiles[0])
-    return tuple(
-        Section(title=one.path.stem, key=f"{key}-{number}", blocks=make(one))
-        for number, one in enumerate(profiles, start=1)
-    )
+def listed(names: Sequence[str], nouns: str, most: int = 3) -> str:
+    """``a, b, c and 4 more models``."""
+    if len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more {nouns}"

@@ -3,8 +3,9 @@
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show.charts.drawing import Axis, Line, Lines, Point, Rule, Shade, Stack, Stacks
+from autotune.show.intervals import bounds
 from autotune.show.report.document import Block, Chart, Missing, Paragraph, Strong, Table, sentence
-from autotune.show.report.figures import bounds, count, plural
+from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile
 
 _ACTIVATIONS = "activations"

@@ -14,6 +14,7 @@ from autotune.show.report.document import (
     Chart,
     Code,
     Document,
+    LeftOut,
     Missing,
     Pairs,
     Paragraph,
@@ -22,6 +23,7 @@ from autotune.show.report.document import (
     Table,
     Words,
     blocks_of,
+    left_out_words,
     shown,
 )
 
@@ -90,6 +92,8 @@ def _block(block: Block, charts: dict[int, int]) -> str:
             return f"<p>{_words(block.words)}</p>\n"
         case Missing():
             return _missing(block)
+        case LeftOut():
+            return f"<p>{_text(left_out_words(block), MOST_WORDS_LETTERS)}</p>\n"
         case Bullets():
             return f"<ul>{''.join(f'<li>{_words(item)}</li>' for item in block.items)}</ul>\n"
         case Pairs():

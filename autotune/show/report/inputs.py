@@ -10,6 +10,7 @@ from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
+from autotune.decide.rates import fill_share
 from trainer.dataset import Manifest
 from trainer.record import Run
 
@@ -47,6 +48,13 @@ class ReportedProfile:
     sign_off: SignOff | None = None
     ledger: LedgerCheck | None = None
     """What its ledger says of it; None where nobody looked."""
+    label: str | None = None
+    """How the report calls it; None for the name of its file."""
+
+    @property
+    def title(self) -> str:
+        """As the report calls it."""
+        return self.path.stem if self.label is None else self.label
 
     @property
     def name(self) -> str:
@@ -66,8 +74,7 @@ class ReportedProfile:
     @property
     def fill_share(self) -> float | None:
         """Real tokens of a row over its places, in the mean of the dataset; None where it was not probed."""
-        probe = self.profile.evidence.probe
-        return None if probe is None else probe.mean_real_tokens_per_row / self.profile.train.seq_length_tokens
+        return fill_share(self.profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +89,10 @@ class ReportedRun:
     """What it computed otherwise than the profile says, so that what was expected of that is not expected of it."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
+    label: str | None = None
+    """How the report calls it; None for the name of its directory."""
 
     @property
     def name(self) -> str:
-        """Of its directory."""
-        return self.run.directory.name
+        """As the report calls it."""
+        return self.run.directory.name if self.label is None else self.label

@@ -5,15 +5,37 @@ from autotune.core.units import format_bytes, format_count, format_share
 from autotune.show.charts.drawing import Axis, Column, Columns, Rule
 from autotune.show.histogram import doublings
 from autotune.show.report.document import Block, Chart, Missing, Paragraph, Table
+from autotune.show.report.each import part_of_each
 from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.limits import MOST_STACKS, first_of
 from trainer.dataset import Manifest
 
 _PERCENTILES = (10, 50, 75, 90, 99)
 
 
-def lengths(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+def lengths_of_each(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """Of each dataset once, however many profiles are of it."""
+    first: dict[tuple[str, int], ReportedProfile] = {}
+    for one in profiles:
+        if one.dataset is not None:
+            first.setdefault(_key(one, one.dataset), one)
+    return part_of_each(
+        profiles,
+        "lengths",
+        lambda one: _lengths(one, runs, None if one.dataset is None else first[_key(one, one.dataset)]),
+    )
+
+
+def _key(one: ReportedProfile, manifest: Manifest) -> tuple[str, int]:
+    return manifest.dataset_hash, one.profile.train.seq_length_tokens
+
+
+def _lengths(one: ReportedProfile, runs: tuple[ReportedRun, ...], like: ReportedProfile | None) -> tuple[Block, ...]:
     """The dataset, the histogram of its lengths, and how full rows are."""
+    if like is not None and like is not one:
+        same = f"The dataset and the length of rows are those of {like.title}: its lengths stand there."
+        return (Paragraph(words=(same,)), *_packing(one, runs))
     if one.dataset is None:
         command = f"autotune report build {one.quoted} --data DIR"
         missing = Missing(what=f"Lengths of samples ({one.dataset_lacking})", commands=(command,))
@@ -90,12 +112,13 @@ def _packing(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block
     rows: list[list[str | None]] = []
     if one.fill_share is not None:
         rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(one.fill_share)])
-    for run in runs:
-        if run.profile_path == one.path and run.run.steps:
-            steps = run.run.steps
-            share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
-            rows.append([f"steps of {run.name}", format_share(share)])
+    ran = [run for run in runs if run.profile_path == one.path and run.run.steps]
+    kept, left = first_of(ran, MOST_STACKS, f"runs of {one.title}")
+    for run in kept:
+        steps = run.run.steps
+        share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
+        rows.append([f"steps of {run.name}", format_share(share)])
     table = Table(
         caption="How full rows are", headers=("rows", "real tokens, of all places"), rows=tuple(rows), align="lr"
     )
-    return (table,) if rows else ()
+    return (table, *left) if rows else ()

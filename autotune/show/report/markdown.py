@@ -7,6 +7,7 @@ from autotune.show.report.document import (
     Chart,
     Code,
     Document,
+    LeftOut,
     Missing,
     Pairs,
     Paragraph,
@@ -14,6 +15,7 @@ from autotune.show.report.document import (
     Strong,
     Table,
     Words,
+    left_out_words,
     shown,
 )
 from autotune.show.tables import markdown_inert, markdown_table
@@ -44,6 +46,8 @@ def _block(block: Block) -> list[str]:
             return [_words(block.words)]
         case Missing():
             return [_missing(block)]
+        case LeftOut():
+            return [_inert(left_out_words(block), MOST_WORDS_LETTERS)]
         case Bullets():
             return ["\n".join(f"- {_words(item)}" for item in block.items)]
         case Pairs():

@@ -42,7 +42,7 @@ def _scaling(one: ReportedProfile, found: NetworkEvidence) -> Chart:
     )
     return Chart(
         title="Real tokens per second by number of nodes, with the same global batch",
-        description=f"Efficiency against as many times one node. {said}.",
+        description=f"Efficiency against as many times one node; bands are 98 % intervals, by the links. {said}.",
         drawing=scaling_lines([_Curve(name=one.name, rows=rows, useful_nodes=found.useful_nodes)]),
         table=Table(
             caption="The same as figures",

@@ -16,14 +16,30 @@ _FIELDS = {
 }  # fmt: skip
 
 
+_MOST_COLUMNS = 4
+
+
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
-    """The fingerprint of each profile, side by side."""
-    rows: list[list[str | None]] = []
-    for field, name in _FIELDS.items():
-        values = [getattr(one.profile.fingerprint, field) for one in profiles]
-        rows.append([name, *(_shown(field, value) for value in values)])
-    headers = ("what", *(one.path.stem for one in profiles))
-    return (Table(caption="The machine", headers=headers, rows=tuple(rows)),)
+    """The fingerprint of each profile: side by side while they fit, else what all have alike, and what differs."""
+    found = {
+        name: [_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles]
+        for field, name in _FIELDS.items()
+    }
+    titles = [one.title for one in profiles]
+    if len(profiles) <= _MOST_COLUMNS:
+        rows = tuple([name, *values] for name, values in found.items())
+        return (Table(caption="The machine", headers=("what", *titles), rows=rows),)
+    alike = tuple([name, values[0]] for name, values in found.items() if len(set(values)) == 1)
+    differs = {name: values for name, values in found.items() if len(set(values)) > 1}
+    tables = [
+        Table(caption=f"The machine, alike in all {len(profiles)} profiles", headers=("what", "value"), rows=alike)
+    ]
+    if differs:
+        cells = tuple(
+            [title, name, values[number]] for number, title in enumerate(titles) for name, values in differs.items()
+        )
+        tables.append(Table(caption="What differs", headers=("profile", "what", "value"), rows=cells, long=True))
+    return tuple(table for table in tables if table.rows)
 
 
 def _shown(field: str, value: object) -> str | None:

@@ -1,9 +1,11 @@
 """Recommendations with their evidence, and changes of the recipe."""
 
 import json
+from collections.abc import Sequence
 
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.decide.advice import rank
+from autotune.show.intervals import told_bounds, with_bounds
 from autotune.show.report.document import (
     Block,
     Bullets,
@@ -19,21 +21,37 @@ from autotune.show.report.document import (
     blocks_of,
     sentence,
 )
-from autotune.show.report.figures import bounds, in_unit, number, with_bounds
+from autotune.show.report.figures import in_unit, listed, number
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.limits import LONG_TABLE_ROWS, MOST_CARDS, MOST_ROWS, first_of
 
 
 def recommendations(
     profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...], sections: tuple[Section, ...]
 ) -> tuple[Block, ...]:
     """All advice, what gains most first, and then what was not measured."""
-    given = [(one.path.stem, advice) for one in profiles for advice in one.advice]
+    given = [(one.title, advice) for one in profiles for advice in one.advice]
     given += [(run.name, advice) for run in runs for advice in run.advice]
     given.sort(key=lambda one: rank(one[1]))
     several = len({name for name, _ in given}) > 1
-    cards = tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
+    cards = tuple(
+        _card(name if several else None, advice, number) for number, (name, advice) in enumerate(given[:MOST_CARDS], 1)
+    )
     nothing = Paragraph(words=("Nothing to recommend: by what was measured, no change is known to pay.",))
-    return (*(cards or (nothing,)), *_unmeasured(sections))
+    return (*(cards or (nothing,)), *_further(given[MOST_CARDS:]), *_unmeasured(sections))
+
+
+def _further(given: Sequence[tuple[str, Advice]]) -> tuple[Block, ...]:
+    """Those that gain less, a line each: their evidence is in the JSON file."""
+    if not given:
+        return ()
+    kept, left = first_of(given, MOST_ROWS, "further recommendations", which="those that gain most")
+    rows = tuple([name, one.severity, one.claim, _gain(one.gain), one.command] for name, one in kept)
+    headers = ("of", "how much it matters", "recommendation", "gain", "command")
+    said = f"{len(given):,} further recommendations gain less; the JSON file beside this one has their evidence."
+    table = Table(caption="Further recommendations", headers=headers, rows=rows, long=True)
+    blocks = (Paragraph(words=(said,)), *left, table)
+    return (Section(title="Further recommendations", key="further", blocks=blocks),)
 
 
 def _card(about: str | None, advice: Advice, number: int) -> Section:
@@ -64,7 +82,7 @@ def _cells(figure: Figure) -> list[str | None]:
     return [
         figure.name,
         form(figure.value),
-        bounds(figure.low, figure.high, form),
+        told_bounds(figure.low, figure.high, form, figure.confidence),
         None if figure.n is None else str(figure.n),
         figure.known,
         figure.source,
@@ -74,7 +92,7 @@ def _cells(figure: Figure) -> list[str | None]:
 def _gain(gain: Gain | None) -> str:
     if gain is None:
         return "none, or nobody could say how much"
-    return f"{with_bounds(gain.ratio, gain.low, gain.high, number)} times the {gain.of}, {gain.known}"
+    return f"{with_bounds(gain.ratio, gain.low, gain.high, number, gain.confidence)} times the {gain.of}, {gain.known}"
 
 
 def _changes(changes: tuple[Change, ...]) -> Words:
@@ -102,20 +120,25 @@ def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
     if not rows:
         return ()
     headers = ("section", "what is missing", "what would change that")
-    table = Table(caption="What is missing", headers=headers, rows=tuple(rows))
-    return (Section(title="What is missing", key="missing", blocks=(table,)),)
+    kept, left = first_of(rows, MOST_ROWS, "missing parts")
+    table = Table(caption="What is missing", headers=headers, rows=tuple(kept), long=len(kept) > LONG_TABLE_ROWS)
+    return (Section(title="What is missing", key="missing", blocks=(*left, table)),)
 
 
 def recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
     """What differs from the recipe of the model and of 32-bit gradients: speed that was not for nothing."""
-    items: list[Words] = []
+    changed: dict[str, list[str]] = {}
     for one in profiles:
-        items += [(Strong(text=one.path.stem), f": {change}.") for change in profile_changes(one)]
+        for change in profile_changes(one):
+            changed.setdefault(sentence(change), []).append(one.title)
     for run in runs:
-        items += [(Strong(text=run.name), f": {sentence(change)}") for change in run.run.header.recipe_changes]
-    if not items:
+        for change in run.run.header.recipe_changes:
+            changed.setdefault(sentence(change), []).append(run.name)
+    if not changed:
         return (Paragraph(words=("None: model and gradients are as their recipe has them.",)),)
-    return (Bullets(items=tuple(items)),)
+    kept, left = first_of(list(changed.items()), MOST_ROWS, "changes of a recipe")
+    items: tuple[Words, ...] = tuple((Strong(text=listed(names, "of them")), f": {change}") for change, names in kept)
+    return (Bullets(items=items), *left)
 
 
 def profile_changes(one: ReportedProfile) -> list[str]:

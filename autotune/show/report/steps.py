@@ -1,11 +1,16 @@
 """Where a step's time goes."""
 
+from collections.abc import Sequence
+
 from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.units import format_share
+from autotune.decide.bottleneck import CONFIDENCE
 from autotune.show.charts.drawing import Axis, Stack, Stacks
-from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, Words
-from autotune.show.report.figures import bounds, plural, with_bounds
+from autotune.show.intervals import bounds, with_bounds
+from autotune.show.report.document import Block, Bullets, Chart, Missing, Section, Strong, Table, Words
+from autotune.show.report.figures import plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.limits import MOST_STACKS, first_of
 
 _CAUSES: dict[Cause, str] = {
     "computation": "computing real tokens",
@@ -27,12 +32,13 @@ def cause_words(cause: Cause) -> str:
 
 def steps(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
     """The tuning's steps and those of the profile's runs, side by side."""
-    named = [(found.source or "the tuning", found) for found in one.bottlenecks]
-    named += [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
-    return breakdown(named, train_commands(one))
+    tuning = [(found.source or "the tuning", found) for found in one.bottlenecks]
+    of_runs = [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
+    kept, left = first_of(of_runs, MOST_STACKS, f"runs of {one.title}")
+    return (*_breakdown([*tuning, *kept], train_commands(one)), *left)
 
 
-def breakdown(named: list[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
+def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
     """A bar for each, the parts as a table, and what limits it in words."""
     if not named:
         return (Missing(what="Where a step's time goes (the record of a run says)", commands=commands),)
@@ -81,16 +87,17 @@ def _cells(name: str, part: Part) -> list[str | None]:
 def _limit(name: str, found: Bottleneck) -> list[Words]:
     limit = "Nothing but computing" if found.limit == "computation" else _CAUSES[found.limit].capitalize()
     decided = "" if found.decided else " (the interval leaves it open)"
-    mfu = with_bounds(found.mfu, found.mfu_low, found.mfu_high, format_share)
+    mfu = with_bounds(found.mfu, found.mfu_low, found.mfu_high, format_share, CONFIDENCE)
     peak = f"MFU {mfu}" if mfu else "MFU is not known, as the device's peak is not"
     limited: Words = (f"{name}: ", Strong(text=limit), f" limits it{decided}; {peak}; {plural(found.steps, 'step')}.")
     return [limited, *((f"{name}: not told: {one}.",) for one in found.untold)]
 
 
-def run_only(run: ReportedRun) -> tuple[Block, ...]:
-    """Of a run whose profile is not in the report."""
-    if not run.bottlenecks:
+def runs_only(runs: Sequence[ReportedRun]) -> tuple[Block, ...]:
+    """Of runs whose profile is not in the report."""
+    found = [(run.name, found) for run in runs for found in run.bottlenecks]
+    if not found:
         return ()
-    return (Paragraph(words=(f"{run.name} has no profile in this report.",)), *breakdown(
-        [(run.name, found) for found in run.bottlenecks], ()
-    ))  # fmt: skip
+    kept, left = first_of(found, MOST_STACKS, "runs without a profile")
+    blocks = (*_breakdown(kept, ()), *left)
+    return (Section(title="Runs that have no profile in this report", key="steps-of-runs", blocks=blocks),)

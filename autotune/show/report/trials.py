@@ -1,17 +1,26 @@
 """Every trial of a ledger."""
 
 import statistics
+from collections.abc import Sequence
 
 from autotune.core.outcome import Measured, describe
 from autotune.core.trial import FeedFigures, FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_seconds
-from autotune.show.report.cost import ranks_of
+from autotune.decide.cost import ranks_of
 from autotune.show.report.document import Block, Missing, Paragraph, Table
+from autotune.show.report.each import part_of_each
 from autotune.show.report.figures import count
 from autotune.show.report.inputs import ReportedProfile
+from autotune.show.report.limits import MOST_TRIALS, first_of
 
 
-def trials(one: ReportedProfile) -> tuple[Block, ...]:
+def trials_of_each(profiles: Sequence[ReportedProfile]) -> tuple[Block, ...]:
+    """All, or as many of each profile as fit where there are many."""
+    most = MOST_TRIALS // len(profiles)
+    return part_of_each(profiles, "trials", lambda one: _trials(one, most))
+
+
+def _trials(one: ReportedProfile, most: int) -> tuple[Block, ...]:
     """In the order in which they were measured."""
     damaged: tuple[Block, ...] = ()
     if one.damaged_lines:
@@ -23,14 +32,21 @@ def trials(one: ReportedProfile) -> tuple[Block, ...]:
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
         return (*damaged, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))
+    kept, left = first_of(
+        one.trials, most, f"trials of {one.title}", first=_says_no, which="those that failed before others"
+    )
     table = Table(
-        caption=f"Every trial of {one.path.stem}",
+        caption=f"Every trial of {one.title}",
         headers=("trial", "kind", "outcome", "ranks", "optimizer steps", "peak", "slot tokens/s", "time", "detail"),
-        rows=tuple(_cells(done) for done in one.trials),
+        rows=tuple(_cells(done) for done in kept),
         align="lllrrrrrl",
         long=True,
     )
-    return (*damaged, table)
+    return (*damaged, *left, table)
+
+
+def _says_no(done: FinishedTrial) -> bool:
+    return not isinstance(done.outcome, Measured)
 
 
 def _cells(done: FinishedTrial) -> list[str | None]:

@@ -77,7 +77,7 @@ def test_a_network_file_system_is_named_with_the_most_that_staging_could_win():
 @pytest.mark.parametrize(
     ("joint", "answer", "words"),
     [
-        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%) of workers alone, adopted"),
+        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%, 98 %) of workers alone, adopted"),
         (JOINT.model_copy(update={"adopted": False}), "1", "not proven to be faster"),
     ],
 )

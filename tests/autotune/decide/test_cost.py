@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.outcome import Crashed
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.show.report.cost import cost_rows, pay_back, ranks_of
+from autotune.decide.cost import cost_rows, pay_back, ranks_of
 
 
 def trial(job, seconds, **measured):

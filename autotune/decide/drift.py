@@ -1,0 +1,197 @@
+"""Whether a run reached what its profile made people expect. Pure.
+
+A difference is judged as two profiles or runs are compared (``autotune.decide.difference``): by the interval of the
+ratio, from blocks of steps that hardly depend on each other.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.core.outcome import Measured
+from autotune.core.profile import Profile
+from autotune.core.trial import FinishedTrial, StepFigures
+from autotune.decide.difference import Estimate, difference
+from autotune.decide.rates import Rate, expected_rate, run_rate, settled_steps
+from autotune.decide.statistics import SHOWN_CONFIDENCE
+from trainer.record import Run
+
+ALIKE_SHARE = 0.02
+"""Differences below this are nobody's concern."""
+FAR_SHARE = 0.1
+"""Differences above this are told, noise or not."""
+NOTHING_TO_HOLD = "nothing to hold it against"
+_OF_MEMORY = (
+    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers", "checkpointing",
+    "attention_dropout",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A figure with bounds, and with which confidence they hold it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    """None where there are no bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """One quantity of a run against what was expected of it."""
+
+    quantity: Literal["real tokens/s", "MFU", "peak memory"]
+    expected: Known | None
+    expected_source: str
+    achieved: Known | None
+    ratio: Known | None = None
+    """Achieved over expected."""
+    verdict: str
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it differs, and noise does not explain it."""
+        return self.verdict.startswith("drift")
+
+
+def drifts(
+    profile: Profile | None,
+    run: Run,
+    *,
+    trials: Sequence[FinishedTrial] = (),
+    intact: bool = True,
+    otherwise: Sequence[str] = (),
+) -> tuple[Drift, ...]:
+    """A run against its profile; nothing where it has none, or has no steps.
+
+    Args:
+        profile: It was started from.
+        run: Its last start counts.
+        trials: Of the profile's ledger, for the memory.
+        intact: Whether the profile is as it was written.
+        otherwise: What the run computed otherwise than the profile says.
+    """
+    if profile is None or not run.steps:
+        return ()
+    achieved, expected = run_rate(run), expected_rate(profile, run.header.world_size)
+    found = (_speed(run, expected, achieved), _mfu(run, expected, achieved), _memory(profile, run, trials))
+    if not otherwise and intact:
+        return found
+    why = f"trained otherwise ({', '.join(otherwise)})" if otherwise else "the profile was edited"
+    return tuple(replace(drift, verdict=f"not comparable: {why}") for drift in found)
+
+
+def verdict_of(expected: Estimate, achieved: Estimate) -> str:
+    """``drift`` where the interval of the ratio lies clear of 1, and the ratio is far enough from it to matter."""
+    change = difference(expected, achieved)
+    off = abs(change.value - 1)
+    if off <= ALIKE_SHARE:
+        return "as expected"
+    way = "slower" if change.value < 1 else "faster"
+    if change.low is None or change.high is None:
+        why = "; ".join(dict.fromkeys(one.no_spread for one in (expected, achieved) if one.variance is None))
+        return f"noise is not known: {why}" + (f"; {off:.0%} {way}" if off > FAR_SHARE else "")
+    return "within noise" if change.low <= 1 <= change.high else f"drift: {way}, beyond noise"
+
+
+def _speed(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
+    ranks = run.header.world_size
+    return Drift(
+        quantity="real tokens/s",
+        expected=_known(expected),
+        expected_source=_unknown(ranks) if expected is None else f"{expected.known}: {expected.source}",
+        achieved=_known(achieved),
+        ratio=_ratio(expected, achieved),
+        verdict=_verdict(expected, achieved),
+    )
+
+
+def _mfu(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
+    """What the expected rate makes of the peak, by the FLOPs of a real token that the run itself counted."""
+    steps = settled_steps(run) or run.steps
+    shares = [step.mfu / step.real_tokens_per_s for step in steps if step.mfu and step.real_tokens_per_s > 0]
+    if not shares:
+        unknown = "the device's peak is not known"
+        return Drift(quantity="MFU", expected=None, expected_source=unknown, achieved=None, verdict=unknown)
+    share = statistics.median(shares)
+    told = "" if expected is None else f"{expected.known}: {expected.source}, "
+    return Drift(
+        quantity="MFU",
+        expected=_known(expected, share),
+        expected_source=f"{told}times the FLOPs of a real token over the peak" if told else _unknown(
+            run.header.world_size
+        ),
+        achieved=_known(achieved, share),
+        ratio=_ratio(expected, achieved),
+        verdict=_verdict(expected, achieved),
+    )  # fmt: skip
+
+
+def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:
+    """On a CPU a run counts its whole process, a trial what it adds to the loaded program: told, and not compared."""
+    rows = run.header.rows_per_microbatch_per_rank
+    alike = [
+        StepFigures.of(done.outcome)
+        for done in trials
+        if done.trial.job == "step"
+        and isinstance(done.outcome, Measured)
+        and _is_of(profile, done.trial.measured, rows)
+    ]
+    # A run counts what its allocator holds; what lies outside of it is the device's.
+    expected = max((float(one.peak_bytes - (one.outside_allocator_bytes or 0)) for one in alike), default=None)
+    achieved = float(max(step.peak_memory_bytes for step in settled_steps(run) or run.steps))
+    ratio = achieved / expected if expected else None
+    if run.header.device == "cpu":
+        verdict = "not comparable on a CPU: the run counts its whole process"
+    elif ratio is None:
+        verdict = NOTHING_TO_HOLD
+    elif abs(ratio - 1) <= ALIKE_SHARE:
+        verdict = "as expected"
+    else:
+        verdict = f"drift: {'more' if ratio > 1 else 'less'} than its trial took"
+    source = f"measured: trials of {rows} rows" if alike else f"no trial of these settings had {rows} rows"
+    return Drift(
+        quantity="peak memory",
+        expected=None if expected is None else Known(value=expected),
+        expected_source=source,
+        achieved=Known(value=achieved),
+        ratio=None if ratio is None else Known(value=ratio),
+        verdict=verdict,
+    )
+
+
+def _is_of(profile: Profile, measured: dict[str, object], rows: int) -> bool:
+    """Whether a trial took the profile's own step, with so many rows: a ledger has trials of other recipes too."""
+    config = measured.get("config")
+    if not isinstance(config, dict) or config.get("micro_batch_rows") != rows:
+        return False
+    train = profile.train.model_dump(mode="json")
+    return all(config.get(name, train[name]) == train[name] for name in _OF_MEMORY)
+
+
+def _unknown(ranks: int) -> str:
+    return f"nothing known of {ranks} ranks"
+
+
+def _known(rate: Rate | None, factor: float = 1.0) -> Known | None:
+    if rate is None:
+        return None
+    low, high = (None if end is None else factor * end for end in (rate.low, rate.high))
+    return Known(value=factor * rate.value, low=low, high=high, confidence=None if low is None else rate.confidence)
+
+
+def _ratio(expected: Rate | None, achieved: Rate | None) -> Known | None:
+    if expected is None or achieved is None:
+        return None
+    change = difference(expected.estimate, achieved.estimate)
+    confidence = None if change.low is None else SHOWN_CONFIDENCE
+    return Known(value=change.value, low=change.low, high=change.high, confidence=confidence)
+
+
+def _verdict(expected: Rate | None, achieved: Rate | None) -> str:
+    if expected is None:
+        return NOTHING_TO_HOLD
+    return "it logged no speed" if achieved is None else verdict_of(expected.estimate, achieved.estimate)

@@ -1,0 +1,55 @@
+"""Runs whose steps remember each other, as real ones do, and profiles that expect something of them."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+
+from autotune.core.evidence import Evidence
+from benchmarks.example_report import example_profile
+from tests.trainer.checkpoints import end_of, header_of
+from tests.trainer.rows import row_of
+from trainer.record import Run
+
+TOKENS = 1000
+
+
+def run_of(rates, *, ranks=2, **header) -> Run:
+    """One step for each rate, in real tokens/s."""
+    steps = tuple(
+        row_of(number, real_tokens=TOKENS, step_s=TOKENS / rate, real_tokens_per_s=rate)
+        for number, rate in enumerate(rates, start=1)
+    )
+    return Run(
+        directory=Path("runs/r"), header=header_of(world_size=ranks, **header), steps=steps, evaluations=(), events=(),
+        startup=None, end=end_of(),
+    )  # fmt: skip
+
+
+def noisy(seed: int, n: int, *, memory: float, noise: float, mean: float) -> list[float]:
+    """Rates whose logarithms are a first-order autoregression of such a spread, about such a mean."""
+    rng = np.random.default_rng(seed)
+    pushes = rng.normal(size=n + 300) * math.sqrt(1 - memory**2) * noise
+    logs = list(itertools.accumulate(pushes, lambda before, push: memory * before + push))[300:]
+    # Tokens over seconds is a harmonic mean: a log-normal second is longer than its middle.
+    return [mean * math.exp(log + noise**2 / 2) for log in logs]
+
+
+def with_evidence(profile=None, **parts):
+    """Only with these parts of its evidence."""
+    profile = example_profile("d") if profile is None else profile
+    kept = {name: getattr(profile.evidence, name) for name, wanted in parts.items() if wanted}
+    return profile.model_copy(update={"evidence": Evidence(**kept)})
+
+
+def that_trained_at(windows):
+    """A profile whose windows of training had these rates, on two ranks."""
+    profile = with_evidence(probe=True, baseline=True)
+    baseline = profile.evidence.baseline
+    rows = [
+        row.model_copy(update={"real_tokens_per_s": list(windows)}) if row.name == "tuned" else row
+        for row in baseline.rows
+    ]
+    evidence = profile.evidence.model_copy(update={"baseline": baseline.model_copy(update={"rows": rows})})
+    return profile.model_copy(update={"evidence": evidence})

@@ -1,0 +1,162 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.decide.difference import difference, of_one, of_readings, of_steps
+from autotune.decide.drift import drifts, verdict_of
+from autotune.decide.rates import run_rate, tuned_rate
+from benchmarks.example_report import example_inputs
+from tests.autotune.decide.runs import noisy, run_of, that_trained_at, with_evidence
+from tests.autotune.profiles import example_profile as small_profile
+
+SPEED, NOISE, WINDOW_NOISE = 100.0, 0.05, 0.015
+RUNS = 200
+BY_CHANCE = 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / RUNS)
+"""5 %, and what so many tries may be off by."""
+
+
+def _verdicts(n, memory, *, reached=1.0):
+    """Of runs that reach so much of what windows of training made people expect: shares that drifted, and unknown."""
+    drifted = unknown = 0
+    for seed in range(RUNS):
+        windows = SPEED * np.exp(np.random.default_rng(10_000 + seed).normal(scale=WINDOW_NOISE, size=6))
+        seconds = [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=reached * SPEED)]
+        verdict = verdict_of(of_readings(windows.tolist()), of_steps([1.0] * n, seconds))
+        drifted += verdict.startswith("drift")
+        unknown += verdict.startswith("noise is not known")
+    return drifted / RUNS, unknown / RUNS
+
+
+@pytest.mark.parametrize("n", [60, 250])
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.95])
+def test_a_run_that_reaches_what_was_expected_is_hardly_ever_called_drift(n, memory):
+    drifted, _ = _verdicts(n, memory)
+    assert drifted <= BY_CHANCE
+
+
+@pytest.mark.parametrize(("n", "memory"), [(60, 0.0), (120, 0.5), (400, 0.8)])
+def test_a_tenth_slower_is_found_nearly_always(n, memory):
+    drifted, unknown = _verdicts(n, memory, reached=0.9)
+    assert drifted >= 0.95
+    assert unknown <= 0.05
+
+
+def test_a_whole_run_is_judged_by_its_settled_steps():
+    drifted = 0
+    for seed in range(40):
+        slow_start = [0.2 * SPEED] * 11  # of 111
+        run = run_of([*slow_start, *noisy(seed, 100, memory=0.5, noise=NOISE, mean=SPEED)])
+        windows = SPEED * np.exp(np.random.default_rng(seed).normal(scale=WINDOW_NOISE, size=6))
+        drifted += drifts(that_trained_at(windows.tolist()), run)[0].is_drift
+    assert drifted <= 6  # of 40 that are as expected: 5 %, and what so many tries may be off by
+
+
+def test_too_short_a_run_for_how_slowly_it_varies_is_told_and_not_judged():
+    drifted, unknown = _verdicts(60, 0.97, reached=0.9)
+    assert unknown > 0.5
+    assert drifted < 0.3
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.0, "as expected"), (0.9, "drift: slower, beyond noise"), (1.1, "drift: faster, beyond noise")],
+)
+def test_drift_is_named_where_noise_does_not_explain_it(factor, verdict):
+    profile = with_evidence(probe=True, workers=True, baseline=True)
+    rate = factor * tuned_rate(profile).value
+    found = drifts(profile, run_of([rate * (1 + 0.001 * (step % 3)) for step in range(40)]))[0]
+    assert found.verdict == verdict
+    assert found.is_drift == verdict.startswith("drift")
+    assert found.ratio.value == pytest.approx(factor, rel=0.002)
+    assert found.ratio.low < found.ratio.value < found.ratio.high
+    assert found.ratio.confidence == found.expected.confidence == found.achieved.confidence == 0.95
+
+
+def test_it_is_the_statistic_that_comparisons_use():
+    profile = with_evidence(probe=True, baseline=True)
+    run = run_of(noisy(1, 200, memory=0.5, noise=NOISE, mean=0.93 * tuned_rate(profile).value))
+    change = difference(tuned_rate(profile).estimate, run_rate(run).estimate)
+    found = drifts(profile, run)[0].ratio
+    assert (found.value, found.low, found.high) == (change.value, change.low, change.high)
+
+
+def test_small_differences_concern_nobody_however_sure():
+    sure = of_readings([100.0, 100.01, 99.99] * 5)
+    assert verdict_of(sure, of_readings([98.5, 98.51, 98.49] * 5)) == "as expected"
+    assert verdict_of(sure, of_readings([97.5, 97.51, 97.49] * 5)) == "drift: slower, beyond noise"
+
+
+def test_without_repetition_noise_is_not_known_and_only_what_is_far_is_told():
+    assert verdict_of(of_one(100.0), of_one(95.0)) == "noise is not known: one figure shows no spread"
+    assert verdict_of(of_one(100.0), of_one(50.0)).endswith("; 50% slower")
+
+
+def test_expectations_of_the_links_are_told_with_their_own_confidence():
+    profile = with_evidence(probe=True, network=True)
+    found = drifts(profile, run_of(noisy(2, 200, memory=0.0, noise=0.01, mean=1e5), ranks=8))[0]
+    assert (found.expected.confidence, found.ratio.confidence) == (0.98, 0.95)
+    assert found.expected_source.startswith("predicted")
+
+
+def test_memory_of_a_process_on_a_cpu_is_not_held_against_a_trial():
+    assert drifts(small_profile(), run_of([5.0] * 10))[2].verdict.startswith("not comparable on a CPU")
+
+
+class TestOnAGpu:
+    def drifts(self, change=None, **arguments):
+        (one, _), (reported,) = example_inputs(320)
+        run = reported.run if change is None else change(reported.run)
+        return drifts(one.profile, run, **{"trials": one.trials, "intact": one.intact} | arguments)
+
+    def test_memory_is_held_against_the_trial_of_the_same_rows(self):
+        memory = self.drifts()[2]
+        assert memory.expected.value == pytest.approx(memory.achieved.value, rel=0.05)
+        assert memory.verdict == "as expected"
+        assert memory.ratio.low is None
+
+    def test_memory_that_grew_is_drift(self):
+        def grown(run):
+            last = run.steps[-1]
+            return replace(
+                run, steps=(*run.steps[:-1], last.model_copy(update={"peak_memory_bytes": 2 * last.peak_memory_bytes}))
+            )
+
+        assert self.drifts(grown)[2].verdict == "drift: more than its trial took"
+
+    def test_trials_of_another_recipe_say_nothing_of_the_memory(self):
+        (one, _), _ = example_inputs(320)
+        trials = []
+        for done in one.trials:
+            config = done.trial.measured["config"] | {"head": "dense"}
+            trials.append(replace(done, trial=replace(done.trial, measured={"config": config})))
+        memory = self.drifts(trials=tuple(trials))[2]
+        assert memory.expected is None
+        assert memory.verdict == "nothing to hold it against"
+
+    def test_mfu_is_expected_from_the_rate(self):
+        speed, mfu, _ = self.drifts()
+        assert mfu.ratio == speed.ratio
+        assert mfu.verdict == speed.verdict
+        assert mfu.expected.value / mfu.achieved.value == pytest.approx(speed.expected.value / speed.achieved.value)
+        assert mfu.achieved.value == pytest.approx(0.344, rel=0.01)
+
+    def test_a_run_that_was_trained_otherwise_is_no_drift(self):
+        assert {drift.verdict for drift in self.drifts(otherwise=("layout", "precision"))} == {
+            "not comparable: trained otherwise (layout, precision)"
+        }
+
+    def test_nor_is_one_of_a_profile_that_was_edited_since(self):
+        assert {drift.verdict for drift in self.drifts(intact=False)} == {"not comparable: the profile was edited"}
+
+
+def test_a_run_of_no_profile_or_without_steps_is_held_against_nothing():
+    assert drifts(None, run_of([5.0] * 10)) == ()
+    assert drifts(small_profile(), run_of([])) == ()
+
+
+def test_ranks_of_which_nothing_is_known_are_held_against_nothing():
+    found = drifts(with_evidence(probe=True), run_of([5.0] * 10, ranks=7))[0]
+    assert (found.expected, found.ratio, found.verdict) == (None, None, "nothing to hold it against")
+    assert found.expected_source == "nothing known of 7 ranks"
