@@ -1,0 +1,191 @@
+"""Simulated runs whose limit is known, on which the judgement of what limits a training is held.
+
+A machine is drawn (``benchmarks.simulated_machines``), and its steps are played event by event
+(``benchmarks.simulated_timeline``). The record is then read from the marks as the trainer's meter takes them: rank 0's,
+in means over the steps since the last logged one, and of all ranks what an interval before showed. What limits the run
+is known from the machine alone: it is the one remedy that saves most of the time of the steps, with the same draws, and
+computing where none saves ``MATTERS_SHARE``. Neither uses a line of what judges it.
+
+Left out, and drawn anew: machines on which no remedy, or more than one, is clearly it (``MARGIN``), and ones whose
+limit nothing shows (launches and memory, where a device has no counters).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autotune.core.bottleneck import Cause
+from autotune.core.profile import Profile
+from autotune.decide.bottleneck import MATTERS_SHARE
+from benchmarks.simulated_kernels import Floats
+from benchmarks.simulated_machines import CAUSES, Machine, draw_machine
+from benchmarks.simulated_timeline import LAUNCHES, NOTHING, Conditions, Marks, Remedy, Timeline, draw_events
+from benchmarks.simulated_tuning import profile_of_machine
+from trainer.record import Run, RunHeader, StepRow
+
+MARGIN = 0.03
+"""Of the step. A remedy that saves so nearly what matters, or what another one saves, is not clearly it."""
+REMEDIES: tuple[Remedy, ...] = (NOTHING, *(cause for cause in CAUSES if cause != "computation"), LAUNCHES)
+MOST_DRAWS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRun:
+    """A record, what tuning measured on the same machine, and what is true of it."""
+
+    cause: Cause
+    saved: dict[Remedy, float]
+    """Of the time of its steps, by each remedy alone."""
+    run: Run
+    profile: Profile
+    machine: Machine
+
+    @property
+    def in_profile(self) -> bool:
+        """Whether tuning measured what limits it, and nothing else matters that tuning does not tell.
+
+        Tuning takes steps of one node's ranks, and looks at the exchange of all; it tells neither updates, nor slow
+        ranks, nor what goes by between steps, nor the padding of rows that are as wide as what they hold.
+        """
+        untold = [self.saved["straggler"], self.saved["update"], self.saved["host"] - self.saved[LAUNCHES]]
+        slow = self.machine.supply.slow_rank
+        is_elsewhere = self.cause == "input" and slow is not None and slow >= self.machine.local_ranks
+        is_bucketed = self.machine.train.layout == "bucketed" and self.saved["padding"] >= MATTERS_SHARE
+        return max(untold) < MATTERS_SHARE and not is_elsewhere and not is_bucketed
+
+
+def simulated_run(seed: int) -> SimulatedRun:
+    """One run; causes take turns, and machines are drawn anew until one is clearly limited by that."""
+    cause = CAUSES[seed % len(CAUSES)]
+    for number in range(MOST_DRAWS):
+        draw = np.random.default_rng((seed, number))
+        machine = draw_machine(cause, draw)
+        conditions = Conditions(
+            steps=machine.steps,
+            world_size=machine.world_size,
+            micro_batches=machine.micro_batches,
+            log_interval=machine.train.log_interval_steps,
+        )
+        draws = draw_events(machine, conditions, draw)
+        marks = Timeline(machine, conditions, draws, REMEDIES).run()
+        saved = _saved(marks, machine)
+        if clear_cause(saved, machine) == cause:
+            return SimulatedRun(
+                cause=cause,
+                saved=saved,
+                run=_record(machine, marks, draws.fill_NW, draws.places_NW),
+                profile=profile_of_machine(machine, draw),
+                machine=machine,
+            )
+    raise AssertionError(f"no machine of {MOST_DRAWS} is limited by {cause}")
+
+
+def clear_cause(saved: dict[Remedy, float], machine: Machine) -> Cause | None:
+    """What limits a machine; None where that is not clear, or nothing shows it."""
+    causes = [cause for cause in CAUSES if cause != "computation"]
+    first, second = sorted(causes, key=lambda cause: -saved[cause])[:2]
+    if saved[first] < MATTERS_SHARE - MARGIN:
+        return "computation"
+    is_clear = saved[first] > MATTERS_SHARE + MARGIN and saved[first] > saved[second] + MARGIN
+    return first if is_clear and (machine.device.has_counters or not _is_inside(first, saved)) else None
+
+
+def _is_inside(cause: Cause, saved: dict[Remedy, float]) -> bool:
+    """Whether it lies inside of computing, where only counters look."""
+    return cause == "memory" or (cause == "host" and saved[LAUNCHES] > saved["host"] / 2)
+
+
+def _saved(marks: Marks, machine: Machine) -> dict[Remedy, float]:
+    """Of rank 0's time from the end of the first logged step to that of the last."""
+    first, last = _logged(machine)[0], _logged(machine)[-1]
+    seconds = marks.closed[last, :, 0] - marks.restarted[first, :, 0]
+    return {remedy: float(1 - one / seconds[0]) for remedy, one in zip(REMEDIES, seconds, strict=True)}
+
+
+def _logged(machine: Machine) -> list[int]:
+    """Numbers of logged steps, from 0."""
+    interval = machine.train.log_interval_steps
+    return sorted({*range(interval - 1, machine.steps, interval), machine.steps - 1})
+
+
+def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) -> Run:
+    ends = _logged(machine)
+    begins = [0, *(end + 1 for end in ends[:-1])]
+    parts = [_Interval(marks, begin, end) for begin, end in zip(begins, ends, strict=True)]
+    # Rows are read a row later on a GPU, and their figures of all ranks travel with the row after that.
+    late = 2 if machine.device.on_gpu else 1
+    slots = machine.train.global_batch_rows * machine.train.seq_length_tokens
+    rows = []
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        told = _told(parts[number - late]) if number >= late and machine.world_size > 1 else {}
+        places = float(places_NW[begin : end + 1].mean())
+        full = float((fill_NW * places_NW)[begin : end + 1].mean()) / places
+        rows.append(_row(end + 1, parts[number], machine, (slots * places, full), told))
+    return Run(
+        directory=Path("runs/simulated"), header=_header(machine), steps=tuple(rows), evaluations=(), events=(),
+        startup=None, end=None,
+    )  # fmt: skip
+
+
+class _Interval:
+    """What the meter of every rank has counted at the end of an interval: means over its steps, by rank."""
+
+    def __init__(self, marks: Marks, begin: int, end: int) -> None:
+        def mean(of: Floats) -> Floats:
+            return np.asarray(of[begin : end + 1, 0].mean(axis=0))
+
+        started = marks.restarted[begin - 1, 0, 0] if begin else 0.0
+        self.step_s = float(marks.closed[end, 0, 0] - started) / (end + 1 - begin)
+        self.data_wait_s = mean(marks.waited_s)
+        told_s = mean(marks.counted - marks.asked)
+        self.compute_s = mean(marks.departed - marks.began) - told_s
+        self.communication_s = mean(marks.reduced - marks.departed) + told_s
+        self.optimizer_s = mean(marks.updated - marks.reduced)
+
+
+def _told(before: _Interval) -> dict[str, float | int]:
+    """What a row says of all ranks, of an interval before."""
+    compute_s, waits_s = before.compute_s, before.data_wait_s
+    median_low = float(np.sort(compute_s)[(len(compute_s) - 1) // 2])
+    return {
+        "slowest_rank": int(compute_s.argmax()),
+        "slowest_rank_ratio": float(compute_s.max()) / median_low,
+        "longest_data_wait_s": float(waits_s.max()),
+        "longest_data_wait_rank": int(waits_s.argmax()),
+    }
+
+
+def _row(
+    step: int, one: _Interval, machine: Machine, places: tuple[float, float], told: dict[str, float | int]
+) -> StepRow:
+    (slots, full), world, step_s = places, machine.world_size, one.step_s
+    real = slots * full
+    flops = 6.0 * machine.shape.parameters * real / step_s / world
+    mfu = flops / machine.device.peak_flops_per_s if machine.device.on_gpu else None
+    return StepRow.model_validate(
+        {
+            "step": step, "loss": 5.0, "grad_norm": 1.0, "learning_rate": 1e-4, "step_s": step_s,
+            "data_wait_s": one.data_wait_s[0], "compute_s": one.compute_s[0],
+            "communication_s": one.communication_s[0] if world > 1 else 0.0, "optimizer_s": one.optimizer_s[0],
+            "real_tokens": round(real), "slot_tokens": round(slots), "packing_efficiency": full,
+            "real_tokens_per_s": real / step_s, "real_tokens_per_s_per_rank": real / step_s / world,
+            "slot_tokens_per_s": slots / step_s, "slot_tokens_per_s_per_rank": slots / step_s / world,
+            "model_flops_per_s_per_rank": flops, "mfu": mfu, "mfu_6n": mfu, "peak_memory_bytes": 2**33,
+            "gradient_noise_scale_tokens": None, "head_overflows": 0, "recompilations": 0, "skipped_steps": 0,
+            "slowest_rank": None, "slowest_rank_ratio": None, **told,
+        }
+    )  # fmt: skip
+
+
+def _header(machine: Machine) -> RunHeader:
+    train, device = machine.train, machine.device
+    return RunHeader(
+        schema_version=3, name="simulated", attempt=1, resumed_from=None, resumed_step=0, job="", started_utc="",
+        config=train.model_dump(mode="json"), sources={}, config_sha256="", profile_sha256="", dataset_hash="d",
+        world_size=machine.world_size, accumulation_steps=machine.micro_batches,
+        rows_per_microbatch_per_rank=train.micro_batch_rows, global_batch_rows=train.global_batch_rows,
+        parameters=machine.shape.parameters, layout=train.layout, attention="sdpa", attention_reason="",
+        recipe_changes=[], device=device.name, peak_flops_per_s=device.peak_flops_per_s if device.on_gpu else None,
+        versions={},
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""What tuning would have measured on a simulated machine: windows of training on one node, and steps that exchange.
+
+Windows are of a node's ranks and of four micro-batches to a step at most, begin with empty queues, and stand beside
+windows on batches from memory. Counters are read from the kernels of a window: what they multiply and move, and when
+they run, over the time of the window. Steps of an exchange are of all ranks on batches from memory.
+"""
+
+import itertools
+
+import numpy as np
+
+from autotune.core.evidence import (
+    ComputeEvidence,
+    Evidence,
+    ExchangeRow,
+    GpuUse,
+    NetworkEvidence,
+    ProbeEvidence,
+    WorkersEvidence,
+    WorkersRow,
+)
+from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from benchmarks.simulated_kernels import Floats
+from benchmarks.simulated_machines import Machine
+from benchmarks.simulated_timeline import NOTHING, Conditions, Draws, Marks, Timeline, draw_events
+
+MOST_MICRO_BATCHES = 4
+WINDOWS, STEPS_OF_A_WINDOW, WARM_UP_STEPS = 5, 8, 2
+STEPS_OF_AN_EXCHANGE = 12
+COUNTER_DEVIATION = 0.02
+"""Of what counters read, relative."""
+PRODUCTS_IN_USE = (0.9, 1.0)
+"""Matrix units count as in use while they multiply; of what products reach, the rest is filling and draining them."""
+UPDATE_BUSY_SHARE = 0.95
+
+
+def profile_of_machine(machine: Machine, draw: np.random.Generator) -> Profile:
+    """Probe, workers and, of several ranks, network."""
+    shape, train = machine.shape, machine.train
+    probe = ProbeEvidence(
+        feasible_max=train.micro_batch_rows, feasible_peak_bytes=2**34, search_trials=2, seconds=60.0,
+        mean_real_tokens_per_row=machine.fill * shape.row_tokens, curve=[], parameters=shape.parameters, choice="",
+        local_ranks=machine.local_ranks,
+    )  # fmt: skip
+    return Profile(
+        train=train,
+        constraints=Constraints(
+            memory_budget_bytes=2**35, headroom_share=0.03,
+            global_batch_tokens=round(train.global_batch_rows * machine.fill * shape.row_tokens),
+        ),
+        fingerprint=Fingerprint(
+            device=train.device, gpu_name=machine.device.name if machine.device.on_gpu else None,
+            gpu_count=machine.local_ranks if machine.device.on_gpu else 0, gpu_total_bytes=2**35, torch="2.13.0",
+            transformers="5", python="3.12", allotted_cpus=16, ram_total_bytes=2**40, data_filesystem="ext4",
+            model_sha256="m", dataset_hash="d",
+        ),
+        provenance=Provenance(
+            tool_version="0", created_utc="2026-01-01T00:00:00Z", commands=["probe", "workers"], ledger_sha256="l"
+        ),
+        evidence=Evidence(
+            probe=probe,
+            workers=_workers(machine, draw),
+            network=_network(machine, draw) if machine.world_size > 1 else None,
+        ),
+    )  # fmt: skip
+
+
+def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
+    conditions = Conditions(
+        steps=WARM_UP_STEPS + WINDOWS * STEPS_OF_A_WINDOW,
+        world_size=machine.local_ranks,
+        micro_batches=min(MOST_MICRO_BATCHES, machine.micro_batches),
+        log_interval=None,
+    )
+    from_loader = _Windows(machine, conditions, draw_events(machine, conditions, draw), fed=False)
+    from_memory = _Windows(machine, conditions, draw_events(machine, conditions, draw), fed=True)
+    ratios = np.log(from_memory.step_s / from_loader.step_s)
+    half = 2.5 * ratios.std(ddof=1) / np.sqrt(WINDOWS)
+    slots = conditions.micro_batches * conditions.world_size * machine.train.micro_batch_rows * machine.shape.row_tokens
+    rates = {name: list(slots / one.step_s) for name, one in (("loader", from_loader), ("memory", from_memory))}
+    ratio = float(np.exp(ratios.mean()))
+    row = WorkersRow(
+        loader_workers=machine.supply.workers, slot_tokens_per_s=rates["loader"], ratio_to_ceiling=ratio,
+        ratio_low=ratio * float(np.exp(-half)), ratio_high=ratio * float(np.exp(half)),
+        verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=from_loader.data_wait_share,
+        memory_bytes=2**31, storage_bytes_per_s=0.0,
+        gpu=_counters(machine, from_loader, draw) if machine.device.has_counters else None,
+    )  # fmt: skip
+    return WorkersEvidence(
+        chosen=machine.supply.workers, choice="", fed=ratio >= 0.98, ceiling_slot_tokens_per_s=rates["memory"],
+        rows=[row], local_ranks=conditions.world_size, max_workers=8, max_workers_because="",
+        consumer="the training step", window_s=2.0, windows=2 * WINDOWS, seconds=60.0, page_cache="as_is",
+        data_filesystem="ext4", gpu_source="simulated",
+    )  # fmt: skip
+
+
+class _Windows:
+    """Windows one after the other, on the machine's loader or from memory."""
+
+    def __init__(self, machine: Machine, conditions: Conditions, draws: Draws, *, fed: bool) -> None:
+        remedy = "input" if fed else NOTHING
+        marks = Timeline(machine, conditions, draws, (remedy,)).run()
+        edges = WARM_UP_STEPS + STEPS_OF_A_WINDOW * np.arange(WINDOWS + 1) - 1
+        self.seconds = np.diff(marks.updated[edges, 0].max(axis=1))
+        self.step_s = self.seconds / STEPS_OF_A_WINDOW
+        # All ranks' added up, of the slowest one's time.
+        waits = [marks.waited_s[a + 1 : b + 1, 0].sum() for a, b in itertools.pairwise(edges)]
+        self.data_wait_share = min(1.0, float(np.median(np.array(waits) / self.seconds)))
+        inside = slice(int(edges[0]) + 1, int(edges[-1]) + 1)
+        self.micro_batches = conditions.micro_batches
+        speed = draws.computing_NW * draws.slower_NW
+        self.body, self.head = (
+            float((speed * of)[inside].mean()) for of in (draws.places_NW, draws.fill_NW * draws.places_NW)
+        )
+        self.places = float(draws.places_NW[inside].mean())
+        self.fill = float((draws.fill_NW * draws.places_NW)[inside].mean())
+
+
+def _counters(machine: Machine, windows: _Windows, draw: np.random.Generator) -> GpuUse:
+    """Over whole windows and all GPUs of the node."""
+    kernels, device = machine.kernels, machine.device
+    scale = np.where(kernels.in_head, windows.head, windows.body)
+    places = np.where(kernels.in_head, windows.fill, windows.places)
+    micro, step_s = windows.micro_batches, float(windows.step_s.mean())
+    busy_s = micro * float((scale * kernels.seconds()).sum()) * kernels.busy_share
+    busy_s += machine.update_s * UPDATE_BUSY_SHARE
+    in_use = draw.uniform(*PRODUCTS_IN_USE)
+    multiplied_s = micro * float((places * kernels.flops).sum()) / (device.peak_flops_per_s * in_use)
+    moved_s = micro * float((places * kernels.bytes).sum()) / device.memory_bytes_per_s
+    moved_s += machine.update_s * machine.shape.memory_reach
+
+    def read(seconds: float) -> float:
+        return min(1.0, seconds / step_s * float(np.exp(draw.normal(0, COUNTER_DEVIATION))))
+
+    return GpuUse(
+        utilisation_share=0.98, gpm_sm_share=read(busy_s), gpm_tensor_share=read(multiplied_s),
+        gpm_dram_share=read(moved_s),
+    )  # fmt: skip
+
+
+def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
+    """The default exchange, measured on all ranks."""
+    conditions = Conditions(
+        steps=WARM_UP_STEPS + STEPS_OF_AN_EXCHANGE,
+        world_size=machine.world_size,
+        micro_batches=machine.micro_batches,
+        log_interval=None,
+    )
+    draws = draw_events(machine, conditions, draw)
+    marks = Timeline(machine, conditions, draws, ("input",)).run()
+    step_s = float(np.median(np.diff(marks.updated[WARM_UP_STEPS - 1 :, 0], axis=0).max(axis=1)))
+    waits_s = _median_of_steps(marks)
+    waiting = min(1.0, waits_s / step_s)
+    parallel, train = machine.train.parallel, machine.train
+    row = ExchangeRow(
+        strategy=parallel.strategy, gradient_dtype=parallel.gradient_dtype, bucket_cap_mib=parallel.bucket_cap_mib,
+        micro_batches=machine.micro_batches, rows=train.micro_batch_rows, step_s=step_s, steps=STEPS_OF_AN_EXCHANGE,
+        compute_share=1 - waiting, communication_share=waiting, outcome="ran",
+    )  # fmt: skip
+    micro_s = float(machine.kernels.seconds().sum())
+    return NetworkEvidence(
+        nodes=max(1, machine.world_size // machine.local_ranks), ranks_per_node=machine.local_ranks, backend="nccl",
+        transport="", links=[], products_flops_per_s=[], default_rows=train.micro_batch_rows,
+        compute=ComputeEvidence(
+            rows=train.micro_batch_rows, micro_batch_s=micro_s, fixed_s=0.0, update_s=machine.update_s,
+            forward_share=1 / 3, jitter_share=machine.pace.jitter, slowdown_share=0.0, gradient_elements=[1],
+            gradient_ready_shares=[1.0],
+        ),
+        exchanges=[row], choice="the default", windows=1, seconds=60.0,
+    )  # fmt: skip
+
+
+def _median_of_steps(marks: Marks) -> float:
+    """Of the rank that waits longest for gradients after its own have left."""
+    exposed: Floats = (marks.reduced - marks.departed)[WARM_UP_STEPS:, 0]
+    return float(np.median(exposed, axis=0).max())
