@@ -14,9 +14,11 @@ AutotuneError
 └── StoppedWaiting  130   Ctrl-C while waiting for a job, which goes on
 """
 
+from trainer.errors import printable
+
 
 class AutotuneError(Exception):
-    """Something the user can act on.
+    """Something the user can act on; both texts can be shown as they are, whatever file they quote.
 
     Args:
         message: What happened, with the value that caused it.
@@ -27,8 +29,8 @@ class AutotuneError(Exception):
 
     def __init__(self, message: str, *, next_step: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.next_step = next_step
+        self.message = printable(message)
+        self.next_step = printable(next_step)
 
 
 class UsageError(AutotuneError):

@@ -11,15 +11,23 @@ TrainerError
 """
 
 
+def printable(text: str) -> str:
+    """The text with control and direction characters written out, but for line breaks.
+
+    Messages quote files and names from strangers, and no such file is to steer a terminal.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class TrainerError(Exception):
-    """Something the user can act on: what happened, and the next step."""
+    """Something the user can act on: what happened, and the next step; both can be shown as they are."""
 
     exit_code = 70
 
     def __init__(self, message: str, *, next_step: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.next_step = next_step
+        self.message = printable(message)
+        self.next_step = printable(next_step)
 
 
 class BadConfig(TrainerError):

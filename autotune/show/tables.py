@@ -4,6 +4,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from trainer.errors import printable
+
 Row = Sequence[str | None]
 """One cell per column; a missing one shows as n/a."""
 
@@ -15,8 +17,7 @@ def inert(text: str | None) -> str:
     """One line without control characters: those are written out, so that no name can steer a terminal."""
     if text is None:
         return "n/a"
-    flat = " ".join(text.splitlines())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in flat)
+    return printable(" ".join(text.splitlines()))
 
 
 def markdown_inert(text: str | None) -> str:

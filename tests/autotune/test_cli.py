@@ -158,3 +158,12 @@ def test_help_lists_every_command(capsys):
     out = capsys.readouterr().out
     for command in ("doctor", "data", "probe", "workers", "profile", "report"):
         assert command in out
+
+
+def test_a_file_that_an_error_quotes_cannot_steer_the_terminal(capsys, here):
+    (here / "p.toml").write_text('schema_version = 1\n"\\u001b[2Jx\\u202e" = 1\n[train]\n')
+    _refused(capsys, here, ["profile", "show", "p.toml"], 3, "unknown key", "[2Jx")
+    assert run(["profile", "show", "p\x1b[2J.toml"]) == 3
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "p\\x1b[2J.toml" in err
