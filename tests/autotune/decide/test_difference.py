@@ -10,8 +10,10 @@ from autotune.decide.difference import (
     block_count,
     difference,
     of_bounds,
+    of_interval,
     of_one,
     of_readings,
+    of_sound_steps,
     of_steps,
     paired_difference,
     t_95,
@@ -157,3 +159,25 @@ def test_students_quantiles_are_those_of_any_table(freedom, quantile):
 def test_more_degrees_of_freedom_never_widen(first, second):
     low, high = sorted([first, second])
     assert t_95(high) <= t_95(low) + 1e-6
+
+
+def test_predicted_bounds_give_back_the_spread_of_a_normal_distribution():
+    found = of_interval(100.0, 100 * math.exp(-0.02326), 100 * math.exp(0.02326), 0.98)
+    assert found.variance == pytest.approx(0.01**2, rel=1e-3)
+    interval = found.interval
+    assert interval.low is not None and interval.high is not None
+    assert math.log(interval.high / interval.low) == pytest.approx(2 * 0.0196, rel=1e-3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (0.0, 1.0)])
+def test_bounds_that_say_nothing_are_no_spread(low, high):
+    assert of_interval(1.0, low, high, 0.98).variance is None
+
+
+@given(st.lists(st.tuples(rates, st.floats(1e-3, 1e3)), min_size=1, max_size=30), st.integers(0, 3))
+def test_figures_that_are_none_are_left_out(pairs, odd):
+    broken = [(math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (-1.0, 1.0)][: odd + 1]
+    mixed = [*broken, *pairs]
+    found, clean = of_sound_steps(mixed), of_steps(*zip(*pairs, strict=True))
+    assert found == clean
+    assert of_sound_steps(broken) is None
