@@ -256,7 +256,7 @@ def example_bottleneck(source: str, note: str = "") -> Bottleneck:
 def example_advice(note: str = "") -> tuple[Advice, ...]:
     """One of each severity."""
     figure = Figure(
-        name=f"waiting for gradients{note}", value=0.071, unit="share", low=0.066, high=0.077, n=390,
+        name=f"waiting for gradients{note}", value=0.071, unit="share", low=0.066, high=0.077, confidence=0.95, n=390,
         source=f"runs/20261122T034808Z{note}",
     )  # fmt: skip
     return (

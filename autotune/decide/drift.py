@@ -117,17 +117,15 @@ def _mfu(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
         unknown = "the device's peak is not known"
         return Drift(quantity="MFU", expected=None, expected_source=unknown, achieved=None, verdict=unknown)
     share = statistics.median(shares)
-    told = "" if expected is None else f"{expected.known}: {expected.source}, "
+    by = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else _unknown(run.header.world_size)
     return Drift(
         quantity="MFU",
         expected=_known(expected, share),
-        expected_source=f"{told}times the FLOPs of a real token over the peak" if told else _unknown(
-            run.header.world_size
-        ),
+        expected_source=by,
         achieved=_known(achieved, share),
         ratio=_ratio(expected, achieved),
         verdict=_verdict(expected, achieved),
-    )  # fmt: skip
+    )
 
 
 def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drift:

@@ -40,3 +40,14 @@ def first_of(
     ranked = sorted(range(len(many)), key=lambda number: first is not None and not first(many[number]))
     kept = [many[number] for number in sorted(ranked[:most])]
     return kept, (LeftOut(what=what, shown=most, of=len(many), which=which),)
+
+
+def fair_share(sizes: Sequence[int], most: int) -> int:
+    """How many of each fit, if all are cut to the same and those that have fewer leave their room to the others."""
+    share, left = most, most
+    for place, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return share
+        left -= size
+    return max(share, max(sizes, default=0))

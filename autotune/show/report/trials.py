@@ -11,12 +11,12 @@ from autotune.show.report.document import Block, Missing, Paragraph, Table
 from autotune.show.report.each import part_of_each
 from autotune.show.report.figures import count
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.report.limits import MOST_TRIALS, first_of
+from autotune.show.report.limits import MOST_TRIALS, fair_share, first_of
 
 
 def trials_of_each(profiles: Sequence[ReportedProfile]) -> tuple[Block, ...]:
     """All, or as many of each profile as fit where there are many."""
-    most = MOST_TRIALS // len(profiles)
+    most = fair_share([len(one.trials) for one in profiles], MOST_TRIALS)
     return part_of_each(profiles, "trials", lambda one: _trials(one, most))
 
 
