@@ -1,7 +1,7 @@
 """The kernels of a simulated micro-batch: what each multiplies and moves, on devices as their data sheets have them.
 
 A kernel here stands for the few small ones that a framework launches for it. Products take as long as multiplying or
-moving does, whichever is longer; everything else moves bytes.
+moving does, whichever is longer; everything else moves bytes. Each takes a moment more to begin and to end.
 """
 
 from dataclasses import dataclass
@@ -34,19 +34,19 @@ class Device:
     on_gpu: bool
     has_counters: bool
     """GPM came with Hopper."""
-    least_kernel_s: float
-    """No kernel is shorter."""
+    ramp_s: float
+    """Of a kernel, before all of the device works and after some of it has ended."""
 
 
 DEVICES = (
     Device(name="NVIDIA H100 NVL", peak_flops_per_s=835e12, memory_bytes_per_s=3.9e12, on_gpu=True, has_counters=True,
-           least_kernel_s=6e-6),
+           ramp_s=3e-6),
     Device(name="NVIDIA H200", peak_flops_per_s=989e12, memory_bytes_per_s=4.8e12, on_gpu=True, has_counters=True,
-           least_kernel_s=6e-6),
+           ramp_s=3e-6),
     Device(name="NVIDIA A100-SXM4-80GB", peak_flops_per_s=312e12, memory_bytes_per_s=2.0e12, on_gpu=True,
-           has_counters=False, least_kernel_s=8e-6),
+           has_counters=False, ramp_s=3e-6),
     Device(name="cpu", peak_flops_per_s=1.6e12, memory_bytes_per_s=1.2e11, on_gpu=False, has_counters=False,
-           least_kernel_s=2e-5),
+           ramp_s=1e-5),
 )  # fmt: skip
 """Dense bf16 peaks and bandwidths of data sheets; the CPU is a server's of 16 cores, in fp32."""
 
@@ -89,7 +89,7 @@ class Kernels:
     """Least time of each by its products."""
     moving_s: Floats
     """Least time by the bytes that it moves."""
-    least_s: float
+    ramp_s: float
     in_head: npt.NDArray[np.bool_]
     """Grows with places to predict, not with all places."""
     forward: int
@@ -104,7 +104,7 @@ class Kernels:
     def seconds(self, *, memory_is_free: bool = False) -> Floats:
         """Of each."""
         moving = np.zeros_like(self.moving_s) if memory_is_free else self.moving_s
-        return np.maximum(np.maximum(self.multiplying_s, moving), self.least_s)
+        return self.ramp_s + np.maximum(self.multiplying_s, moving)
 
 
 def kernels_of(shape: Shape) -> Kernels:
@@ -124,7 +124,7 @@ def kernels_of(shape: Shape) -> Kernels:
     return Kernels(
         multiplying_s=flops / (device.peak_flops_per_s * reach),
         moving_s=moved / (device.memory_bytes_per_s * shape.memory_reach),
-        least_s=device.least_kernel_s,
+        ramp_s=device.ramp_s,
         in_head=np.array([in_head for _, in_head in names]),
         forward=forward,
         layer_ends=ends,
