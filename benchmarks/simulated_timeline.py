@@ -20,7 +20,7 @@ from benchmarks.simulated_machines import Machine
 
 Remedy = Cause | str
 NOTHING, LAUNCHES = "nothing", "launches"
-"""No remedy, and one that takes launches away but leaves what goes by between steps."""
+"""No remedy, and one that takes launches away but leaves what goes by between steps. Several at once: ``a+b``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Timeline:
         self._loader = _Loader(machine, self._without("input"), self._shape)
 
     def _is(self, *remedies: Remedy) -> np.ndarray:
-        return np.array([[one in remedies] for one in self._remedies])
+        return np.array([[not set(remedies).isdisjoint(one.split("+"))] for one in self._remedies])
 
     def _without(self, *remedies: Remedy) -> Floats:
         return 1.0 - self._is(*remedies)

@@ -6,6 +6,7 @@ they run, over the time of the window. Steps of an exchange are of all ranks on 
 """
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from autotune.core.evidence import (
     WorkersRow,
 )
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
-from benchmarks.simulated_kernels import Floats
+from autotune.decide.network import expected_largest
 from benchmarks.simulated_machines import Machine
 from benchmarks.simulated_timeline import NOTHING, Conditions, Draws, Marks, Timeline, draw_events
 
@@ -139,38 +140,45 @@ def _counters(machine: Machine, windows: _Windows, draw: np.random.Generator) ->
 
 
 def _network(machine: Machine, draw: np.random.Generator) -> NetworkEvidence:
-    """The default exchange, measured on all ranks."""
+    """The default exchange, measured on all ranks, beside steps of one micro-batch in which nothing travels."""
     conditions = Conditions(
         steps=WARM_UP_STEPS + STEPS_OF_AN_EXCHANGE,
         world_size=machine.world_size,
         micro_batches=machine.micro_batches,
         log_interval=None,
     )
-    draws = draw_events(machine, conditions, draw)
-    marks = Timeline(machine, conditions, draws, ("input",)).run()
-    step_s = float(np.median(np.diff(marks.updated[WARM_UP_STEPS - 1 :, 0], axis=0).max(axis=1)))
-    waits_s = _median_of_steps(marks)
-    waiting = min(1.0, waits_s / step_s)
+    marks = Timeline(machine, conditions, draw_events(machine, conditions, draw), ("input",)).run()
+    step_s, exposed = _step_s(marks), (marks.reduced - marks.departed)[WARM_UP_STEPS:, 0]
+    # Of the rank that waits longest for gradients after its own have left.
+    waiting = min(1.0, float(np.median(exposed, axis=0).max()) / step_s)
     parallel, train = machine.train.parallel, machine.train
     row = ExchangeRow(
         strategy=parallel.strategy, gradient_dtype=parallel.gradient_dtype, bucket_cap_mib=parallel.bucket_cap_mib,
         micro_batches=machine.micro_batches, rows=train.micro_batch_rows, step_s=step_s, steps=STEPS_OF_AN_EXCHANGE,
         compute_share=1 - waiting, communication_share=waiting, outcome="ran",
     )  # fmt: skip
-    micro_s = float(machine.kernels.seconds().sum())
     return NetworkEvidence(
         nodes=max(1, machine.world_size // machine.local_ranks), ranks_per_node=machine.local_ranks, backend="nccl",
         transport="", links=[], products_flops_per_s=[], default_rows=train.micro_batch_rows,
-        compute=ComputeEvidence(
-            rows=train.micro_batch_rows, micro_batch_s=micro_s, fixed_s=0.0, update_s=machine.update_s,
-            forward_share=1 / 3, jitter_share=machine.pace.jitter, slowdown_share=0.0, gradient_elements=[1],
-            gradient_ready_shares=[1.0],
-        ),
-        exchanges=[row], choice="the default", windows=1, seconds=60.0,
+        compute=_compute(machine, replace(conditions, micro_batches=1), draw), exchanges=[row], choice="the default",
+        windows=1, seconds=60.0,
     )  # fmt: skip
 
 
-def _median_of_steps(marks: Marks) -> float:
-    """Of the rank that waits longest for gradients after its own have left."""
-    exposed: Floats = (marks.reduced - marks.departed)[WARM_UP_STEPS:, 0]
-    return float(np.median(exposed, axis=0).max())
+def _compute(machine: Machine, conditions: Conditions, draw: np.random.Generator) -> ComputeEvidence:
+    """What a rank computes while none waits for another's gradients."""
+    marks = Timeline(machine, conditions, draw_events(machine, conditions, draw), ("input+network",)).run()
+    computed = (marks.asked - marks.began + marks.departed - marks.counted)[WARM_UP_STEPS:, 0]
+    jitter = float(np.median(computed.std(axis=0) / computed.mean(axis=0)))
+    # The tuner takes the wait for the slowest of these ranks out again.
+    alone = 1 / (1 + jitter * expected_largest(machine.world_size))
+    return ComputeEvidence(
+        rows=machine.train.micro_batch_rows, micro_batch_s=alone * (_step_s(marks) - machine.update_s), fixed_s=0.0,
+        update_s=machine.update_s, forward_share=1 / 3, jitter_share=jitter, slowdown_share=0.0,
+        gradient_elements=[1], gradient_ready_shares=[1.0],
+    )  # fmt: skip
+
+
+def _step_s(marks: Marks) -> float:
+    """Of the slowest rank."""
+    return float(np.median(np.diff(marks.updated[WARM_UP_STEPS - 1 :, 0], axis=0).max(axis=1)))
