@@ -1,6 +1,7 @@
 """Whether judgements and advice hold: ``python -m benchmarks.advice [--json FILE] [--only PART …]``.
 
-- ``simulated``: what limits 400 simulated runs with a known cause, and what advice delivers in simulated trainings.
+- ``simulated``: what limits 400 simulated runs and their profiles, known from what each remedy saves there, and what
+  advice delivers in simulated trainings.
 - ``limits``: real trainings on this machine, each limited by one thing, two of them over a slow network (needs root).
 - ``followed``: real trainings in which advice is followed; what it delivers stands beside what it promised.
 - ``sizes``: advice that promises storage or memory, followed for real.
@@ -11,14 +12,16 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.core.advice import Advice, Gain
-from autotune.core.bottleneck import Cause
+from autotune.core.bottleneck import Bottleneck, Cause
 from autotune.decide.advice import advise
-from autotune.decide.bottleneck import bottleneck_of_rows, bottleneck_of_run
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.decide.counters import counters_of_profile
 from autotune.measure.host import SystemHost
 from autotune.search.situation import situation_of_run
 from benchmarks import bars, sizes
@@ -26,7 +29,7 @@ from benchmarks.bars import Bar
 from benchmarks.real_trainings import Place, make_place, train, train_over_network
 from benchmarks.scenarios import is_silent, scenarios, spoken
 from benchmarks.scenarios.situations import Scenario
-from benchmarks.simulated_steps import simulated_run
+from benchmarks.simulated_runs import simulated_run
 from trainer.record import Run
 
 PARTS = ("simulated", "limits", "followed", "sizes")
@@ -94,15 +97,16 @@ def main() -> int:
 
 def _simulated() -> dict[str, Any]:
     runs = [simulated_run(seed) for seed in range(SIMULATED_RUNS)]
-    judged = [
-        bottleneck_of_rows(run.rows[1:], source="simulated", world_size=run.world_size, counters=run.counters).limit
-        for run in runs
-    ]
-    right = [judgement == run.cause for judgement, run in zip(judged, runs, strict=True)]
+    of_runs = [(one.cause, bottleneck_of_run(one.run, counters_of_profile(one.profile))) for one in runs]
+    of_profiles = [(one.cause, bottleneck_of_profile(one.profile)) for one in runs if one.in_profile]
     promises = [_promise(one) for seed in range(WORLDS) for one in scenarios(seed)]
     return {
         "runs": SIMULATED_RUNS,
-        "right_share": statistics.fmean(right),
+        "right_share": _right_share(of_runs),
+        "of_runs": _by_cause(of_runs),
+        "profiles": len(of_profiles),
+        "profiles_right_share": _right_share(of_profiles),
+        "of_profiles": _by_cause(of_profiles),
         "scenarios": len(promises),
         "spoken_share": statistics.fmean(one["spoken"] for one in promises),
         "silent_share": statistics.fmean(one["silent"] for one in promises),
@@ -110,6 +114,19 @@ def _simulated() -> dict[str, Any]:
         "promised_in_each": sum(one["kept"] is not None for one in promises) // WORLDS,
         "promises": [one for one in promises if one["kept"] is not None],
     }
+
+
+Judged = Sequence[tuple[Cause, Bottleneck | None]]
+
+
+def _right_share(judged: Judged) -> float:
+    return statistics.fmean(found is not None and found.limit == cause for cause, found in judged)
+
+
+def _by_cause(judged: Judged) -> dict[str, dict[str, int]]:
+    """How often each cause was taken for which."""
+    limits = [(cause, "none" if found is None else found.limit) for cause, found in judged]
+    return {cause: dict(Counter(limit for one, limit in limits if one == cause)) for cause, _ in limits}
 
 
 def _promise(scenario: Scenario) -> dict[str, Any]:
@@ -190,6 +207,8 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
     return [
         Bar(name="advice_simulated_causes_right_share", figure=simulated.get("right_share"), unit="share",
             bar=RIGHT_SHARE, direction=">="),
+        Bar(name="advice_simulated_causes_right_share_of_profiles", figure=simulated.get("profiles_right_share"),
+            unit="share", bar=RIGHT_SHARE, direction=">="),
         Bar(name="advice_real_causes_right_count", figure=right, unit="count", bar=len(LIMITED), direction=">="),
         Bar(name="advice_simulated_promises_kept_share", figure=simulated.get("kept_share"), unit="share",
             bar=PROMISED_SHARE, direction=">="),
@@ -202,8 +221,15 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
 _SECTION = """
 ## Advice
 
-What limited real trainings on two cores, each held up by one thing. {runs} simulated ones with a known cause: {right}
-right.
+What limited {runs} simulated runs, {right} right; and the {profiles} of them whose limit tuning measures, from the
+profile alone, {profiles_right} right. Loaders, programs, kernels and gradients are played event by event, and the limit
+is the one remedy that saves most of the time there; `benchmarks/simulated_runs.py` says what is left out.
+
+| limit | runs | right | taken for others | profiles | right | taken for others |
+|---|---:|---:|---|---:|---:|---|
+"""
+_LIMITS = """
+What limited real trainings on two cores, each held up by one thing.
 
 | training | limited by | judged | share of the step |
 |---|---|---|---:|
@@ -221,7 +247,13 @@ within the interval, and at least half and at most twice of what was likeliest.
 def section(found: Mapping[str, Any]) -> str:
     """What the document on performance says of it."""
     simulated = found["simulated"]
-    text = _SECTION.format(runs=simulated["runs"], right=f"{simulated['right_share']:.1%}")
+    text = _SECTION.format(
+        runs=simulated["runs"], right=f"{simulated['right_share']:.1%}", profiles=simulated["profiles"],
+        profiles_right=f"{simulated['profiles_right_share']:.1%}",
+    )  # fmt: skip
+    for cause, limits in sorted(simulated["of_runs"].items()):
+        text += f"| {cause} | {_cells(cause, limits)} | {_cells(cause, simulated['of_profiles'].get(cause, {}))} |\n"
+    text += _LIMITS
     text += "".join(
         f"| {one['what']} | {one['cause']} | {one['judged']} | {one['share']:.0%} |\n" for one in found["limits"]
     )
@@ -234,6 +266,12 @@ def section(found: Mapping[str, Any]) -> str:
         bounds = "n/a" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}"
         text += f"| {one['rule']} | {kind} | {one['promised']:.2f} | {bounds} | {one['delivered']:.2f} |\n"
     return text
+
+
+def _cells(cause: str, limits: Mapping[str, int]) -> str:
+    count = sum(limits.values())
+    others = ", ".join(f"{limit} {number}" for limit, number in sorted(limits.items()) if limit != cause)
+    return f"{count} | {limits.get(cause, 0) / count:.0%} | {others}" if count else "0 | n/a | "
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What limits a step: the parts of its time, and the one that costs most beside computing."""
+"""What limits a step: the parts of its time, and the one that costs most beside computing or sets the pace."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -32,7 +32,8 @@ class Bottleneck:
     """Where a step's time goes, and what limits it."""
 
     limit: Cause
-    """The part that costs most beside computing, or ``computation`` where none costs enough to matter."""
+    """The part that costs most beside computing, or ``computation`` where none costs enough to matter. Of those that
+    do, one that sets the pace comes first: a loader, or a program, that is behind the device."""
     decided: bool
     """Whether the interval of the limit lies clear of what would name another one."""
     parts: tuple[Part, ...]

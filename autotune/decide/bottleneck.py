@@ -4,16 +4,18 @@ A part is told only from figures that show it. Rows of a run hold waiting, compu
 inside of computing only a GPU's counters tell, which tuning reads while steps are fed from memory.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
 
 from autotune.core.bottleneck import Bottleneck, Cause, Part
-from autotune.core.evidence import WorkersRow
+from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
 from autotune.core.profile import Profile
-from autotune.decide.statistics import t_quantile
+from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
+from autotune.decide.network import expected_largest
+from autotune.decide.statistics import SHOWN_CONFIDENCE, t_quantile
+from autotune.decide.step_parts import LEAST_BLOCKS, parts_of_rows, uneven_share
 from autotune.decide.work import place_share
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
@@ -23,29 +25,11 @@ from trainer.schema import parse_table
 
 MATTERS_SHARE = 0.10
 """A part below this limits nothing: computing does."""
-CONFIDENCE = 0.95
-MOST_BLOCKS = 20
-LEAST_BLOCKS = 4
-"""Neighbouring steps are alike, so spread is told from blocks of them; fewer blocks show none."""
-HEALTHY_BUSY_SHARE = 0.9
-"""Of multiprocessors that have work in a step that nothing holds up: waves of blocks end unevenly."""
+CONFIDENCE = SHOWN_CONFIDENCE
 UNCERTAIN_SHARE = 0.8
 """Of a part that was read once: it may well be so much less."""
-STRAGGLER_RATIO = 1.05
-"""A rank that takes so much longer than the median holds the others up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """What the GPUs' counters said while steps were fed from memory; shares of time, 0 to 1."""
-
-    busy_share: float | None = None
-    """Multiprocessors that had work."""
-    tensor_share: float | None = None
-    """Matrix units that were in use."""
-    memory_share: float | None = None
-    """Of the memory's bandwidth."""
-    source: str
+UNEVEN_SHARE = 0.05
+"""Standard deviation of what a rank computes, from step to step, that devices do not have on rows that are alike."""
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
@@ -59,32 +43,54 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     if not rows:
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
-    return bottleneck_of_rows(
-        rows, source=source, world_size=run.header.world_size, counters=counters, padding_costs=_place_share(run)
+    train = _settings_of(run)
+    return _of_rows(
+        rows,
+        source=source,
+        world_size=run.header.world_size,
+        counters=counters,
+        padding_costs=1.0 if train is None else place_share(train, run.header.parameters),
+        loads_ahead=train is None or _loads_ahead(train),
     )
 
 
-def _place_share(run: Run) -> float:
-    """Of its model; all, where another version of the trainer wrote its settings."""
+def _settings_of(run: Run) -> TrainConfig | None:
+    """None where another version of the trainer wrote them."""
     try:
-        train = parse_table(TrainConfig, run.header.config, where="run")
+        return parse_table(TrainConfig, run.header.config, where="run")
     except BadConfig:
-        return 1.0
-    return place_share(train, run.header.parameters)
+        return None
+
+
+def _loads_ahead(train: TrainConfig) -> bool:
+    """Whether batches are made while the device is at earlier ones."""
+    return train.device == "cuda" or train.data.loader_workers > 0
 
 
 def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
-    """Without earlier starts, which may have had other settings, and without the first, which pays for the start."""
-    return tuple(row for row in run.steps if row.step > run.header.resumed_step)[1:]
+    """Without earlier starts, which may have had other settings, and without the first, which pays for the start.
+
+    What the first step was on all ranks a later row tells: the first that tells anything.
+    """
+    rows = [row for row in run.steps if row.step > run.header.resumed_step]
+    tells = (number for number, row in enumerate(rows) if row.longest_data_wait_s is not None)
+    first = next(tells, 0)
+    if first:
+        rows[first] = rows[first].model_copy(update=dict.fromkeys(_OF_ALL_RANKS))
+    return tuple(rows)[1:]
 
 
-def bottleneck_of_rows(
+_OF_ALL_RANKS = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
+
+
+def _of_rows(
     rows: Sequence[StepRow],
     *,
     source: str,
     world_size: int,
-    counters: Counters | None = None,
-    padding_costs: float = 1.0,
+    counters: Counters | None,
+    padding_costs: float,
+    loads_ahead: bool,
 ) -> Bottleneck:
     """What limits these steps.
 
@@ -94,204 +100,124 @@ def bottleneck_of_rows(
         world_size: Ranks that took them.
         counters: Of the device; without, waiting for its memory cannot be told from computing.
         padding_costs: Part of computing that padding costs as well; a masked head does not compute it.
+        loads_ahead: Whether batches are made while the device is at earlier ones.
     """
-    parts = _parts(rows, source, padding_costs)
+    parts = parts_of_rows(rows, source, padding_costs)
+    launching = 0.0
     untold = []
     if world_size > 1 and any(row.communication_s is None for row in rows):
         untold.append("waiting for gradients: this strategy does not let it be told from computing")
     if counters is not None:
-        parts = _with_counters(parts, counters)
+        parts, launching = with_counters(parts, counters, uneven_share(rows))
     elif any(row.mfu is not None for row in rows):
         untold.append("waiting for launches or for the device's memory, inside of computing: autotune workers tells it")
-    return _weighed(parts, rows, source, tuple(untold))
+    weighed = _weigh(parts, source, loads_ahead=loads_ahead, launching=launching)
+    return Bottleneck(
+        limit=weighed.limit,
+        decided=weighed.decided,
+        parts=weighed.parts,
+        steps=len(rows),
+        source=source,
+        untold=tuple(untold),
+        **_mfu([row.mfu for row in rows if row.mfu is not None]),
+    )
 
 
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """What limited training when it was tuned; None where no loader workers were counted."""
     workers, probe = profile.evidence.workers, profile.evidence.probe
-    row = None if workers is None else _row_of(workers.rows, profile.train.data.loader_workers)
+    row = None if workers is None else row_of(workers.rows, profile.train.data.loader_workers)
     if workers is None or row is None:
         return None
     source = f"windows of training with {row.loader_workers} loader workers"
-    shares: dict[Cause, float] = {"input": row.data_wait_share}
-    fed = 1 - row.data_wait_share
-    if probe is not None and profile.train.layout != "bucketed":  # those rows are as wide as what they hold
-        of_places = place_share(profile.train, probe.parameters)
-        shares["padding"] = (
-            fed * of_places * (1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens))
-        )
+    shares: dict[Cause, float] = {"input": data_share(row)}
+    fed = 1 - shares["input"]
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
-    network = profile.evidence.network
-    if network is not None and network.compute is not None:
-        waiting = _exchange_share(profile)
-        if waiting is not None:
-            shares["network"] = fed * waiting
-    elif workers.local_ranks > 1:
+    exchange, network = _exchange(profile), profile.evidence.network
+    if exchange is not None:
+        shares |= {"network": fed * exchange.travelling, "straggler": fed * (exchange.waiting - exchange.travelling)}
+    elif workers.local_ranks > 1 and (network is None or network.compute is None):
         untold.append("waiting for gradients: autotune network tells it")
+    if profile.train.layout == "bucketed":
+        untold.append("padding: rows are as wide as what they hold, which a run tells")
+    elif probe is not None:
+        empty = 1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens)
+        shares["padding"] = place_share(profile.train, probe.parameters) * empty * (1 - sum(shares.values()))
     parts = [Part(cause=cause, share=share, source=source) for cause, share in shares.items()]
-    counters = counters_of(row, profile)
+    counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
-        parts = _with_counters(parts, counters)
+        parts, launching = with_counters(parts, counters, _uneven_share(profile, shares.get("straggler", 0.0)))
     elif profile.train.device == "cuda":
         untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
-    parts.append(Part(cause="computation", share=max(0.0, 1 - sum(one.share for one in parts)), source=source))
-    parts.sort(key=lambda one: -one.share)
-    limit = _limit(parts)
-    mfu = _with_bounds(_mfu_of_windows(row, profile))
+    if shares.get("network", 0.0) >= MATTERS_SHARE:
+        launching = 0.0  # steps in which nothing travels were shorter: no program was behind
+    weighed = _weigh(parts, source, loads_ahead=_loads_ahead(profile.train), launching=launching)
     return Bottleneck(
-        limit=limit,
-        decided=_decided(parts, limit),
-        parts=tuple(parts),
+        limit=weighed.limit,
+        decided=weighed.decided,
+        parts=weighed.parts,
         steps=len(row.slot_tokens_per_s),
         source=source,
-        mfu=mfu[0],
-        mfu_low=mfu[1],
-        mfu_high=mfu[2],
         untold=tuple(untold),
+        **_mfu(_mfu_of_windows(row, profile)),
     )
 
 
-def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
-    """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none.
+def _uneven_share(profile: Profile, waiting: float) -> float:
+    """Of a step, the wait for other ranks where it is one for programs that hand out work unevenly."""
+    network = profile.evidence.network
+    is_uneven = network is not None and network.compute is not None and network.compute.jitter_share >= UNEVEN_SHARE
+    return waiting if is_uneven and profile.train.layout != "bucketed" else 0.0
 
-    Windows hold the wait for data as well, in which nothing is busy.
+
+class _Weighed(NamedTuple):
+    limit: Cause
+    decided: bool
+    parts: tuple[Part, ...]
+
+
+def _weigh(parts: Sequence[Part], source: str, *, loads_ahead: bool, launching: float) -> _Weighed:
+    """All parts, largest first, and the limit.
+
+    It is the largest one, with two exceptions. A loader that works ahead and is waited for all the same sets the pace:
+    whatever else is made shorter, it is waited for as much longer. So do programs that are behind their devices.
+
+    Args:
+        parts: Of a step, computing not among them.
+        source: Where they come from.
+        loads_ahead: Whether the loader works ahead.
+        launching: Waiting for launches.
     """
-    gpu, fed = row.gpu, 1 - row.data_wait_share
-    if gpu is None or gpu.gpm_sm_share is None or fed <= 0:
-        return None
-    train = profile.train
-    by_matrix_units = train.precision == "bf16" or train.tf32
-
-    def when_fed(share: float | None) -> float | None:
-        return None if share is None else min(1.0, share / fed)
-
-    return Counters(
-        busy_share=when_fed(gpu.gpm_sm_share),
-        # Without products on matrix units their counter says nothing of how much is computed.
-        tensor_share=when_fed(gpu.gpm_tensor_share) if by_matrix_units else None,
-        memory_share=when_fed(gpu.gpm_dram_share),
-        source=f"hardware counters, windows with {row.loader_workers} loader workers",
-    )
-
-
-def counters_of_profile(profile: Profile) -> Counters | None:
-    """The counters of the chosen number of loader workers."""
-    workers = profile.evidence.workers
-    row = None if workers is None else _row_of(workers.rows, workers.chosen)
-    return None if row is None else counters_of(row, profile)
-
-
-def _parts(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[Part]:
-    """Every cause's part of all steps, with the spread of blocks of neighbouring ones."""
-    whole = _shares(rows, padding_costs)
-    count = min(MOST_BLOCKS, len(rows) // 2)
-    if count < LEAST_BLOCKS:
-        return [Part(cause=cause, share=share, source=source) for cause, share in whole.items()]
-    edges = [round(number * len(rows) / count) for number in range(count + 1)]
-    blocks = [_shares(rows[start:end], padding_costs) for start, end in itertools.pairwise(edges)]
-    parts = []
-    for cause, share in whole.items():
-        spread = statistics.stdev(block[cause] for block in blocks)
-        half = t_quantile(CONFIDENCE, count - 1) * spread / math.sqrt(count)
-        parts.append(
-            Part(cause=cause, share=share, low=max(0.0, share - half), high=min(1.0, share + half), source=source)
-        )
-    return parts
-
-
-def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]:
-    """Of the time of steps, what each cause took.
-
-    Rank 0's wait for others is first theirs for their loaders, then for the slowest one, and then the network's. What a
-    row says of all ranks is of an interval before it, so it is held against the others' wait in the mean of steps.
-    """
-    others_s = sum(row.communication_s or 0.0 for row in rows)
-    own_data_s = sum(row.data_wait_s for row in rows)
-    longest_s = sum(row.data_wait_s if row.longest_data_wait_s is None else row.longest_data_wait_s for row in rows)
-    others_data_s = min(others_s, max(0.0, longest_s - own_data_s))
-    ahead_s = sum(_slower_by_s(row) for row in rows if row.slowest_rank != 0)
-    others_slow_s = min(others_s - others_data_s, ahead_s)
-    own_slow_s = sum(_slower_by_s(row) for row in rows if row.slowest_rank == 0)
-    padding_s = sum((1 - row.packing_efficiency) * _own_compute_s(row) for row in rows)
-    seconds: dict[Cause, float] = {
-        "input": own_data_s + others_data_s,
-        "straggler": own_slow_s + others_slow_s,
-        "network": others_s - others_data_s - others_slow_s,
-        "update": sum(row.optimizer_s for row in rows),
-        "padding": padding_costs * padding_s,
-        "host": sum(map(_between_s, rows)),
-    }
-    whole_s = sum(row.step_s for row in rows) or 1.0
-    return {cause: part_s / whole_s for cause, part_s in seconds.items()}
-
-
-def _slower_by_s(row: StepRow) -> float:
-    """What the slowest rank computes longer than the median one; 0 where that is hardly anything."""
-    ratio = row.slowest_rank_ratio
-    if ratio is None or ratio < STRAGGLER_RATIO:
-        return 0.0
-    # Where rank 0 is the slowest, it is its own computing that is long.
-    return row.compute_s * (1 - 1 / ratio) if row.slowest_rank == 0 else (ratio - 1) * row.compute_s
-
-
-def _own_compute_s(row: StepRow) -> float:
-    """Computing, without what only a slow rank 0 adds."""
-    return row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0)
-
-
-def _between_s(row: StepRow) -> float:
-    """Of a step that is neither waiting nor computing nor updating: the program's own doings between steps."""
-    told = row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s
-    return max(0.0, row.step_s - told)
-
-
-def _with_counters(parts: Sequence[Part], counters: Counters) -> list[Part]:
-    """With what counters tell of the time in which devices compute.
-
-    Multiprocessors without work in a step that is fed wait for launches, beyond what the ends of kernels leave idle.
-    Memory traffic beyond what matrix units do meanwhile is the least time in which kernels waited for memory, as a
-    kernel at full bandwidth counts fully.
-    """
-    found = {one.cause: one for one in parts}
-    computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
-    if counters.busy_share is not None:
-        idle = computing * max(0.0, HEALTHY_BUSY_SHARE - counters.busy_share) / HEALTHY_BUSY_SHARE
-        before = found.get("host")
-        found["host"] = Part(cause="host", share=idle + (before.share if before else 0.0), source=counters.source)
-        computing -= idle
-    if counters.memory_share is not None and counters.tensor_share is not None:
-        waits = computing * max(0.0, counters.memory_share - counters.tensor_share)
-        found["memory"] = Part(cause="memory", share=waits, source=counters.source)
-    return list(found.values())
-
-
-def _weighed(parts: list[Part], rows: Sequence[StepRow], source: str, untold: tuple[str, ...]) -> Bottleneck:
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, Part(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
-    limit = _limit(every)
-    mfu = _with_bounds([row.mfu for row in rows if row.mfu is not None])
-    return Bottleneck(
-        limit=limit,
-        decided=_decided(every, limit),
-        parts=tuple(every),
-        steps=len(rows),
-        source=source,
-        mfu=mfu[0],
-        mfu_low=mfu[1],
-        mfu_high=mfu[2],
-        untold=untold,
-    )
+    losses = [one for one in every if one.cause != "computation"]
+    large = [one for one in losses if one.share >= MATTERS_SHARE]
+    sets_the_pace = {"input": loads_ahead, "host": launching >= MATTERS_SHARE}
+    first = [one for one in large if sets_the_pace.get(one.cause)]
+    if not large:
+        highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
+        return _Weighed("computation", highest < MATTERS_SHARE, tuple(every))
+    limit = (first or large)[0]
+    low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
+    others = [] if first else [one.share for one in losses if one is not limit]
+    return _Weighed(limit.cause, low >= MATTERS_SHARE and low > max(others, default=0.0), tuple(every))
 
 
-def _with_bounds(shares: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """The mean of readings of a share, and its bounds; None where there are too few of them."""
+class _Mfu(TypedDict):
+    mfu: float | None
+    mfu_low: float | None
+    mfu_high: float | None
+
+
+def _mfu(shares: Sequence[float]) -> _Mfu:
+    """The mean of readings, and its bounds; None where there are too few of them."""
     if not shares:
-        return None, None, None
+        return _Mfu(mfu=None, mfu_low=None, mfu_high=None)
     mean = statistics.fmean(shares)
     if len(shares) <= LEAST_BLOCKS:
-        return mean, None, None
+        return _Mfu(mfu=mean, mfu_low=None, mfu_high=None)
     half = t_quantile(CONFIDENCE, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
-    return mean, max(0.0, mean - half), mean + half
+    return _Mfu(mfu=mean, mfu_low=max(0.0, mean - half), mfu_high=mean + half)
 
 
 def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
@@ -303,33 +229,30 @@ def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
     return [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
 
 
-def _limit(parts: Sequence[Part]) -> Cause:
-    losses = [one for one in parts if one.cause != "computation" and one.share >= MATTERS_SHARE]
-    return max(losses, key=lambda one: one.share).cause if losses else "computation"
+class _Exchange(NamedTuple):
+    waiting: float
+    """Part of a measured step in which ranks wait for gradients."""
+    travelling: float
+    """Part that it takes longer than one in which none travels."""
 
 
-def _decided(parts: Sequence[Part], limit: Cause) -> bool:
-    """Whether the interval of the limit lies clear of the threshold, and above all other losses."""
-    losses = [one for one in parts if one.cause not in ("computation", limit)]
-    highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
-    if limit == "computation":
-        return highest < MATTERS_SHARE
-    own = next(one for one in parts if one.cause == limit)
-    low = own.share * UNCERTAIN_SHARE if own.low is None else own.low
-    return low >= MATTERS_SHARE and low > max((one.share for one in losses), default=0.0)
-
-
-def _row_of(rows: Sequence[WorkersRow], count: int) -> WorkersRow | None:
-    return next((row for row in rows if row.loader_workers == count), None)
-
-
-def _exchange_share(profile: Profile) -> float | None:
-    """Part of a measured step in which ranks wait for gradients, exchanged as the profile says."""
+def _exchange(profile: Profile) -> _Exchange | None:
+    """What exchanging gradients costs as the profile has it; None where that was not measured."""
     network, parallel = profile.evidence.network, profile.train.parallel
-    for row in network.exchanges if network is not None else ():
+    if network is None or network.compute is None:
+        return None
+    for row in network.exchanges:
         same = (row.strategy, row.gradient_dtype, row.bucket_cap_mib) == (
             parallel.strategy, parallel.gradient_dtype, parallel.bucket_cap_mib,
         )  # fmt: skip
-        if same and row.communication_share is not None:
-            return row.communication_share
+        if same and row.communication_share is not None and row.step_s is not None:
+            alone_s = _alone_s(network.compute, row, network.nodes * network.ranks_per_node)
+            travelling = min(row.communication_share, max(0.0, 1 - alone_s / row.step_s))
+            return _Exchange(row.communication_share, travelling)
     return None
+
+
+def _alone_s(compute: ComputeEvidence, row: ExchangeRow, ranks: int) -> float:
+    """A step of the slowest of so many ranks while no gradient travels."""
+    one_s = compute.fixed_s + (compute.micro_batch_s - compute.fixed_s) * row.rows / compute.rows
+    return row.micro_batches * one_s * (1 + compute.jitter_share * expected_largest(ranks)) + compute.update_s

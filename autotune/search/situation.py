@@ -11,7 +11,8 @@ from autotune.core.trial import FinishedTrial
 from autotune.corpus.find import find_files
 from autotune.corpus.sources import SOURCES
 from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, counters_of_profile
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.decide.counters import counters_of_profile
 from autotune.errors import AutotuneError, BadInput
 from autotune.measure.host import Host
 from autotune.search.profiles import StoredProfile, read_profile

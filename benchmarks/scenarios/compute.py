@@ -17,7 +17,7 @@ def of_compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
     whole, exact = settings(gpu, last_layer="all"), settings(gpu, precision="fp32")
     dropping = settings(gpu, attention_dropout=0.1)
     gappy = replace(gpu, launch_s=1e-4)
-    slow_memory = replace(gpu, memory_bytes_per_s=6e11)
+    slow_memory, fused = replace(gpu, memory_bytes_per_s=6e11), settings(gpu, compile_layers=True)
     logged = replace(gpu, between_s=0.2)
     updating = replace(cluster, nodes=1, ranks_per_node=8, memory_bytes_per_s=2e11)
     few = settings(updating, micro_batch_rows=4, global_batch_rows=32)
@@ -76,7 +76,7 @@ def of_compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
         ),
         Scenario(
             rule="memory-bound", what="slow memory under fast products", speaks=lambda: tuned(slow_memory, good),
-            delivered=rates(slow_memory, good), silent=lambda: tuned(gpu, good),
+            delivered=rates(slow_memory, good), silent=lambda: tuned(slow_memory, fused),
         ),
         Scenario(
             rule="update-bound", what="small steps of eight ranks", speaks=lambda: ran(updating, few),

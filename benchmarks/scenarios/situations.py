@@ -9,7 +9,8 @@ from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.decide.advice import DataFacts, Situation
 from autotune.decide.advice.apply import with_changes
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, counters_of_profile
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.decide.counters import counters_of_profile
 from benchmarks.simulated_records import profile_of, run_of
 from benchmarks.simulated_training import World, memory_bytes, step
 from trainer.config import TrainConfig

@@ -36,12 +36,15 @@ def test_bars_of_what_was_not_measured_are_not_held():
 def test_the_document_has_every_promise():
     one = {"rule": "padding", "promised": 1.5, "low": 1.2, "high": 1.8, "delivered": 1.4, "kept": True}
     simulated = {
-        "runs": 400, "right_share": 0.99, "scenarios": 8, "kept_share": 1.0, "promised_in_each": 1, "promises": [one],
+        "runs": 50, "right_share": 0.98, "of_runs": {"input": {"input": 49, "network": 1}}, "profiles": 40,
+        "profiles_right_share": 1.0, "of_profiles": {}, "scenarios": 8, "kept_share": 1.0, "promised_in_each": 1,
+        "promises": [one],
     }  # fmt: skip
     limit = {"what": "x", "cause": "input", "judged": "input", "share": 0.5}
     text = section({"simulated": simulated, "limits": [limit], "followed": [one], "sizes": [one | {"low": None}]})
     assert text.count("| padding |") == 3
     assert "| x | input | input | 50% |" in text
+    assert "| input | 50 | 98% | network 1 | 0 | n/a |  |" in text
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ def memory_bound(now: Situation) -> Advice | None:
     return Advice(
         rule="memory-bound",
         severity="could",
-        claim=f"at least {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
-        evidence=(part_figure(waits, "memory busier than matrix units", now.bottleneck.steps),),
+        claim=f"about {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
+        evidence=(part_figure(waits, "kernels that wait for memory", now.bottleneck.steps),),
         gain=_compiled(waits, TRAFFIC_LEFT),
         cost="minutes at the start of every run, and other rounding; memory is to be probed again",
         changes=(Change(key="compile_layers", old=False, new=True),),

@@ -1,0 +1,165 @@
+"""What the GPUs' counters tell of computing: gaps between kernels, and waiting for memory. Pure.
+
+They are read in windows of training on one node, which hold more than computing: waits for data and for other ranks,
+and the update. What is known of these is taken out first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune.core.bottleneck import Cause, Part
+from autotune.core.evidence import WorkersRow
+from autotune.core.profile import Profile
+
+HEALTHY_BUSY_SHARE = 0.9
+"""Of multiprocessors that have work in a step that nothing holds up: waves of blocks end unevenly."""
+PRODUCT_REACH = 0.7
+"""Of the time of products, in which matrix units are in use: the rest is filling and draining them, and softmax.
+Assumed, as the next two are, until a GPU has measured them."""
+PRODUCT_TRAFFIC = 0.25
+"""Of the memory's bandwidth, that products take."""
+MOVING_REACH = 0.85
+"""And kernels that do nothing but move bytes, the update among them."""
+LEAST_WAIT_SHARE = 0.01
+"""Of devices for data; a window that is slower without any is slower by chance."""
+LEAST_COMPUTING_SHARE = 0.05
+"""Of a window; of less nothing can be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What the GPUs' counters said while steps were fed from memory; shares of time, 0 to 1."""
+
+    busy_share: float | None = None
+    """Multiprocessors that had work."""
+    tensor_share: float | None = None
+    """Matrix units that were in use."""
+    memory_share: float | None = None
+    """Of the memory's bandwidth."""
+    source: str
+
+
+def row_of(rows: Sequence[WorkersRow], count: int) -> WorkersRow | None:
+    """The windows with so many loader workers; None where there were none."""
+    return next((row for row in rows if row.loader_workers == count), None)
+
+
+def data_share(row: WorkersRow) -> float:
+    """What loading costs of the time of a window: what it takes longer than one on batches from memory.
+
+    Waits of devices say less: those of all ranks are added up, though ranks wait at once.
+    """
+    lost = max(0.0, 1 - row.ratio_to_ceiling)
+    return lost if row.data_wait_share >= LEAST_WAIT_SHARE else min(lost, row.data_wait_share)
+
+
+def counters_of(row: WorkersRow, profile: Profile) -> Counters | None:
+    """The counters of the time in which devices were fed, in the windows of one count; None where the GPU gave none.
+
+    Windows hold the wait for data as well, in which nothing is busy.
+    """
+    gpu, fed = row.gpu, 1 - data_share(row)
+    if gpu is None or gpu.gpm_sm_share is None or fed <= 0:
+        return None
+    train = profile.train
+    by_matrix_units = train.precision == "bf16" or train.tf32
+
+    def when_fed(share: float | None) -> float | None:
+        return None if share is None else min(1.0, share / fed)
+
+    return Counters(
+        busy_share=when_fed(gpu.gpm_sm_share),
+        # Without products on matrix units their counter says nothing of how much is computed.
+        tensor_share=when_fed(gpu.gpm_tensor_share) if by_matrix_units else None,
+        memory_share=when_fed(gpu.gpm_dram_share),
+        source=f"hardware counters, windows with {row.loader_workers} loader workers",
+    )
+
+
+def counters_of_profile(profile: Profile) -> Counters | None:
+    """The counters of the chosen number of loader workers."""
+    workers = profile.evidence.workers
+    row = None if workers is None else row_of(workers.rows, workers.chosen)
+    return None if row is None else counters_of(row, profile)
+
+
+def with_counters(parts: Sequence[Part], counters: Counters, uneven: float = 0.0) -> tuple[list[Part], float]:
+    """Parts of a step with what counters tell of its computing, and the wait for launches among them.
+
+    Multiprocessors without work in a step that is fed, and in which nobody is waited for, wait for launches, beyond
+    what the ends of kernels leave idle. What padding costs is computed less often then, too.
+
+    Args:
+        parts: As far as they are known without.
+        counters: Of the same model and settings.
+        uneven: Of the waits for other ranks, those for another rank every time though rows are alike: devices differ
+            for long, programs that hand out work from step to step.
+    """
+    found = {one.cause: one for one in parts}
+    inside = _inside(found, counters)
+    computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
+    waiting = 0.0
+    if inside.gaps is not None:
+        waiting = computing * inside.gaps + uneven
+        before = found.get("host")
+        found["host"] = Part(cause="host", share=waiting + (before.share if before else 0.0), source=counters.source)
+        computing *= 1 - inside.gaps
+        if "padding" in found:
+            found["padding"] = _times(found["padding"], 1 - inside.gaps)
+        for cause in ("straggler", "network"):
+            if cause in found:
+                taken = min(uneven, found[cause].share)
+                found[cause] = _times(found[cause], 1 - taken / found[cause].share) if taken else found[cause]
+                uneven -= taken
+    if inside.moving is not None:
+        waits = computing * inside.moving
+        padding = found.get("padding")
+        if padding is not None and waits >= padding.share:
+            # What is moved for padding counts once, as the larger of the two.
+            found["padding"] = _times(padding, 1 - inside.moving)
+        elif padding is not None:
+            waits -= padding.share * inside.moving
+        found["memory"] = Part(cause="memory", share=waits, source=counters.source)
+    return list(found.values()), waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inside:
+    """Of computing, without waits and updates; None where counters do not tell."""
+
+    gaps: float | None
+    """Part in which no kernel has work."""
+    moving: float | None
+    """Part of the rest in which kernels wait for memory."""
+
+
+def _inside(found: dict[Cause, Part], counters: Counters) -> _Inside:
+    """What the counters of a window are without what else it holds.
+
+    Memory is looked at twice: as what products leave of the time, going by the matrix units, in which kernels that do
+    neither would count as well; and as the traffic beyond that of products, in which they would not. Between the two
+    lies the answer.
+    """
+
+    def part(*causes: Cause) -> float:
+        return sum(found[cause].share for cause in causes if cause in found)
+
+    fed = max(LEAST_COMPUTING_SHARE, 1 - part("input", "host"))
+    updating = part("update") / fed
+    computing = max(LEAST_COMPUTING_SHARE, 1 - part("straggler", "network") / fed - updating)
+    gaps = moving = None
+    if counters.busy_share is not None:
+        busy = min(1.0, max(0.0, counters.busy_share - updating) / computing)
+        gaps = max(0.0, HEALTHY_BUSY_SHARE - busy) / HEALTHY_BUSY_SHARE
+    if counters.memory_share is not None and counters.tensor_share is not None:
+        running = max(LEAST_COMPUTING_SHARE, computing * (1 - (gaps or 0.0)))
+        products = min(1.0, counters.tensor_share / running / PRODUCT_REACH)
+        traffic = max(0.0, counters.memory_share - MOVING_REACH * updating) / running
+        beyond = max(0.0, traffic - PRODUCT_TRAFFIC * products) / MOVING_REACH
+        moving = min(1.0, (1 - products + beyond) / 2)
+    return _Inside(gaps=gaps, moving=moving)
+
+
+def _times(part: Part, factor: float) -> Part:
+    low, high = (None if bound is None else bound * factor for bound in (part.low, part.high))
+    return replace(part, share=part.share * factor, low=low, high=high)
