@@ -111,6 +111,28 @@ class TestRun:
         rows = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in run.steps]
         assert bottleneck_of_run(replace(run, steps=tuple(rows))) == before
 
+    @pytest.mark.parametrize(("workers", "limit"), [(2, "input"), (0, "network")])
+    def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(self, workers, limit):
+        world = World(gpu_name=None, nodes=2)
+        run = run_of(world, settings(world, data__loader_workers=workers))
+        step_s = run.steps[0].step_s
+        waits = {"data_wait_s": 0.5 * step_s, "communication_s": 1.0 * step_s, "step_s": 2.5 * step_s}
+        rows = [row.model_copy(update=waits | {"slowest_rank_ratio": 1.0}) for row in run.steps]
+        found = bottleneck_of_run(replace(run, steps=tuple(rows)))
+        assert found is not None
+        assert found.limit == limit
+
+    def test_what_a_later_row_tells_of_the_first_step_does_not_count(self):
+        world = World(nodes=1, ranks_per_node=4)
+        run = run_of(world, settings(world), steps=12)
+        unknown = dict.fromkeys(("slowest_rank", "slowest_rank_ratio"))
+        first, second, *others = run.steps
+        waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
+        late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
+        found = bottleneck_of_run(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
+        assert found is not None
+        assert found.limit == "computation"
+
     def test_computing_and_waiting_that_cannot_be_told_apart_is_said(self):
         world = World(nodes=2, node_bytes_per_s=1e11)
         run = run_of(world, settings(world))
