@@ -4,7 +4,8 @@ A machine is drawn (``benchmarks.simulated_machines``), and its steps are played
 (``benchmarks.simulated_timeline``). The record is then read from the marks as the trainer's meter takes them: rank 0's,
 in means over the steps since the last logged one, and of all ranks what an interval before showed. What limits the run
 is known from the machine alone: it is the one remedy that saves most of the time of the steps, with the same draws, and
-computing where none saves ``MATTERS_SHARE``. Neither uses a line of what judges it.
+computing where none saves ``MATTERS_SHARE``. But for that threshold, neither uses a line of what judges it. The remedy
+for memory leaves the update as it is, which has its own.
 
 Left out, and drawn anew: machines on which no remedy, or more than one, is clearly it (``MARGIN``), and ones whose
 limit nothing shows (launches and memory, where a device has no counters).
