@@ -24,6 +24,11 @@ MODEL = {
 }  # fmt: skip
 
 
+def deep(layers: int) -> dict[str, object]:
+    """The model with so many layers, for ``model`` among the changes of a training."""
+    return {"name": "deep", "config": MODEL | {"num_hidden_layers": layers}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A dataset, and where runs go."""
