@@ -8,6 +8,7 @@ from autotune.core.bottleneck import Part
 from autotune.decide.advice.gains import times, without
 from autotune.decide.advice.situation import Situation, part_figure
 from autotune.decide.choose import deal
+from autotune.decide.work import place_share
 
 PADDING_SHARE = 0.05
 """Padding that is worth a word: packing leaves about one per cent."""
@@ -38,7 +39,7 @@ def padding(now: Situation) -> Advice | None:
     if layout == train.layout:
         return None
     left = PACKED_LEAVES if layout == "packed" else 0.5
-    gain = without(lost, left=left, left_low=0.0, left_high=left + 0.15)
+    gain = without(_with_others_places(now, lost), left=left, left_low=0.0, left_high=left + 0.15)
     if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
         row = train.seq_length_tokens  # packed rows attend within samples, padded ones over the whole row
         share = row / (6 * now.hidden_size + row)
@@ -105,6 +106,17 @@ def _share_of_empty(now: Situation, empty: float) -> float:
 def _scaled(part: Part, factor: float) -> Part:
     bounds = [None if bound is None else bound * factor for bound in (part.low, part.high)]
     return replace(part, share=part.share * factor, low=bounds[0], high=bounds[1])
+
+
+def _with_others_places(now: Situation, lost: Part) -> Part:
+    """With what is no product, and so is not counted in the part: at most as much as would make all go by places.
+
+    Normalisation, activations and dropout are done at every place; how much of a step they are, nobody has counted.
+    """
+    assert now.train is not None
+    most = 1 / place_share(now.train, now.parameters)
+    low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
+    return replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most)
 
 
 def _padding_within_rows(now: Situation) -> Part | None:
