@@ -39,7 +39,7 @@ class Bottleneck:
     parts: tuple[Part, ...]
     """Largest first."""
     steps: int
-    """So many were looked at."""
+    """So many steps, or windows of steps, were looked at."""
     source: str
     """Which run or which measurement."""
     mfu: float | None = None

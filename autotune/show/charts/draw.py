@@ -47,10 +47,16 @@ def _height_inches(drawing: Drawing) -> float:
             return _AROUND_INCHES + _BAR_INCHES * len(drawing.bars)
         case Stacks():
             names = len({name for stack in drawing.stacks for name, _ in stack.parts})
-            legend = _LEGEND_ROW_INCHES * -(-names // _LEGEND_COLUMNS)
-            return _AROUND_INCHES + 1.2 * _BAR_INCHES * len(drawing.stacks) + legend
-        case _:
-            return _LINES_INCHES
+            return _AROUND_INCHES + 1.2 * _BAR_INCHES * len(drawing.stacks) + _legend_inches(names)
+        case Lines():
+            names = len({line.name for line in drawing.lines}) + len(drawing.rules) + (drawing.shade is not None)
+            return _LINES_INCHES + _legend_inches(names)
+        case Columns():
+            return _LINES_INCHES + _legend_inches(len(drawing.rules))
+
+
+def _legend_inches(names: int) -> float:
+    return _LEGEND_ROW_INCHES * -(-names // _LEGEND_COLUMNS)
 
 
 def _lines(axes: "Axes", drawing: Lines) -> None:
@@ -127,7 +133,7 @@ def _stacks(axes: "Axes", drawing: Stacks) -> None:
     _upright(axes, drawing.rules)
     axes.set_xlim(0, 1.03 * most)
     _listed(axes, [stack.label for stack in drawing.stacks])
-    _legend(axes, below=True)
+    _legend(axes)
 
 
 def _columns(axes: "Axes", drawing: Columns) -> None:
@@ -191,11 +197,8 @@ def _listed(axes: "Axes", labels: list[str]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _legend(axes: "Axes", *, below: bool = False) -> None:
+def _legend(axes: "Axes") -> None:
+    """Below the chart, where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    if not labels:
-        return
-    if below:
+    if labels:
         axes.figure.legend(handles, labels, loc="outside lower left", ncols=_LEGEND_COLUMNS, fontsize=_SMALL)
-    else:
-        axes.legend(handles, labels, fontsize=_SMALL)
