@@ -89,7 +89,8 @@ def _limit(name: str, found: Bottleneck) -> list[Words]:
     decided = "" if found.decided else " (the interval leaves it open)"
     mfu = with_bounds(found.mfu, found.mfu_low, found.mfu_high, format_share, CONFIDENCE)
     peak = f"MFU {mfu}" if mfu else "MFU is not known, as the device's peak is not"
-    limited: Words = (f"{name}: ", Strong(text=limit), f" limits it{decided}; {peak}; {plural(found.steps, 'reading')}.")
+    rest = f" limits it{decided}; {peak}; {plural(found.steps, 'reading')}."
+    limited: Words = (f"{name}: ", Strong(text=limit), rest)
     return [limited, *((f"{name}: not told: {one}.",) for one in found.untold)]
 
 
