@@ -170,8 +170,7 @@ def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, pro
     assert f"| largest micro-batch that ran | {probed['feasible_max']} rows of 64 tokens |" in text
     assert f"| smallest that was refused | {probed['infeasible_min']} rows |" in text
     assert "autotune baseline --profile" in text
-    assert "| what | two |" in text
-    assert "| steps | 30 |" in text
+    assert "| two | bert-mini-cpu | finished | 2 | 30 |" in text
     facts = json.loads((work / places["json"]).read_text())
     assert facts["runs"][0]["profile"] == str(profile)
     assert (

@@ -60,7 +60,11 @@ def outcomes(request, tmp_path_factory):
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("name", LOOPS)
+LONGEST = "a_run_goes_on_with_other_ranks_and_strategies"
+QUICK_AND_SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == LONGEST else name for name in LOOPS]
+
+
+@pytest.mark.parametrize("name", QUICK_AND_SLOW)
 def test_training(outcomes: dict[str, Future], name):
     print("interruptions of today:", TODAY, [one.__name__ for one in TODAYS])
     assert outcomes[name].result()["faults"]

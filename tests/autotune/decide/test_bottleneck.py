@@ -16,7 +16,8 @@ from benchmarks.simulated_runs import SimulatedRun, simulated_run
 from benchmarks.simulated_training import World, settings, step
 from tests.autotune.profiles import example_profile
 
-RUNS = 240
+RUNS = 120
+"""The benchmark takes 400."""
 
 
 @functools.cache
