@@ -118,7 +118,12 @@ def settings(world: World, **changes: object) -> TrainConfig:
         data=DataSettings(loader_workers=2),
         log_interval_steps=1,
     )  # fmt: skip
-    tables = base.model_dump(mode="json")
+    return settings_with(base, **changes)
+
+
+def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
+    """The same with differences; a double underscore stands for a dot."""
+    tables = train.model_dump(mode="json")
     for key, value in changes.items():
         *path, last = key.split("__")
         table = tables

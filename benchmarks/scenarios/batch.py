@@ -7,9 +7,9 @@ import numpy as np
 from autotune.core.advice import Advice
 from autotune.decide.advice import Situation
 from autotune.decide.advice.apply import with_changes
-from benchmarks.scenarios.situations import Benefit, Scenario, ran, rates, settings_with, step_trial, tuned
+from benchmarks.scenarios.situations import Benefit, Scenario, ran, rates, step_trial, tuned
 from benchmarks.simulated_records import profile_of
-from benchmarks.simulated_training import World, memory_bytes, settings
+from benchmarks.simulated_training import World, memory_bytes, settings, settings_with
 from trainer.config import TrainConfig
 
 

@@ -9,9 +9,9 @@ from autotune.core.outcome import Measured
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.decide.advice import Situation, Spread
 from autotune.decide.bottleneck import bottleneck_of_run
-from benchmarks.scenarios.situations import Scenario, ran, rates, settings_with, tuned, with_evidence
+from benchmarks.scenarios.situations import Scenario, ran, rates, tuned, with_evidence
 from benchmarks.simulated_cluster import Recipe, SimulatedCluster, SimulatedModel, Simulator
-from benchmarks.simulated_training import World, settings, step
+from benchmarks.simulated_training import World, settings, settings_with, step
 
 
 def of_network(gpu: World, cluster: World) -> tuple[Scenario, ...]:

@@ -12,7 +12,7 @@ from autotune.decide.advice.apply import with_changes
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from benchmarks.simulated_records import profile_of, run_of
-from benchmarks.simulated_training import World, memory_bytes, step
+from benchmarks.simulated_training import World, memory_bytes, settings_with, step
 from trainer.config import TrainConfig
 
 DATA = DataFacts(path="DATA", prepared=True, vocab_size=16_384, token_bytes=2 * 10**9, filesystem="ext4")
@@ -44,18 +44,6 @@ def ran(world: World, train: TrainConfig, *, with_profile: bool = False, noise_s
     profile = profile_of(world, train) if with_profile else None
     counters = None if profile is None else counters_of_profile(profile)
     return Situation(train=train, profile=profile, run=run, bottleneck=bottleneck_of_run(run, counters), data=DATA)
-
-
-def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
-    """The same with differences; a double underscore stands for a dot."""
-    tables = train.model_dump(mode="json")
-    for key, value in changes.items():
-        *path, last = key.split("__")
-        table = tables
-        for name in path:
-            table = table[name]
-        table[last] = value
-    return TrainConfig.model_validate(tables)
 
 
 def rates(world: World, train: TrainConfig) -> Benefit:
