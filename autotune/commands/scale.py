@@ -169,8 +169,8 @@ class _Measuring:
 
     def of(self, stored: "StoredProfile", known: "Known", predicted: "Scaling") -> "Scaling":
         """What this job's nodes can measure beside what was predicted; unchanged outside of a job of several nodes."""
-        from autotune.commands.together import nodes_here
         from autotune.search.scaling import with_measured
+        from autotune.tuning.together import nodes_here
 
         there = nodes_here()
         if there < 2:
@@ -186,11 +186,11 @@ class _Measuring:
 
     def _one(self, stored: "StoredProfile", known: "Known", row: "ScalingRow") -> "MeasuredStep":
         """Steps on so many nodes, with the exchange that was predicted to be best there."""
-        from autotune.commands.measuring import trial_runner
-        from autotune.commands.together import open_together
         from autotune.search.network import NetworkRequest, NetworkTuning
         from autotune.search.profiles import report_directory
         from autotune.search.scaling import measured_step
+        from autotune.tuning.bench import trial_runner
+        from autotune.tuning.together import open_together
         from trainer.dataset import read_manifest
         from trainer.progress import progress
 

@@ -55,7 +55,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
-    from autotune.commands.measuring import refuse_login_node
+    from autotune.commands.login_node import refuse_login_node
     from autotune.store import write_atomically
 
     number = os.environ.get("SLURM_JOB_ID")

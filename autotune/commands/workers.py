@@ -1,7 +1,6 @@
 """``autotune workers``: the smallest number of loader workers that does not cost throughput."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,12 +10,8 @@ from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
 
 if TYPE_CHECKING:
-    from autotune.commands.measuring import Bench
-    from autotune.core.evidence import ProbeEvidence, WorkersEvidence
-    from autotune.core.profile import Fingerprint
+    from autotune.core.evidence import ProbeEvidence
     from autotune.search.profiles import StoredProfile
-    from autotune.search.workers import Sweep, SweepRequest
-    from trainer.dataset import Manifest
 
 
 def workers(
@@ -64,12 +59,11 @@ def workers(
     as_json: AsJson = False,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
-    from autotune.commands.measuring import check_belongs, open_bench, refuse_login_node
-    from autotune.decide.fingerprint import compare, compare_for_replay
-    from autotune.search.profiles import probed_here, read_profile, report_directory
-    from autotune.search.site import local_ranks
-    from autotune.search.workers import SweepRequest
+    from autotune.commands.login_node import refuse_login_node
+    from autotune.search.profiles import probed_here, read_profile
     from autotune.show.workers import workers_text
+    from autotune.tuning.bench import open_bench
+    from autotune.tuning.workers import WorkersAsked, count_workers
     from trainer.dataset import read_manifest
 
     stored = read_profile(profile)
@@ -80,51 +74,27 @@ def workers(
         return
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
-    data_dir = data or profile.parent / (train.data.path or ".")
-    manifest = read_manifest(data_dir)
-    replayed_s = None if consumer_step_ms is None else consumer_step_ms / 1e3
-    with open_bench("cpu" if replayed_s else train.device, data_dir, without_gpu=_replay(stored, probe)) as bench:
-        fingerprint = bench.fingerprint(train.model, manifest)
-        check_belongs(stored, fingerprint, compare if replayed_s is None else compare_for_replay)
-        together = ranks or probe.local_ranks
-        together = together if replayed_s is not None else local_ranks(bench.site, together)
-        config = train if replayed_s is None else train.model_copy(update={"device": "cpu"})
-        request = SweepRequest(
-            config=config,
-            data_dir=str(data_dir.resolve()),
-            limits=bench.loader_limits(config, manifest, together, max_workers),
-            window_s=window_s,
-            budget_s=60 * minutes,
-            trial_timeout_s=trial_timeout,
-            replayed_step_s=replayed_s,
-            sample_delay_s=sample_delay_ms / 1e3,
-            page_cache="as_is" if page_cache == "as-is" else page_cache,
-            storage=_storage(bench, data_dir),
-        )
-        if warning := request.limits.warning():
-            sys.stderr.write(f"warn: {warning}\n")
-        if page_cache == "warm":
-            _warm(data_dir, manifest)
-        ledger = report_directory(stored.path, reports) / "ledger"
-        sweep, found = _sweep(bench, request, ledger, fingerprint, joint_trials)
-    notes = _keep(stored, sweep, found, study)
-    print(json.dumps(found.model_dump(), indent=2) if as_json else workers_text(found, profile, data_dir, notes=notes))
-
-
-def _storage(bench: "Bench", data_dir: Path) -> str:
-    """What the dataset lies on: the type of its file system, and which one of them."""
-    return f"{bench.site.host.disks[0].filesystem_type}:{data_dir.stat().st_dev}"
-
-
-def _warm(data_dir: Path, manifest: "Manifest") -> None:
-    from autotune.measure.page_cache import fetch
-    from trainer.dataset import TokenDataset
-    from trainer.progress import progress
-
-    dataset = TokenDataset(data_dir, manifest)
-    with progress("reading the dataset into memory") as update:
-        fetch(dataset.files, lambda done, total: update(done, total, ""))
-    dataset.close()
+    asked = WorkersAsked(
+        data=data or profile.parent / (train.data.path or "."),
+        reports=reports,
+        minutes=minutes,
+        ranks=ranks,
+        max_workers=max_workers,
+        window_s=window_s,
+        page_cache="as_is" if page_cache == "as-is" else page_cache,
+        replayed_step_s=None if consumer_step_ms is None else consumer_step_ms / 1e3,
+        sample_delay_s=sample_delay_ms / 1e3,
+        joint_trials=joint_trials,
+        trial_timeout_s=trial_timeout,
+        study=study,
+    )
+    manifest = read_manifest(asked.data)
+    device = "cpu" if consumer_step_ms else train.device
+    with open_bench(device, asked.data, without_gpu=_replay(stored, probe)) as bench:
+        found, notes = count_workers(bench, stored, probe, asked, manifest)
+    print(
+        json.dumps(found.model_dump(), indent=2) if as_json else workers_text(found, profile, asked.data, notes=notes)
+    )
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
@@ -155,46 +125,3 @@ def _job(
         cpus=stored.profile.fingerprint.allotted_cpus,
         reports=reports,
     )
-
-
-def _sweep(
-    bench: "Bench", request: "SweepRequest", ledger: Path, here: "Fingerprint", joint_trials: int
-) -> "tuple[Sweep, WorkersEvidence]":
-    from autotune.search.gpu_source import gpu_source
-    from autotune.search.joint import gap_remains, search_joint
-    from autotune.search.workers import Sweep, evidence
-    from trainer.progress import progress
-
-    with progress(f"workers {request.config.model.name}") as update:
-        sweep = Sweep(request=request, runner=bench.runner(ledger, here, update, expected_trials=24))
-        choice = sweep.run()
-        joint = None
-        if joint_trials and gap_remains(choice) and not sweep.time_is_over:
-            joint = search_joint(sweep, choice, joint_trials)
-        found = evidence(
-            sweep,
-            choice,
-            gpu_source=gpu_source(bench.site, sweep.every, replayed=request.replayed_step_s is not None),
-            disk=bench.site.host.disks[0],
-        )
-    return sweep, found.model_copy(update={"joint": joint})
-
-
-def _keep(stored: "StoredProfile", sweep: "Sweep", found: "WorkersEvidence", study: Path | None) -> tuple[str, ...]:
-    """Write what is to be written; what people should know of it."""
-    from autotune.core.profile import profile_to_toml
-    from autotune.search.profiles import with_workers
-    from autotune.search.study import export_study
-    from autotune.store import write_atomically
-
-    notes = []
-    if sweep.request.sample_delay_s:
-        notes.append("a what-if: the profile was left as it was")
-    else:
-        write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, sweep.runner)))
-    if study is not None:
-        export_study(
-            sweep.runner.finished, sweep.max_workers, pinning=sweep.request.config.device == "cuda", path=study
-        )
-        notes.append(f"Optuna study: {study} (look at it with: optuna-dashboard sqlite:///{study})")
-    return tuple(notes)

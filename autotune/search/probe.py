@@ -26,7 +26,7 @@ from autotune.search.estimate import (
     predicted_rows,
 )
 from autotune.search.trials import TrialRunner
-from trainer.config import Checkpointing, Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, TrainConfig
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 2)
@@ -56,6 +56,8 @@ class ProbeRequest:
     device_used_before_bytes: int | list[int] | None
     """What each GPU held before this program, by NVML; None on a CPU."""
     checkpointing: Checkpointing = "none"
+    attention: Attention = "auto"
+    compile_layers: bool = False
     local_ranks: int = 1
     micro_batches: int = 1
     """Of an optimizer step, on each rank; two stand for any number above."""
@@ -220,6 +222,8 @@ def step_config(request: ProbeRequest, rows: int) -> TrainConfig:
             "layout": request.layout,
             "attention_dropout": request.attention_dropout,
             "checkpointing": request.checkpointing,
+            "attention": request.attention,
+            "compile_layers": request.compile_layers,
             "micro_batch_rows": rows,
             "global_batch_rows": rows * request.local_ranks * request.micro_batches,
             "precision": request.precision,

@@ -73,6 +73,8 @@ def profile_of_probe(
         layout=request.layout,
         attention_dropout=request.attention_dropout,
         checkpointing=request.checkpointing,
+        attention=request.attention,
+        compile_layers=request.compile_layers,
         micro_batch_rows=choice.rows,
         global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
         precision=request.precision,

@@ -36,6 +36,7 @@ class TrialRunner:
         site: Identifies machine and software; results of another site are not taken for this one's.
         clock: The time.
         on_trial: Called before and after each trial, for progress.
+        on_finished: Called with each finished trial, those from the ledger included.
         ends_s: When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that.
         made_on: The same as ``site``, as people and other profiles' reports read it.
     """
@@ -45,6 +46,7 @@ class TrialRunner:
     site: str
     clock: Clock
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
+    on_finished: Callable[[FinishedTrial], None] = lambda finished: None
     ends_s: float | None = None
     made_on: MadeOn | None = None
     finished: list[FinishedTrial] = field(default_factory=list)
@@ -81,6 +83,7 @@ class TrialRunner:
             self._write(trial, outcome, seconds, label)
         done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_ledger=known is not None)
         self.finished.append(done)
+        self.on_finished(done)
         self.on_trial(label, outcome)
         return outcome
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.commands import measuring
 from autotune.measure.machine import ForkServerMachine
 from autotune.search import prediction
+from autotune.tuning import bench
 
 
 class Borrowed:
@@ -40,5 +40,5 @@ def started_server() -> Iterator[ForkServerMachine]:
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
     """Commands that are called in this process find their trial server started."""
-    for room in (measuring, prediction):
+    for room in (bench, prediction):
         monkeypatch.setattr(room, "ForkServerMachine", lambda: Borrowed(started_server))

@@ -1,4 +1,4 @@
-"""What commands share that measure with ranks of several nodes: where they run, and the machine that runs them."""
+"""What stages share that measure with ranks of several nodes: where they run, and the machine that runs them."""
 
 import contextlib
 import os

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.commands.measuring import Bench, refuse_login_node
-from autotune.errors import MachineLacks
 from autotune.measure.host import FakeHost
 from autotune.store import Ledger
+from autotune.tuning.bench import Bench
 from tests.autotune.profiles import FINGERPRINT, example_profile
 from tests.autotune.trials import record
 from trainer.dataset import read_manifest
@@ -37,7 +36,7 @@ def test_every_variable_that_trials_inherit_counts(tmp_path, monkeypatch, name):
 
 def test_another_version_of_the_tool_measures_anew(tmp_path, monkeypatch):
     before = runner(tmp_path).site
-    monkeypatch.setattr("autotune.commands.measuring.__version__", "9.9")
+    monkeypatch.setattr("autotune.tuning.bench.__version__", "9.9")
     assert runner(tmp_path).site != before
 
 
@@ -84,22 +83,3 @@ def test_packed_rows_carry_the_places_of_more_samples(patterned_dataset):
 def test_little_shared_memory_limits_workers_at_any_site(patterned_dataset):
     tight = replace(FakeHost().facts([Path()]), shm_free_bytes=2**10)
     assert limits(read_manifest(patterned_dataset), host=tight).most()[0] == 0
-
-
-def test_a_login_node_is_refused_with_the_command_as_a_job(tmp_path, monkeypatch):
-    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(MachineLacks, match="login node") as refused:
-        refuse_login_node(["autotune", "workers", "--profile", "my p.toml"])
-    assert "autotune workers --profile 'my p.toml' --slurm." in refused.value.next_step
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    refuse_login_node(["autotune"])
-
-
-def test_a_machine_without_slurm_is_no_login_node(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    refuse_login_node(["autotune"])

@@ -1,9 +1,7 @@
-"""What the measuring commands share: the site, the machine, the ledger, and trials shown as progress."""
+"""What stages share: the site, the machine, the ledger, and trials shown as progress."""
 
 import contextlib
 import os
-import shlex
-import shutil
 import socket
 import sys
 import time
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
-from autotune.cluster.slurm import read_slurm
 from autotune.core.outcome import Outcome, describe
 from autotune.core.profile import Fingerprint
 from autotune.decide.fingerprint import Mismatch, compare
@@ -30,6 +27,7 @@ from autotune.search.profiles import StoredProfile, probed_here
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger, check_writable
+from autotune.tuning.display import PLAIN, Display
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest
 from trainer.progress import Update
@@ -53,6 +51,7 @@ class Bench:
     machine: Machine
     """The server; on GPUs with their other users and faults watched."""
     monitor: NvmlMonitor
+    display: Display = PLAIN
 
     def fingerprint(self, settings: ModelSettings, manifest: Manifest) -> Fingerprint:
         """This site with a model and a dataset."""
@@ -78,17 +77,32 @@ class Bench:
             asked=asked,
         )
 
+    def storage(self, data_dir: Path) -> str:
+        """What the dataset lies on: the type of its file system, and which one of them."""
+        return f"{self.site.host.disks[0].filesystem_type}:{data_dir.stat().st_dev}"
+
+    def used_before(self, ranks: int) -> list[int] | None:
+        """What each of the first GPUs held before this program used it, where all of them say."""
+        known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
+        return known if known and len(known) == ranks else None
+
     def runner(self, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
         """Trials that are written to a ledger and shown as they come.
 
         Raises:
             BadInput: If the ledger's directory cannot be written.
         """
-        return trial_runner(self.machine, ledger_directory, here, update, expected_trials)
+        return trial_runner(self.machine, ledger_directory, here, update, expected_trials, display=self.display)
 
 
 def trial_runner(
-    machine: Machine, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int
+    machine: Machine,
+    ledger_directory: Path,
+    here: Fingerprint,
+    update: Update,
+    expected_trials: int,
+    *,
+    display: Display = PLAIN,
 ) -> TrialRunner:
     """Trials of a machine at a site, written to a ledger and shown as they come.
 
@@ -122,6 +136,7 @@ def trial_runner(
         site=_digest(site),
         clock=SystemClock(),
         on_trial=on_trial,
+        on_finished=display.saw,
         ends_s=_job_ends_s(),
         made_on=made_on(here),
     )
@@ -147,24 +162,6 @@ def check_belongs(
     if not stored.intact:
         sys.stderr.write(f"inform: {stored.path} was edited by hand since it was written\n")
     probed_here(stored, refusals=refusals)
-
-
-def refuse_login_node(command: Sequence[str]) -> None:
-    """Keep measurements off a node that many people share, and that is not the one that will train.
-
-    Args:
-        command: What was called, to be said again as a job.
-
-    Raises:
-        MachineLacks: If jobs can be submitted from here and this is none.
-    """
-    if not read_slurm(os.environ, shutil.which).is_login_node:
-        return
-    raise MachineLacks(
-        "this looks like a login node (sbatch is on PATH, and this is no SLURM job): measurements belong on a compute "
-        "node",
-        next_step=f"Submit it: {shlex.join([*command, '--slurm'])}. To measure here all the same: --here.",
-    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,166 @@
+"""The probe stage: the largest micro-batch of each model under a memory budget, as a profile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from autotune.core.cards import Card
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
+from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
+from autotune.errors import UsageError
+from autotune.search.probe import ProbeRequest, probe_model
+from autotune.search.profiles import (
+    profile_of_probe,
+    relative_data_path,
+    report_directory,
+    with_workers_of,
+    write_profile,
+)
+from autotune.search.site import local_ranks, memory_budget
+from autotune.show.probe import ProbedModel
+from autotune.store import check_writable
+from autotune.tuning.bench import Bench
+from trainer.batch import RowStatistics, row_statistics
+from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, TrainConfig
+from trainer.dataset import Manifest, TokenDataset
+from trainer.families import FAMILIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAsked:
+    """What is to be probed, as people ask for it; None takes what suits the site."""
+
+    models: tuple[ModelSettings, ...]
+    data: Path
+    out: Path | None
+    """Profile file; with several models a directory."""
+    reports: Path
+    memory_bytes: int | None = None
+    as_card: Card | None = None
+    """Measure with the memory of a smaller card."""
+    seq_length_tokens: int = 512
+    layout: Layout | None = None
+    attention: Attention = "auto"
+    attention_dropout: float | None = None
+    precision: Precision | None = None
+    checkpointing: Checkpointing = "none"
+    compile_layers: bool = False
+    global_batch_tokens: int | None = None
+    ranks: int | None = None
+    accumulate: bool = True
+    granularity_rows: int = 1
+    headroom_share: float = 0.03
+    max_rows: int = 16_384
+    trial_timeout_s: float = 600.0
+    traced: bool = True
+    """Whether memory is predicted first; otherwise trials alone show the way."""
+
+
+class _Places(NamedTuple):
+    data: Path
+    profile: Path
+    reports: Path
+
+
+def probe_models(bench: Bench, asked: ProbeAsked, manifest: Manifest) -> list[ProbedModel]:
+    """Probe each model, and write its profile before the next one is probed.
+
+    Raises:
+        BadInput, UsageError: If what is asked for cannot be had here.
+        DoesNotFit: If not even the smallest size of a model fits.
+        Undecided: If trials failed in a way that says nothing about memory.
+    """
+    paths = profile_paths(asked.out, [settings.name for settings in asked.models], bench.site.name)
+    return [
+        probe_one(
+            bench, probe_request(bench, asked, settings, manifest), _Places(asked.data, path, asked.reports), asked
+        )
+        for settings, path in zip(asked.models, paths, strict=True)
+    ]
+
+
+def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: Manifest) -> ProbeRequest:
+    """What is to be probed of one model here."""
+    site = bench.site
+    together = local_ranks(site, asked.ranks)
+    expected = expected_on_cpu() if site.gpu is None else expected_on_gpu(site.gpu.compute_capability, together)
+    return ProbeRequest(
+        settings=settings,
+        manifest=manifest,
+        seq_length_tokens=asked.seq_length_tokens,
+        layout=asked.layout or ("packed" if settings.config["model_type"] in FAMILIES else "padded"),
+        attention=asked.attention,
+        attention_dropout=asked.attention_dropout,
+        precision=asked.precision or ("bf16" if site.device == "cuda" else "fp32"),
+        device=site.device,
+        memory_budget_bytes=memory_budget(site, asked.memory_bytes, asked.as_card, ranks=together),
+        headroom_share=asked.headroom_share,
+        max_rows=asked.max_rows,
+        trial_timeout_s=asked.trial_timeout_s,
+        device_used_before_bytes=bench.used_before(together),
+        checkpointing=asked.checkpointing,
+        compile_layers=asked.compile_layers,
+        local_ranks=together,
+        micro_batches=2 if asked.accumulate else 1,
+        granularity_rows=asked.granularity_rows,
+        expected=expected if asked.traced else None,
+    )
+
+
+def rows_of(request: ProbeRequest, data: Path) -> RowStatistics:
+    """What rows of the dataset hold, as the trainer will lay them out."""
+    laid_out = TrainConfig(model=request.settings, seq_length_tokens=request.seq_length_tokens, layout=request.layout)
+    return row_statistics(laid_out, TokenDataset(data, request.manifest))
+
+
+def probe_one(bench: Bench, request: ProbeRequest, places: _Places, asked: ProbeAsked) -> ProbedModel:
+    """Probe one model and write its profile."""
+    check_writable(places.profile.parent)
+    here = bench.fingerprint(request.settings, request.manifest)
+    rows = rows_of(request, places.data)
+    per_sample = rows.mean_real_tokens / rows.mean_samples
+    tokens = asked.global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * per_sample)
+    deal(global_batch_rows(tokens, rows.mean_real_tokens), 1, request.local_ranks)  # before hours are spent
+    request = replace(request, documents_per_row=rows.most_documents if request.layout == "packed" else 1.0)
+    with bench.display.show(f"probe {request.settings.name}") as update:
+        runner = bench.runner(
+            report_directory(places.profile, places.reports) / "ledger", here, update, expected_trials=12
+        )
+        result = probe_model(request, runner)
+    profile = profile_of_probe(
+        request,
+        result,
+        choose_micro_batch(result.curve, result.feasible_max),
+        runner,
+        here=here,
+        global_batch_tokens=tokens,
+        mean_real_tokens_per_row=rows.mean_real_tokens,
+        data_path=relative_data_path(places.data, places.profile),
+        slurm_job_id=bench.site.slurm.job_id,
+    )
+    profile = with_workers_of(profile, places.profile)
+    kept = write_profile(places.profile, profile)
+    return ProbedModel(path=places.profile, profile=profile, trials=tuple(runner.finished), previous=kept)
+
+
+def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
+    """Where the profiles of these models go.
+
+    Raises:
+        UsageError: If two models, or several and one file, have the same place.
+    """
+    if len(set(names)) < len(names):
+        raise UsageError(
+            "two models have the same name", next_step="Probe them one at a time, each with its own --out."
+        )
+    if out is not None and len(names) == 1 and out.suffix == ".toml":
+        return [out]
+    if out is not None and (out.suffix == ".toml" or out.is_file()):
+        raise UsageError(
+            f"--out {out} names one file for {len(names)} models"
+            if len(names) > 1
+            else f"--out {out} is not a .toml file",
+            next_step="Name a directory, or a .toml file for a single model.",
+        )
+    return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
