@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Scope
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
@@ -325,6 +326,7 @@ class Evidence(Table):
     """What was measured; a missing part was not."""
 
     probe: ProbeEvidence | None = None
+    explore: ExploreEvidence | None = None
     workers: WorkersEvidence | None = None
     network: NetworkEvidence | None = None
     baseline: BaselineEvidence | None = None

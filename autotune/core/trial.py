@@ -163,6 +163,8 @@ class FeedFigures:
     """Of all ranks, what the mathematics of the real tokens asks for; None where the step was replayed."""
     gpus: tuple[GpuUseFigures, ...] = ()
     """What each GPU did in the window; empty without one."""
+    losses: tuple[float, ...] = ()
+    """Of each step, warm-up included, where they were asked for."""
 
     @classmethod
     def of(cls, outcome: Measured) -> "FeedFigures":
@@ -172,7 +174,7 @@ class FeedFigures:
             GpuUseFigures(**{name: value for name, value in one.items() if name in names})
             for one in outcome.figures.get("gpus", ())
         )
-        return cls(**outcome.figures | {"gpus": gpus})
+        return cls(**outcome.figures | {"gpus": gpus, "losses": tuple(outcome.figures.get("losses", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
+from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
 from autotune.decide.links import LinkFit, fit_link
 from autotune.decide.network import all_reduce_factor, step_time
 from autotune.decide.resampling import paired_ratio
@@ -27,13 +28,6 @@ REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, EXCHANGE_STEPS = 8, 6
 MOST_MICRO_BATCHES = 4
 """Of a measured step: what more of them take follows from what they take."""
-LOSS_STEPS = 48
-EQUAL_LOSS_SHARE = 0.01
-"""Loss with 16-bit gradients may lie so far from that with 32 bits at the end of the check."""
-CHECK_WARM_UP_STEPS = 8
-"""Of the check, whatever the recipe's: weights that hardly move show nothing."""
-LEAST_FALL_SHARE = 0.02
-"""What the loss with 32 bits must lose in the check, before an equal one means anything."""
 CANDIDATES = 4
 ROUNDS = 3
 """Fewer prove nothing: steps of one start are alike in what this start was given."""
@@ -243,7 +237,7 @@ class NetworkTuning:
         The learning rate rises to its peak within a few steps: with weights that hardly move any loss would be equal.
         """
         default = self.default()
-        losses = []
+        every: list[tuple[float, ...]] = []
         for dtype in ("fp32", self.request.half):
             exchange = replace(default.exchange, gradient_dtype=dtype)
             outcome = self._exchange(
@@ -255,22 +249,13 @@ class NetworkTuning:
             if not isinstance(outcome, Measured):
                 self.equal_loss = f"not checked: with {dtype} gradients the run {describe(outcome)}"
                 return False
-            seen = ExchangeFigures.of(outcome).losses
-            losses.append(statistics.fmean(seen[-LOSS_STEPS // 4 :]))
-            if dtype == "fp32" and not losses[0] < (1 - LEAST_FALL_SHARE) * seen[0]:
-                self.equal_loss = (
-                    f"not checked: in {LOSS_STEPS} steps the loss went from {seen[0]:.4f} to {losses[0]:.4f} with fp32 "
-                    "gradients, too little for a difference to show"
-                )
+            every.append(ExchangeFigures.of(outcome).losses)
+            if dtype == "fp32" and (nothing := fell_too_little(every[0], "fp32 gradients")) is not None:
+                self.equal_loss = nothing.told
                 return False
-        wide, narrow = losses
-        apart = abs(narrow / wide - 1)
-        equal = apart <= EQUAL_LOSS_SHARE
-        self.equal_loss = (
-            f"after {LOSS_STEPS} steps the loss was {narrow:.4f} with {self.request.half} and {wide:.4f} with fp32 "
-            f"gradients: {apart:.2%} apart, {'' if equal else 'not '}within {EQUAL_LOSS_SHARE:.0%}"
-        )
-        return equal
+        verdict = compare_losses(every[0], every[1], ("fp32 gradients", f"{self.request.half} gradients"))
+        self.equal_loss = verdict.told
+        return verdict.equal
 
     def measure(self, candidates: Sequence[Candidate]) -> None:
         """Rounds of all that still run, until the budget is used up or three rounds are there.

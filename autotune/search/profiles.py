@@ -10,6 +10,7 @@ from typing import Any, Literal
 from autotune import __version__
 from autotune.core.advice import Change
 from autotune.core.evidence import BaselineEvidence, Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.advice.apply import with_changes
@@ -156,6 +157,11 @@ def with_baseline(profile: Profile, found: BaselineEvidence, runner: TrialRunner
     return _with_evidence(profile, "baseline", found, runner)
 
 
+def with_exploration(profile: Profile, found: ExploreEvidence, runner: TrialRunner) -> Profile:
+    """The profile with what was explored; settings that were taken are in it already."""
+    return _with_evidence(profile, "explore", found, runner)
+
+
 _BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
 """Settings that leave what a micro-batch takes as it is."""
 
@@ -171,8 +177,8 @@ def with_advice(profile: Profile, changes: Sequence[Change]) -> Profile:
     commands = [name for name in changed.provenance.commands if name != "advise"]
     evidence = changed.evidence
     if other:
-        commands = [name for name in commands if name not in ("workers", "network")]
-        evidence = evidence.model_copy(update={"workers": None, "network": None})
+        commands = [name for name in commands if name not in ("explore", "workers", "network")]
+        evidence = evidence.model_copy(update={"explore": None, "workers": None, "network": None})
         if evidence.probe is not None:
             choice = f"{evidence.probe.choice}; measured before advice changed {', '.join(other)}"
             evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update={"choice": choice})})
@@ -205,8 +211,8 @@ def _training_as(profile: Profile, train: TrainConfig) -> Profile:
 
 def _with_evidence(
     profile: Profile,
-    command: Literal["workers", "network", "baseline"],
-    found: WorkersEvidence | NetworkEvidence | BaselineEvidence,
+    command: Literal["explore", "workers", "network", "baseline"],
+    found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
     runner: TrialRunner,
 ) -> Profile:
     """The profile with what a command found, in place of what it found before."""

@@ -57,7 +57,9 @@ class ProbeAsked:
     """Whether memory is predicted first; otherwise trials alone show the way."""
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
+    """Where things lie."""
+
     data: Path
     profile: Path
     reports: Path
@@ -74,7 +76,7 @@ def probe_models(bench: Bench, asked: ProbeAsked, manifest: Manifest) -> list[Pr
     paths = profile_paths(asked.out, [settings.name for settings in asked.models], bench.site.name)
     return [
         probe_one(
-            bench, probe_request(bench, asked, settings, manifest), _Places(asked.data, path, asked.reports), asked
+            bench, probe_request(bench, asked, settings, manifest), Places(asked.data, path, asked.reports), asked
         )
         for settings, path in zip(asked.models, paths, strict=True)
     ]
@@ -114,7 +116,7 @@ def rows_of(request: ProbeRequest, data: Path) -> RowStatistics:
     return row_statistics(laid_out, TokenDataset(data, request.manifest))
 
 
-def probe_one(bench: Bench, request: ProbeRequest, places: _Places, asked: ProbeAsked) -> ProbedModel:
+def probe_one(bench: Bench, request: ProbeRequest, places: Places, asked: ProbeAsked) -> ProbedModel:
     """Probe one model and write its profile."""
     check_writable(places.profile.parent)
     here = bench.fingerprint(request.settings, request.manifest)

@@ -33,6 +33,10 @@ class Consumer(Protocol):
         """Wait until the device has done everything."""
         ...
 
+    def losses(self) -> list[float]:
+        """Of each step so far, warm-up included."""
+        ...
+
 
 class TrainingStep:
     """The trainer's step, which reads one step's numbers while the device is at the next.
@@ -49,12 +53,14 @@ class TrainingStep:
         self.work: ModelWork | None = training.work
         self._taken = 0
         self._last: StepResult | None = None
+        self._losses: list[torch.Tensor] = []
         self.wait = DataWait(lambda: mark(device))
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""
         batches = self.wait.take(loader, self._micro_batches)
         before, self._last = self._last, self._step.run(batches, learning_rate(self._config, self._taken))
+        self._losses.append(self._last.loss)
         self.wait.gave(self._last.updated)
         self._taken += 1
         if before is not None:
@@ -69,6 +75,10 @@ class TrainingStep:
         """
         if self._last is not None and not math.isfinite(loss := float(self._last.loss)):
             raise ValueError(f"the loss is {loss}")
+
+    def losses(self) -> list[float]:
+        """Of each step so far, warm-up included."""
+        return [float(loss) for loss in self._losses]
 
 
 class ReplayedStep:
@@ -93,6 +103,10 @@ class ReplayedStep:
         torch.set_num_threads(1)
         self.work: ModelWork | None = None
         self._keeps_busy = torch.rand(96, 96)
+
+    def losses(self) -> list[float]:
+        """None: nothing is learned."""
+        return []
 
     def step(self, loader: Iterator[MicroBatch]) -> list[MicroBatch]:
         """Take a step's micro-batches and hand them to the device; returns when the step before has ended there."""

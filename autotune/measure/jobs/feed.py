@@ -42,7 +42,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
             memory: the ceiling), ``round`` (windows of one round draw from the same order of rows), ``window_s``,
             ``min_steps``, ``local_ranks``, ``replayed_step_s`` (of a micro-batch, or None: the trainer's own step),
             ``sample_delay_s`` (added to the reading of each sample), ``page_cache`` (``cold`` puts the dataset out of
-            memory first). ``beside`` and ``storage`` tell windows apart that were read beside others or from elsewhere.
+            memory first), ``losses`` (whether those of each step are wanted). ``beside`` and ``storage`` tell windows
+            apart that were read beside others or from elsewhere.
         place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
@@ -65,8 +66,10 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         measured["window_s"], measured["min_steps"], _volley(config, micro_batches, cached=measured["cached"])
     )
     figures = _measure(loader, consumer, ranks, window, step_s)
+    losses = consumer.losses() if measured.get("losses") else []
     leave_ranks(together=True)
     return figures | {
+        **({"losses": losses} if losses else {}),
         "optimizer_steps": WARM_UP_STEPS + figures["steps"],
         "discarded_batches": drained + WARM_UP_STEPS * micro_batches,
         "micro_batches_per_step": micro_batches,

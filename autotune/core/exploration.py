@@ -1,0 +1,87 @@
+"""The evidence of an exploration, as a table of the profile."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trainer.config import Attention, Checkpointing, Layout, Precision
+from trainer.schema import Table
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class KnobSettings(Table):
+    """Settings of a step that were tried together."""
+
+    precision: Precision
+    attention: Attention
+    checkpointing: Checkpointing
+    compile_layers: bool
+    layout: Layout
+    micro_batch_rows: Positive
+
+
+class ExploredRow(Table):
+    """What was tried, and what it gave."""
+
+    settings: KnobSettings
+    windows: Annotated[int, Field(ge=0)]
+    """Full and short ones."""
+    real_tokens_per_s: PositiveFloat | None = None
+    """Median; None where it did not run."""
+    ratio_to_unexplored: PositiveFloat | None = None
+    """To the unexplored settings, read in the same round; the location of all its windows."""
+    outcome: str
+    """``ran``, ``pruned`` after a short window, or why it did not run."""
+
+
+class KnobEffect(Table):
+    """What one knob contributes."""
+
+    knob: str
+    levels: Positive
+    importance_share: Annotated[float, Field(ge=0, le=1)]
+    """Of the variance of log real tokens/s over the whole space, as modelled from the trials: its own part."""
+    chosen: str
+    unexplored: str
+    ratio: PositiveFloat | None = None
+    """Real tokens/s of the chosen value against the unexplored one, all other knobs as chosen: modelled. None where
+    both are the same."""
+    ratio_low: PositiveFloat | None = None
+    """95 % bounds."""
+    ratio_high: PositiveFloat | None = None
+
+
+class ExploreEvidence(Table):
+    """What a search over the settings of the step found."""
+
+    cells: Positive
+    """Of the space, in which every cell is a way to train that fits, as far as memory is predicted."""
+    trials: Annotated[int, Field(ge=0)]
+    """Different cells that were tried, those that did not run included."""
+    windows: Annotated[int, Field(ge=0)]
+    pruned: Annotated[int, Field(ge=0)]
+    """Cells that one short window was enough for."""
+    unexplored: KnobSettings
+    chosen: KnobSettings
+    """The same as ``unexplored`` where nothing was proven to be faster."""
+    candidate: KnobSettings
+    """What promised most, and was held against the unexplored settings."""
+    ratio_to_unexplored: PositiveFloat
+    """Real tokens/s of the candidate, windows of the same rounds against each other."""
+    ratio_low: PositiveFloat | None = None
+    """98 % bounds."""
+    ratio_high: PositiveFloat | None = None
+    adopted: bool
+    choice: str
+    """Why the settings are what they are."""
+    stopped_because: str
+    equal_loss: str | None = None
+    """What a check of the loss found, where rounding differs; None where there was nothing to check."""
+    left_out: list[str] = Field(default_factory=list)
+    """Knobs and values that were not explored, and why."""
+    knobs: list[KnobEffect]
+    rows: list[ExploredRow]
+    seconds: NonNegativeFloat

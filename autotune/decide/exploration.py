@@ -1,0 +1,166 @@
+"""What trials of some settings say of all of them. Pure.
+
+Logarithms of throughput are modelled as a Gaussian process over the cells of a small discrete space: a constant, an
+effect of each knob, an effect of each pair of knobs, and what is left of a single cell. Micro-batches that are close
+have close effects. The scales of these parts are those, of a few, under which the readings are most likely. So one
+compiled trial says something of all compiled cells, and pairs that do not add up can be seen.
+
+Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5; expected improvement is
+Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998; shares of variance are the functional ANOVA of
+Hutter, Hoos and Leyton-Brown, ICML 2014, exact here because the whole space can be written down. What it leaves out:
+effects that only three knobs have together are one cell's own.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.core.knobs import KNOBS, Knobs
+
+Float64 = npt.NDArray[np.float64]
+
+ROWS_SCALE = 1.5
+"""Micro-batches so many doublings apart share 61 % of their effect's correlation."""
+LEVEL_VARIANCE = 4.0
+"""Of the constant: a priori nothing is known of it."""
+EFFECT_SIGMAS = (0.1, 0.3, 0.7)
+"""Of a knob's effect on the logarithm: 0.3 is a third faster or slower."""
+PAIR_SHARES = (0.03, 0.1, 0.4)
+"""Variance of a pair's effect, as part of that of one knob."""
+CELL_SIGMA = 0.03
+NOISE_SIGMAS = (0.01, 0.02, 0.04, 0.08, 0.16)
+"""Of one full window."""
+SHORT_NOISE = 2.0
+"""A short window is so much noisier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A window."""
+
+    cell: int
+    """Its place in the space."""
+    log_ratio: float
+    """Of real tokens/s to the unexplored settings in the same round."""
+    short: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posterior:
+    """What is believed of every cell."""
+
+    mean: Float64
+    """Of the logarithm of the ratio, shape (cells,)."""
+    covariance: Float64
+    """Shape (cells, cells); of what a cell gives in the long run, without the noise of a window."""
+    noise_sigma: float
+    """Of a full window."""
+
+    @property
+    def sigma(self) -> Float64:
+        """Shape (cells,)."""
+        return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 1e-12)))
+
+
+def posterior(cells: Sequence[Knobs], seen: Sequence[Seen]) -> Posterior:
+    """What the readings say of all cells.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if not seen:
+        raise ValueError("nothing was read")
+    y = np.array([one.log_ratio for one in seen])
+    at = np.array([one.cell for one in seen])
+    wider = np.array([SHORT_NOISE if one.short else 1.0 for one in seen])
+    singles, pairs = _alike(cells)
+    best: tuple[float, float, Float64, float] | None = None
+    for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
+        prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
+        among = prior[np.ix_(at, at)]
+        for noise in NOISE_SIGMAS:
+            fit = _log_likelihood(among + np.diag((noise * wider) ** 2), y)
+            if best is None or fit > best[0]:
+                best = fit, noise, prior, effect
+    assert best is not None
+    _, noise, prior, _ = best
+    solve = np.linalg.inv(prior[np.ix_(at, at)] + np.diag((noise * wider) ** 2))
+    across = prior[:, at]
+    return Posterior(
+        mean=np.asarray(across @ solve @ y),
+        covariance=np.asarray(prior - across @ solve @ across.T),
+        noise_sigma=noise,
+    )
+
+
+def _alike(cells: Sequence[Knobs]) -> tuple[Float64, Float64]:
+    """How much effects of single knobs, and of pairs of them, have in common between cells."""
+    each = [_alike_in(cells, name) for name in KNOBS]
+    varying = [one for one in each if one.min() < 1]
+    n = len(cells)
+    singles = sum(varying, np.zeros((n, n)))
+    pairs = sum((one * other for one, other in itertools.combinations(varying, 2)), np.zeros((n, n)))
+    return singles, pairs
+
+
+def _alike_in(cells: Sequence[Knobs], name: str) -> Float64:
+    values = [getattr(cell, name) for cell in cells]
+    if name == "micro_batch_rows":
+        logs = np.log2(np.array(values, dtype=np.float64))
+        return np.asarray(np.exp(-((logs[:, None] - logs[None, :]) ** 2) / (2 * ROWS_SCALE**2)))
+    codes = np.unique(np.array([str(value) for value in values]), return_inverse=True)[1]
+    return np.asarray(codes[:, None] == codes[None, :], dtype=np.float64)
+
+
+def _log_likelihood(covariance: Float64, y: Float64) -> float:
+    low = np.linalg.cholesky(covariance)
+    half = np.linalg.solve(low, y)
+    return float(-0.5 * half @ half - np.log(np.diag(low)).sum())
+
+
+def expected_improvement(found: Posterior, best: float) -> Float64:
+    """By how much each cell is expected to beat a figure, in logarithms; shape (cells,)."""
+    sigma = found.sigma
+    z = (found.mean - best) / sigma
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    below = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in z])
+    return np.asarray(np.maximum(0.0, sigma * (z * below + density)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Importance:
+    """What a knob has to do with throughput."""
+
+    knob: str
+    levels: int
+    share: float
+    """Of the variance over the space: its own part, without that of pairs."""
+
+
+def importances(cells: Sequence[Knobs], found: Posterior) -> list[Importance]:
+    """The knobs that have several values, the most important first.
+
+    Cells that do not fit are missing from the space, so parts of knobs that go together, such as rows and
+    checkpointing, overlap.
+    """
+    total = float(found.mean.var())
+    shares = []
+    for name in KNOBS:
+        codes = np.array([str(getattr(cell, name)) for cell in cells])
+        levels = np.unique(codes)
+        if len(levels) < 2:
+            continue
+        means = np.array([found.mean[codes == level].mean() for level in codes])
+        share = float(means.var()) / total if total > 0 else 0.0
+        shares.append(Importance(knob=name, levels=len(levels), share=min(1.0, share)))
+    return sorted(shares, key=lambda one: -one.share)
+
+
+def difference(found: Posterior, one: int, other: int) -> tuple[float, float]:
+    """By how much a cell is believed to be ahead of another, in logarithms, and how surely: mean and sigma."""
+    variance = found.covariance[one, one] + found.covariance[other, other] - 2 * found.covariance[one, other]
+    return float(found.mean[one] - found.mean[other]), math.sqrt(max(float(variance), 0.0))

@@ -1,0 +1,95 @@
+"""What the profile keeps of an exploration, and how it trains after one."""
+
+import math
+import statistics
+from dataclasses import replace
+
+from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
+from autotune.core.knobs import Knobs
+from autotune.decide.exploration import Posterior, difference, importances
+from autotune.search.exploration import Exploration, Explored, Tried
+
+NORMAL_95 = 1.96
+
+
+def evidence(search: Exploration, found: Explored) -> ExploreEvidence:
+    """What the profile keeps."""
+    unexplored = search.unexplored
+    chosen = found.candidate if found.adopted else unexplored
+    others = [(cell, one) for cell, one in search.tried.items() if cell != unexplored]
+    return ExploreEvidence(
+        cells=len({*search.cells, *search.tried}),
+        trials=len(others),
+        windows=search.windows,
+        pruned=sum(one.outcome == "pruned" for _, one in others),
+        unexplored=_settings(unexplored),
+        chosen=_settings(chosen),
+        candidate=_settings(found.candidate),
+        ratio_to_unexplored=found.ratio.value,
+        ratio_low=found.ratio.low,
+        ratio_high=found.ratio.high,
+        adopted=found.adopted,
+        choice=_choice(found, unexplored),
+        stopped_because=search.stopped_because,
+        equal_loss=found.equal_loss,
+        left_out=list(search.request.left_out),
+        knobs=_effects(search, chosen),
+        rows=[_row(cell, one) for cell, one in search.tried.items()],
+        seconds=round(search.seconds, 3),
+    )
+
+
+def _effects(search: Exploration, chosen: Knobs) -> list[KnobEffect]:
+    """What each knob contributes: its part of the variance, and what it wins where the others are as chosen."""
+    believed, unexplored = search.posterior(), search.unexplored
+    return [
+        KnobEffect(
+            knob=one.knob,
+            levels=one.levels,
+            importance_share=one.share,
+            chosen=_said(getattr(chosen, one.knob)),
+            unexplored=_said(getattr(unexplored, one.knob)),
+            **_contribution(search, believed, chosen, one.knob),
+        )
+        for one in importances(search.cells, believed)
+    ]
+
+
+def _contribution(search: Exploration, believed: Posterior, chosen: Knobs, knob: str) -> dict[str, float]:
+    """The ratio to the same settings with this knob put back; nothing where it is the same, or that is no cell."""
+    back = replace(chosen, **{knob: getattr(search.unexplored, knob)})
+    if back == chosen or back not in search.cells or chosen not in search.cells:
+        return {}
+    mean, sigma = difference(believed, search.cells.index(chosen), search.cells.index(back))
+    bounds = {"ratio": 0.0, "ratio_low": -NORMAL_95, "ratio_high": NORMAL_95}
+    return {name: math.exp(mean + times * sigma) for name, times in bounds.items()}
+
+
+def _settings(cell: Knobs) -> KnobSettings:
+    return KnobSettings(**cell.settings())
+
+
+def _said(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _row(cell: Knobs, tried: Tried) -> ExploredRow:
+    logs = tried.ratios or tried.short
+    return ExploredRow(
+        settings=_settings(cell),
+        windows=len(tried.ratios) + len(tried.short),
+        real_tokens_per_s=statistics.median(tried.rates) if tried.rates else None,
+        ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
+        outcome=tried.outcome,
+    )
+
+
+def _choice(found: Explored, unexplored: Knobs) -> str:
+    candidate, low = found.candidate.name, found.ratio.low
+    if found.candidate == unexplored:
+        return "nothing that was tried is believed to be faster than the unexplored settings"
+    if found.adopted:
+        return f"{candidate}: proven to be faster than {unexplored.name}"
+    if low is None or low <= 1.0:
+        return f"{candidate} is not proven to be faster, so {unexplored.name} stays"
+    return f"{candidate} is faster, and does not count: {found.equal_loss}"
