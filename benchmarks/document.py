@@ -1,6 +1,7 @@
 """``python -m benchmarks.document``: write the documents that quote figures, from the files that hold them.
 
-``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/reliability.md`` from ``reports/faults.json``.
+``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/reliability.md`` from ``reports/faults.json``; and
+``docs/reference/`` from the code.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from autotune.core.units import format_bytes
 from autotune.store import write_atomically
 from benchmarks import advice
+from benchmarks.reference import pages as reference
 
 GPU_TRAIN = Path(__file__).parent.parent / "reports" / "gpu" / "train.json"
 ROOT = Path(__file__).parent.parent
@@ -206,9 +208,10 @@ def _network(found: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write both documents."""
+    """Write all documents."""
     write_atomically(ROOT / "docs" / "performance.md", performance(read_figures(), read_gpu_figures()))
     write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
+    reference.write()
     return 0
 
 

@@ -44,7 +44,7 @@ def main() -> int:
     """Train one model from a profile; returns the exit code."""
     clock = StartClock(process_started_s())
     forgive_closed_streams()
-    arguments = _parser().parse_args()
+    arguments = command_line().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     leads = rank == 0
     writer: RunWriter | None = None
@@ -344,7 +344,8 @@ def _print_result(writer: RunWriter) -> None:
     print(f"model: {writer.directory / MODEL_DIRECTORY}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The options; nothing is read yet."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train a masked-LM encoder from a profile.")
     parser.add_argument("--profile", type=Path, required=True, help="a TOML profile, as autotune probe writes it")
     parser.add_argument(

@@ -184,9 +184,13 @@ class TrainConfig(Table):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """On matrices only: biases and normalisation weights are left alone."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the mean of their squares."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of that mean."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients whose norm, of all together, is larger are scaled down to it."""
     masking_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of ordinary tokens to predict; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
     attention: Attention = "auto"
@@ -209,8 +213,11 @@ class TrainConfig(Table):
     tf32: bool = True
     """With ``fp32`` on GPUs from Ampere on, multiply in TF32, which rounds factors to 10 bits."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """What it trains on."""
     seed: NonNegative = 0
+    """Of weights, order of samples, masks and dropout."""
     log_interval_steps: Positive = 1
+    """A row of the record for every so many steps."""
 
     @field_validator("precision", mode="before")
     @classmethod

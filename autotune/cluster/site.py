@@ -25,9 +25,13 @@ class SlurmSettings(Table):
     """What ``sbatch`` is told."""
 
     account: OneLine | None = None
+    """Who pays."""
     partition: OneLine | None = None
+    """Where jobs go."""
     constraint: OneLine | None = None
+    """Features that nodes must have."""
     exclude: OneLine | None = None
+    """Nodes that jobs must not get."""
     distribution: OneLine | None = None
     """How tasks are laid out, such as ``nopack``."""
     gres: OneLine | None = None
@@ -39,6 +43,7 @@ class SlurmSettings(Table):
     cpus_per_rank: Positive | None = None
     """Of each GPU's process; a job asks for as many times that as it has ranks on a node."""
     memory_mib_per_cpu: Positive = 2048
+    """Memory of a job for each of its processors."""
     mem: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
     """Memory of a node as ``--mem`` spells it, instead; ``0`` is all of it."""
     time: Annotated[str, Field(pattern=TIME_PATTERN)] = "04:00:00"
@@ -71,7 +76,9 @@ class Templates(Table):
     """Jinja templates instead of this project's own; relative to the site file."""
 
     measure: OneLine | None = None
+    """Of jobs that measure."""
     train: OneLine | None = None
+    """Of jobs that train."""
 
 
 class SiteFile(Table):

@@ -20,11 +20,13 @@ class CurvePoint(Table):
     """Throughput at one micro-batch."""
 
     rows: Positive
+    """Of the micro-batch."""
     slot_tokens_per_s: Annotated[float, Field(gt=0)]
     """All rows full."""
     step_s: Annotated[float, Field(gt=0)]
     """Median of the timed optimizer steps, one micro-batch each."""
     timed_steps: Positive
+    """Behind the median."""
     slot_tokens_per_s_low: Annotated[float, Field(gt=0)] | None = None
     """95 % confidence bounds; None when a single step shows no spread."""
     slot_tokens_per_s_high: Annotated[float, Field(gt=0)] | None = None
@@ -38,6 +40,7 @@ class ProbeEvidence(Table):
     infeasible_min: Positive | None = None
     """The smallest that was refused; None when the search met its own upper limit first."""
     feasible_peak_bytes: Positive
+    """What ``feasible_max`` needed."""
     predicted_peak_bytes: Positive | None = None
     """For ``feasible_max``, by the trace as smaller trials corrected it; without a trace by a line through two."""
     traced_peak_bytes: Positive | None = None
@@ -59,6 +62,7 @@ class ProbeEvidence(Table):
     seconds: Annotated[float, Field(ge=0)]
     """Time of all trials, the curve's included."""
     mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
+    """Of this dataset, in this layout."""
     curve: list[CurvePoint]
     knee_rows: list[Positive] = Field(default_factory=list)
     """Between which two sizes the knee of the curve lies, for all that the noise tells."""
@@ -72,20 +76,28 @@ class GpuUse(Table):
     utilisation_share: Share | None = None
     """Time with a kernel running, by NVML; this is not MFU."""
     power_w: float | None = None
+    """Drawn."""
     sm_clock_mhz: float | None = None
+    """Of the multiprocessors."""
     power_capped_share: Share | None = None
     """Samples at the power cap: how a loaded card operates."""
     gpm_sm_share: Share | None = None
+    """Time, over multiprocessors, with a warp resident; by GPM, as those below."""
     gpm_occupancy_share: Share | None = None
+    """Resident warps of as many as there is room for."""
     gpm_tensor_share: Share | None = None
+    """Time in which matrix units worked."""
     gpm_dram_share: Share | None = None
+    """Of the memory's bandwidth."""
     gpm_pcie_rx_bytes_per_s: float | None = None
+    """From the host."""
 
 
 class WorkersRow(Table):
     """What windows with one number of loader workers say."""
 
     loader_workers: NonNegative
+    """For each rank."""
     slot_tokens_per_s: list[float]
     """One figure per window, of all local ranks; padding included, because a step costs the same whatever its rows
     hold."""
@@ -112,11 +124,17 @@ class JointChoice(Table):
     """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
 
     trials: Positive
+    """Settings that were tried."""
     loader_workers: NonNegative
+    """For each rank, of the best."""
     prefetch_batches: Positive
+    """Of the best."""
     pin_memory: bool
+    """Of the best."""
     ratio_to_workers_alone: Annotated[float, Field(gt=0)]
+    """Throughput, window by window."""
     ratio_low: Annotated[float, Field(gt=0)] | None = None
+    """98 % confidence bounds."""
     ratio_high: Annotated[float, Field(gt=0)] | None = None
     adopted: bool
     """Whether it was proven to be faster, and is what the profile says."""
@@ -126,9 +144,11 @@ class WorkersEvidence(Table):
     """How many loader workers are enough."""
 
     chosen: NonNegative
+    """For each rank."""
     undecided_between: list[NonNegative] = Field(default_factory=list)
     """The fewest and the most that it may be; empty when it is decided."""
     choice: str
+    """Why."""
     refusal: str | None = None
     """What is known of the next smaller count that was measured."""
     fed: bool
@@ -138,13 +158,19 @@ class WorkersEvidence(Table):
     rows: list[WorkersRow]
     joint: JointChoice | None = None
     local_ranks: Positive
+    """That loaded together."""
     max_workers: NonNegative
+    """Most that was allowed to be tried."""
     max_workers_because: str
+    """What set that."""
     consumer: str
     """What took the batches: the training step, or a replay of one."""
     window_s: Annotated[float, Field(gt=0)]
+    """Least time of a window."""
     windows: Positive
+    """Of all counts, and of the ceiling."""
     seconds: Annotated[float, Field(ge=0)]
+    """Time of all of them."""
     page_cache: Literal["warm", "cold", "as_is"]
     """Whether the dataset was read into memory first, or put out of it, or neither."""
     page_cache_share: Share | None = None
@@ -163,6 +189,7 @@ class LinkEvidence(Table):
     """A kind of link, from all-reduces of many sizes; bounds are of 98 % confidence."""
 
     scope: Scope
+    """Which ranks the link joins."""
     members: Annotated[int, Field(ge=2)]
     """Ranks of a node, or nodes, that took part."""
     latency_s: NonNegativeFloat
@@ -186,7 +213,9 @@ class ComputeEvidence(Table):
     fixed_s: NonNegativeFloat
     """Part of it that does not grow with the rows."""
     update_s: NonNegativeFloat
+    """Clipping and optimizer."""
     forward_share: Annotated[float, Field(gt=0, lt=1)]
+    """Part of a micro-batch's time that is forward."""
     jitter_share: NonNegativeFloat
     """Standard deviation of one rank's time."""
     slowdown_share: Share
@@ -201,10 +230,12 @@ class ExchangeRow(Table):
     """One way to exchange gradients: what it was predicted to take, and took."""
 
     strategy: Strategy
+    """As in ``train.parallel``, and so the next three."""
     shard_ranks: Positive | None = None
     gradient_dtype: GradientDtype
     bucket_cap_mib: Positive
     micro_batches: Positive
+    """Of an optimizer step, on each rank."""
     rows: Positive
     """Of a micro-batch."""
     predicted_step_s: Annotated[float, Field(gt=0)] | None = None
@@ -212,11 +243,15 @@ class ExchangeRow(Table):
     step_s: Annotated[float, Field(gt=0)] | None = None
     """Median; None where it did not run."""
     steps: NonNegative
+    """Measured."""
     real_tokens_per_s: NonNegativeFloat | None = None
+    """Of all ranks."""
     compute_share: Share | None = None
+    """Of the step, in which a rank computes."""
     communication_share: Share | None = None
     """Of the step, in which ranks waited for gradients or weights."""
     peak_bytes: Positive | None = None
+    """Memory of the rank that needed most."""
     added_micro_batches: NonNegative = 0
     """Of the step, which were not measured but added as predicted."""
     ratio_to_default: Annotated[float, Field(gt=0)] | None = None
@@ -233,12 +268,17 @@ class ScalingRow(Table):
 
     nodes: Positive
     strategy: Strategy
+    """As in ``train.parallel``, and so the next two."""
     gradient_dtype: GradientDtype
     bucket_cap_mib: Positive
     micro_batches: Positive
+    """Of an optimizer step, on each rank."""
     rows: Positive
+    """Of a micro-batch."""
     step_s: Annotated[float, Field(gt=0)]
+    """Of an optimizer step."""
     real_tokens_per_s: Annotated[float, Field(gt=0)]
+    """Of all nodes."""
     efficiency: Annotated[float, Field(gt=0)]
     """Against as many times one node."""
     efficiency_low: NonNegativeFloat | None = None
@@ -262,8 +302,11 @@ class NetworkEvidence(Table):
     nodes: Positive
     """Measured on."""
     ranks_per_node: Positive
+    """On each of them."""
     backend: str
+    """``nccl`` or ``gloo``."""
     interface: str | None = None
+    """That messages went over."""
     interface_bytes_per_s: Positive | None = None
     """What the interface says of itself."""
     transport: str
@@ -290,13 +333,16 @@ class NetworkEvidence(Table):
     equal_loss: str | None = None
     """What a check of 16-bit gradients against 32-bit ones found; None where there was none."""
     windows: NonNegative
+    """Rounds of steps and messages."""
     seconds: NonNegativeFloat
+    """Time of all of them."""
 
 
 class RecipeRow(Table):
     """One way to train the same model on the same data, by the same trainer."""
 
     name: RecipeName
+    """Whose settings."""
     differences: list[str]
     """From the tuned settings, as ``key: theirs instead of tuned``; in brackets why, where the recipe had no choice."""
     real_tokens_per_s: list[Annotated[float, Field(gt=0)]]
@@ -317,9 +363,13 @@ class BaselineEvidence(Table):
 
     rows: list[RecipeRow]
     local_ranks: Positive
+    """That trained together."""
     window_s: Annotated[float, Field(gt=0)]
+    """Least time of a window."""
     windows: Positive
+    """Of all settings."""
     seconds: NonNegativeFloat
+    """Time of all of them."""
 
 
 class Evidence(Table):

@@ -43,33 +43,53 @@ class Fingerprint(Table):
     """Where the figures come from; what may differ there makes them worthless here, in part or in all."""
 
     device: Literal["cpu", "cuda"]
+    """What was measured."""
     gpu_name: str | None = None
+    """As the driver says it."""
     gpu_count: NonNegative = 0
+    """Visible ones; 0 on a CPU."""
     gpu_total_bytes: Positive | None = None
+    """Memory of one."""
     gpu_mig: bool | None = None
+    """Whether it is a part of a GPU."""
     gpu_power_cap_w: float | None = None
+    """Power that the card may draw."""
     driver: str | None = None
+    """Version of the GPU's driver."""
     cuda: str | None = None
+    """Version that torch was built for."""
     torch: str
+    """Its version."""
     transformers: str
+    """Its version."""
     python: str
+    """Its version."""
     cpu_model: str | None = None
+    """The processor's name."""
     allotted_cpus: Positive
+    """Processors that the process may use: the least of affinity, control group and SLURM."""
     ram_total_bytes: Positive
+    """Of the host."""
     data_filesystem: str | None = None
+    """Type of the file system that the dataset lies on."""
     model_sha256: str
+    """Of the model's config."""
     dataset_hash: str
+    """Of the dataset's manifest."""
 
 
 class Provenance(Table):
     """How the profile came to be."""
 
     tool_version: str
+    """Of this program."""
     created_utc: str
+    """When the profile was written."""
     commands: list[str]
     """Names of the commands that wrote it, oldest first. Free text in a profile of a stranger: shown, and never
     suggested to anybody as something to run."""
     slurm_job_id: str | None = None
+    """The job that measured; None outside of one."""
     ledger_sha256: str
     """Over all that the ledger says of the trials of this model, dataset, device and length of rows."""
     ledger_until_utc: str | None = None

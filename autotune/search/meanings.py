@@ -20,14 +20,14 @@ def setting_meanings() -> dict[str, str]:
 
 
 def _meanings(kind: type[Table], prefix: str) -> dict[str, str]:
-    found = {f"{prefix}{name}": text for name, text in _texts(kind).items() if name in kind.model_fields}
+    found = {f"{prefix}{name}": text for name, text in texts_of(kind).items() if name in kind.model_fields}
     for name, known in kind.model_fields.items():
         if isinstance(known.annotation, type) and issubclass(known.annotation, Table):
             found |= _meanings(known.annotation, f"{prefix}{name}.")
     return found
 
 
-def _texts(kind: type[Table]) -> dict[str, str]:
+def texts_of(kind: type[Table]) -> dict[str, str]:
     """The string that follows each annotated name of a class body."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
