@@ -10,6 +10,7 @@ from autotune.commands import (
     data,
     doctor,
     estimate,
+    export,
     launch,
     network,
     probe,
@@ -42,6 +43,7 @@ app.command("baseline")(baseline.baseline)
 app.command("tune")(tune.tune)
 app.command("tune-between-nodes", hidden=True)(tune.tune_between_nodes)
 app.command("advise")(advise.advise)
+app.command("export")(export.export)
 app.add_typer(launch.app, name="launch")
 app.add_typer(profile.app, name="profile")
 app.add_typer(report.app, name="report")

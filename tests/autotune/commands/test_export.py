@@ -1,0 +1,170 @@
+"""What is written is read by transformers itself, in a process of its own: this one never imports it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from autotune.search.profiles import read_profile
+from tests.autotune.profiles import example_profile
+from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings, TrainConfig
+from trainer.schedule import learning_rate
+
+SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
+CUDA = {"device": "cuda", "precision": "bf16"}
+VARIANTS = {
+    "fsdp2": CUDA | {"parallel": ParallelSettings(strategy="fsdp2"), "checkpointing": "full"},
+    "zero1": {"parallel": ParallelSettings(strategy="zero1", bucket_cap_mib=100, static_graph=True)},
+    "compile": {"compile_layers": True, "data": DataSettings(loader_workers=2, prefetch_batches=4)},
+    "bucketed": {
+        "layout": "bucketed",
+        "checkpointing": "selective",
+        "evaluation": EvaluationSettings(interval_steps=9),
+    },
+    "tf32": {"device": "cuda", "tf32": True, "checkpoint": CheckpointSettings(enabled=False)},
+    "wsd": {"schedule": "wsd", "final_learning_rate_share": 0.1},
+    "wsd-long": {"schedule": "wsd", "decay_share": 1.0},
+    "cosine": {"schedule": "cosine"},
+    "cosine-to-share": {"schedule": "cosine", "final_learning_rate_share": 0.25},
+    "linear-to-share": {"schedule": "linear", "final_learning_rate_share": 0.25},
+    "constant": {"schedule": "constant", "warmup_steps": 0},
+}
+READ = """
+import json, sys, warnings
+from pathlib import Path
+import torch, transformers.training_args as theirs
+from transformers import HfArgumentParser, TrainingArguments, get_scheduler
+# This machine need not have the GPU that settings are for.
+theirs.is_torch_bf16_gpu_available = theirs.is_torch_tf32_available = lambda: True
+theirs.enable_tf32 = lambda on: None
+found = {}
+for path in map(Path, sys.argv[1:]):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(path))
+        TrainingArguments(**json.loads(path.read_text()))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
+    schedule = get_scheduler(
+        arguments.lr_scheduler_type, optimizer, arguments.get_warmup_steps(arguments.max_steps), arguments.max_steps,
+        arguments.lr_scheduler_kwargs,
+    )
+    rates = []
+    for _ in range(arguments.max_steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step(); schedule.step()
+    found[path.stem] = {
+        "arguments": json.loads(arguments.to_json_string()), "rates": rates,
+        "warnings": [str(one.message) for one in told if issubclass(one.category, FutureWarning)],
+    }
+print(json.dumps(found))
+"""
+
+
+def _variant(**changes) -> TrainConfig:
+    return example_profile().train.model_copy(update={"max_steps": 40, "warmup_steps": 5, **changes})
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory):
+    """What transformers makes of exports: of every profile that is shipped, and of variants."""
+    place = tmp_path_factory.mktemp("exports")
+    profiles = {path.stem: path for path in SHIPPED}
+    for name, changes in VARIANTS.items():
+        profiles[name] = place / f"{name}.toml"
+        profile = example_profile().model_copy(update={"train": _variant(**changes)})
+        profiles[name].write_text(profile_to_toml(profile))
+    files = []
+    for name, path in profiles.items():
+        files.append(place / f"{name}.json")
+        assert run(["export", str(path), "--to", "hf-trainer", "--out", str(files[-1]), "--nodes", "2"]) == 0
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *map(str, files)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=place,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), *VARIANTS])
+def test_transformers_reads_what_is_written_and_takes_every_value(read, name):
+    profile = next((path for path in SHIPPED if path.stem == name), None)
+    train = _variant(**VARIANTS[name]) if profile is None else read_profile(profile).profile.train
+    found = read[name]["arguments"]
+    assert found["max_steps"] == train.max_steps
+    assert found["bf16"] == (train.precision == "bf16")
+    assert found["dataloader_num_workers"] == train.data.loader_workers
+    assert found["torch_compile"] == train.compile_layers
+    batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
+    assert batch * 2 >= train.global_batch_rows  # a step has at least as many samples as rows
+
+
+@pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), *VARIANTS])
+def test_learning_rates_are_the_same_after_the_warm_up(read, name):
+    profile = next((path for path in SHIPPED if path.stem == name), None)
+    train = _variant(**VARIANTS[name]) if profile is None else read_profile(profile).profile.train
+    first = train.warmup_steps
+    ours = [learning_rate(train, step) for step in range(train.max_steps)]
+    assert read[name]["rates"][first:] == pytest.approx(ours[first:], rel=1e-9, abs=1e-15)
+
+
+def test_fsdp_arrives_whole(read):
+    found = read["fsdp2"]["arguments"]
+    assert found["fsdp"] is True
+    assert found["fsdp_config"]["version"] == 2
+    assert found["fsdp_config"]["activation_checkpointing"] is True
+    assert found["gradient_checkpointing"] is False
+
+
+def test_only_checkpointing_uses_a_name_that_will_go(read):
+    assert any("gradient_checkpointing" in text for text in read["bucketed"]["warnings"])
+    assert [name for name, found in read.items() if found["warnings"]] == ["bucketed"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
+    profile = example_profile()
+    train = profile.train.model_copy(update={"layout": "packed", "seq_length_tokens": 64, "global_batch_rows": 32})
+    (tmp_path / "p.toml").write_text(profile_to_toml(profile.model_copy(update={"train": train})))
+    return tmp_path
+
+
+def test_samples_of_packed_rows_are_counted_in_the_dataset(here, capsys, patterned_dataset):
+    assert run(["export", "p.toml", "--to", "hf-trainer", "--data", str(patterned_dataset), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    batch = json.loads(out)["batch"]
+    assert 2 < batch["samples_per_row"] < 3  # 24.5 tokens and two special ones, in rows of 64
+    meant = 32 * batch["samples_per_row"]
+    assert abs(batch["exported_samples_per_step"] - meant) <= 0.5 * batch["accumulation_steps"] + 0.5
+    assert batch["exported_real_tokens_per_step"] == pytest.approx(batch["real_tokens_per_step"], rel=0.3)
+
+
+def test_settings_are_printed_and_all_else_is_said_on_standard_error(here, capsys):
+    assert run(["export", "p.toml", "--to", "hf-trainer"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["per_device_train_batch_size"] == 2
+    for words in ("No equivalent:", "attend across", "warning: A packed row holds several samples", "--data"):
+        assert words in err
+
+
+def test_remarks_lie_beside_the_settings(here, capsys):
+    assert run(["export", "p.toml", "--to", "hf-trainer", "--out", "hf/settings.json"]) == 0
+    assert "hf/settings.remarks.json" in capsys.readouterr().out
+    remarks = json.loads((here / "hf/settings.remarks.json").read_text())
+    assert remarks["arguments"] == json.loads((here / "hf/settings.json").read_text())
+    assert {one["setting"] for one in remarks["settings"] if one["equivalence"] == "none"} >= {"layout", "head"}
+
+
+def test_an_unknown_target_names_those_that_are_known(here, capsys):
+    assert run(["export", "p.toml", "--to", "lightning"]) == 2
+    assert "hf-trainer" in capsys.readouterr().err
