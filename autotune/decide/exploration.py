@@ -32,7 +32,7 @@ EFFECT_SIGMAS = (0.1, 0.3, 0.7)
 PAIR_SHARES = (0.03, 0.1, 0.4)
 """Variance of a pair's effect, as part of that of one knob."""
 CELL_SIGMA = 0.03
-NOISE_SIGMAS = (0.01, 0.02, 0.04, 0.08, 0.16)
+NOISE_SIGMAS = (0.01, 0.02, 0.035, 0.06, 0.1, 0.16)
 """Of one full window."""
 SHORT_NOISE = 2.0
 """A short window is so much noisier."""

@@ -3,13 +3,14 @@
 Every cell of the space keeps the global batch, and fits as far as memory can be predicted. A round reads the unexplored
 settings beside the proposed ones, so that what a machine's minutes do to one they do to all; a cell is first read for a
 short window, and goes on to a full one only if it may still be the best. The search stops when no cell is expected to
-win more than the noise would let anybody see. What promises most is then held against the unexplored settings window by
+win more than the noise would let anybody see; until then those that may be the best are read again. What promises most is then held against the unexplored settings window by
 window, and taken only where it is proven to be faster; where it rounds differently its loss must be the same as well.
 
 Windows are on batches from memory, as loaders are counted later, at whatever settings come out of this.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -36,12 +37,14 @@ SHORT_PART = 0.25
 """Of a window: what a first look takes."""
 PRUNE_SIGMAS = 2.0
 """A first look so far below the best rules a cell out."""
-LEAST_TRIALS = 6
+LEAST_TRIALS = 12
 LEAST_IMPROVEMENT = 0.003
 """Of the logarithm: less is not worth a search, however sure."""
-VISIBLE_SHARE = 0.4
+VISIBLE_SHARE = 0.1
 """Of a window's noise: what a dozen windows of both in turn can tell apart."""
 FIRST_VERIFYING, MOST_VERIFYING = 4, 12
+COMPILING_S = 60.0
+"""What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
 CRASHES = 2
 """Values of a knob that crashed so often, and never ran, are left out."""
 
@@ -90,6 +93,7 @@ class Tried:
 
     @property
     def ran(self) -> bool:
+        """Whether any window did."""
         return bool(self.ratios or self.short)
 
 
@@ -106,6 +110,8 @@ class Exploration:
     windows: int = 0
     seconds: float = 0.0
     stopped_because: str = ""
+    taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    """Seconds of windows, start included, without and with compiled layers."""
     cells: tuple[Knobs, ...] = ()
     """Those that are left."""
 
@@ -143,23 +149,19 @@ class Exploration:
     def _over(self) -> str:
         """Why the search ends; empty while it goes on."""
         tried = len(self.tried) - 1
-        open_cells = [cell for cell in self.cells if cell not in self.tried]
-        if not open_cells:
-            return "every cell was tried"
+        if len(self.cells) < 2:
+            return "nothing else fits or runs"
         if tried >= self.request.most_trials:
             return f"{tried} cells are as many as were allowed"
-        if self.rounds and self.seconds >= self.request.windows.budget_s / 2:
+        if self.rounds and self._searching_s_left() <= 0:
             return "half of the time is used up, and the other half is for proof"
-        if tried < LEAST_TRIALS:
+        if tried < min(LEAST_TRIALS, len(self.cells) - 1):
             return ""
         found = self.posterior()
-        gain = self._expected(found, open_cells)
+        gain = float(expected_improvement(found, self._best_mean(found)).max())
         least = max(LEAST_IMPROVEMENT, VISIBLE_SHARE * found.noise_sigma)
         if gain < least:
-            return (
-                f"no further cell is expected to win more than {math.expm1(gain):.1%}, and less than "
-                f"{math.expm1(least):.1%} is below the noise"
-            )
+            return f"nothing is expected to win more than {math.expm1(gain):.1%}, which is below the noise"
         return ""
 
     def posterior(self) -> Posterior:
@@ -176,11 +178,6 @@ class Exploration:
                 seen += [Seen(cell=place[cell], log_ratio=one, short=True) for one in tried.short]
         return seen
 
-    def _expected(self, found: Posterior, open_cells: Sequence[Knobs]) -> float:
-        gains = expected_improvement(found, self._best_mean(found))
-        place = {cell: number for number, cell in enumerate(self.cells)}
-        return max(float(gains[place[cell]]) for cell in open_cells)
-
     def _best_mean(self, found: Posterior) -> float:
         tried = {cell for cell, one in self.tried.items() if one.ran} | {self.unexplored}
         return max(float(found.mean[number]) for number, cell in enumerate(self.cells) if cell in tried)
@@ -188,7 +185,7 @@ class Exploration:
     def propose(self, pending: Sequence[Knobs]) -> Knobs | None:
         """The cell that is expected to win most; those that are pending are taken to be as good as believed.
 
-        None where every cell was tried.
+        None where nothing is left that fits, or that the time allows.
         """
         found = self.posterior()
         place = {cell: number for number, cell in enumerate(self.cells)}
@@ -196,15 +193,25 @@ class Exploration:
         if lies:
             found = posterior(self.cells, [*self._seen(), *lies])
         gains = expected_improvement(found, self._best_mean(found))
-        order = sorted(range(len(self.cells)), key=lambda number: -gains[number])
-        for number in order:
-            cell = self.cells[number]
-            if cell in self.tried or cell in pending:
+        # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.
+        worth = {cell: gain / self.window_takes_s(cell) ** 0.5 for cell, gain in zip(self.cells, gains, strict=True)}
+        for cell in sorted(worth, key=lambda one: -worth[one]):
+            if cell in pending or cell == self.unexplored or self.window_takes_s(cell) > self._searching_s_left():
                 continue
-            if self.request.fits(cell):
+            if cell in self.tried or self.request.fits(cell):
                 return cell
             self._rule_out(cell)
         return None
+
+    def window_takes_s(self, cell: Knobs) -> float:
+        """About so long, by those of its kind so far."""
+        plain = statistics.median(self.taken_s[False] or [1.0])
+        if not cell.compile_layers:
+            return plain
+        return statistics.median(self.taken_s[True] or [plain + COMPILING_S])
+
+    def _searching_s_left(self) -> float:
+        return self.request.windows.budget_s / 2 - self.seconds
 
     def _rule_out(self, unfit: Knobs) -> None:
         """A cell that does not fit, and those of its kind with more rows."""
@@ -239,39 +246,41 @@ class Exploration:
     # Windows.
 
     def _round(self, study: "optuna.Study") -> None:
-        """Ask, read short windows of all, and full ones of those that are not pruned."""
+        """Ask, read short windows of what is new, and full ones of all that is not pruned."""
         asked = self._ask(study)
         if not asked:
             self.cells = tuple(cell for cell in self.cells if cell in self.tried)
             return
-        first = self._read([self.unexplored, *asked], short=True)
-        going_on = []
-        for cell, trial in asked.items():
+        fresh = [cell for cell in asked if cell not in self.tried]
+        first = self._read([self.unexplored, *fresh], short=True) if fresh else {}
+        going_on = [cell for cell in asked if cell not in fresh]
+        for cell in fresh:
             if cell not in first:
-                _tell_nothing(study, trial, "fail")
+                _tell_nothing(study, asked[cell], "fail")
                 continue
-            trial.report(self._take(cell, first, short=True), step=0)
-            if trial.should_prune():
+            asked[cell].report(self._take(cell, first, short=True), step=0)
+            if asked[cell].should_prune():
                 self.tried[cell].outcome = "pruned"
-                _tell_nothing(study, trial, "pruned")
+                _tell_nothing(study, asked[cell], "pruned")
             else:
                 going_on.append(cell)
         full = self._read([self.unexplored, *going_on], short=False) if going_on else {}
         for cell in going_on:
             if cell in full:
+                self.tried[cell].outcome = "ran"
                 study.tell(asked[cell], self._take(cell, full, short=False))
             else:
                 _tell_nothing(study, asked[cell], "fail")
 
     def _ask(self, study: "optuna.Study") -> "dict[Knobs, optuna.Trial]":
-        """Trials of cells that were not tried; fewer, or none, where few are left."""
+        """Trials of different cells; fewer, or none, where few are left."""
         from autotune.search.sampling import distributions
 
         space = distributions(self.request.cells)
         found: dict[Knobs, optuna.Trial] = {}
         for trial in [study.ask(fixed_distributions=space) for _ in range(TOGETHER)]:
             cell = Knobs(**trial.params)
-            if cell in self.cells and cell not in self.tried and cell not in found:
+            if cell in self.cells and cell != self.unexplored and cell not in found:
                 found[cell] = trial
             else:
                 _tell_nothing(study, trial, "fail")
@@ -300,6 +309,7 @@ class Exploration:
             cell = cells[place]
             what = "a first look" if short else f"round {number + 1}"
             outcome = self._run(trials[place], f"{cell.name}: {what}", anew=anew)
+            self.taken_s[cell.compile_layers].append(self.runner.finished[-1].seconds)
             tried = self.tried.setdefault(cell, Tried())
             if isinstance(outcome, Measured):
                 found[cell] = self._rate(cell, FeedFigures.of(outcome))
@@ -328,6 +338,7 @@ class Exploration:
     def _failed(self, cell: Knobs, outcome: Outcome) -> None:
         """Note it; a kind that runs out of memory is not tried with more rows, a value that only crashes no more."""
         self.tried[cell].outcome = describe(outcome)
+        self.cells = tuple(one for one in self.cells if one != cell)
         if isinstance(outcome, OutOfMemory):
             self._rule_out(cell)
             return

@@ -60,8 +60,7 @@ def explore_settings(
     search_request = _request(bench, stored, asked, probing, manifest)
     ledger = report_directory(stored.path, asked.probe.reports) / "ledger"
     with bench.display.show(f"explore {train.model.name}") as update:
-        trials = min(asked.most_trials, len(search_request.cells)) * 2
-        runner = bench.runner(ledger, fingerprint, update, expected_trials=trials)
+        runner = bench.runner(ledger, fingerprint, update, expected_trials=_USUAL_WINDOWS)
         search = Exploration(request=search_request, runner=runner)
         explored = search.run()
         found = evidence(search, explored)
@@ -74,6 +73,7 @@ def explore_settings(
     return replace(stored, profile=profile, intact=True), found
 
 
+_USUAL_WINDOWS = 40
 _FEWER_ROWS = "with fewer rows, as the probe found that so many leave no headroom"
 
 

@@ -1,0 +1,96 @@
+"""Windows of settings that are computed, and explorations over them, for tests of the search."""
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from autotune.core.knobs import KNOBS, Knobs
+from autotune.core.outcome import Measured, Outcome
+from autotune.core.trial import Trial
+from autotune.decide.knob_space import Levels, knob_space
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.measure.clock import FakeClock
+from autotune.measure.machine import FakeMachine
+from autotune.search.exploration import Exploration, ExploreRequest
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import SweepRequest
+from autotune.store import Ledger
+from tests.autotune.search.feeds import CONFIG, HOST
+from trainer.config import Checkpointing, Layout
+
+Rate = Callable[[Knobs], float]
+"""Real tokens/s of settings, without noise."""
+UNEXPLORED = Knobs(
+    precision="fp32",
+    attention="auto",
+    checkpointing="none",
+    compile_layers=False,
+    layout="packed",
+    micro_batch_rows=8,
+)
+LEVELS = Levels(
+    precision=("fp32", "bf16"),
+    attention=("auto",),
+    checkpointing=get_args(Checkpointing),
+    compile_layers=(False, True),
+    layout=get_args(Layout),
+)
+GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
+CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
+
+
+def additive(effects: dict[object, float]) -> Rate:
+    """Each value of a knob has its factor; micro-batches win less the larger they are."""
+    return lambda knobs: (
+        1000
+        * knobs.micro_batch_rows
+        / (knobs.micro_batch_rows + 2)
+        * math.prod(effects.get(getattr(knobs, name), 1.0) for name in KNOBS)
+    )
+
+
+def machine_of(rate: Rate, clock: FakeClock, noise: float, seed: int) -> FakeMachine:
+    """Takes three seconds for a window, and a minute where layers are compiled."""
+    rng = random.Random(seed)
+
+    def simulate(trial: Trial) -> Outcome:
+        config = trial.measured["config"]
+        knobs = Knobs(**{name: config[name] for name in KNOBS})
+        short = trial.measured["min_steps"] == 1
+        clock.sleep(3.0 + 57.0 * knobs.compile_layers)
+        value = rate(knobs) * math.exp(rng.gauss(0, noise * (1 + short)))
+        losses = {"losses": [3.0 - 0.01 * step for step in range(trial.measured["min_steps"])]}
+        return Measured(figures=_figures(value) | (losses if trial.measured.get("losses") else {}))
+
+    return FakeMachine(simulate)
+
+
+def _figures(real_tokens_per_s: float) -> dict[str, object]:
+    return {
+        "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
+        "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
+        "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
+        "storage_bytes_per_s": None, "page_cache_share": None,
+    }  # fmt: skip
+
+
+def exploration_over(
+    machine: FakeMachine, place: Path, clock: FakeClock, *, cells: tuple[Knobs, ...] = CELLS, minutes: float = 20.0,
+    most_trials: int = 60,
+) -> Exploration:  # fmt: skip
+    """One whose windows count their own real tokens."""
+    runner = TrialRunner(machine=machine, ledger=Ledger(place, "w"), site="s", clock=clock)
+    limits = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+    windows = SweepRequest(
+        config=CONFIG, data_dir="/data", limits=limits, window_s=2.0, budget_s=60 * minutes, trial_timeout_s=600.0
+    )
+    request = ExploreRequest(
+        windows=windows,
+        cells=cells,
+        global_rows=GLOBAL_ROWS,
+        real_shares=dict.fromkeys(GLOBAL_ROWS),
+        most_trials=most_trials,
+    )
+    return Exploration(request=request, runner=runner)
