@@ -32,6 +32,7 @@ PEAKS = (
     Peak(name="H200 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H200 data sheet, NVL"),
     Peak(name="H200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H200 data sheet, SXM"),
     Peak(name="GH200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA GH200 data sheet"),
+    Peak(name="B200", bf16=2250 * TERA, tf32=1100 * TERA, fp32=75 * TERA, source="NVIDIA HGX B200 data sheet"),
     Peak(name="A100", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A100 data sheet"),
     Peak(name="A40", bf16=150 * TERA, tf32=75 * TERA, fp32=37 * TERA, source="NVIDIA A40 data sheet"),
     Peak(name="A30", bf16=165 * TERA, tf32=82 * TERA, fp32=10.3 * TERA, source="NVIDIA A30 data sheet"),

@@ -4,6 +4,8 @@ A card has three sizes. Sellers count decimal gigabytes; NVML counts what the dr
 because the driver keeps a part. What CUDA sees differs between drivers by up to a few hundred MiB: of the figures
 found, the smallest is in the table, so that what fits by it fits. "Secondary source" means that somebody other than
 NVIDIA printed what their machine said. None of these figures depends on sparsity.
+
+A board's power limit is what it may take at most, and what dense work on it takes in the long run.
 """
 
 import difflib
@@ -44,6 +46,9 @@ class Card:
     cuda_total_source: Source | None
     marketed_bytes: int
     marketed_source: Source
+    power_limit_w: int
+    """The board's power limit as delivered, the highest where boards of this memory differ or it may be configured."""
+    power_source: Source
 
 
 _MODAL = Source(
@@ -56,6 +61,7 @@ _NIM = Source(
     text="NVIDIA NIM 1.6.0, https://docs.nvidia.com/nim/large-language-models/1.6.0/supported-models.html",
     date="2026-11-21",
 )
+_READ = "2026-11-22"
 _ANANDTECH = Source(text="AnandTech, NVIDIA announces H100 NVL; secondary source", date="2023-03-21")
 
 CARDS = (
@@ -73,6 +79,8 @@ CARDS = (
         ),
         marketed_bytes=40 * _GB,
         marketed_source=_MODAL,
+        power_limit_w=400,
+        power_source=Source(text="NVIDIA A100 data sheet, SXM4 (the PCIe board has 250 W)", date=_READ),
     ),
     Card(
         key="a100-80gb",
@@ -87,6 +95,8 @@ CARDS = (
         ),
         marketed_bytes=80 * _GB,
         marketed_source=_NIM,
+        power_limit_w=400,
+        power_source=Source(text="NVIDIA A100 data sheet, SXM4 (the PCIe board has 300 W)", date=_READ),
     ),
     Card(
         key="l40s-48gb",
@@ -102,6 +112,8 @@ CARDS = (
         ),
         marketed_bytes=48 * _GB,
         marketed_source=_NIM,
+        power_limit_w=350,
+        power_source=Source(text="NVIDIA L40S data sheet", date=_READ),
     ),
     Card(
         key="rtx-4090-24gb",
@@ -119,6 +131,8 @@ CARDS = (
         ),
         marketed_bytes=24 * _GB,
         marketed_source=_NIM,
+        power_limit_w=450,
+        power_source=Source(text="NVIDIA GeForce RTX 4090 specifications", date=_READ),
     ),
     Card(
         key="h100-sxm-80gb",
@@ -132,6 +146,8 @@ CARDS = (
         cuda_total_source=_TORCH,
         marketed_bytes=80 * _GB,
         marketed_source=_NIM,
+        power_limit_w=700,
+        power_source=Source(text="NVIDIA H100 data sheet, SXM", date=_READ),
     ),
     Card(
         key="h100-pcie-80gb",
@@ -143,6 +159,8 @@ CARDS = (
         cuda_total_source=_TORCH,
         marketed_bytes=80 * _GB,
         marketed_source=_ANANDTECH,
+        power_limit_w=350,
+        power_source=Source(text="NVIDIA H100 PCIe product brief PB-11133-001", date=_READ),
     ),
     Card(
         key="h100-nvl-94gb",
@@ -158,6 +176,8 @@ CARDS = (
         ),
         marketed_bytes=94 * _GB,
         marketed_source=_ANANDTECH,
+        power_limit_w=400,
+        power_source=Source(text="NVIDIA H100 data sheet, NVL: 350 to 400 W", date=_READ),
     ),
     Card(
         key="h200-141gb",
@@ -169,6 +189,8 @@ CARDS = (
         cuda_total_source=_TORCH,
         marketed_bytes=141 * _GB,
         marketed_source=_NIM,
+        power_limit_w=700,
+        power_source=Source(text="NVIDIA H200 data sheet, SXM", date=_READ),
     ),
     Card(
         key="b200-180gb",
@@ -187,6 +209,8 @@ CARDS = (
             "https://docs.nvidia.com/dgx/dgxb200-user-guide/introduction-to-dgxb200.html",
             date="2026-11-21",
         ),
+        power_limit_w=1000,
+        power_source=Source(text="NVIDIA Blackwell architecture brief, HGX B200", date=_READ),
     ),
 )
 
@@ -208,7 +232,9 @@ def find_card(name: str) -> Card:
     if len(fitting) == 1:
         return fitting[0]
     keys = {_plain(card.key): card.key for card in CARDS}
-    close = [card.key for card in fitting] or [keys[match] for match in difflib.get_close_matches(wanted, keys)]
+    spelled = {head: card.key for card in CARDS for head in _beginnings(card.key)} | keys
+    near = [spelled[match] for match in difflib.get_close_matches(wanted, spelled)]
+    close = [card.key for card in fitting] or list(dict.fromkeys(near))
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     raise BadInput(
         f"{name!r} fits {len(fitting)} cards" if fitting else f"no card is called {name!r}",

@@ -106,3 +106,33 @@ def parse_seconds(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a time: write a number and s, ms or us, such as 25us")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+_AMOUNT = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([kKmMbBgGtT]?)\s*")
+_AMOUNT_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+def parse_amount(text: str) -> float:
+    """Read how much of something, such as ``45.2B``, ``2T``, ``1e22`` or ``202,000,000``.
+
+    Raises:
+        ValueError: If the text is not a positive number, with K, M, B or T behind it or nothing.
+    """
+    match = _AMOUNT.fullmatch(text)
+    amount = 0.0
+    if match is not None:
+        amount = float(match[1].replace("_", "").replace(",", "")) * _AMOUNT_FACTORS[match[2].lower()]
+    if not 0 < amount < float("inf"):
+        raise ValueError(f"{text!r} is not an amount: write a positive number, such as 45.2B, 2T or 1e22")
+    return amount
+
+
+def format_amount(value: float | None) -> str:
+    """Show how much of something with four digits: ``45.2 B``, ``1.414 T``, ``9,400``; ``n/a`` when it is missing."""
+    if value is None:
+        return "n/a"
+    for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(value) >= 0.99995 * factor:
+            scaled = value / factor
+            return f"{scaled:,.0f} {unit}" if scaled >= 9999.5 else f"{scaled:.4g} {unit}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

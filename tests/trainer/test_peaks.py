@@ -11,6 +11,7 @@ from trainer.peaks import PEAKS, peak_flops_per_s
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H200", 989),
         ("NVIDIA H200 NVL", 835),
+        ("NVIDIA B200", 2250),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA L4", 121),

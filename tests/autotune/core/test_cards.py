@@ -40,6 +40,12 @@ def test_a_beginning_that_fits_several_is_refused_with_those(name):
     assert all((card.key in offered) == card.key.startswith(name.lower() + "-") for card in CARDS)
 
 
+def test_a_short_slip_finds_the_card_that_begins_like_it():
+    with pytest.raises(BadInput) as caught:
+        find_card("h20")
+    assert caught.value.next_step.startswith("Did you mean h200-141gb?")
+
+
 def test_an_unknown_card_is_refused_with_the_nearest_and_all():
     with pytest.raises(BadInput, match="no card is called 'h200-144gb'") as caught:
         find_card("h200-144gb")
@@ -91,7 +97,8 @@ def test_sizes_are_in_order_and_carry_their_sources(card):
     assert (card.cuda_total_bytes is None) == (card.cuda_total_source is None)
     if card.cuda_total_bytes is not None:
         assert 0.95 * card.total_bytes < card.cuda_total_bytes < card.total_bytes
-    for source in filter(None, (card.total_source, card.cuda_total_source, card.marketed_source)):
+    assert 100 <= card.power_limit_w <= 1500
+    for source in filter(None, (card.total_source, card.cuda_total_source, card.marketed_source, card.power_source)):
         assert source.text
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", source.date)
 

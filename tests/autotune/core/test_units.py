@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.units import format_bytes, format_seconds, format_share, parse_bytes
+from autotune.core.units import format_amount, format_bytes, format_seconds, format_share, parse_amount, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,23 @@ def test_durations_read_like_durations():
 
 def test_what_is_missing_shows_as_missing():
     assert {format_bytes(None), format_seconds(None), format_share(None)} == {"n/a"}
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("45.2B", 45.2e9), ("2T", 2e12), ("1e22", 1e22), ("202,000,000", 202e6), ("1_000", 1000), ("10 m", 1e7),
+     ("3k", 3000), ("5g", 5e9)],
+)  # fmt: skip
+def test_amounts_are_read_as_people_write_them(text, amount):
+    assert parse_amount(text) == pytest.approx(amount)
+
+
+@pytest.mark.parametrize("text", ["", "B", "-1", "0", "2X", "1e999", "nan", "1 2", "inf"])
+def test_what_is_no_positive_amount_is_refused(text):
+    with pytest.raises(ValueError, match="amount"):
+        parse_amount(text)
+
+
+@given(st.floats(0.01, 1e17))
+def test_a_shown_amount_reads_back_within_a_per_cent(amount):
+    assert parse_amount(format_amount(amount)) == pytest.approx(amount, rel=0.01)
