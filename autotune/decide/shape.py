@@ -1,0 +1,113 @@
+"""What a known architecture costs, from its config alone: operations, and gradients by when they are ready. Pure.
+
+The trainer counts a model's own matrices; this is the same for a model that is not built, and tests hold it to that.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
+from autotune.core.network import GradientPart
+from autotune.decide.work import HIDDEN_SIZE, LAYERS, layer_weights, of_model
+from trainer.config import TrainConfig
+from trainer.families import FAMILIES
+from trainer.flops import ModelWork
+
+Int64 = npt.NDArray[np.int64]
+
+_VOCAB_MULTIPLE = 64
+"""Rows of the table of embeddings come in whole tiles."""
+_PARTS_PER_LAYER = 4
+_TYPICAL_LENGTHS = 1024
+_GLOBAL_EVERY, _LOCAL_ATTENTION = 3, 128
+"""ModernBERT's, where a config leaves them out."""
+
+
+def work_of_shape(train: TrainConfig, vocab_size: int, parameters: int) -> ModelWork | None:
+    """What a model has to compute; None for an architecture whose parts this project does not know."""
+    family = FAMILIES.get(train.model.config["model_type"])
+    if family is None:
+        return None
+    hidden, layers = int(of_model(train, "hidden_size", HIDDEN_SIZE)), int(of_model(train, "num_hidden_layers", LAYERS))
+    table = -(-vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+    reaches = _reaches(train, layers) if family.layer == "modernbert" else (None,) * layers
+    body, of_layer = layers * int(layer_weights(train)), int(layer_weights(train))
+    narrow = reaches[-1] is None
+    predicted_only = of_layer - 2 * hidden**2 if narrow else 0  # all of the last layer but keys and values
+    return ModelWork(
+        parameters=parameters,
+        weights_per_token=body - predicted_only,
+        weights_per_predicted_token=hidden**2 + hidden * table + predicted_only,
+        attention_width=hidden,
+        reaches=reaches,
+        last_layer_narrow=narrow,
+    )
+
+
+def vocab_size_of(train: TrainConfig, parameters: int) -> int | None:
+    """Rows of the table of embeddings, from what layers, head and positions leave of the parameters.
+
+    To within a per cent or two: of small parameters only those of BERT's layers count, which are most. None for an
+    architecture that is not known.
+    """
+    family = FAMILIES.get(train.model.config["model_type"])
+    if family is None:
+        return None
+    hidden = int(of_model(train, "hidden_size", HIDDEN_SIZE))
+    layers = int(of_model(train, "num_hidden_layers", LAYERS))
+    beside = layers * int(layer_weights(train)) + hidden**2
+    if family.layer == "bert":
+        biases_and_norms = 9 * hidden + int(of_model(train, "intermediate_size", 4 * hidden))
+        beside += layers * biases_and_norms + hidden * int(of_model(train, "max_position_embeddings", 512))
+    return max(1, (parameters - beside) // (hidden + 1))
+
+
+def flops_per_token(work: ModelWork, lengths: Int64, masking_probability: float) -> float:
+    """Operations of training for each real token, in the mean over documents of these lengths."""
+    tokens = int(lengths.sum())
+    ordinary = tokens - SPECIAL_TOKENS_PER_SAMPLE * len(lengths)
+    return work.step_flops(lengths, round(masking_probability * ordinary)) / tokens
+
+
+def typical_lengths(samples: LengthDistribution, row_tokens: int) -> Int64:
+    """Lengths that stand for those of a dataset, special tokens included, cut to a row; shape (N,).
+
+    Quantiles in equal steps: their mean and the mean of their squares are those of the dataset to within its bins.
+    """
+    shares = (np.arange(_TYPICAL_LENGTHS) + 0.5) / _TYPICAL_LENGTHS
+    found = [samples.percentile_tokens(float(share)) or 0.0 for share in shares]
+    most = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    cut: Int64 = np.minimum(np.round(found), most).astype(np.int64)
+    return cut + SPECIAL_TOKENS_PER_SAMPLE
+
+
+def assumed_lengths(row_tokens: int) -> Int64:
+    """Where nothing is known of a dataset: documents of half a row each."""
+    return np.array([max(SPECIAL_TOKENS_PER_SAMPLE + 1, row_tokens // 2)], dtype=np.int64)
+
+
+def gradients_of_shape(train: TrainConfig, parameters: int) -> tuple[GradientPart, ...]:
+    """Gradients layer after layer, then everything else at once, as embeddings are ready last."""
+    layers = int(of_model(train, "num_hidden_layers", LAYERS))
+    in_layers = min(parameters, layers * int(layer_weights(train)))
+    parts = layers * _PARTS_PER_LAYER
+    found = [
+        GradientPart(elements=max(1, in_layers // parts), ready_share=(number + 1) / parts) for number in range(parts)
+    ]
+    return (*found, GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0))
+
+
+def largest_parameter_bytes(train: TrainConfig, parameters: int) -> int:
+    """Of what is gathered at once at most: the table of embeddings, or all of a layer; in 32 bits."""
+    of_layer = int(layer_weights(train))
+    beside = parameters - int(of_model(train, "num_hidden_layers", LAYERS)) * of_layer
+    return 4 * max(of_layer, beside)
+
+
+def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
+    every = int(of_model(train, "global_attn_every_n_layers", _GLOBAL_EVERY))
+    window = int(of_model(train, "local_attention", _LOCAL_ATTENTION)) // 2
+    kinds = train.model.config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers:
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if number % every else None for number in range(layers))

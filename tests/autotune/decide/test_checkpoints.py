@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.plan import Figure
+from autotune.decide.checkpoints import checkpoints_of
+from tests.trainer.checkpoints import state_of
+from tests.trainer.oracles import SHAPES, config_of, training_of
+from trainer.checkpoint import list_checkpoints
+from trainer.config import CheckpointSettings, ModelSettings
+from trainer.dataset import TokenDataset
+from trainer.parallel import join_ranks
+from trainer.saver import Saver
+
+
+def parameters(count):
+    return Figure(value=count, basis="measured", source="counted")
+
+
+def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(patterned_dataset, tmp_path):
+    shape = SHAPES["bert"] | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
+    config = config_of(model=ModelSettings(name="m", config=shape))
+    training = training_of(config, TokenDataset.open(patterned_dataset))
+    settings = CheckpointSettings(keep_last=2, keep_every_steps=4, asynchronous=False)
+    saver = Saver(tmp_path, settings, training, join_ranks(config, environment={}), attempt=1, timeout_s=5.0)
+    most = 0
+    for step in range(1, 9):
+        saver.save(state_of(step), rollbacks=0)
+        most = max(most, sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
+    (newest, *_) = checkpoints = list_checkpoints(tmp_path)
+    size = sum(file.stat().st_size for file in newest.iterdir())
+    planned = checkpoints_of(parameters(training.work.parameters), settings, steps=8)
+    assert planned.one.value == pytest.approx(size, rel=0.05)
+    assert planned.one.value < size
+    assert len(checkpoints) <= planned.kept == 2 + 2
+    assert most <= planned.disk.value
+
+
+@given(st.integers(1, 10**6), st.integers(1, 9), st.integers(1, 10**5))
+def test_what_is_kept_grows_with_the_steps_and_with_what_is_asked_for(steps, keep_last, every):
+    plain = checkpoints_of(parameters(10**8), CheckpointSettings(keep_last=keep_last), steps)
+    more = checkpoints_of(parameters(10**8), CheckpointSettings(keep_last=keep_last, keep_every_steps=every), steps)
+    assert more.kept - plain.kept == steps // every
+    assert more.disk.value >= plain.disk.value > plain.kept * plain.one.value
+
+
+def test_without_checkpoints_the_model_stays():
+    found = checkpoints_of(parameters(1000), CheckpointSettings(enabled=False), 10)
+    assert found.kept == 0
+    assert found.disk.value == 4000
+
+
+def test_bytes_are_predicted_from_what_was_counted_and_assumed_from_what_was_assumed():
+    assert checkpoints_of(parameters(10), CheckpointSettings(), 1).one.basis == "predicted"
+    assumed = Figure(value=10, basis="assumed", source="a vocabulary")
+    assert checkpoints_of(assumed, CheckpointSettings(), 1).disk.basis == "assumed"

@@ -1,0 +1,201 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.plan import Figure, Fleet, Goal, MemoryPlan, MemoryRow, Remedy
+from autotune.decide.plan import Inputs, plan_of
+from autotune.decide.spread import Spread
+from autotune.errors import BadInput
+from trainer.config import CheckpointSettings
+
+GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
+amounts = st.floats(1e6, 1e13)
+shares = st.floats(0, 0.8)
+
+
+def measured(value, share=0.0):
+    low, high = (value * (1 - share), value * (1 + share)) if share else (None, None)
+    return Figure(value=value, low=low, high=high, basis="measured", source="here")
+
+
+def known(kind="tokens", amount=1e9, *, total=None, **changes) -> Inputs:
+    total = total or measured(1e6)
+    values = {
+        "model": "m",
+        "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"),
+        "fleet": GPUS,
+        "parameters": measured(1e8),
+        "flops_per_token": measured(5e8),
+        "tokens_per_row": measured(500.0),
+        "tokens_per_pass": measured(1e9),
+        "batch_rows": 1000,
+        "rate": measured(total.value / 32),
+        "spread": Spread(tokens_per_s=total, efficiency=None, micro_batches=1, rows=32),
+        "checkpoint": CheckpointSettings(),
+        "power_w": measured(600.0),
+        "price_per_device_hour": 2.0,
+        "memory": None,
+        "next_command": "next",
+    }
+    return Inputs(**values | changes)
+
+
+def test_a_plan_by_hand():
+    found = plan_of(known(amount=3.6e9))
+    assert found.batch_tokens.value == 500_000
+    assert found.steps.value == 7200
+    assert found.wall_s.value == pytest.approx(3600)
+    assert found.device_hours.value == pytest.approx(32)
+    assert found.cost.value == pytest.approx(64)
+    assert found.energy_kwh.value == pytest.approx(19.2)
+    assert found.passes.value == pytest.approx(3.6)
+    assert found.flops_6n.value == pytest.approx(6 * 1e8 * 3.6e9)
+    assert found.flops_counted.value == pytest.approx(1.8e18)
+    assert found.checkpoints.one.value == 1.2e9
+    assert {found.wall_s.basis, found.cost.basis, found.steps.basis} == {"predicted"}
+    assert found.tokens.basis == "given"
+
+
+@given(amounts, shares, st.floats(1e3, 1e9))
+def test_tokens_give_hours_and_these_hours_give_the_tokens_back(tokens, share, rate):
+    there = plan_of(known(amount=tokens, total=measured(rate, share)))
+    back = plan_of(known("hours", there.wall_s.value / 3600, total=measured(rate, share)))
+    assert back.tokens.value == pytest.approx(tokens)
+    assert back.wall_s.basis == "given"
+    assert back.cost.value == pytest.approx(there.cost.value)
+
+
+@given(amounts, st.sampled_from(["flops", "epochs", "steps"]))
+def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
+    plain = plan_of(known(amount=tokens))
+    amount = {"flops": plain.flops_6n.value, "epochs": plain.passes.value, "steps": plain.steps.value}[kind]
+    other = plan_of(known(kind, amount))
+    rounding = 500_000 if kind == "steps" else 1e-6 * tokens
+    assert other.tokens.value == pytest.approx(tokens, abs=rounding)
+    assert other.wall_s.value == pytest.approx(plain.wall_s.value, abs=1 + rounding / 1e6)
+
+
+@given(amounts, st.floats(1.0, 100.0), shares)
+def test_more_tokens_take_no_less_of_anything(tokens, factor, share):
+    less, more = (plan_of(known(amount=n, total=measured(1e6, share))) for n in (tokens, tokens * factor))
+    for name in ("steps", "wall_s", "device_hours", "cost", "energy_kwh", "flops_6n", "passes"):
+        assert getattr(more, name).value >= getattr(less, name).value
+    assert more.optimal.parameters >= less.optimal.parameters
+
+
+@given(amounts, st.floats(0.01, 0.9))
+def test_time_and_cost_are_bounded_by_the_rate(tokens, share):
+    found = plan_of(known(amount=tokens, total=measured(1e6, share)))
+    for figure in (found.wall_s, found.device_hours, found.cost, found.energy_kwh):
+        assert figure.low <= figure.value <= figure.high
+    assert found.wall_s.high == pytest.approx(tokens / (1e6 * (1 - share)))
+
+
+@given(amounts)
+def test_steps_hold_all_tokens_and_no_more_than_they_must(tokens):
+    found = plan_of(known(amount=tokens))
+    assert found.steps.value == max(1, math.ceil(tokens / 500_000))
+
+
+def test_one_assumption_makes_everything_after_it_assumed_and_nothing_before_it():
+    rate = Figure(value=1e6, low=5e5, high=2e6, basis="assumed", source="a share of a peak")
+    found = plan_of(known(total=rate))
+    assert {one.basis for one in (found.wall_s, found.device_hours, found.cost, found.energy_kwh)} == {"assumed"}
+    assert found.steps.basis == "predicted"
+
+
+def test_without_a_rate_there_is_no_time_and_everything_else():
+    found = plan_of(known(rate=None, spread=None, rate_missing="nobody knows"))
+    assert found.wall_s is found.cost is found.energy_kwh is found.device_hours is None
+    assert found.steps.value == 2000
+    assert found.optimal is not None
+
+
+def test_without_parameters_there_is_neither_compute_nor_disk():
+    found = plan_of(known(parameters=None, flops_per_token=None, memory_missing="not traced"))
+    assert found.flops_6n is found.optimal is found.checkpoints is None
+    assert found.wall_s is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
+        ({"kind": "flops", "parameters": None, "memory_missing": "not traced"}, "--tokens"),
+        ({"kind": "hours", "rate": None, "spread": None, "rate_missing": "no peak"}, "--tokens-per-s"),
+    ],
+)
+def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
+    with pytest.raises(BadInput) as caught:
+        plan_of(known(amount=2.0, **changes))
+    assert said in caught.value.next_step
+
+
+def test_a_cpu_counts_its_processors_and_no_energy():
+    fleet = Fleet(device="cpu", name="A CPU", nodes=2, ranks_per_node=2, cpus_per_rank=4.0, memory_bytes=2**30)
+    found = plan_of(known(amount=3.6e9, fleet=fleet, power_w=None, price_per_device_hour=None))
+    assert found.device_hours.value == pytest.approx(16)
+    assert found.energy_kwh is None
+    assert any("no CPU's power" in one for one in found.left_out)
+
+
+def words(**changes) -> str:
+    return "\n".join(plan_of(known(**changes)).warnings)
+
+
+def test_a_plan_near_the_optimum_over_few_passes_needs_no_warning():
+    assert words(amount=2e9) == ""
+
+
+def test_many_passes_are_said_with_their_source():
+    assert "Muennighoff et al. 2023" in words(amount=41e9)
+    assert "Muennighoff" not in words(amount=39e9)
+
+
+@pytest.mark.parametrize(("amount", "said"), [(1e8, "smaller model on more tokens"), (1e11, "larger model on fewer")])
+def test_tokens_far_from_compute_optimal_are_said(amount, said):
+    assert said in words(amount=amount)
+
+
+def test_what_inefficient_nodes_need_is_said():
+    total = Figure(value=1e6, basis="assumed", source="s")
+    slow = Spread(
+        tokens_per_s=total,
+        efficiency=Figure(value=0.5, basis="assumed", source="lines"),
+        micro_batches=1,
+        rows=2,
+        useful_nodes=2,
+        remedies=(Remedy(change="16-bit gradients", efficiency=0.7),),
+        enough_times=4,
+    )
+    said = words(amount=2e9, spread=slow)
+    assert "4 nodes are 50.0 % efficient (assumed)" in said
+    assert "2 nodes are useful" in said
+    assert "16-bit gradients: 70.0 %" in said
+    assert "2 M tokens a step" in said
+    fine = dataclasses.replace(slow, efficiency=Figure(value=0.95, basis="assumed", source="lines"))
+    assert words(amount=2e9, spread=fine) == ""
+
+
+def memory(**fits):
+    rows = tuple(
+        MemoryRow(name=name, state_bytes=1, activations_bytes=1, other_bytes=1, fits=fit, trains_here=name != "TP 2")
+        for name, fit in fits.items()
+    )
+    return MemoryPlan(rows=rows, micro_batch_rows=1, most_rows=0, basis="predicted", source="a trace")
+
+
+@pytest.mark.parametrize(
+    ("fits", "said"),
+    [
+        ({"DDP": False, "FSDP": True, "TP 2": True}, "it does with FSDP"),
+        ({"DDP": False, "FSDP": False, "TP 2": True}, "which this trainer does not do"),
+        ({"DDP": False, "FSDP": False, "TP 2": False}, "more or larger GPUs"),
+    ],
+)
+def test_a_model_that_does_not_fit_alone_is_said_with_what_makes_it_fit(fits, said):
+    assert said in words(amount=2e9, memory=memory(**fits))
+    assert "fit" not in words(amount=2e9, memory=memory(DDP=True))
