@@ -13,6 +13,7 @@ from autotune.commands import (
     export,
     launch,
     network,
+    plan,
     probe,
     profile,
     report,
@@ -39,6 +40,7 @@ app.command("probe")(probe.probe)
 app.command("workers")(workers.workers)
 app.command("network")(network.network)
 app.command("scale")(scale.scale)
+app.command("plan")(plan.plan)
 app.command("baseline")(baseline.baseline)
 app.command("tune")(tune.tune)
 app.command("tune-between-nodes", hidden=True)(tune.tune_between_nodes)

@@ -1,0 +1,157 @@
+"""``autotune plan``: steps, time, cost, memory and disk of the intended training, before it is paid for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+
+from autotune.commands.options import AsJson, ProfileData
+from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from autotune.core.plan import Goal, GoalKind
+    from autotune.search.plan_subject import Shape
+    from autotune.search.profiles import StoredProfile
+
+
+def plan(
+    *,
+    model: Annotated[str | None, typer.Option(help="Preset or config.json; or give --profile.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A profile: its settings, and what was measured.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Train on so many real tokens, such as 45.2B or 2T.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Train on so many passes over the dataset.")] = None,
+    flops: Annotated[
+        str | None, typer.Option(metavar="N", help="Train for so many operations by 6·N·D, such as 1e20.")
+    ] = None,
+    hours: Annotated[float | None, typer.Option(help="Train for so long.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train so many optimizer steps. Default: the profile's.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The card, such as h100-nvl-94gb. Default: the profile's machine.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=8192, help="Nodes.")] = 1,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Ranks on each node. Default: the profile's, else 1.")
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(min=0, help="What you pay for a GPU and hour, in any currency.")
+    ] = None,
+    data: ProfileData = None,
+    global_batch_tokens: Annotated[
+        str | None, typer.Option(metavar="N", help="Real tokens of a step over all ranks. Default: the profile's.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Line rate of a node's network card, such as 25Gbit, where it was not measured.")
+    ] = None,
+    tokens_per_s: Annotated[
+        str | None, typer.Option(metavar="N", help="Real tokens/s of one GPU, if you know better than the plan.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=8, help="Without --data. Default: 30522.")] = None,
+    seq_length: Annotated[int | None, typer.Option(min=8, help="Tokens in a row, with --model. Default: 512.")] = None,
+    precision: Annotated[
+        Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products, with --model. Default: bf16.")
+    ] = None,
+    tensor_ranks: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of the tensor-parallel formula. Default: 2.")
+    ] = None,
+    pipeline_stages: Annotated[int | None, typer.Option(min=1, help="Of the pipeline formula. Default: 2.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
+    from autotune.core.units import parse_amount, parse_bits_per_s
+    from autotune.search.plan import Asked, plan
+    from autotune.search.scaling import Assumed
+    from autotune.show.plan import plan_json, plan_text
+    from trainer.progress import progress
+
+    goal = _goal(
+        {
+            "tokens": (tokens, None if tokens is None else _told(parse_amount, tokens, "--tokens")),
+            "epochs": (epochs, epochs),
+            "flops": (flops, None if flops is None else _told(parse_amount, flops, "--flops")),
+            "hours": (hours, hours),
+            "steps": (steps, steps),
+        }
+    )
+    asked = Asked(
+        source=_source(model, profile, seq_length, precision),
+        model_argument=model or "",
+        goal=goal,
+        gpu=gpu,
+        nodes=nodes,
+        ranks_per_node=gpus_per_node,
+        price_per_device_hour=price_per_gpu_hour,
+        data=data,
+        vocab_size=vocab_size,
+        global_batch_tokens=None
+        if global_batch_tokens is None
+        else _told(parse_amount, global_batch_tokens, "--global-batch-tokens"),
+        links=None if bandwidth is None else Assumed(bits_per_s=_told(parse_bits_per_s, bandwidth, "--bandwidth")),
+        tokens_per_s=None if tokens_per_s is None else _told(parse_amount, tokens_per_s, "--tokens-per-s"),
+        tensor_ranks=tensor_ranks,
+        pipeline_stages=pipeline_stages,
+    )
+    with progress("plan") as update:
+        found = plan(asked, update)
+    print(json.dumps(plan_json(found), indent=2) if as_json else plan_text(found))
+
+
+def _goal(said: "dict[GoalKind, tuple[object, float | None]]") -> "Goal | None":
+    from autotune.core.plan import Goal
+
+    given = {kind: (text, amount) for kind, (text, amount) in said.items() if amount is not None}
+    if len(given) > 1:
+        raise UsageError(
+            f"{' and '.join(f'--{kind}' for kind in given)} each say how long to train",
+            next_step="Give one of them; the plan says what the others come to.",
+        )
+    for kind, (text, amount) in given.items():
+        if amount is None or not 0 < amount < float("inf"):
+            raise UsageError(f"--{kind} {_plain(text)}: not a positive number", next_step=f"Correct --{kind}.")
+        return Goal(kind=kind, amount=amount, source=f"--{kind} {_plain(text)}")
+    return None
+
+
+def _plain(said: object) -> str:
+    return f"{said:g}" if isinstance(said, float) else str(said)
+
+
+def _source(
+    model: str | None, profile: Path | None, seq_length: int | None, precision: Literal["bf16", "fp32"] | None
+) -> "StoredProfile | Shape":
+    from autotune.search.plan_subject import DEFAULT_ROW_TOKENS, Shape
+    from autotune.search.profiles import read_profile
+    from trainer.presets import model_settings
+
+    if (model is None) == (profile is None):
+        raise UsageError(
+            "a plan is of a model or of a profile" + ("" if model is None else ", and both were given"),
+            next_step="Give one: --model bert-120m --gpu h100-nvl-94gb; or --profile PROFILE.toml.",
+        )
+    if profile is not None:
+        if seq_length is not None or precision is not None:
+            raise UsageError(
+                "--seq-length and --precision go with --model: a profile has its own",
+                next_step="Leave them out, or name the model instead of the profile.",
+            )
+        return read_profile(profile)
+    return Shape(
+        model=model_settings(model or ""),
+        seq_length_tokens=seq_length or DEFAULT_ROW_TOKENS,
+        precision=precision or "bf16",
+    )
+
+
+_T = TypeVar("_T")
+
+
+def _told(parse: Callable[[str], _T], text: str, option: str) -> _T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error

@@ -1,0 +1,178 @@
+"""A plan as text and as JSON. In both every figure says whether it is given, measured, predicted or assumed."""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from autotune.core.plan import Figure, MemoryPlan, Plan
+from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
+from autotune.decide.compute_optimal import LIMITS, SHORT_LIMITS, SOURCE, was_fitted
+from autotune.show.intervals import bounds, confidence_words
+from autotune.show.tables import inert, text_table
+
+WIDTH = 100
+_DAY_S = 86_400.0
+_MOST_SHOWN_S = 96 * 3600.0
+"""Longer times are shown in days."""
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan for people: a table, where its figures come from, what to think about, and what to run next."""
+    fleet = plan.fleet
+    unit = "GPU" if fleet.device == "cuda" else "rank"
+    per_node = f"{fleet.ranks_per_node} {unit}{'s' if fleet.ranks_per_node > 1 else ''} each"
+    nodes = f"{fleet.nodes:,} node{'s' if fleet.nodes > 1 else ''}"
+    parts = [
+        _wrapped(f"{inert(plan.model)} on {nodes}, {per_node} ({inert(fleet.name)}): {inert(plan.goal.source)}"),
+        _figures(plan),
+        "\n".join(_wrapped(line, bullet="  ") for line in _sources(plan)),
+    ]
+    if plan.memory is not None:
+        parts.append(_memory(plan.memory, plan))
+    else:
+        parts.append(_wrapped(f"Memory: n/a, {inert(plan.memory_missing)}"))
+    parts += ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)] if plan.warnings else []
+    parts.append(f"{_wrapped('Left out: ' + '; '.join(plan.left_out) + '.')}\nnext: {inert(plan.next_command)}")
+    return "\n".join(parts)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The same for machines; bytes, seconds and counts."""
+    fields = (
+        "parameters", "tokens", "batch_tokens", "steps", "passes", "rank_tokens_per_s", "efficiency", "tokens_per_s",
+        "wall_s", "cost", "power_w", "energy_kwh", "flops_counted", "flops_6n",
+    )  # fmt: skip
+    hours = {"cuda": "gpu_hours", "cpu": "cpu_hours"}
+    checkpoints = plan.checkpoints
+    return {
+        "model": plan.model,
+        "fleet": asdict(plan.fleet) | {"ranks": plan.fleet.ranks},
+        "goal": asdict(plan.goal),
+        "figures": {name: _figure_json(getattr(plan, name)) for name in fields}
+        | {
+            name: _figure_json(plan.device_hours) if name == hours[plan.fleet.device] else None
+            for name in hours.values()
+        }
+        | {
+            "checkpoint_bytes": _figure_json(None if checkpoints is None else checkpoints.one),
+            "checkpoints_disk_bytes": _figure_json(None if checkpoints is None else checkpoints.disk),
+        },
+        "micro_batches": plan.micro_batches,
+        "price_per_gpu_hour": plan.price_per_device_hour,
+        "checkpoints_kept": None if checkpoints is None else checkpoints.kept,
+        "compute_optimal": None
+        if plan.optimal is None
+        else asdict(plan.optimal) | {"basis": "predicted", "source": SOURCE, "limits": list(LIMITS)},
+        "memory": None if plan.memory is None else _memory_json(plan.memory),
+        "memory_missing": plan.memory_missing,
+        "warnings": list(plan.warnings),
+        "left_out": list(plan.left_out),
+        "next": plan.next_command,
+    }
+
+
+def _figure_json(figure: Figure | None) -> dict[str, Any] | None:
+    return None if figure is None else asdict(figure)
+
+
+def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
+    rows = [asdict(row) | {"total_bytes": row.total_bytes} for row in memory.rows]
+    return asdict(memory) | {"rows": rows}
+
+
+def _figures(plan: Plan) -> str:
+    kind = "GPU" if plan.fleet.device == "cuda" else "CPU"
+    share = format_share
+    rows: list[list[str | None]] = [
+        _row("real tokens", plan.tokens, format_amount),
+        _row("optimizer steps", plan.steps, format_count),
+        _row("wall time", plan.wall_s, _duration_of(plan.wall_s)),
+        _row(f"{kind}-hours", plan.device_hours, format_amount),
+    ]
+    if plan.price_per_device_hour is not None:
+        rows.append(_row(f"cost at your {plan.price_per_device_hour:g} per {kind}-hour", plan.cost, format_amount))
+    if plan.fleet.device == "cuda":
+        rows.append(_row("energy of the GPUs, kWh", plan.energy_kwh, format_amount))
+    rows += [
+        _row(f"real tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}", plan.rank_tokens_per_s, format_amount),
+        _row("real tokens/s of all", plan.tokens_per_s, format_amount),
+    ]
+    if plan.efficiency is not None:
+        rows.append(_row(f"efficiency of {plan.fleet.nodes} nodes against one", plan.efficiency, share))
+    rows += [
+        _row("real tokens of a step", plan.batch_tokens, format_amount),
+        _row("passes over the dataset", plan.passes, lambda value: f"{value:,.3g}", "--data says"),
+        _row("parameters", plan.parameters, format_amount),
+        _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
+        _row("FLOPs, as counted for MFU", plan.flops_counted, lambda value: f"{value:.3g}"),
+    ]
+    if plan.checkpoints is not None:
+        of_one = f"disk: checkpoints of {format_bytes(plan.checkpoints.one.value)}, at most"
+        rows.append(_row(of_one, plan.checkpoints.disk, format_bytes))
+    return text_table(("", "plan", "range", "basis"), rows, align="lrll")
+
+
+def _row(name: str, figure: Figure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
+    if figure is None:
+        return [name, None, "", missing]
+    between = bounds(figure.low, figure.high, form)
+    if between is not None and figure.confidence is not None:
+        between += f" ({confidence_words(figure.confidence)})"
+    return [name, form(figure.value), between or "", figure.basis]
+
+
+def _sources(plan: Plan) -> Iterator[str]:
+    for name, figure in (
+        ("rate", plan.rank_tokens_per_s),
+        ("efficiency", plan.efficiency),
+        ("batch", plan.batch_tokens),
+        ("energy", plan.energy_kwh),
+    ):
+        if figure is not None:
+            yield f"{name}: {inert(figure.source)}"
+    if plan.optimal is not None and plan.flops_6n is not None:
+        yield (
+            f"compute-optimal for {plan.flops_6n.value:.3g} FLOPs, predicted: "
+            f"{format_amount(plan.optimal.parameters)} parameters on {format_amount(plan.optimal.tokens)} tokens "
+            f"({SOURCE}); {SHORT_LIMITS}" + ("" if was_fitted(plan.optimal) else "; no model of that size was fitted")
+        )
+
+
+def _memory(memory: MemoryPlan, plan: Plan) -> str:
+    headers = ("memory of one rank", "state", "activations", "other", "all of it", "fits")
+    rows: list[list[str | None]] = [
+        [
+            row.name + ("" if row.trains_here else " *"),
+            format_bytes(row.state_bytes),
+            format_bytes(row.activations_bytes),
+            format_bytes(row.other_bytes),
+            format_bytes(row.total_bytes),
+            None if row.fits is None else "yes" if row.fits else "no",
+        ]
+        for row in memory.rows
+    ]
+    lone = "1 row" if memory.micro_batch_rows == 1 else f"{memory.micro_batch_rows:,} rows"
+    most = f"at most {memory.most_rows:,} fit with the headroom" if memory.most_rows else "not one fits alone"
+    starred = "; * a formula, this trainer does not do it" if any(not row.trains_here for row in memory.rows) else ""
+    return "\n".join(
+        [
+            text_table(headers, rows, align="lrrrrl"),
+            _wrapped(
+                f"{memory.basis}, micro-batch of {lone} ({most}), {format_bytes(plan.fleet.memory_bytes)} there; "
+                f"from {memory.source}{starred}",
+                bullet="  ",
+            ),
+        ]
+    )
+
+
+def _duration_of(figure: Figure | None) -> Callable[[float], str]:
+    """How to show a time: bounds in the unit of the figure, so that they can be compared."""
+    if figure is None or figure.value < _MOST_SHOWN_S:
+        return format_seconds
+    return lambda seconds: f"{seconds / _DAY_S:,.1f} days"
+
+
+def _wrapped(text: str, *, bullet: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=bullet, break_on_hyphens=False, break_long_words=False)

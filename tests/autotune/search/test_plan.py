@@ -1,0 +1,199 @@
+import dataclasses
+
+import pytest
+
+from autotune.core.plan import Goal
+from autotune.errors import BadInput, UsageError
+from autotune.search import plan_memory
+from autotune.search.network_evidence import evidence
+from autotune.search.plan import plan
+from autotune.search.scaling import Assumed
+from tests.autotune.conftest import Borrowed
+from tests.autotune.search.exchanges import Cluster, tuning_on
+from tests.autotune.search.plans import asked, on_gpus, shape, stored, traced, without_evidence
+from tests.conftest import write_dataset
+
+
+def answer(source, **changes):
+    return plan(asked(source, **changes), lambda *_: None)
+
+
+@pytest.fixture
+def warm_trace(monkeypatch, started_server):
+    """Models are traced by a server that is started."""
+    monkeypatch.setattr(plan_memory, "ForkServerMachine", lambda: Borrowed(started_server))
+
+
+@pytest.fixture
+def no_trace(monkeypatch):
+    """Nothing may be traced: what is known is enough."""
+
+    def refuse():
+        raise AssertionError("traced")
+
+    monkeypatch.setattr(plan_memory, "ForkServerMachine", refuse)
+
+
+def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trace):
+    found = answer(stored(traced()))
+    # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of 512 places hold tokens.
+    assert found.rank_tokens_per_s.value == pytest.approx(100 * 100 / 512, rel=1e-3)
+    assert found.rank_tokens_per_s.low < found.rank_tokens_per_s.value < found.rank_tokens_per_s.high
+    assert found.rank_tokens_per_s.basis == "measured"
+    assert found.wall_s.basis == "predicted"
+    assert found.batch_tokens.value == 102_400
+    assert found.memory.rows[0].total_bytes == 1_008_000_000
+    assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
+
+
+def test_the_profiles_steps_are_the_default(no_trace):
+    found = answer(stored(traced()), goal=None)
+    assert found.steps.value == traced().train.max_steps
+    assert "max_steps" in found.goal.source
+
+
+def test_a_model_alone_must_say_how_long():
+    with pytest.raises(UsageError, match="nothing says how long") as caught:
+        answer(shape(), goal=None, gpu="h200")
+    assert "--hours 24" in caught.value.next_step
+
+
+def test_a_model_alone_must_name_a_card():
+    with pytest.raises(UsageError, match="needs a card") as caught:
+        answer(shape())
+    assert "h200-141gb" in caught.value.next_step
+
+
+def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, tmp_path):
+    tuning = tuning_on(Cluster(), tmp_path)
+    tuning.run()
+    measured = traced(network=evidence(tuning).model_copy(update={"scaling": []}))
+    found = answer(stored(measured), nodes=8, ranks_per_node=2)
+    assert found.efficiency.basis == "predicted"
+    assert "measured" in found.efficiency.source
+    assert found.tokens_per_s.value == pytest.approx(16 * found.rank_tokens_per_s.value * found.efficiency.value)
+    assumed = answer(stored(measured), nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9))
+    assert assumed.efficiency.basis == "assumed"
+    assert "25 Gbit/s assumed" in assumed.efficiency.source
+    assert "25 to 400 Gbit/s assumed" in answer(stored(traced()), nodes=8).efficiency.source
+
+
+def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, tmp_path):
+    tuning = tuning_on(Cluster(), tmp_path)
+    tuning.run()
+    network = evidence(tuning)
+    row = network.scaling[-1].model_copy(update={"measured": True, "real_tokens_per_s": 1234.0, "efficiency": 0.5})
+    profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
+    here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
+    found = answer(stored(profile), **here)
+    assert found.tokens_per_s.value == 1234.0
+    assert found.tokens_per_s.basis == found.efficiency.basis == "measured"
+    other_batch = answer(stored(profile), **here, global_batch_tokens=1e6)
+    assert other_batch.efficiency.basis == "predicted"
+
+
+def test_measured_power_is_energy_and_otherwise_the_limit_is_assumed(no_trace):
+    measured = answer(stored(on_gpus(traced(), power_w=310.0)))
+    assert measured.power_w.value == 310.0
+    assert measured.power_w.basis == "measured"
+    assert measured.energy_kwh.value == pytest.approx(measured.device_hours.value * 0.31)
+    assert measured.energy_kwh.basis == "predicted"
+    limit = answer(stored(on_gpus(traced())))
+    assert limit.power_w.value == 400
+    assert limit.energy_kwh.basis == "assumed"
+
+
+def test_a_profile_of_gpus_plans_for_as_many_as_its_nodes_have(no_trace):
+    found = answer(stored(on_gpus(traced())), nodes=2, price_per_device_hour=3.0)
+    assert found.fleet.ranks == 4
+    assert found.cost.value == pytest.approx(3 * 4 * found.wall_s.value / 3600)
+
+
+@pytest.mark.system
+def test_rates_of_one_machine_say_nothing_of_another(warm_trace):
+    found = answer(stored(traced()), gpu="h200")
+    assert found.rank_tokens_per_s.basis == "assumed"
+    assert "MFU" in found.rank_tokens_per_s.source
+    assert found.fleet.name == "NVIDIA H200"
+    assert any("say nothing of NVIDIA H200" in one for one in found.warnings)
+
+
+@pytest.mark.system
+def test_a_profile_without_evidence_has_assumed_rates(warm_trace):
+    found = answer(stored(without_evidence(on_gpus(traced()))), nodes=2)
+    assert found.rank_tokens_per_s.basis == "assumed"
+    assert found.wall_s.low < found.wall_s.value < found.wall_s.high
+    assert found.next_command.startswith("autotune probe --model tiny")
+
+
+@pytest.mark.system
+def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_trace):
+    profile = stored(without_evidence(traced()))
+    found = answer(profile)
+    assert found.wall_s is None
+    assert any("--tokens-per-s" in one for one in found.warnings)
+    told = answer(profile, tokens_per_s=1000.0)
+    assert told.wall_s.value == pytest.approx(1e6)
+    assert told.rank_tokens_per_s.basis == "given"
+
+
+@pytest.mark.system
+def test_a_card_whose_peak_nobody_noted_needs_a_rate_for_hours(warm_trace):
+    hours = Goal(kind="hours", amount=2.0, source="--hours 2")
+    with pytest.raises(BadInput, match="RTX 4090 is not in the table"):
+        answer(shape(), gpu="rtx-4090-24gb", goal=hours)
+    found = answer(shape(), gpu="rtx-4090-24gb", goal=hours, tokens_per_s=1e5)
+    assert found.tokens.value == pytest.approx(7.2e8)
+
+
+@pytest.mark.system
+def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
+    large = shape("bert-350m")
+    config = large.model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
+    large = dataclasses.replace(large, model=large.model.model_copy(update={"config": config}))
+    found = answer(large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6)
+    fits = {row.name: row.fits for row in found.memory.rows}
+    assert fits["DDP"] is False
+    assert fits["ZeRO-3 (FSDP2)"] is True
+    assert found.memory.most_rows == 0
+    assert any("does not fit one GPU" in one for one in found.warnings)
+    assert found.next_command.startswith("autotune estimate")
+    assert found.wall_s is not None
+
+
+@pytest.mark.system
+def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_trace):
+    found = answer(shape(), gpu="h200", nodes=64, ranks_per_node=8)
+    assert any("256 rows cannot be dealt to 512 ranks" in one for one in found.warnings)
+    assert found.batch_tokens.value == pytest.approx(512 * 512, rel=0.01)
+
+
+@pytest.mark.system
+def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_trace, tmp_path):
+    config = tmp_path / "longformer.json"
+    config.write_text('{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
+                      '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}')  # fmt: skip
+    found = answer(shape(str(config)), gpu="h200", tokens_per_s=1e5)
+    assert found.memory is None
+    assert "cannot be predicted" in found.memory_missing
+    assert found.wall_s.value == pytest.approx(1e4)
+    assert found.optimal is None
+
+
+@pytest.mark.system
+def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_path):
+    samples = [[7] * length for length in (10, 100, 300, 600) for _ in range(300)]
+    data = write_dataset(tmp_path / "data", samples, vocab_size=300)
+    epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
+    found = answer(shape(), gpu="h200", goal=epochs, data=data)
+    cut = 300 * (12 + 102 + 302 + 512)
+    assert found.passes.value == 2
+    assert found.tokens.value == pytest.approx(2 * cut, rel=0.02)
+    assert found.parameters.basis == "predicted"
+    assert found.batch_tokens.basis == "predicted"
+    whole = answer(shape(seq_length_tokens=512), gpu="h200", goal=epochs, data=_short(tmp_path))
+    assert whole.tokens.value == 2 * 100 * (50 + 2)
+
+
+def _short(tmp_path):
+    return write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)

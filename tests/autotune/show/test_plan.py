@@ -1,0 +1,137 @@
+import dataclasses
+import json
+
+import pytest
+
+from autotune.core.plan import CheckpointPlan, Figure, Fleet, Goal, MemoryPlan, MemoryRow, Optimal, Plan
+from autotune.show.plan import WIDTH, plan_json, plan_text
+from tests.autotune.decide.test_plan import known
+
+
+def figure(value, *, share=0.1, basis="assumed", confidence=None):
+    return Figure(
+        value=value,
+        low=value * (1 - share),
+        high=value * (1 + share),
+        confidence=confidence,
+        basis=basis,
+        source="a source that takes a good part of a line, with its date and whatever else has to be said of it",
+    )
+
+
+WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
+
+
+def example(**changes) -> Plan:
+    """A plan with everything in it, and as much to say as there may be."""
+    rows = tuple(
+        MemoryRow(
+            name=name, state_bytes=10**10, activations_bytes=10**9, other_bytes=10**9, fits=name != "DDP",
+            trains_here=number < 2,
+        )
+        for number, name in enumerate(WAYS)
+    )  # fmt: skip
+    values = {
+        "model": "bert-120m",
+        "fleet": Fleet(device="cuda", name="NVIDIA H100 NVL", nodes=128, ranks_per_node=2, memory_bytes=94 * 10**9),
+        "goal": Goal(kind="tokens", amount=45.2e9, source="--tokens 45.2B"),
+        "parameters": figure(109.5e6),
+        "tokens": Figure(value=45.2e9, basis="given", source="--tokens 45.2B"),
+        "batch_tokens": figure(6e7),
+        "micro_batches": 2,
+        "steps": figure(754),
+        "passes": figure(1.5),
+        "rank_tokens_per_s": figure(4e5, basis="measured", confidence=0.95),
+        "efficiency": figure(0.8),
+        "tokens_per_s": figure(8e7),
+        "wall_s": figure(500_000),
+        "device_hours": figure(35_000),
+        "price_per_device_hour": 2.5,
+        "cost": figure(90_000),
+        "power_w": figure(400),
+        "energy_kwh": figure(14_000),
+        "flops_counted": figure(2e19),
+        "flops_6n": figure(3e19),
+        "optimal": Optimal(parameters=5e8, tokens=1e10),
+        "checkpoints": CheckpointPlan(one=figure(1.3e9), kept=2, disk=figure(6e9)),
+        "memory": MemoryPlan(rows=rows, micro_batch_rows=64, most_rows=400, basis="predicted", source="a trace"),
+        "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
+        "left_out": ("queues, starts and restarts", "energy of hosts, network and cooling"),
+        "next_command": "autotune probe --model bert-120m --data DIR",
+    }
+    return Plan(**values | changes)
+
+
+def test_a_plan_fits_a_terminal_and_ends_with_the_next_command():
+    lines = plan_text(example()).splitlines()
+    assert len(lines) <= 45
+    assert max(len(line) for line in lines) <= WIDTH
+    assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
+
+
+def test_every_figure_says_what_it_rests_on():
+    text = plan_text(example())
+    table = text.split("rate:")[0].splitlines()[2:]
+    assert len(table) == 15
+    assert all(line.split()[-1] in ("given", "measured", "predicted", "assumed") for line in table)
+    (rate,) = [line for line in table if "of one GPU" in line]
+    assert "360,000 to 440,000 (95 %)" in rate
+    assert rate.endswith("measured")
+
+
+def test_long_times_have_bounds_in_the_same_unit():
+    assert "5.8 days  5.2 days to 6.4 days" in plan_text(example())
+    assert "1 h 00 min  54 min 00 s to 1 h 06 min" in plan_text(example(wall_s=figure(3600)))
+
+
+def test_what_is_missing_shows_as_missing():
+    nothing = dict.fromkeys(
+        ("parameters", "passes", "rank_tokens_per_s", "efficiency", "tokens_per_s", "wall_s", "device_hours", "cost",
+         "power_w", "energy_kwh", "flops_counted", "flops_6n", "optimal", "checkpoints", "memory"), None,
+    )  # fmt: skip
+    text = plan_text(example(**nothing, memory_missing="it could not be traced", warnings=()))
+    assert "Memory: n/a, it could not be traced" in text
+    assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "passes", "GPU-hours")))
+    assert plan_json(example(**nothing))["figures"]["wall_s"] is None
+
+
+def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be_beyond_the_fit():
+    text = plan_text(example(optimal=Optimal(parameters=1e6, tokens=2e7)))
+    assert "ZeRO-2 *" in text
+    assert "* a formula" in text
+    assert "no model of that size was fitted" in text
+    assert "no model of that size" not in plan_text(example())
+
+
+def test_a_cpu_has_cpu_hours_and_ranks():
+    fleet = Fleet(device="cpu", name="A CPU", nodes=1, ranks_per_node=2, cpus_per_rank=2.0, memory_bytes=2**30)
+    plan = example(fleet=fleet, price_per_device_hour=None, cost=None, energy_kwh=None)
+    text = plan_text(plan)
+    assert "CPU-hours" in text
+    assert "GPU" not in text.split("rate:")[0]
+    figures = plan_json(plan)["figures"]
+    assert figures["gpu_hours"] is None
+    assert figures["cpu_hours"]["value"] == 35_000
+
+
+def test_json_has_the_same_figures_with_their_sources():
+    found = json.loads(json.dumps(plan_json(example()), allow_nan=False))
+    assert found["figures"]["wall_s"]["basis"] == "assumed"
+    assert found["figures"]["wall_s"]["low"] == pytest.approx(450_000)
+    assert all(one is None or one["source"] for one in found["figures"].values())
+    assert found["fleet"]["ranks"] == 256
+    assert len(found["compute_optimal"]["limits"]) >= 3
+    assert found["memory"]["rows"][0]["total_bytes"] == 12 * 10**9
+
+
+def test_no_name_steers_a_terminal():
+    text = plan_text(example(model="\x1b[2Jm", warnings=("\x1b[31m",), next_command="a\nb"))
+    assert "\x1b" not in text
+    assert text.splitlines()[-1] == "next: a b"
+
+
+def test_what_is_planned_by_arithmetic_can_be_shown():
+    from autotune.decide.plan import plan_of
+
+    assert "real tokens" in plan_text(plan_of(known()))
+    assert "n/a" in plan_text(dataclasses.replace(plan_of(known()), passes=None))
