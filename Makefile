@@ -14,7 +14,7 @@ DEMO_MEMORY := 1GiB
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow soak check gpu-check gpu-memory gpu-train gpu-checkpoint gpu-workers bench figures clean
+.PHONY: help install demo test test-slow soak check docs gpu-check gpu-memory gpu-train gpu-checkpoint gpu-workers bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: $(PYTHON) is older than 3.11; next: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 3; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,parquet,slurm,tensorboard,bench,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,parquet,slurm,tensorboard,bench,docs,dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe, workers, training, report
@@ -46,11 +46,15 @@ soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet co
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document
 
-check: $(STAMP) ## lint, types, import contracts
+check: $(STAMP) ## lint, types, import contracts, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and GPM, one probe, a few training steps
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
