@@ -1,6 +1,5 @@
 """``autotune plan``: steps, time, cost, memory and disk of the intended training, before it is paid for."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -66,7 +65,9 @@ def plan(
     from autotune.core.units import parse_amount, parse_bits_per_s
     from autotune.search.plan import Asked, plan
     from autotune.search.scaling import Assumed
-    from autotune.show.plan import plan_json, plan_text
+    from autotune.show.answers import answer_json
+    from autotune.show.plan import plan_text
+    from autotune.show.plan_answer import plan_answer
     from trainer.progress import progress
 
     goal = _goal(
@@ -98,7 +99,7 @@ def plan(
     )
     with progress("plan") as update:
         found = plan(asked, update)
-    print(json.dumps(plan_json(found), indent=2) if as_json else plan_text(found))
+    print(answer_json(plan_answer(found)) if as_json else plan_text(found))
 
 
 def _goal(said: "dict[GoalKind, tuple[object, float | None]]") -> "Goal | None":

@@ -66,20 +66,10 @@ def plan(asked: Asked, update: Update) -> Plan:
     dealt = max(wanted, fleet.ranks)
     vocab_size = asked.vocab_size or rows.vocab_size or _vocab_of(subject) or DEFAULT_VOCAB_SIZE
     held = held_by(subject, rows, vocab_size, update, rows_per_rank=-(-dealt // fleet.ranks))
-    memory = parameters = None
+    memory = None
     if isinstance(held, Held):
-        parameters = held.parameters
         memory = memory_plan(held, subject, tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages)
-    flops = None if parameters is None else _flops(subject, rows, vocab_size, parameters)
-    strategy = _strategy(memory, subject)
-    work = Work(
-        flops_per_token=flops,
-        tokens_per_row=rows.tokens_per_row.value,
-        batch_rows=dealt,
-        most_rows=_most_rows(held, subject, strategy),
-        parameters=None if parameters is None else round(parameters.value),
-        strategy=strategy,
-    )
+    work = _work(subject, rows, held, memory, dealt_rows=dealt, vocab_size=vocab_size)
     rate = rank_rate(subject, work, asked.tokens_per_s)
     spread = None
     if isinstance(rate, Figure):
@@ -90,8 +80,8 @@ def plan(asked: Asked, update: Update) -> Plan:
             model=subject.train.model.name,
             goal=goal,
             fleet=fleet,
-            parameters=parameters,
-            flops_per_token=flops,
+            parameters=held.parameters if isinstance(held, Held) else None,
+            flops_per_token=work.flops_per_token,
             tokens_per_row=rows.tokens_per_row,
             tokens_per_pass=rows.tokens_per_pass,
             batch_rows=dealt,
@@ -104,14 +94,32 @@ def plan(asked: Asked, update: Update) -> Plan:
             memory=memory,
             memory_missing=None if isinstance(held, Held) else held.message,
             warnings=(
-                *subject.said,
-                *rows.said,
-                *_dealing(wanted, dealt, rows),
-                *_no_rate(rate),
-                *_small(work, rate, spread),
+                *subject.said, *rows.said, *_dealing(wanted, dealt, rows), *_no_rate(rate), *_small(work, rate, spread)
             ),
             next_command=_next(asked, subject, memory),
         )
+    )  # fmt: skip
+
+
+def _work(
+    subject: Subject,
+    rows: RowFacts,
+    held: Held | AutotuneError,
+    memory: MemoryPlan | None,
+    *,
+    dealt_rows: int,
+    vocab_size: int,
+) -> Work:
+    """What a rank is given to do."""
+    parameters = held.parameters if isinstance(held, Held) else None
+    strategy = _strategy(memory, subject)
+    return Work(
+        flops_per_token=None if parameters is None else _flops(subject, rows, vocab_size, parameters),
+        tokens_per_row=rows.tokens_per_row.value,
+        batch_rows=dealt_rows,
+        most_rows=_most_rows(held, subject, strategy),
+        parameters=None if parameters is None else round(parameters.value),
+        strategy=strategy,
     )
 
 

@@ -1,13 +1,11 @@
-"""A plan as text and as JSON. In both every figure says whether it is given, measured, predicted or assumed."""
+"""A plan as text: every figure says whether it is given, measured, predicted or assumed."""
 
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from typing import Any
 
 from autotune.core.plan import Figure, MemoryPlan, Plan
 from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
-from autotune.decide.compute_optimal import LIMITS, SHORT_LIMITS, SOURCE, was_fitted
+from autotune.decide.compute_optimal import SHORT_LIMITS, SOURCE, was_fitted
 from autotune.show.intervals import bounds, confidence_words
 from autotune.show.tables import inert, text_table
 
@@ -35,50 +33,6 @@ def plan_text(plan: Plan) -> str:
     parts += ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)] if plan.warnings else []
     parts.append(f"{_wrapped('Left out: ' + '; '.join(plan.left_out) + '.')}\nnext: {inert(plan.next_command)}")
     return "\n".join(parts)
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """The same for machines; bytes, seconds and counts."""
-    fields = (
-        "parameters", "tokens", "batch_tokens", "steps", "passes", "rank_tokens_per_s", "efficiency", "tokens_per_s",
-        "wall_s", "cost", "power_w", "energy_kwh", "flops_counted", "flops_6n",
-    )  # fmt: skip
-    hours = {"cuda": "gpu_hours", "cpu": "cpu_hours"}
-    checkpoints = plan.checkpoints
-    return {
-        "model": plan.model,
-        "fleet": asdict(plan.fleet) | {"ranks": plan.fleet.ranks},
-        "goal": asdict(plan.goal),
-        "figures": {name: _figure_json(getattr(plan, name)) for name in fields}
-        | {
-            name: _figure_json(plan.device_hours) if name == hours[plan.fleet.device] else None
-            for name in hours.values()
-        }
-        | {
-            "checkpoint_bytes": _figure_json(None if checkpoints is None else checkpoints.one),
-            "checkpoints_disk_bytes": _figure_json(None if checkpoints is None else checkpoints.disk),
-        },
-        "micro_batches": plan.micro_batches,
-        "price_per_gpu_hour": plan.price_per_device_hour,
-        "checkpoints_kept": None if checkpoints is None else checkpoints.kept,
-        "compute_optimal": None
-        if plan.optimal is None
-        else asdict(plan.optimal) | {"basis": "predicted", "source": SOURCE, "limits": list(LIMITS)},
-        "memory": None if plan.memory is None else _memory_json(plan.memory),
-        "memory_missing": plan.memory_missing,
-        "warnings": list(plan.warnings),
-        "left_out": list(plan.left_out),
-        "next": plan.next_command,
-    }
-
-
-def _figure_json(figure: Figure | None) -> dict[str, Any] | None:
-    return None if figure is None else asdict(figure)
-
-
-def _memory_json(memory: MemoryPlan) -> dict[str, Any]:
-    rows = [asdict(row) | {"total_bytes": row.total_bytes} for row in memory.rows]
-    return asdict(memory) | {"rows": rows}
 
 
 def _figures(plan: Plan) -> str:
