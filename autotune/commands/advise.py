@@ -1,9 +1,8 @@
 """``autotune advise``: what to change, with evidence, ranked by what it is expected to gain."""
 
-import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +12,7 @@ from autotune.errors import BadInput, ProfileRefused, UsageError
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
     from autotune.decide.advice import Situation
+    from autotune.show.answers.advise import Applied
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
 
@@ -47,10 +47,12 @@ def advise(
     from autotune.decide.advice import RULES
     from autotune.decide.advice import advise as find_advice
     from autotune.search.situation import with_foreign
-    from autotune.show.advice import advice_json, advice_text, rules_json, rules_text
+    from autotune.show.advice import advice_text, rules_text
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.advise import AdviseAnswer, rules_answer
 
     if rules:
-        print(json.dumps(rules_json(RULES), indent=2) if as_json else rules_text(RULES))
+        print(answer_json(rules_answer(RULES)) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
     _refuse_idle_options(where, profile=profile, nodes=nodes, out=None if apply else out)
@@ -58,7 +60,7 @@ def advise(
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
     if as_json:
-        print(json.dumps({"subject": str(where), **advice_json(found, now.bottleneck), "applied": applied}, indent=2))
+        print(answer_json(AdviseAnswer(subject=str(where), bottleneck=now.bottleneck, advice=found, applied=applied)))
         return
     print(f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied)}")
 
@@ -139,11 +141,12 @@ def _profiles() -> list[Path]:
     return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
 
 
-def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> dict[str, Any]:
+def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> "Applied":
     """Write the safe changes into a new profile; nothing where there are none."""
     from autotune.decide.advice.apply import changes_of, safe_changes
     from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
+    from autotune.show.answers.advise import Applied
 
     if now.profile is None:
         raise UsageError(
@@ -157,28 +160,28 @@ def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> d
             + shlex.join(["autotune", "profile", "verify", now.profile_path]),
         )
     changes = changes_of(now.profile.train, safe_changes(found))
-    if not changes:
-        return {"profile": None, "changes": []}
     old = Path(now.profile_path)
+    if not changes:
+        return Applied(profile=None, of=str(old), kept=None, changes=())
     path = out or old.with_suffix(".advised.toml")
     if path.exists() and path.samefile(old):
         raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
     advised = with_advice(now.profile, changes)
     kept = write_profile(path, rebased(advised, old, path))
-    return {
-        "profile": str(path),
-        "of": str(old),
-        "kept": None if kept is None else str(kept),
-        "changes": [change_text(change) for change in changes],
-    }
+    return Applied(
+        profile=str(path),
+        of=str(old),
+        kept=None if kept is None else str(kept),
+        changes=tuple(change_text(change) for change in changes),
+    )
 
 
-def _applied_text(applied: dict[str, Any] | None) -> str:
+def _applied_text(applied: "Applied | None") -> str:
     if applied is None:
         return ""
-    if applied["profile"] is None:
+    if applied.profile is None:
         return "\n\nno change is safe to be written without measuring: the profile is as it was"
-    changes = "\n".join(f"  {change}" for change in applied["changes"])
-    kept = "" if applied["kept"] is None else f"\nwhat lay there is kept as {applied['kept']}"
-    command = shlex.join(["autotune", "profile", "diff", applied["of"], applied["profile"]])
-    return f"\n\nwrote {applied['profile']}:\n{changes}{kept}\nnext: {command}"
+    changes = "\n".join(f"  {change}" for change in applied.changes)
+    kept = "" if applied.kept is None else f"\nwhat lay there is kept as {applied.kept}"
+    command = shlex.join(["autotune", "profile", "diff", applied.of, applied.profile])
+    return f"\n\nwrote {applied.profile}:\n{changes}{kept}\nnext: {command}"

@@ -1,6 +1,5 @@
 """``autotune baseline``: what the tuned settings are worth, against the defaults and the paper's style."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +35,7 @@ def baseline(
     """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.search.profiles import probed_here, read_profile, report_directory
+    from autotune.show.answers import answer_json
     from autotune.show.baseline import baseline_text
     from autotune.tuning.baseline import BaselineAsked, compare_recipes
     from autotune.tuning.bench import open_bench
@@ -71,4 +71,4 @@ def baseline(
     manifest = read_manifest(asked.data)
     with open_bench(train.device, asked.data) as bench:
         found = compare_recipes(bench, stored, probe, asked, manifest)
-    print(json.dumps(found.model_dump(), indent=2) if as_json else baseline_text(found, profile))
+    print(answer_json(found) if as_json else baseline_text(found, profile))

@@ -1,10 +1,8 @@
 """``autotune doctor``: what this machine is, and what would spoil a measurement on it."""
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +15,8 @@ from autotune.decide.suitability import find_unsuitable
 from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.host import Host, SystemHost
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor
+from autotune.show.answers import answer_json
+from autotune.show.answers.doctor import doctor_answer
 from autotune.show.doctor import doctor_text
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
@@ -67,6 +67,5 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
     """Show the machine, the findings about it and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
-        content = {"machine": machine.to_json(), "findings": [asdict(finding) for finding in findings]}
-        return json.dumps(content | {"next": NEXT_COMMAND}, indent=2)
+        return answer_json(doctor_answer(machine, findings, NEXT_COMMAND))
     return f"{doctor_text(machine, findings)}\n\nnext: {NEXT_COMMAND}"

@@ -1,6 +1,5 @@
 """``autotune network``: how ranks reach each other, what that costs a step, and the fastest exchange of gradients."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +33,7 @@ def network(
     """Measure links and steps of ranks together, and write the fastest exchange at the same global batch."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.search.profiles import probed_here, read_profile, report_directory
+    from autotune.show.answers import answer_json
     from autotune.show.network import network_text
     from autotune.tuning.network import NetworkAsked, tune_network
     from autotune.tuning.together import nodes_here
@@ -68,5 +68,5 @@ def network(
         links_only=links_only,
         trial_timeout_s=trial_timeout,
     )
-    found = tune_network(stored, asked, read_manifest(asked.data))
-    print(json.dumps(found.model_dump(), indent=2) if as_json else network_text(found, profile))
+    found, _ = tune_network(stored, asked, read_manifest(asked.data))
+    print(answer_json(found) if as_json else network_text(found, profile))

@@ -1,6 +1,5 @@
 """``autotune probe``: the largest micro-batch per model under a memory budget, and the throughput curve."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,7 +70,9 @@ def probe(
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.core.cards import find_card
-    from autotune.show.probe import probe_json, probe_text
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.probe import probe_answer
+    from autotune.show.probe import probe_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.probe import ProbeAsked, probe_models
     from trainer.dataset import read_manifest
@@ -111,7 +112,7 @@ def probe(
         refuse_login_node(["autotune", *arguments_of(context)])
     with open_bench(device, data) as bench:
         probed = probe_models(bench, asked, manifest)
-    print(json.dumps(probe_json(probed), indent=2) if as_json else probe_text(probed, data))
+    print(answer_json(probe_answer(probed)) if as_json else probe_text(probed, data))
 
 
 def _job(

@@ -56,7 +56,9 @@ def scale(
     from autotune.core.units import parse_bits_per_s, parse_seconds
     from autotune.search.profiles import read_profile
     from autotune.search.scaling import Assumed, known_of, predict_scaling
-    from autotune.show.scaling import scaling_json, scaling_text
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.scale import scale_answer
+    from autotune.show.scaling import scaling_text
 
     if nodes is None and slurm is not None:
         raise UsageError(
@@ -92,7 +94,7 @@ def scale(
         from autotune.store import write_atomically
 
         write_atomically(chart, scaling_chart(found))
-    print(json.dumps(scaling_json(found), indent=2) if as_json else scaling_text(found, chart))
+    print(answer_json(scale_answer(found)) if as_json else scaling_text(found, chart))
 
 
 def _job(
@@ -150,11 +152,12 @@ def _rows_per_epoch(stored: "StoredProfile", data: Path | None) -> float | None:
 def _keep_prediction(stored: "StoredProfile", predicted: "Scaling", reports: Path) -> None:
     """Write the prediction before anything is measured, so that nobody can fit it afterwards."""
     from autotune.search.profiles import report_directory
-    from autotune.show.scaling import scaling_json
+    from autotune.show.answers import plain
+    from autotune.show.answers.scale import scale_answer
     from autotune.store import write_atomically
     from trainer.events import utc_now
 
-    kept = {"predicted_utc": utc_now(), **scaling_json([predicted])[0]}
+    kept = {"predicted_utc": utc_now(), **plain(scale_answer([predicted])[0])}
     path = report_directory(stored.path, reports) / "scaling-predicted.json"
     write_atomically(path, json.dumps(kept, indent=1) + "\n")
 

@@ -1,25 +1,40 @@
-"""``autotune tune``: probe, loader workers, exchange between local ranks, what that is worth, report; resumable."""
+"""``autotune tune``: from a model and a dataset to a tuned profile and a report, in one command that can be resumed."""
 
 import json
 import os
 import shlex
-import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
-from autotune.errors import EXIT_INTERRUPTED, InternalError, UsageError
+from autotune.errors import AutotuneError
 
-_PROBE_MINUTES = 4.0
-_BASELINE_MINUTES = 2.0
-"""At most: what the settings are worth is no tuning, and most of the time goes to the slow ones."""
-_REPORT = "report.html"
+if TYPE_CHECKING:
+    from autotune.core.tuning import TuningResult
+    from autotune.tuning.tune import TuneAsked, Tuning
+
+_PROBE_MINUTES = 3.0
+"""Of one model, in the mean: not part of the budget, which it takes from all the same."""
+MINUTES = 15.0
+"""For each model, by default."""
+
+
+class Skippable(StrEnum):
+    """A stage that can be left out."""
+
+    ESTIMATE = "estimate"
+    PROBE = "probe"
+    ACCUMULATION = "accumulation"
+    WORKERS = "workers"
+    NETWORK = "network"
+    BASELINE = "baseline"
+    REPORT = "report"
 
 
 def tune(
@@ -28,25 +43,51 @@ def tune(
     model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
     device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="What to measure.")] = "auto",
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="The card that the training is for, such as h100-nvl-94gb. A larger one stands in for it with its "
+            "memory; without any, the profile is predicted."
+        ),
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget of one rank, such as 94GB; as probe takes it.")] = None,
     seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
     precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
+    attention_dropout: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
+    ] = None,
     global_batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Real tokens of an optimizer step over all ranks.")
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Local ranks. Default: all visible GPUs; 1 on a CPU.")
     ] = None,
+    nodes: Annotated[
+        int,
+        typer.Option(min=1, help="Nodes that the training is to have. With --slurm a second job measures two of them."),
+    ] = 1,
+    explore: Annotated[
+        bool,
+        typer.Option(
+            "--explore", help="Also search precision, attention, checkpointing, compiling, layout and micro-batch."
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.1, help=f"For everything; probes take what they take. Default: {MINUTES:g} for each model."),
+    ] = None,
+    skip: Annotated[
+        list[Skippable] | None,
+        typer.Option(
+            help="A stage to leave out; repeat for several. Without probe the profile must be there; without "
+            "accumulation steps are probed with one micro-batch."
+        ),
+    ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
-    minutes: Annotated[float, typer.Option(min=0.1, help="For the loader workers, and for the exchange, each.")] = 10.0,
-    workers: Annotated[bool, typer.Option(help="Whether to find the number of loader workers.")] = True,
-    network: Annotated[bool, typer.Option(help="Whether local ranks' exchange is tuned, where there are two.")] = True,
-    baseline: Annotated[bool, typer.Option(help="Whether to measure what the tuned settings are worth.")] = True,
+    window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
-    between_nodes: Annotated[
-        bool, typer.Option("--between-nodes", help="With --slurm: a second job measures the network of two nodes.")
-    ] = False,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
@@ -56,57 +97,80 @@ def tune(
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
     from autotune.commands.login_node import refuse_login_node
-    from autotune.store import write_atomically
+    from autotune.commands.probe import size_of
+    from autotune.core.cards import find_card
+    from autotune.tuning.probe import ProbeAsked
+    from autotune.tuning.tune import ORDER, TuneAsked, Tuning
+    from trainer.presets import model_settings
 
     number = os.environ.get("SLURM_JOB_ID")
-    baseline_minutes = min(_BASELINE_MINUTES, minutes) if baseline else 0.0
-    stages = 1 + (minutes * (int(workers) + int(network)) + baseline_minutes) / _PROBE_MINUTES
+    skipped = frozenset(skip or ())
+    left_out = frozenset(stage for stage in ORDER if stage in {one.value for one in skipped})
+    budget = minutes or MINUTES * len(model)
+    asked = TuneAsked(
+        probe=ProbeAsked(
+            models=tuple(model_settings(name) for name in model),
+            data=data,
+            out=out,
+            reports=reports,
+            memory_bytes=None if memory is None else size_of(memory),
+            as_card=None if gpu is None else find_card(gpu),
+            seq_length_tokens=seq_length,
+            attention_dropout=attention_dropout,
+            precision=precision,
+            global_batch_tokens=global_batch_tokens,
+            ranks=ranks,
+            accumulate=Skippable.ACCUMULATION not in skipped,
+            max_rows=max_rows,
+            trial_timeout_s=trial_timeout,
+            traced=Skippable.ESTIMATE not in skipped,
+        ),
+        device=device,
+        minutes=budget,
+        skip=left_out if explore else left_out | {"explore"},
+        nodes=nodes,
+        window_s=window_s,
+    )
     job = JobRequest(
         name="tune",
         purpose=f"Tunes {', '.join(model)}: micro-batch, loader workers, exchange of gradients; writes profiles.",
         ledger=str(reports / "*" / "ledger"),
-        expected_minutes=1 + round(_PROBE_MINUTES * stages * len(model)),
+        expected_minutes=1 + budget + _PROBE_MINUTES * len(model),
         trial_timeout_s=trial_timeout,
         ranks=ranks,
         on_gpus=device != "cpu",
         reports=reports,
     )
-    if between_nodes:
-        if slurm is None and number is None:
-            raise UsageError(
-                "--between-nodes needs two nodes", next_step="Add --slurm; or tune first, then: autotune network."
-            )
-        job = replace(job, then=lambda first: _second(job, first, models=len(model), minutes=minutes, data=data))
+    if nodes > 1 and Skippable.NETWORK not in skipped:
+        job = replace(job, then=lambda first: _second(job, first, asked))
     if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
-    asked = {
-        "--device": device, "--memory": memory, "--seq-length": seq_length, "--precision": precision,
-        "--global-batch-tokens": global_batch_tokens, "--ranks": ranks, "--max-rows": max_rows,
-    }  # fmt: skip
-    common = ["--data", str(data), "--reports", str(reports), "--trial-timeout", f"{trial_timeout:g}", "--here"]
     again = shlex.join(["autotune", *arguments_of(context)])
-    stage = _Stages(go_on=again if number is None else f"submit it again, with --slurm as before: {again}")
-    models = [word for one in model for word in ("--model", one)]
-    probed = stage.run("probe", [*models, *_options(asked), "--out", str(out), *common])["models"]
-    profiles = [one["profile"] for one in probed]
-    for one in probed:
-        timed = ["--profile", one["profile"], "--minutes", f"{minutes:g}", *common]
-        if workers:
-            stage.run("workers", timed)
-        if network and one["local_ranks"] > 1:
-            stage.run("network", [*timed, "--ranks", str(one["local_ranks"])])
-        if baseline:
-            worth = ["--profile", one["profile"], "--minutes", f"{baseline_minutes:g}", *common]
-            stage.run("baseline", worth)
-    report = str(reports / Path(profiles[0]).stem / _REPORT)
-    stage.run("report", ["build", *profiles, "--reports", str(reports), "--out", report])
-    found = {"profiles": profiles, "report": report}
+    result, failed = _run(Tuning(asked=asked), again if number is None else f"{again} --slurm")
     if number is not None:
-        kept = found | {"baseline_minutes": baseline_minutes}
-        write_atomically(_found_by(number, reports), json.dumps(kept, indent=1) + "\n")
-    print(json.dumps(found, indent=2) if as_json else _text(profiles, report))
+        _leave_for_second(number, result, reports)
+    _say(result, as_json=as_json)
+    if failed:
+        raise failed[0]
+
+
+def _run(tuning: "Tuning", again: str) -> "tuple[TuningResult, list[AutotuneError]]":
+    """Run it; whatever ends it says how to go on."""
+    try:
+        result = tuning.run()
+    except AutotuneError:
+        sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
+        raise
+    return result, tuning.failed
+
+
+def _say(result: "TuningResult", *, as_json: bool) -> None:
+    from autotune.show.answers import answer_json
+    from autotune.show.tuning import tuning_text
+
+    print(answer_json(result) if as_json else tuning_text(result))
 
 
 def tune_between_nodes(
@@ -118,30 +182,29 @@ def tune_between_nodes(
     reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
-    from trainer.schema import read_json
+    from autotune.show.tuning import tuning_text
+    from autotune.tuning.between_nodes import BetweenNodes, measure_between_nodes
 
-    found = read_json(tuned)
-    stage = _Stages(go_on=f"submit this job's script again, which lies in {reports / 'jobs'}")
-    common = ["--data", str(data), "--trial-timeout", f"{trial_timeout:g}", "--reports", str(reports), "--here"]
-    for profile in found["profiles"]:
-        stage.run("network", ["--profile", profile, "--minutes", f"{minutes:g}", *common])
-        if found["baseline_minutes"]:  # another exchange, and what the old settings were worth is no longer said
-            stage.run("baseline", ["--profile", profile, "--minutes", f"{found['baseline_minutes']:g}", *common])
-    stage.run("report", ["build", *found["profiles"], "--reports", str(reports), "--out", found["report"]])
-    print(_text(found["profiles"], found["report"]))
+    asked = BetweenNodes(found=tuned, data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
+    print(tuning_text(measure_between_nodes(asked)))
 
 
-def _second(first: JobRequest, number: str, *, models: int, minutes: float, data: Path) -> JobRequest:
+def _second(first: JobRequest, number: str, asked: "TuneAsked") -> JobRequest:
     """The job that measures between nodes, after the one that tunes."""
+    from autotune.core.tuning import BUDGET_WEIGHTS
+
+    models = len(asked.probe.models)
+    of_all = sum(weight for name, weight in BUDGET_WEIGHTS.items() if name not in asked.skip)
+    minutes = max(1.0, asked.minutes / models * BUDGET_WEIGHTS["network"] / of_all)
     command = [
-        "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(data), "--minutes", f"{minutes:g}",
-        "--trial-timeout", f"{first.trial_timeout_s:g}", "--reports", str(first.reports),
+        "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(asked.probe.data),
+        "--minutes", f"{minutes:.1f}", "--trial-timeout", f"{first.trial_timeout_s:g}", "--reports", str(first.reports),
     ]  # fmt: skip
     return replace(
         first,
         name="tune-between-nodes",
         purpose=f"Measures the network between two nodes for what job {number} tuned.",
-        expected_minutes=1 + (minutes + _BASELINE_MINUTES) * models,
+        expected_minutes=1 + 2 * minutes * models,
         nodes=2,
         with_srun=False,
         command=command,
@@ -149,58 +212,13 @@ def _second(first: JobRequest, number: str, *, models: int, minutes: float, data
     )
 
 
+def _leave_for_second(number: str, result: "TuningResult", reports: Path) -> None:
+    from autotune.store import write_atomically
+
+    with_baseline = any(stage.name == "baseline" and stage.status == "done" for stage in result.stages)
+    found = {"profiles": result.profiles, "report": result.report, "with_baseline": with_baseline}
+    write_atomically(_found_by(number, reports), json.dumps(found, indent=1) + "\n")
+
+
 def _found_by(number: str, reports: Path) -> Path:
     return reports / "jobs" / f"tune-{number}.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stages:
-    """Runs this program's other commands, each in a process of its own."""
-
-    go_on: str
-    """What to do when one of them fails."""
-
-    def run(self, name: str, arguments: list[str]) -> dict[str, Any]:
-        """One command; its progress and its words about what is wrong are shown as they come.
-
-        Returns:
-            What it said as JSON.
-
-        Raises:
-            SystemExit: If it failed, with its code.
-        """
-        sys.stderr.write(f"tune: {name}\n")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "autotune", name, *arguments, "--json"], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            said, _ = process.communicate()
-        except KeyboardInterrupt:
-            process.wait()  # it has heard the same, and saves
-            raise SystemExit(EXIT_INTERRUPTED) from None
-        if process.returncode:
-            sys.stderr.write(f"tune: {name} ended with code {process.returncode}; to go on from here: {self.go_on}\n")
-            raise SystemExit(process.returncode)
-        try:
-            found: dict[str, Any] = json.loads(said)
-        except ValueError as error:
-            raise InternalError(
-                f"{name} did not answer in JSON: {said[:200]}", next_step="Please report this."
-            ) from error
-        return found
-
-
-def _options(asked: Mapping[str, object]) -> list[str]:
-    return [word for option, value in asked.items() if value is not None for word in (option, str(value))]
-
-
-def _text(profiles: list[str], report: str) -> str:
-    first = profiles[0]
-    return "\n".join(
-        [
-            *(f"profile: {profile}" for profile in profiles),
-            f"report: {report}",
-            f"next: review the report; then autotune launch local --profile {first}",
-            f"before many nodes: autotune network --profile {first} --slurm, then autotune launch slurm",
-        ]
-    )

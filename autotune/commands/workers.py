@@ -1,6 +1,5 @@
 """``autotune workers``: the smallest number of loader workers that does not cost throughput."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -61,6 +60,7 @@ def workers(
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.search.profiles import probed_here, read_profile
+    from autotune.show.answers import answer_json
     from autotune.show.workers import workers_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.workers import WorkersAsked, count_workers
@@ -92,9 +92,7 @@ def workers(
     device = "cpu" if consumer_step_ms else train.device
     with open_bench(device, asked.data, without_gpu=_replay(stored, probe)) as bench:
         found, notes = count_workers(bench, stored, probe, asked, manifest)
-    print(
-        json.dumps(found.model_dump(), indent=2) if as_json else workers_text(found, profile, asked.data, notes=notes)
-    )
+    print(answer_json(found) if as_json else workers_text(found, profile, asked.data, notes=notes))
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:

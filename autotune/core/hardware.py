@@ -5,9 +5,8 @@ A figure that the machine does not give is ``None``, or ``Unavailable`` with the
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +163,6 @@ class HostFacts:
         limits = (self.cpus_online, self.cpus_affinity, quota, self.cpus_slurm)
         return max(1, min(limit for limit in limits if limit is not None))
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields, and the CPUs that follow from them."""
-        return asdict(self) | {"allotted_cpus": self.allotted_cpus}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmFacts:
@@ -199,10 +194,6 @@ class SlurmFacts:
         """Seconds until the job's end, 0 once it has passed; ``None`` when no end is known."""
         return None if self.end_time_s is None else max(0.0, self.end_time_s - now_utc.timestamp())
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields, and what follows from them."""
-        return asdict(self) | {"in_job": self.in_job, "is_login_node": self.is_login_node}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
@@ -219,18 +210,6 @@ class MachineFacts:
     gpu_unreadable: tuple[str, ...]
     slurm: SlurmFacts
     versions: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
-        return {
-            "time_utc": self.time_utc.isoformat(),
-            "host": self.host.to_json(),
-            "gpus": [asdict(gpu) for gpu in self.gpus],
-            "gpu_absent": self.gpu_absent,
-            "gpu_unreadable": list(self.gpu_unreadable),
-            "slurm": self.slurm.to_json() | {"seconds_left": self.slurm.seconds_left(self.time_utc)},
-            "versions": dict(self.versions),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,8 @@ class ForkServerMachine:
         self._server: subprocess.Popen[str] | None = None
         self._count = 0
         self.versions: dict[str, str | None] = {}
+        self.waited_s = 0.0
+        """Time that this process has waited for the server and its trials."""
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +84,7 @@ class ForkServerMachine:
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial in a forked child."""
+        began_s = time.monotonic()
         server = self._started()
         self._count += 1
         directory = self._scratch / f"trial-{self._count}"
@@ -93,6 +97,7 @@ class ForkServerMachine:
             "directory": str(directory),
         }
         reply = self._ask(server, request)
+        self._waited(began_s)
         shutil.rmtree(directory, ignore_errors=True)
         return classify(reply, trial.timeout_s)
 
@@ -111,7 +116,9 @@ class ForkServerMachine:
 
     def start(self) -> None:
         """Start the server now, which takes some seconds, rather than with the first trial."""
+        began_s = time.monotonic()
         self._started()
+        self._waited(began_s)
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._server is not None and self._server.poll() is None:
@@ -131,6 +138,9 @@ class ForkServerMachine:
             )
         self.versions = self._read(self._server)
         return self._server
+
+    def _waited(self, since_s: float) -> None:
+        self.waited_s += time.monotonic() - since_s
 
     def _ask(self, server: "subprocess.Popen[str]", request: dict[str, Any]) -> dict[str, Any]:
         assert server.stdin is not None

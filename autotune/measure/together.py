@@ -48,6 +48,8 @@ class TogetherMachine:
         self._starts = self._trials = 0
         self.versions: dict[str, str | None] = {}
         """Of torch, CUDA and transformers on the first node, once the ranks have joined."""
+        self.waited_s = 0.0
+        """Time that this process has waited for the ranks and their trials."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +64,13 @@ class TogetherMachine:
             MachineLacks: If the ranks cannot be started, or do not find each other.
             BadInput: If the trial's input cannot be used.
         """
+        began_s = time.monotonic()
+        try:
+            return self._run(trial)
+        finally:
+            self.waited_s += time.monotonic() - began_s
+
+    def _run(self, trial: Trial) -> Outcome:
         process = self._started()
         place = self._directory / str(self._trials)
         self._trials += 1
@@ -87,18 +96,22 @@ class TogetherMachine:
         Raises:
             MachineLacks: As ``run``.
         """
+        began_s = time.monotonic()
         self._started()
+        self.waited_s += time.monotonic() - began_s
 
     def close(self) -> None:
         """Let the ranks leave, or end them."""
         process, self._process = self._process, None
         if process is not None:
+            began_s = time.monotonic()
             (self._directory / "end").touch()
             try:
                 process.wait(timeout=END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self._process = process
                 self._kill()
+            self.waited_s += time.monotonic() - began_s
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _started(self) -> "subprocess.Popen[bytes]":

@@ -27,7 +27,7 @@ def _meanings(kind: type[Table], prefix: str) -> dict[str, str]:
     return found
 
 
-def texts_of(kind: type[Table]) -> dict[str, str]:
+def texts_of(kind: type) -> dict[str, str]:
     """The string that follows each annotated name of a class body."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))

@@ -108,21 +108,13 @@ class Search:
         request, expected = self.request, self.request.expected
         if expected is None:
             return
-        asked = EstimateRequest(
-            config=step_config(request, 1),
-            vocab_size=request.manifest.vocab_size,
-            special_ids=request.manifest.special_ids,
-            documents_per_row=request.documents_per_row,
-            micro_batches=request.micro_batches,
-            ranks=request.local_ranks,
-        )
-        name = request.settings.name
-        self.runner.on_trial(f"{name}: tracing, to predict its memory", None)
-        try:
-            self.estimate = estimate_model(asked, self.runner.machine)
-        except CannotTrace as error:
-            self.not_traced = error.message
-            return
+        if self.estimate is None:
+            self.runner.on_trial(f"{request.settings.name}: tracing, to predict its memory", None)
+            try:
+                self.estimate = estimate_model(trace_request(request), self.runner.machine)
+            except CannotTrace as error:
+                self.not_traced = error.message
+                return
         by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * request.granularity_rows),
@@ -176,14 +168,31 @@ class Search:
             raise _undecided(outcome, label, self.runner)
 
 
-def probe_model(request: ProbeRequest, runner: TrialRunner) -> ProbeResult:
+def trace_request(request: ProbeRequest) -> EstimateRequest:
+    """What is to be traced before a probe."""
+    return EstimateRequest(
+        config=step_config(request, 1),
+        vocab_size=request.manifest.vocab_size,
+        special_ids=request.manifest.special_ids,
+        documents_per_row=request.documents_per_row,
+        micro_batches=request.micro_batches,
+        ranks=request.local_ranks,
+    )
+
+
+def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | None = None) -> ProbeResult:
     """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
+
+    Args:
+        request: What to probe.
+        runner: Runs trials, or knows them.
+        traced: What tracing ``trace_request`` gave, if somebody did.
 
     Raises:
         DoesNotFit: If not even the smallest size fits; says what it needs, the largest term, and what would help.
         Undecided: If trials failed in a way that says nothing about memory.
     """
-    search = Search(request=request, runner=runner)
+    search = Search(request=request, runner=runner, estimate=traced)
     search.predict()
     search.find()
     found = bracket(search.tried)

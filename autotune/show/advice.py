@@ -1,8 +1,6 @@
 """Advice and what limits a step, as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.bottleneck import Bottleneck, Part
@@ -22,23 +20,10 @@ def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
     return "\n\n".join(parts)
 
 
-def advice_json(advice: Sequence[Advice], limit: Bottleneck | None) -> dict[str, Any]:
-    """The same for machines."""
-    return {
-        "bottleneck": None if limit is None else asdict(limit),
-        "advice": [asdict(one) for one in advice],
-    }
-
-
 def rules_text(rules: Sequence[Rule]) -> str:
     """What is looked for."""
     rows = [[rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules]
     return text_table(("rule", "covers", "looks for"), rows)
-
-
-def rules_json(rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """The same for machines."""
-    return [{"rule": rule.name, "covers": list(rule.covers), "looks_for": rule.looks_for} for rule in rules]
 
 
 def limit_line(limit: Bottleneck) -> str:

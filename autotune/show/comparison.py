@@ -1,12 +1,9 @@
 """Two profiles, tunings or runs side by side, as text."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from autotune.core.units import format_bytes, format_count, format_share
-from autotune.decide.changes import Change
 from autotune.decide.comparison import Compared, Comparison, Gate, Side
-from autotune.decide.difference import Estimate
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.show.changes import change_table
 from autotune.show.intervals import confidence_words
@@ -37,22 +34,6 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
     parts += [_only(side, names) for side, names in (("A", found.only_a), ("B", found.only_b)) if names]
     parts += [f"{side}: {inert(note)}" for side, one in (("A", found.a), ("B", found.b)) for note in one.notes]
     return "\n\n".join(parts)
-
-
-def comparison_json(found: Comparison, gate: Gate | None) -> dict[str, Any]:
-    """The same facts for machines."""
-    return {
-        "a": {"kind": found.a.kind, "name": found.a.name, "notes": list(found.a.notes)},
-        "b": {"kind": found.b.kind, "name": found.b.name, "notes": list(found.b.notes)},
-        "gate": None if gate is None else {"state": gate.state, "words": gate.words},
-        "headline": None if found.headline is None else _json(found.headline),
-        "circumstances": [_change_json(change) for change in found.circumstances],
-        "settings": [_change_json(change) for change in found.settings],
-        "facts": [_change_json(change) for change in found.facts],
-        "figures": [_json(one) for one in found.figures],
-        "only_a": list(found.only_a),
-        "only_b": list(found.only_b),
-    }
 
 
 def compared_cells(one: Compared) -> list[str | None]:
@@ -103,31 +84,3 @@ def _figure(one: Compared, value: float) -> str:
 def _change(one: Compared, value: float) -> str:
     """A ratio; of shares on their own scale, points."""
     return f"{100 * value:+.2f} points" if one.a.scale == "linear" and one.metric.unit == "share" else f"{value:.3f}"
-
-
-def _json(one: Compared) -> dict[str, Any]:
-    return {
-        "name": one.metric.name,
-        "unit": one.metric.unit,
-        "of": one.of,
-        "a": _estimate_json(one.a),
-        "b": _estimate_json(one.b),
-        "change": {
-            "value": one.change.value,
-            "low": one.change.low,
-            "high": one.change.high,
-            "confidence": SHOWN_CONFIDENCE,
-        },
-        "change_is": "points" if one.a.scale == "linear" and one.metric.unit == "share" else "ratio",
-        "verdict": one.verdict,
-        "why": one.why,
-    }
-
-
-def _estimate_json(one: Estimate) -> dict[str, Any]:
-    interval = one.interval
-    return {"value": one.value, "low": interval.low, "high": interval.high, "confidence": SHOWN_CONFIDENCE, "n": one.n}
-
-
-def _change_json(change: Change) -> dict[str, Any]:
-    return {"key": change.key, "a": change.old, "b": change.new}

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.outcome import Measured, describe
@@ -77,53 +76,6 @@ def _reasons(one: ProbedModel) -> list[str]:
 def _count(number: int, noun: str) -> str:
     plural = noun + ("es" if noun.endswith("ch") else "s")
     return f"{number} {noun if number == 1 else plural}"
-
-
-def probe_json(probed: list[ProbedModel]) -> dict[str, Any]:
-    """The answer for machines, every trial included."""
-    return {
-        "models": [
-            {
-                "model": one.profile.train.model.name,
-                "profile": str(one.path),
-                "feasible_max": one.evidence.feasible_max,
-                "infeasible_min": one.evidence.infeasible_min,
-                "micro_batch_rows": one.profile.train.micro_batch_rows,
-                "global_batch_rows": one.profile.train.global_batch_rows,
-                "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
-                "feasible_peak_bytes": one.evidence.feasible_peak_bytes,
-                "predicted_peak_bytes": one.evidence.predicted_peak_bytes,
-                "traced_peak_bytes": one.evidence.traced_peak_bytes,
-                "traced_rows": one.evidence.traced_rows,
-                "traced_terms_bytes": one.evidence.traced_terms_bytes,
-                "not_traced": one.evidence.not_traced,
-                "parameters": one.evidence.parameters,
-                "local_ranks": one.evidence.local_ranks,
-                "knee_rows": one.evidence.knee_rows,
-                "curve": [point.model_dump() for point in one.evidence.curve],
-                "choice": one.evidence.choice,
-                "search_trials": one.evidence.search_trials,
-                "seconds": one.evidence.seconds,
-                "trials": [trial_json(done) for done in one.trials],
-            }
-            for one in probed
-        ]
-    }
-
-
-def trial_json(done: FinishedTrial) -> dict[str, Any]:
-    """One trial for machines."""
-    row: dict[str, Any] = {
-        "rows": done.trial.measured["config"]["micro_batch_rows"],
-        "label": done.label,
-        "outcome": done.outcome.kind,
-        "seconds": round(done.seconds, 3),
-        "from_ledger": done.from_ledger,
-    }
-    if isinstance(done.outcome, Measured):
-        figures = StepFigures.of(done.outcome)
-        return row | {"optimizer_steps": figures.optimizer_steps, "peak_bytes": figures.peak_bytes}
-    return row | {"detail": done.outcome.detail}
 
 
 def _row(one: ProbedModel) -> list[str | None]:

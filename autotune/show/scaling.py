@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from autotune.core.evidence import ScalingRow
 from autotune.core.units import format_count, format_share
@@ -65,24 +65,6 @@ def scaling_text(every: Sequence[Scaled], chart: Path | None) -> str:
     if chart is not None:
         parts.append(f"chart: {chart}")
     return "\n\n".join(parts)
-
-
-def scaling_json(every: Sequence[Scaled]) -> list[dict[str, Any]]:
-    """The same for machines."""
-    return [
-        {
-            "model": scaled.name,
-            "global_batch_tokens": scaled.global_batch_tokens,
-            "useful_nodes": scaled.useful_nodes,
-            "levers": list(scaled.levers),
-            "steps_per_epoch": scaled.steps_per_epoch,
-            "bound_efficiency": [{"nodes": nodes, "efficiency": share} for nodes, share in scaled.bound],
-            "least_tokens_per_rank": scaled.least_tokens_per_rank,
-            "sources": list(scaled.sources),
-            "rows": [row.model_dump(mode="json") for row in scaled.rows],
-        }
-        for scaled in every
-    ]
 
 
 def _one(scaled: Scaled) -> str:

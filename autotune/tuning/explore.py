@@ -17,7 +17,7 @@ from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, report_directory, with_exploration, write_profile
 from autotune.search.workers import SweepRequest
 from autotune.tuning.bench import Bench, check_belongs
-from autotune.tuning.probe import Places, ProbeAsked, probe_one, probe_request
+from autotune.tuning.probe import Places, ProbeAsked, prepare, probe_one, probe_request
 from trainer.batch import RowStatistics, row_statistics
 from trainer.config import Checkpointing, Layout, Precision, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
@@ -207,8 +207,8 @@ def _probe_chosen(
         global_batch_tokens=stored.profile.constraints.global_batch_tokens,
     )
     train = stored.profile.train
-    request = probe_request(bench, again, train.model, manifest)
-    probed = probe_one(bench, request, Places(asked.data, stored.path, asked.reports), again)
+    ready = prepare(bench, again, train.model, manifest)
+    probed = probe_one(bench, ready, Places(asked.data, stored.path, asked.reports))
     profile = probed.profile
     assert profile.evidence.probe is not None
     most = rows_with_headroom(profile.evidence.probe.feasible_max, profile.constraints.headroom_share)

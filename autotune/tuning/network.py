@@ -35,8 +35,11 @@ class NetworkAsked:
 
 def tune_network(
     stored: StoredProfile, asked: NetworkAsked, manifest: Manifest, display: Display = PLAIN
-) -> NetworkEvidence:
+) -> tuple[NetworkEvidence, float]:
     """Measure with ranks that run together, and write what was found into the profile.
+
+    Returns:
+        What was found, and the seconds that this process has waited for the ranks.
 
     Raises:
         BadInput: If there are not so many nodes, or the global batch has fewer rows than there are ranks.
@@ -58,7 +61,7 @@ def tune_network(
                 tuning.measure_links()
             else:
                 tuning.run()
-    return _keep(stored, tuning)
+    return _keep(stored, tuning), bench.machine.waited_s
 
 
 def _request(

@@ -9,6 +9,7 @@ from autotune.core.cards import Card
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.errors import UsageError
+from autotune.search.estimate import Estimate
 from autotune.search.probe import ProbeRequest, probe_model
 from autotune.search.profiles import (
     profile_of_probe,
@@ -74,12 +75,11 @@ def probe_models(bench: Bench, asked: ProbeAsked, manifest: Manifest) -> list[Pr
         Undecided: If trials failed in a way that says nothing about memory.
     """
     paths = profile_paths(asked.out, [settings.name for settings in asked.models], bench.site.name)
-    return [
-        probe_one(
-            bench, probe_request(bench, asked, settings, manifest), Places(asked.data, path, asked.reports), asked
-        )
-        for settings, path in zip(asked.models, paths, strict=True)
-    ]
+    probed = []
+    for settings, path in zip(asked.models, paths, strict=True):
+        places = Places(asked.data, path, asked.reports)
+        probed.append(probe_one(bench, prepare(bench, asked, settings, manifest), places))
+    return probed
 
 
 def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: Manifest) -> ProbeRequest:
@@ -116,28 +116,48 @@ def rows_of(request: ProbeRequest, data: Path) -> RowStatistics:
     return row_statistics(laid_out, TokenDataset(data, request.manifest))
 
 
-def probe_one(bench: Bench, request: ProbeRequest, places: Places, asked: ProbeAsked) -> ProbedModel:
-    """Probe one model and write its profile."""
-    check_writable(places.profile.parent)
-    here = bench.fingerprint(request.settings, request.manifest)
-    rows = rows_of(request, places.data)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A probe that is ready to begin."""
+
+    request: ProbeRequest
+    rows: RowStatistics
+    global_batch_tokens: int
+
+
+def prepare(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: Manifest) -> Prepared:
+    """Look at the dataset, and settle on the global batch, before hours are spent.
+
+    Raises:
+        BadInput: If the global batch has fewer rows than there are ranks.
+    """
+    request = probe_request(bench, asked, settings, manifest)
+    rows = rows_of(request, asked.data)
     per_sample = rows.mean_real_tokens / rows.mean_samples
     tokens = asked.global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * per_sample)
-    deal(global_batch_rows(tokens, rows.mean_real_tokens), 1, request.local_ranks)  # before hours are spent
+    deal(global_batch_rows(tokens, rows.mean_real_tokens), 1, request.local_ranks)
     request = replace(request, documents_per_row=rows.most_documents if request.layout == "packed" else 1.0)
+    return Prepared(request=request, rows=rows, global_batch_tokens=tokens)
+
+
+def probe_one(bench: Bench, ready: Prepared, places: Places, traced: Estimate | None = None) -> ProbedModel:
+    """Probe one model and write its profile."""
+    check_writable(places.profile.parent)
+    request, manifest = ready.request, ready.request.manifest
+    here = bench.fingerprint(request.settings, manifest)
     with bench.display.show(f"probe {request.settings.name}") as update:
         runner = bench.runner(
             report_directory(places.profile, places.reports) / "ledger", here, update, expected_trials=12
         )
-        result = probe_model(request, runner)
+        result = probe_model(request, runner, traced)
     profile = profile_of_probe(
         request,
         result,
         choose_micro_batch(result.curve, result.feasible_max),
         runner,
         here=here,
-        global_batch_tokens=tokens,
-        mean_real_tokens_per_row=rows.mean_real_tokens,
+        global_batch_tokens=ready.global_batch_tokens,
+        mean_real_tokens_per_row=ready.rows.mean_real_tokens,
         data_path=relative_data_path(places.data, places.profile),
         slurm_job_id=bench.site.slurm.job_id,
     )

@@ -21,7 +21,7 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     site, versions = rig.site, package_versions()
     missing = [name for name in PACKAGES if name not in versions]
     sheet.details |= {
-        "host": site.host.to_json(),
+        "host": asdict(site.host) | {"allotted_cpus": site.host.allotted_cpus},
         "gpus": [
             asdict(
                 GpuStatus(

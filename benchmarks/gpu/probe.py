@@ -11,7 +11,8 @@ from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.probe import ProbeRequest, ProbeResult, probe_model
 from autotune.search.site import memory_budget
 from autotune.search.trials import TrialRunner
-from autotune.show.probe import trial_json
+from autotune.show.answers import fields_of
+from autotune.show.answers.probe import probe_trial
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, say
 from benchmarks.gpu.sizes import H100_NVL_TOTAL_BYTES
@@ -119,7 +120,7 @@ def _tried(done: FinishedTrial) -> Tried | None:
 
 def _trial_details(done: FinishedTrial, tried: Sequence[Tried]) -> dict[str, Any]:
     """A trial, with what the straight line through the smaller ones says of it."""
-    row = trial_json(done)
+    row = fields_of(probe_trial(done))
     figures = StepFigures.of(done.outcome) if isinstance(done.outcome, Measured) else None
     return row | {
         "predicted_peak_bytes": predict_bytes(tried, row["rows"], None),

@@ -1,12 +1,11 @@
 """``autotune data prepare``: raw data to a tokenised dataset."""
 
-import json
 import shlex
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -15,11 +14,13 @@ from autotune.commands.options import AsJson
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
+from autotune.show.answers import answer_json
 from autotune.show.histogram import length_histogram
 from trainer.progress import progress
 
 if TYPE_CHECKING:
     from autotune.corpus.prepare import Prepared
+    from autotune.show.answers.data import PreparedAnswer
     from trainer.dataset import Manifest
 
 _VOCAB_MULTIPLE = 64
@@ -138,7 +139,7 @@ def prepare(
     _tell_rejects(prepared)
     _tell_unknown(prepared.manifest)
     if as_json:
-        print(json.dumps(_as_json(prepared, seconds)))
+        print(answer_json(_answer(prepared, seconds)))
     else:
         print(_as_text(prepared, seconds))
 
@@ -193,34 +194,36 @@ def _mask_bytes(prepared: "Prepared") -> tuple[int, int]:
     return tokens, samples * _PADDED_ROW_TOKENS * (id_bytes + 1)
 
 
-def _as_json(prepared: "Prepared", seconds: float) -> dict[str, Any]:
+def _answer(prepared: "Prepared", seconds: float) -> "PreparedAnswer":
+    from autotune.show.answers.data import PreparedAnswer
+
     manifest, source = prepared.manifest, prepared.manifest.source
     masks, padded = _mask_bytes(prepared)
-    return {
-        "path": str(prepared.directory),
-        "dataset_hash": manifest.dataset_hash,
-        "samples": manifest.train.samples,
-        "tokens": manifest.train.tokens,
-        "validation_samples": manifest.validation.samples,
-        "validation_tokens": manifest.validation.tokens,
-        "vocab_size": manifest.vocab_size,
-        "used_vocab_size": manifest.used_vocab_size,
-        "unknown_tokens": source.unknown_tokens,
-        "raw_bytes": source.raw_bytes,
-        "token_bytes": source.token_bytes,
-        "reduction": 1 - source.token_bytes / source.raw_bytes,
-        "mask_bytes_not_stored": masks,
-        "padded_with_masks_bytes": padded,
-        "duplicates": source.duplicate_samples,
-        "empty": source.empty_samples,
-        "truncated": source.truncated_samples,
-        "split": source.split_samples,
-        "files": source.files,
-        "other_files": prepared.other_files,
-        "rejected": source.rejected,
-        "rejects": str(prepared.directory / "rejects.jsonl"),
-        "seconds": round(seconds, 3),
-    }
+    return PreparedAnswer(
+        path=str(prepared.directory),
+        dataset_hash=manifest.dataset_hash,
+        samples=manifest.train.samples,
+        tokens=manifest.train.tokens,
+        validation_samples=manifest.validation.samples,
+        validation_tokens=manifest.validation.tokens,
+        vocab_size=manifest.vocab_size,
+        used_vocab_size=manifest.used_vocab_size,
+        unknown_tokens=source.unknown_tokens,
+        raw_bytes=source.raw_bytes,
+        token_bytes=source.token_bytes,
+        reduction=1 - source.token_bytes / source.raw_bytes,
+        mask_bytes_not_stored=masks,
+        padded_with_masks_bytes=padded,
+        duplicates=source.duplicate_samples,
+        empty=source.empty_samples,
+        truncated=source.truncated_samples,
+        split=source.split_samples,
+        files=source.files,
+        other_files=prepared.other_files,
+        rejected=source.rejected,
+        rejects=str(prepared.directory / "rejects.jsonl"),
+        seconds=round(seconds, 3),
+    )
 
 
 def _as_text(prepared: "Prepared", seconds: float) -> str:

@@ -1,19 +1,20 @@
 """``autotune data stage``: copy a dataset to the node's own disk."""
 
-import json
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.commands.options import AsJson
 from autotune.core.units import format_bytes, format_seconds
+from autotune.show.answers import answer_json
 from trainer.progress import progress
 
 if TYPE_CHECKING:
+    from autotune.show.answers.data import StagedAnswer
     from trainer.stage import Staged
 
 
@@ -35,7 +36,7 @@ def stage(
     with progress("stage") as update:
         staged = stage_dataset(source, to, local_rank=rank, timeout_s=timeout_s, update=update)
     seconds = time.monotonic() - started_s
-    print(json.dumps(_as_json(staged, seconds)) if as_json else _as_text(staged, seconds))
+    print(answer_json(_answer(staged, seconds)) if as_json else _as_text(staged, seconds))
 
 
 def _same_file_system(one: Path, other: Path) -> bool:
@@ -45,22 +46,24 @@ def _same_file_system(one: Path, other: Path) -> bool:
         return False
 
 
-def _as_json(staged: "Staged", seconds: float) -> dict[str, Any]:
+def _answer(staged: "Staged", seconds: float) -> "StagedAnswer":
+    from autotune.show.answers.data import StagedAnswer
+
     copied = staged.copied
-    return {
-        "path": str(staged.directory),
-        "dataset_hash": staged.dataset_hash,
-        "copied": copied is not None,
-        "bytes": copied.size_bytes if copied else 0,
-        "copy_s": copied.seconds if copied else None,
-        "bytes_per_s": copied.bytes_per_s if copied else None,
-        "read_bytes_per_s": copied.read_bytes_per_s if copied else None,
-        "write_bytes_per_s": copied.write_bytes_per_s if copied else None,
-        "source_s_per_sample": staged.source_s_per_sample,
-        "local_s_per_sample": staged.local_s_per_sample,
-        "break_even_epochs": staged.break_even_epochs,
-        "seconds": round(seconds, 3),
-    }
+    return StagedAnswer(
+        path=str(staged.directory),
+        dataset_hash=staged.dataset_hash,
+        copied=copied is not None,
+        bytes=copied.size_bytes if copied else 0,
+        copy_s=copied.seconds if copied else None,
+        bytes_per_s=copied.bytes_per_s if copied else None,
+        read_bytes_per_s=copied.read_bytes_per_s if copied else None,
+        write_bytes_per_s=copied.write_bytes_per_s if copied else None,
+        source_s_per_sample=staged.source_s_per_sample,
+        local_s_per_sample=staged.local_s_per_sample,
+        break_even_epochs=staged.break_even_epochs,
+        seconds=round(seconds, 3),
+    )
 
 
 def _as_text(staged: "Staged", seconds: float) -> str:

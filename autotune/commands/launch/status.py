@@ -1,7 +1,5 @@
 """``autotune launch status``: how runs and tunings are doing, from any node that sees their files."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +22,8 @@ def status(
     from autotune.cluster.submit import queued_jobs
     from autotune.errors import BadInput
     from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.launch import StatusAnswer
     from autotune.show.standing import standings_text
 
     for place in places or []:
@@ -34,11 +34,7 @@ def status(
     of_runs = [standing_of_run(place, jobs) for place in run_places]
     tunings = [standing_of_tuning(place) for place in report_places]
     if as_json:
-        told = {
-            "slurm_asked": jobs is not None,
-            "runs": [dataclasses.asdict(one) for one in of_runs],
-            "tunings": [dataclasses.asdict(one) for one in tunings],
-        }
-        print(json.dumps(told, indent=2))
+        answer = StatusAnswer(slurm_asked=jobs is not None, runs=tuple(of_runs), tunings=tuple(tunings))
+        print(answer_json(answer))
     else:
         print(standings_text(of_runs, tunings, asked=jobs is not None))

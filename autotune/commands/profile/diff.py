@@ -1,16 +1,11 @@
 """``autotune profile diff``: what one profile has otherwise than another."""
 
-import dataclasses
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autotune.commands.options import AsJson
-
-if TYPE_CHECKING:
-    from autotune.decide.changes import Change
 
 
 def diff(
@@ -23,16 +18,12 @@ def diff(
     from autotune.decide.changes import profile_changes
     from autotune.search.meanings import setting_meanings
     from autotune.search.profiles import read_profile
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.profile import diff_answer
     from autotune.show.changes import changes_text
 
     changes = profile_changes(read_profile(a).profile, read_profile(b).profile)
     if as_json:
-        tables = {field.name: getattr(changes, field.name) for field in dataclasses.fields(changes)}
-        told = {name: [_json(change) for change in found] for name, found in tables.items()}
-        print(json.dumps({"a": str(a), "b": str(b), "same_settings": not changes.train} | told, indent=2))
+        print(answer_json(diff_answer(str(a), str(b), changes)))
     else:
         print(changes_text(str(a), str(b), changes, setting_meanings()))
-
-
-def _json(change: "Change") -> dict[str, object]:
-    return dataclasses.asdict(change) | {"ratio": change.ratio}

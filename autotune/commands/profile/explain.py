@@ -1,7 +1,5 @@
 """``autotune profile explain``: why each setting is what it is."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +20,12 @@ def explain(
     from autotune.decide.explain import explanations, of_key
     from autotune.search.meanings import setting_meanings
     from autotune.search.profiles import read_profile
+    from autotune.show.answers import answer_json
     from autotune.show.explain import explanation_text, explanations_text
 
     found = explanations(read_profile(profile).profile, setting_meanings())
     chosen = found if key is None else of_key(found, key)
     if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in chosen], indent=2))
+        print(answer_json(chosen))
     else:
         print(explanations_text(chosen) if key is None else "\n\n".join(map(explanation_text, chosen)))

@@ -1,6 +1,5 @@
 """``autotune profile show``: a profile's decisions."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +16,12 @@ def show(
 ) -> None:
     """Print a profile's decisions with their reasons."""
     from autotune.search.reviews import read_reviewed
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.profile import shown_profile
     from autotune.show.profile import profile_text
 
     stored = read_reviewed(profile, reports)
     if as_json:
-        told = {"intact": stored.intact, "review": stored.standing.state}
-        print(json.dumps(stored.profile.model_dump(mode="json") | told, indent=2))
+        print(answer_json(shown_profile(stored.profile, intact=stored.intact, review=stored.standing.state)))
     else:
         print(profile_text(stored.profile, stored.standing, intact=stored.intact))

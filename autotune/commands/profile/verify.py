@@ -1,7 +1,5 @@
 """``autotune profile verify``: does a profile belong to this machine, this model and this dataset?"""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +24,8 @@ def verify(
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews, verification
     from autotune.search.ledgers import read_trials
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.profile import VerifyAnswer
     from autotune.show.verification import verification_text
 
     def read_cuda() -> str | None:
@@ -41,14 +41,14 @@ def verify(
     finally:
         monitor.close()
     if as_json:
-        told = {
-            "profile": str(profile),
-            "intact": stored.intact,
-            "review": stored.standing.state,
-            "ledger": dataclasses.asdict(ledger),
-            "checks": [dataclasses.asdict(check) for check in found.checks],
-        }
-        print(json.dumps(told, indent=2))
+        answer = VerifyAnswer(
+            profile=str(profile),
+            intact=stored.intact,
+            review=stored.standing.state,
+            ledger=ledger,
+            checks=found.checks,
+        )
+        print(answer_json(answer))
     else:
         print(verification_text(found, stored.standing, intact=stored.intact))
     if require_approved or stored.standing.state in ("rejected", "voided"):

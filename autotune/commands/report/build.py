@@ -1,8 +1,7 @@
 """``autotune report build``: what was found, the evidence, and what to do next, as HTML, Markdown and JSON."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,36 +25,15 @@ def build(
     ] = False,
 ) -> None:
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
-    from autotune.measure.host import SystemHost
     from autotune.search.profiles import report_directory
-    from autotune.search.reported import reported_profile, reported_run
-    from autotune.show.report.build import report_document
-    from autotune.show.report.facts import report_facts
-    from autotune.show.report.html import report_html
-    from autotune.show.report.markdown import report_markdown
-    from autotune.store import write_atomically
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.report import BuiltAnswer
+    from autotune.tuning.report import build_report
 
-    host = SystemHost()
-    profiles = tuple(reported_profile(path, reports, host, data=data) for path in profile)
-    runs = tuple(reported_run(directory, profiles, host) for directory in run or ())
-    document = report_document(profiles, runs)
-    html = _html_place(out or report_directory(profile[0], reports) / _DEFAULT_NAME)
-    places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
-    write_atomically(places["json"], _json_text(report_facts(profiles, runs, document)))
-    write_atomically(places["markdown"], report_markdown(document))
-    write_atomically(places["html"], report_html(document))
-    said = {name: str(place) for name, place in places.items()}
-    print(json.dumps({"report": str(html), **said}) if as_json else _text(said))
-
-
-def _html_place(out: Path) -> Path:
-    """The name of the HTML file, whichever of the three files was named."""
-    known = out.suffix.lower() in {".html", ".md", ".json"}
-    return out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
-
-
-def _json_text(facts: dict[str, Any]) -> str:
-    return json.dumps(facts, indent=1, allow_nan=False, default=str) + "\n"
+    place = out or report_directory(profile[0], reports) / _DEFAULT_NAME
+    places = build_report(profile, reports, place, runs=run or (), data=data)
+    said = {name: str(path) for name, path in places.items()}
+    print(answer_json(BuiltAnswer(report=said["html"], **said)) if as_json else _text(said))
 
 
 def _text(places: dict[str, str]) -> str:

@@ -1,6 +1,5 @@
 """``autotune report compare``: two profiles, tunings or runs side by side; for CI, is the second one slower?"""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -28,7 +27,9 @@ def compare(
     """Say what changed from A to B, and which differences in figures are beyond noise."""
     from autotune.decide.comparison import gate
     from autotune.search.compare import compare_paths
-    from autotune.show.comparison import comparison_json, comparison_text
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.compare import compare_answer
+    from autotune.show.comparison import comparison_text
 
     if strict and fail_if_slower is None:
         raise UsageError("--strict says what --fail-if-slower does", next_step="Add --fail-if-slower 5%.")
@@ -36,7 +37,7 @@ def compare(
     found = compare_paths(a, b)
     judged = None if lost_share is None else gate(found, lost_share)
     if as_json:
-        print(json.dumps(comparison_json(found, judged), indent=2))
+        print(answer_json(compare_answer(found, judged)))
     else:
         print(comparison_text(found, judged))
     if judged is None or judged.state == "passes":

@@ -1,6 +1,5 @@
 """``autotune report review``: somebody answers for a profile, or says why not."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,8 @@ def review(
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
     from autotune.errors import UsageError
     from autotune.search import reviews
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.report import ReviewAnswer
     from autotune.show.review import review_text
 
     if approve and reject:
@@ -43,13 +44,13 @@ def review(
     else:
         found = reviews.read_reviewed(profile, reports)
     if as_json:
-        told = {
-            "profile": str(profile),
-            "content_sha256": found.standing.present_sha256,
-            "intact": found.intact,
-            "state": found.standing.state,
-            "reviews": [one.model_dump(mode="json") for one in found.reviews],
-        }
-        print(json.dumps(told, indent=2))
+        answer = ReviewAnswer(
+            profile=str(profile),
+            content_sha256=found.standing.present_sha256,
+            intact=found.intact,
+            state=found.standing.state,
+            reviews=list(found.reviews),
+        )
+        print(answer_json(answer))
     else:
         print(review_text(str(profile), found.standing, found.reviews, intact=found.intact))

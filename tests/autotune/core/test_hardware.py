@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -12,11 +11,8 @@ from autotune.core.hardware import (
     GpuFacts,
     GpuSample,
     GpuSeries,
-    GpuStatus,
     HostFacts,
-    MachineFacts,
     SlurmFacts,
-    Unavailable,
     is_network_filesystem,
     throttle_faults,
     throttle_names,
@@ -163,23 +159,6 @@ def test_login_node_can_submit_and_is_no_node_of_a_job():
     assert not replace(submitting, job_id="7", node_name="n1").is_login_node
     assert replace(submitting, job_id="7").is_login_node  # a shell that salloc opened there
     assert not NO_SLURM.is_login_node
-
-
-def test_machine_becomes_plain_json():
-    status = GpuStatus(facts=ONE, sample=Unavailable(reason="why"), processes=())
-    machine = MachineFacts(
-        time_utc=datetime(2025, 1, 1, tzinfo=UTC),
-        host=HOST,
-        gpus=(status,),
-        gpu_absent=None,
-        gpu_unreadable=(),
-        slurm=NO_SLURM,
-        versions={"numpy": "2"},
-    )
-    content = json.loads(json.dumps(machine.to_json()))
-    assert content["gpus"][0]["sample"] == {"reason": "why"}
-    assert content["host"]["allotted_cpus"] == 8
-    assert content["slurm"]["in_job"] is False
 
 
 @given(st.lists(st.floats(0, 100), max_size=20), st.floats(0, 100), st.floats(0, 100))

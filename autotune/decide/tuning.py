@@ -1,0 +1,54 @@
+"""How a whole tuning shares out its time, and how long it is going to take. Pure."""
+
+from collections.abc import Sequence
+
+from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName
+
+LEAST_STAGE_S = 6.0
+"""A stage whose turn comes when the time is over still has so much; what it must measure at least it measures."""
+USUAL_S: dict[StageName, float] = {"estimate": 5.0, "probe": 90.0, "report": 6.0}
+"""What the others take, until one of the same kind has been there."""
+
+
+def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
+    """The time that a stage may take: its part of what is left, beside the stages that still wait.
+
+    Args:
+        stages: All of them.
+        stage: Whose turn it is.
+        left_s: Of the whole tuning's budget.
+
+    Returns:
+        Seconds; None where a stage takes what it takes.
+    """
+    weight = BUDGET_WEIGHTS.get(stage.name)
+    if weight is None:
+        return None
+    waiting = [one for one in stages if not one.over and one is not stage]
+    total = weight + sum(BUDGET_WEIGHTS.get(one.name, 0.0) for one in waiting)
+    fixed_s = sum(_usual_s(stages, one.name) for one in waiting if one.name not in BUDGET_WEIGHTS)
+    return max(LEAST_STAGE_S, (left_s - fixed_s) * weight / total)
+
+
+def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:
+    """About how long the rest takes: unbounded stages as they usually do, the others what they may.
+
+    Args:
+        stages: All of them.
+        budget_left_s: Of the whole tuning's budget.
+    """
+    rest = 0.0
+    for one in stages:
+        if one.over:
+            continue
+        may_s = one.budget_s if one.budget_s is not None else share_s(stages, one, budget_left_s)
+        usual_s = _usual_s(stages, one.name) if may_s is None else may_s
+        if one.expected and one.done:
+            usual_s = min(usual_s if may_s is not None else float("inf"), one.seconds / one.done * one.expected)
+        rest += max(0.0, usual_s - one.seconds)
+    return rest
+
+
+def _usual_s(stages: Sequence[Stage], name: StageName) -> float:
+    known = [one.seconds for one in stages if one.name == name and one.status == "done"]
+    return max(known) if known else USUAL_S.get(name, 0.0)

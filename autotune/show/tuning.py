@@ -1,0 +1,88 @@
+"""A tuning as text: the table of its stages while it runs, and what it came to."""
+
+import statistics
+from collections.abc import Sequence
+
+from autotune.core.outcome import Measured
+from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
+from autotune.core.tuning import Stage, Status, TuningResult
+from autotune.core.units import format_seconds
+
+_MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
+_NAMES, _TIMES = 10, 8
+
+
+def stages_text(stages: Sequence[Stage], *, seconds: float, left_s: float, width: int) -> str:
+    """All stages, one to a line, and how long the whole has taken and is going to take.
+
+    Args:
+        stages: In their order.
+        seconds: Since the tuning began.
+        left_s: About so long until it ends.
+        width: Of the terminal; longer lines are cut.
+    """
+    models = max((len(one.model) for one in stages), default=0)
+    over = sum(one.over for one in stages)
+    left = "" if over == len(stages) else f", about {format_seconds(left_s)} left"
+    lines = [f"tune: {over} of {len(stages)} stages, {format_seconds(seconds)} gone{left}"]
+    for one in stages:
+        took = format_seconds(one.seconds) if one.status in ("running", "done", "failed") else ""
+        head = f" {_MARKS[one.status]} {one.name:<{_NAMES}}{one.model:<{models}}  {took:>{_TIMES}}  "
+        lines.append(head + stage_words(one))
+        if one.status == "running" and one.best:
+            lines.append(" " * len(head) + f"best so far: {one.best}")
+    return "\n".join(_cut(line, width) for line in lines)
+
+
+def stage_words(stage: Stage) -> str:
+    """What a stage does or came to, in a few words."""
+    if stage.status == "waiting":
+        return "waits"
+    if stage.status != "running":
+        return f"{stage.status}: {stage.told}" if stage.status != "done" else stage.told
+    trials = f"{stage.done:g} of about {stage.expected:g}: " if stage.expected else ""
+    return trials + stage.note.removeprefix(f"{stage.model}: ")
+
+
+def best_words(finished: Sequence[FinishedTrial]) -> str:
+    """The best of a stage's trials so far; empty while nothing ran."""
+    largest = 0
+    fastest: tuple[float, str] = (0.0, "")
+    for one in finished:
+        if not isinstance(one.outcome, Measured):
+            continue
+        if one.trial.job == "step":
+            largest = max(largest, one.trial.measured["config"]["micro_batch_rows"])
+        if (rate := _rate(one, one.outcome)) is not None:
+            fastest = max(fastest, (rate, one.label.split(" (")[0].split(": ", 1)[-1]))
+    words = [f"{largest} rows fit"] if largest else []
+    words += [f"{fastest[0]:,.0f} tokens/s ({fastest[1]})"] if fastest[0] else []
+    return ", ".join(words)
+
+
+def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
+    """Tokens/s of a trial; None of one that has no such figure, or that ran under a limit which slows it down."""
+    job, measured = one.trial.job, one.trial.measured
+    if job == "step" and (measured["config"]["device"] == "cuda" or measured["memory_budget_bytes"] is None):
+        figures = StepFigures.of(outcome)
+        return figures.slot_tokens_per_step / statistics.median(figures.step_s)
+    if job == "feed":
+        return FeedFigures.of(outcome).slot_tokens_per_s
+    if job == "exchange":
+        steps = ExchangeFigures.of(outcome)
+        return steps.real_tokens_per_step / statistics.median(steps.step_s)
+    return None
+
+
+def tuning_text(result: TuningResult) -> str:
+    """What a tuning came to, and what to do next."""
+    failed = [one for one in result.stages if one.status == "failed"]
+    lines = [f"profile: {profile}" for profile in result.profiles]
+    lines += [] if result.report is None else [f"report: {result.report}"]
+    lines += [f"not done: {one.name} of {one.model}: {one.told}" for one in failed]
+    lines += [f"next: {step}" if number == 0 else f"then: {step}" for number, step in enumerate(result.next_steps)]
+    return "\n".join(lines)
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: max(1, width - 1)] + "…"

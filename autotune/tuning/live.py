@@ -1,0 +1,111 @@
+"""How a tuning is shown while it runs: a table of its stages on a terminal, lines elsewhere."""
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from autotune.core.trial import FinishedTrial
+from autotune.core.tuning import Stage
+from autotune.decide.tuning import left_s
+from autotune.measure.clock import Clock
+from autotune.show.tuning import best_words, stage_words, stages_text
+from autotune.tuning.display import Display
+from trainer.progress import Update, progress
+
+REFRESHES_PER_S = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class TuningView:
+    """Follows the stages of a tuning.
+
+    Args:
+        stages: All of them, in their order; whoever runs them changes them.
+        clock: The time.
+        budget_s: Of the whole tuning.
+    """
+
+    stages: list[Stage]
+    clock: Clock
+    budget_s: float
+    began_s: float = field(init=False)
+    _stage: Stage | None = None
+    _stage_began_s: float = 0.0
+    _finished: list[FinishedTrial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.began_s = self.clock.monotonic_s()
+
+    @property
+    def display(self) -> Display:
+        """What stages are to tell."""
+        return Display(show=self._show, saw=self._saw)
+
+    @property
+    def gone_s(self) -> float:
+        """Since the tuning began."""
+        return self.clock.monotonic_s() - self.began_s
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Show the table until the block ends, where standard error is a terminal."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        console = Console(stderr=True)
+        with Live(
+            get_renderable=lambda: Text(self._text()), console=console, refresh_per_second=REFRESHES_PER_S
+        ) as live:
+            yield
+            live.refresh()
+
+    def begin(self, stage: Stage) -> None:
+        """A stage has its turn."""
+        self._stage, self._finished = stage, []
+        self._stage_began_s = self.clock.monotonic_s()
+        stage.status = "running"
+
+    def end(self, stage: Stage) -> None:
+        """It is over; its status and what it came to are in it."""
+        if stage is self._stage:
+            stage.seconds = self.clock.monotonic_s() - self._stage_began_s
+            self._stage = None
+        if not sys.stderr.isatty():
+            place = sum(one.over for one in self.stages)
+            words = f"tune {place}/{len(self.stages)}: {stage.name} {stage.model}".rstrip()
+            sys.stderr.write(f"{words}: {stage_words(stage)}\n")
+
+    def _text(self) -> str:
+        if self._stage is not None:
+            self._stage.seconds = self.clock.monotonic_s() - self._stage_began_s
+        width = shutil.get_terminal_size().columns
+        rest_s = left_s(self.stages, self.budget_s - self.gone_s)
+        return stages_text(self.stages, seconds=self.gone_s, left_s=rest_s, width=width)
+
+    @contextlib.contextmanager
+    def _show(self, title: str) -> Iterator[Update]:
+        if sys.stderr.isatty():
+            yield self._update
+            return
+        with progress(f"tune: {title}") as plain:
+
+            def both(done: float, total: float | None, note: str) -> None:
+                self._update(done, total, note)
+                plain(done, total, note)
+
+            yield both
+
+    def _update(self, done: float, total: float | None, note: str) -> None:
+        if self._stage is not None:
+            self._stage.done, self._stage.expected, self._stage.note = done, total, note
+
+    def _saw(self, finished: FinishedTrial) -> None:
+        self._finished.append(finished)
+        if self._stage is not None:
+            self._stage.best = best_words(self._finished)

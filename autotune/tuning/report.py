@@ -1,0 +1,53 @@
+"""The report stage: what was found, the evidence, and what to do next, as HTML, Markdown and JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.measure.host import SystemHost
+from autotune.search.reported import reported_profile, reported_run
+from autotune.store import write_atomically
+
+
+def build_report(
+    profiles: Sequence[Path], reports: Path, out: Path, *, runs: Sequence[Path] = (), data: Path | None = None
+) -> dict[str, Path]:
+    """Write a report of profiles, their trials and training runs.
+
+    Args:
+        profiles: One or several.
+        reports: Where their ledgers lie.
+        out: The HTML file, or one of the two that lie beside it.
+        runs: Directories of trainings from these profiles.
+        data: The dataset; None takes what each profile names.
+
+    Returns:
+        Where the three forms lie, by ``html``, ``markdown`` and ``json``.
+    """
+    # They load a library of charts, which other stages do without.
+    from autotune.show.report.build import report_document
+    from autotune.show.report.facts import report_facts
+    from autotune.show.report.html import report_html
+    from autotune.show.report.markdown import report_markdown
+
+    host = SystemHost()
+    reported = tuple(reported_profile(path, reports, host, data=data) for path in profiles)
+    trained = tuple(reported_run(directory, reported, host) for directory in runs)
+    document = report_document(reported, trained)
+    html = _html_place(out)
+    places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
+    write_atomically(places["json"], _json_text(report_facts(reported, trained, document)))
+    write_atomically(places["markdown"], report_markdown(document))
+    write_atomically(places["html"], report_html(document))
+    return places
+
+
+def _html_place(out: Path) -> Path:
+    """The name of the HTML file, whichever of the three files was named."""
+    known = out.suffix.lower() in {".html", ".md", ".json"}
+    return out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
+
+
+def _json_text(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, indent=1, allow_nan=False, default=str) + "\n"

@@ -1,0 +1,274 @@
+"""A whole tuning: the stages of all models in their order, on one machine that stays open.
+
+Order matters (arXiv 2509.05258, footnote 2): micro-batch first, then accumulation to the global batch, then what else
+the step has, then loader workers at that step, then the exchange of gradients. Every stage leaves its trials in a
+ledger and what it decided in the profile, so that the same command goes on after anything that ended this process.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autotune.core.evidence import ProbeEvidence
+from autotune.core.tuning import Stage, StageName, TuningResult
+from autotune.core.units import format_bytes, format_count
+from autotune.decide.choose import deal
+from autotune.decide.tuning import share_s
+from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
+from autotune.measure.clock import Clock, SystemClock
+from autotune.search.estimate import CannotTrace, Estimate, estimate_model, predicted_rows
+from autotune.search.probe import trace_request
+from autotune.search.profiles import StoredProfile, probed_here, read_profile, report_directory
+from autotune.search.site import DeviceChoice
+from autotune.show.baseline import gains
+from autotune.tuning.baseline import BaselineAsked, compare_recipes
+from autotune.tuning.bench import Bench, open_bench
+from autotune.tuning.explore import ExploreAsked, explore_settings
+from autotune.tuning.live import TuningView
+from autotune.tuning.network import NetworkAsked, tune_network
+from autotune.tuning.probe import Places, Prepared, ProbeAsked, prepare, probe_one, profile_paths
+from autotune.tuning.report import build_report
+from autotune.tuning.together import nodes_here
+from autotune.tuning.workers import WorkersAsked, count_workers
+from trainer.dataset import Manifest, read_manifest
+
+ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
+OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
+"""Other models are tuned all the same."""
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneAsked:
+    """What is to be tuned."""
+
+    probe: ProbeAsked
+    device: DeviceChoice
+    minutes: float
+    """For everything; probes take what they take, the other stages share what is left."""
+    skip: frozenset[StageName] = frozenset()
+    nodes: int = 1
+    """That the training is to have; the exchange is measured on those of this job."""
+    window_s: float = 2.0
+    most_trials: int = 60
+
+
+@dataclass(slots=True, kw_only=True)
+class Tuning:
+    """A tuning under way."""
+
+    asked: TuneAsked
+    clock: Clock = field(default_factory=SystemClock)
+    stages: list[Stage] = field(init=False)
+    view: TuningView = field(init=False)
+    waited_s: float = 0.0
+    failed: list[AutotuneError] = field(default_factory=list)
+    report: Path | None = None
+    _paths: dict[str, Path] = field(default_factory=dict)
+    _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _traced: dict[str, Estimate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [settings.name for settings in self.asked.probe.models]
+        self.stages = [Stage(name=stage, model=name) for stage in ORDER[:2] for name in names]
+        self.stages += [Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]]
+        self.stages.append(Stage(name="report", model=""))
+        self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.asked.minutes)
+
+    def run(self) -> TuningResult:
+        """All stages.
+
+        Raises:
+            AutotuneError: Where a stage failed in a way that concerns all models.
+        """
+        asked = self.asked.probe
+        manifest = read_manifest(asked.data)
+        with self.view.open():
+            with open_bench(self.asked.device, asked.data) as opened:
+                bench = replace(opened, display=self.view.display)
+                names = [settings.name for settings in asked.models]
+                self._paths = dict(zip(names, profile_paths(asked.out, names, bench.site.name), strict=True))
+                self._first(bench, manifest)
+                for name in names:
+                    self._rest(bench, name, manifest)
+            self.waited_s += opened.server.waited_s
+            if self.tuned:
+                self._do("report", "", self._report)
+        return TuningResult(
+            profiles=tuple(str(path) for path in self.tuned),
+            report=None if self.report is None else str(self.report),
+            stages=tuple(self.stages),
+            seconds=round(self.view.gone_s, 3),
+            seconds_in_children=round(self.waited_s, 3),
+            next_steps=next_steps(self.tuned, nodes=self.asked.nodes),
+        )
+
+    def _first(self, bench: Bench, manifest: Manifest) -> None:
+        """What fits, of all models: predicted, then measured."""
+        for settings in self.asked.probe.models:
+            self._prepared[settings.name] = prepare(bench, self.asked.probe, settings, manifest)
+            self._do("estimate", settings.name, lambda stage: self._estimate(bench, stage))
+        for settings in self.asked.probe.models:
+            self._do("probe", settings.name, lambda stage: self._probe(bench, stage))
+
+    def _rest(self, bench: Bench, name: str, manifest: Manifest) -> None:
+        """The stages that need a probed micro-batch."""
+        self._do("explore", name, lambda stage: self._explore(bench, stage, manifest))
+        self._do("workers", name, lambda stage: self._workers(bench, stage, manifest))
+        self._do("network", name, lambda stage: self._network(bench, stage, manifest))
+        self._do("baseline", name, lambda stage: self._baseline(bench, stage, manifest))
+
+    def _do(self, name: StageName, model: str, work: Callable[[Stage], str]) -> None:
+        """Give a stage its turn, or say why it has none."""
+        stage = next(one for one in self.stages if (one.name, one.model) == (name, model))
+        if why := self._why_not(stage):
+            stage.status, stage.told = "skipped", why
+            self.view.end(stage)
+            return
+        stage.budget_s = share_s(self.stages, stage, self.view.budget_s - self.view.gone_s)
+        self.view.begin(stage)
+        try:
+            stage.told = work(stage)
+            stage.status = "done"
+        except OF_ONE_MODEL as error:
+            stage.status, stage.told = "failed", error.message.splitlines()[0]
+            self.failed.append(error)
+        except BaseException as error:
+            stage.status, stage.told = "failed", str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise
+        finally:
+            self.view.end(stage)
+
+    def _why_not(self, stage: Stage) -> str:
+        """Why a stage is left out; empty where it is not."""
+        if stage.name in self.asked.skip:
+            return "as asked"
+        if stage.name in ORDER[2:-1] and any(
+            one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
+        ):
+            return "there is no probed micro-batch"
+        if stage.name == "network" and self._ranks(stage.model) * self._nodes < 2:
+            return "one rank alone exchanges nothing"
+        return ""
+
+    @property
+    def _nodes(self) -> int:
+        """Of this job, that the training may have as well."""
+        return min(self.asked.nodes, nodes_here())
+
+    def _ranks(self, model: str) -> int:
+        return self._prepared[model].request.local_ranks
+
+    def _stored(self, model: str) -> tuple[StoredProfile, ProbeEvidence]:
+        stored = read_profile(self._paths[model])
+        return stored, probed_here(stored, refusals=[])
+
+    def _minutes(self, stage: Stage) -> float:
+        assert stage.budget_s is not None
+        return stage.budget_s / 60
+
+    def _estimate(self, bench: Bench, stage: Stage) -> str:
+        request = self._prepared[stage.model].request
+        if request.expected is None:
+            return "not predicted, as asked"
+        with bench.display.show(f"estimate {stage.model}") as update:
+            update(0, None, "tracing, to predict its memory")
+            try:
+                found = self._traced[stage.model] = estimate_model(trace_request(request), bench.machine)
+            except CannotTrace as error:
+                return error.message
+        rows = predicted_rows(found, request.memory_budget_bytes, request.expected.usual, max_rows=request.max_rows)
+        budget = format_bytes(request.memory_budget_bytes)
+        return f"{format_count(rows)} rows of {request.seq_length_tokens} tokens predicted to fit {budget}"
+
+    def _probe(self, bench: Bench, stage: Stage) -> str:
+        places = Places(self.asked.probe.data, self._paths[stage.model], self.asked.probe.reports)
+        probed = probe_one(bench, self._prepared[stage.model], places, self._traced.get(stage.model))
+        train, evidence = probed.profile.train, probed.evidence
+        dealt = deal(train.global_batch_rows, train.micro_batch_rows, evidence.local_ranks)
+        refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"
+        return (
+            f"{format_count(evidence.feasible_max)} rows fit{refused}; a global batch of "
+            f"{format_count(train.global_batch_rows)} is {format_count(dealt.micro_batches)} x "
+            f"{format_count(dealt.rows_per_micro_batch)} rows"
+        )
+
+    def _explore(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+        stored, _ = self._stored(stage.model)
+        asked = ExploreAsked(
+            probe=self.asked.probe,
+            minutes=self._minutes(stage),
+            most_trials=self.asked.most_trials,
+            window_s=self.asked.window_s,
+        )
+        return explore_settings(bench, stored, asked, manifest)[1].choice
+
+    def _workers(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+        stored, probe = self._stored(stage.model)
+        asked = WorkersAsked(
+            data=self.asked.probe.data,
+            reports=self.asked.probe.reports,
+            minutes=self._minutes(stage),
+            window_s=self.asked.window_s,
+            trial_timeout_s=self.asked.probe.trial_timeout_s,
+        )
+        found, _ = count_workers(bench, stored, probe, asked, manifest)
+        return f"{found.chosen} loader workers: {found.choice}"
+
+    def _network(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+        stored, probe = self._stored(stage.model)
+        asked = NetworkAsked(
+            data=self.asked.probe.data,
+            reports=self.asked.probe.reports,
+            minutes=self._minutes(stage),
+            nodes=self._nodes,
+            ranks=probe.local_ranks,
+            trial_timeout_s=self.asked.probe.trial_timeout_s,
+        )
+        found, waited_s = tune_network(stored, asked, manifest, bench.display)
+        self.waited_s += waited_s
+        return found.choice
+
+    def _baseline(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+        stored, probe = self._stored(stage.model)
+        asked = BaselineAsked(
+            data=self.asked.probe.data,
+            reports=self.asked.probe.reports,
+            minutes=self._minutes(stage),
+            window_s=self.asked.window_s,
+            trial_timeout_s=self.asked.probe.trial_timeout_s,
+        )
+        return "; ".join(gains(compare_recipes(bench, stored, probe, asked, manifest)))
+
+    def _report(self, _: Stage) -> str:
+        profiles = self.tuned
+        self.report = report_directory(profiles[0], self.asked.probe.reports) / REPORT
+        build_report(profiles, self.asked.probe.reports, self.report, data=self.asked.probe.data)
+        return str(self.report)
+
+    @property
+    def tuned(self) -> list[Path]:
+        """The profiles that this tuning wrote, or went on from."""
+        without = {one.model for one in self.stages if one.status == "failed" and one.name in ORDER[:2]}
+        return [path for name, path in self._paths.items() if name not in without]
+
+
+def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
+    """What to do with tuned profiles, the first step first.
+
+    Args:
+        profiles: Tuned ones.
+        nodes: That the training is to have.
+    """
+    if not profiles:
+        return ()
+    first = shlex.quote(str(profiles[0]))
+    network = read_profile(profiles[0]).profile.evidence.network
+    steps = [f"autotune advise {first}", f"read the report, then: autotune report review {first} --approve --by NAME"]
+    if nodes < 2:
+        return (*steps, f"autotune launch local --profile {first}")
+    if network is None or network.nodes < 2:
+        steps.append(f"autotune network --profile {first} --slurm  # the network between nodes was not measured")
+    steps.append(f"autotune plan --profile {first} --nodes {nodes}")
+    return (*steps, f"autotune launch slurm --profile {first} --nodes {nodes} --submit")
