@@ -1,6 +1,5 @@
 """``autotune estimate``: the memory ledger and the predicted largest micro-batch for a card that is not here."""
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -58,7 +57,9 @@ def estimate(
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
     from autotune.errors import DoesNotFit
     from autotune.search.prediction import Asked, Choices, predict
-    from autotune.show.estimate import estimate_json, estimate_text
+    from autotune.show.answers import answer_json
+    from autotune.show.answers.estimate import estimate_answer
+    from autotune.show.estimate import estimate_text
     from trainer.presets import model_settings
     from trainer.progress import progress
 
@@ -112,7 +113,7 @@ def estimate(
         ],
     )
     if as_json:
-        print(json.dumps(estimate_json(answer), indent=2))
+        print(answer_json(estimate_answer(answer)))
     elif text := estimate_text(answer, probe):
         print(text)
     if answer.refused:

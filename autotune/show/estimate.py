@@ -1,8 +1,7 @@
-"""An estimate as text and as JSON: what is predicted to fit, the ledger of where the memory goes, what if."""
+"""An estimate as text: what is predicted to fit, the ledger of where the memory goes, what if."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.core.units import format_bytes, format_count
 from autotune.decide.memory import ROUNDING, Ledger
@@ -84,41 +83,6 @@ def estimate_text(answer: Answer, next_command: str) -> str:
     if answer.predicted:
         parts.append(f"next: measure it there: {next_command}")
     return "\n\n".join([f"Predicted for {answer.target}; nothing was measured.", *parts]) if parts else ""
-
-
-def estimate_json(answer: Answer) -> dict[str, Any]:
-    """The answer for machines; all of it predicted."""
-    return {
-        "target": answer.target,
-        "measured": False,
-        "models": [
-            {
-                "model": one.config.model.name,
-                "parameters": one.parameters,
-                "attention": one.attention,
-                "attention_reason": one.attention_reason,
-                "budget_bytes": one.budget_bytes,
-                "rows": one.rows,
-                "rows_low": one.rows_low,
-                "rows_high": one.rows_high,
-                "limited_by_max_rows": one.limited,
-                "slot_tokens": one.rows * one.config.seq_length_tokens,
-                "real_tokens": _times(one.rows, one.mean_real_tokens_per_row),
-                "samples": _times(one.rows, one.mean_samples_per_row),
-                "peak_bytes": one.ledger.peak_bytes,
-                "bytes_per_row": one.per_row_bytes,
-                "ledger_bytes": dict(one.ledger.terms_bytes),
-                "traces": one.traces,
-                "sharded_bytes": {name: shard.total_bytes for name, shard in one.sharded},
-            }
-            for one in answer.predicted
-        ],
-        "refused": [
-            {"model": name, "exit_code": error.exit_code, "message": error.message, "next_step": error.next_step}
-            for name, error in answer.refused
-        ],
-        "what_if": [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in answer.what_ifs],
-    }
 
 
 def _summary(predicted: Sequence[Predicted]) -> str:
