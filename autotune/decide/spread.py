@@ -89,7 +89,7 @@ def spread(rate: Figure, load: Load, links: Links, among: Sequence[Exchange], no
     )
     total = Figure(
         value=rate.value * ranks * _efficiency(likely),
-        low=slow * ranks * _efficiency(high) if bounded else None,
+        low=slow * ranks * _efficiency(low) if bounded else None,
         high=fast * ranks * _efficiency(high) if bounded else None,
         basis=basis,
         source=f"{ranks} ranks at that rate and efficiency",
