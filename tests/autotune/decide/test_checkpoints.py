@@ -6,7 +6,8 @@ from autotune.core.plan import Figure
 from autotune.decide.checkpoints import checkpoints_of
 from tests.trainer.checkpoints import state_of
 from tests.trainer.oracles import SHAPES, config_of, training_of
-from trainer.checkpoint import list_checkpoints
+from trainer import saver as saver_module
+from trainer.checkpoint import list_checkpoints, prune
 from trainer.config import CheckpointSettings, ModelSettings
 from trainer.dataset import TokenDataset
 from trainer.parallel import join_ranks
@@ -17,23 +18,38 @@ def parameters(count):
     return Figure(value=count, basis="measured", source="counted")
 
 
-def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(patterned_dataset, tmp_path):
+def bytes_in(directory):
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(
+    patterned_dataset, tmp_path, monkeypatch
+):
     shape = SHAPES["bert"] | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
     config = config_of(model=ModelSettings(name="m", config=shape))
     training = training_of(config, TokenDataset.open(patterned_dataset))
     settings = CheckpointSettings(keep_last=2, keep_every_steps=4, asynchronous=False)
     saver = Saver(tmp_path, settings, training, join_ranks(config, environment={}), attempt=1, timeout_s=5.0)
-    most = 0
+    at_once = []
+
+    def watched(*arguments, **options):
+        at_once.append(bytes_in(tmp_path))  # the new one is there, and the oldest still is
+        return prune(*arguments, **options)
+
+    monkeypatch.setattr(saver_module, "prune", watched)
     for step in range(1, 9):
         saver.save(state_of(step), rollbacks=0)
-        most = max(most, sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
     (newest, *_) = checkpoints = list_checkpoints(tmp_path)
-    size = sum(file.stat().st_size for file in newest.iterdir())
+    size = bytes_in(newest)
     planned = checkpoints_of(parameters(training.work.parameters), settings, steps=8)
     assert planned.one.value == pytest.approx(size, rel=0.05)
     assert planned.one.value < size
     assert len(checkpoints) <= planned.kept == 2 + 2
-    assert most <= planned.disk.value
+    assert max(at_once) > 3 * size
+    early = checkpoints_of(parameters(training.work.parameters), CheckpointSettings(keep_last=2), steps=8)
+    assert max(at_once[:3]) == pytest.approx(3 * size, rel=0.01)
+    assert max(at_once[:3]) <= early.disk.value
+    assert max(at_once) <= planned.disk.value
 
 
 @given(st.integers(1, 10**6), st.integers(1, 9), st.integers(1, 10**5))

@@ -46,6 +46,15 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
     assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
 
 
+def test_a_rate_that_several_ranks_reached_together_is_shared_among_them(no_trace):
+    profile = traced()
+    workers = profile.evidence.workers.model_copy(update={"local_ranks": 4})
+    together = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": workers})})
+    alone = answer(stored(profile)).rank_tokens_per_s
+    shared = answer(stored(together)).rank_tokens_per_s
+    assert [shared.low, shared.value, shared.high] == pytest.approx([alone.low / 4, alone.value / 4, alone.high / 4])
+
+
 def test_the_profiles_steps_are_the_default(no_trace):
     found = answer(stored(traced()), goal=None)
     assert found.steps.value == traced().train.max_steps
