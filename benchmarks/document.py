@@ -1,7 +1,7 @@
 """``python -m benchmarks.document``: write the documents that quote figures, from the files that hold them.
 
-``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/reliability.md`` from ``reports/faults.json``; and
-``docs/reference/`` from the code.
+``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/reliability.md`` from ``reports/faults.json``,
+``docs/paper.md`` from figures and arithmetic, ``docs/reference/`` from the code.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.core.units import format_bytes
 from autotune.store import write_atomically
-from benchmarks import advice
+from benchmarks import advice, recommendations
 from benchmarks.reference import pages as reference
 
 GPU_TRAIN = Path(__file__).parent.parent / "reports" / "gpu" / "train.json"
@@ -209,7 +209,9 @@ def _network(found: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Write all documents."""
-    write_atomically(ROOT / "docs" / "performance.md", performance(read_figures(), read_gpu_figures()))
+    figures = read_figures()
+    write_atomically(ROOT / "docs" / "performance.md", performance(figures, read_gpu_figures()))
+    write_atomically(ROOT / "docs" / "paper.md", recommendations.page(figures))
     write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
     reference.write()
     return 0
