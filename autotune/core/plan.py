@@ -20,12 +20,17 @@ class Figure:
     """A figure, how far it may be off, and what it rests on."""
 
     value: float
+    """In the unit that the figure's name says."""
     low: float | None = None
+    """Lower bound; None where nothing tells one."""
     high: float | None = None
+    """Upper bound."""
     confidence: float | None = None
     """Of the bounds; None where they are a range, as of what is assumed."""
     basis: Basis
+    """What it rests on."""
     source: str
+    """Where it comes from, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,9 @@ class Goal:
     """How long to train, in the one way that was asked for."""
 
     kind: GoalKind
+    """What was asked for."""
     amount: float
+    """How much of it."""
     source: str
     """Who says so, such as ``--tokens 45.2B``."""
 
@@ -43,10 +50,13 @@ class Fleet:
     """The machines that are going to train."""
 
     device: Literal["cuda", "cpu"]
+    """What trains."""
     name: str
     """Of the card, or of the CPU."""
     nodes: int
+    """That are meant."""
     ranks_per_node: int
+    """GPUs of a node; on a CPU, training processes."""
     cpus_per_rank: float | None = None
     """Of a CPU; None on GPUs."""
     memory_bytes: int | None
@@ -63,7 +73,9 @@ class Optimal:
     """The size of a model and the tokens that go with an amount of compute."""
 
     parameters: float
+    """N."""
     tokens: float
+    """D."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +83,7 @@ class MemoryRow:
     """What one GPU holds under one way of sharing the model."""
 
     name: str
+    """Of the way."""
     state_bytes: int
     """Parameters, gradients and the optimizer's, with what is gathered of them at the moment."""
     activations_bytes: int
@@ -98,7 +111,9 @@ class MemoryPlan:
     most_rows: int
     """That fit with the headroom left; 0 where not one does without sharing."""
     basis: Basis
+    """What the figures rest on."""
     source: str
+    """Where they come from, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +133,9 @@ class Remedy:
     """What would make the same nodes train more efficiently."""
 
     change: str
+    """Alone, with all else as it is."""
     efficiency: float
+    """Then, of the same nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

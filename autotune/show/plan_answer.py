@@ -15,9 +15,11 @@ class PlanFigures:
     batch_tokens: Figure
     """Real tokens of a step over all ranks."""
     steps: Figure
+    """Of the optimizer."""
     passes: Figure | None
     """Over the dataset."""
     parameters: Figure | None
+    """Of the model, shared ones once."""
     rank_tokens_per_s: Figure | None
     """Real tokens/s of one rank, on one node."""
     efficiency: Figure | None
@@ -25,6 +27,7 @@ class PlanFigures:
     tokens_per_s: Figure | None
     """Real ones, of all ranks."""
     wall_s: Figure | None
+    """Of all training steps, in seconds."""
     gpu_hours: Figure | None
     """Null on a CPU."""
     cpu_hours: Figure | None
@@ -50,10 +53,15 @@ class ComputeOptimal:
     """The model and the tokens of the lowest loss for ``flops_6n``, after Hoffmann et al. 2022."""
 
     parameters: float
+    """N."""
     tokens: float
+    """D."""
     basis: Basis
+    """What that rests on."""
     source: str
+    """Whose formula."""
     limits: tuple[str, ...]
+    """For which models it was not fitted, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,7 @@ class PlanMemory:
     """Memory of one rank under each way of sharing the model."""
 
     rows: tuple[MemoryRow, ...]
+    """One for each way."""
     total_bytes: tuple[int, ...]
     """Of each of them."""
     micro_batch_rows: int
@@ -68,7 +77,9 @@ class PlanMemory:
     most_rows: int
     """That fit alone with the headroom left; 0 where not one does."""
     basis: Basis
+    """What the figures rest on."""
     source: str
+    """Where they come from, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +87,31 @@ class PlanAnswer:
     """What a training takes."""
 
     model: str
+    """Its name."""
     fleet: Fleet
+    """The machines."""
     ranks: int
+    """Of all nodes."""
     goal: Goal
+    """How long to train."""
     figures: PlanFigures
+    """What that takes."""
     micro_batches: int
     """Of a step on each rank."""
     price_per_gpu_hour: float | None
+    """The user's."""
     checkpoints_kept: int | None
     """At the end, at most."""
     compute_optimal: ComputeOptimal | None
+    """Null where the number of parameters is not known."""
     memory: PlanMemory | None
+    """Null where the model cannot be traced."""
     memory_missing: str | None
     """Why there is none."""
     warnings: tuple[str, ...]
+    """What to think about, a sentence or two each."""
     left_out: tuple[str, ...]
+    """What none of the figures counts."""
     next: str
     """The command to run."""
 
