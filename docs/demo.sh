@@ -26,12 +26,8 @@ first="${profiles# }"
 first="${first%% *}"
 
 # shellcheck disable=SC2086  # the lists are meant to be split
-run autotune probe $models --data "$DEMO/data" --device cpu --memory "$MEMORY" --here --seq-length 128 \
-    --global-batch-tokens 4096 --out "$DEMO/profiles" --reports "$DEMO/reports"
-
-run autotune workers --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports" --here --minutes 1
-
-run autotune baseline --profile "$first" --data "$DEMO/data" --reports "$DEMO/reports" --here --rounds 4 --minutes 1
+run autotune tune $models --data "$DEMO/data" --device cpu --memory "$MEMORY" --here --seq-length 128 \
+    --global-batch-tokens 4096 --minutes "$MINUTES" --out "$DEMO/profiles" --reports "$DEMO/reports"
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # what torchrun would set by itself, with a warning
 run_directory="$DEMO/runs/$(date -u +%Y%m%dT%H%M%SZ)"

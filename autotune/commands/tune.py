@@ -167,10 +167,12 @@ def _run(tuning: "Tuning", again: str) -> "tuple[TuningResult, list[AutotuneErro
 
 
 def _say(result: "TuningResult", *, as_json: bool) -> None:
+    from autotune.search.profiles import read_profile
     from autotune.show.answers import answer_json
     from autotune.show.tuning import tuning_text
 
-    print(answer_json(result) if as_json else tuning_text(result))
+    profiles = [read_profile(Path(path)).profile for path in result.profiles]
+    print(answer_json(result) if as_json else tuning_text(result, profiles))
 
 
 def tune_between_nodes(
@@ -182,11 +184,10 @@ def tune_between_nodes(
     reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
-    from autotune.show.tuning import tuning_text
     from autotune.tuning.between_nodes import BetweenNodes, measure_between_nodes
 
     asked = BetweenNodes(found=tuned, data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
-    print(tuning_text(measure_between_nodes(asked)))
+    _say(measure_between_nodes(asked), as_json=False)
 
 
 def _second(first: JobRequest, number: str, asked: "TuneAsked") -> JobRequest:

@@ -4,9 +4,12 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.core.outcome import Measured
+from autotune.core.profile import Profile
 from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
 from autotune.core.tuning import Stage, Status, TuningResult
-from autotune.core.units import format_seconds
+from autotune.core.units import format_count, format_seconds
+from autotune.decide.choose import deal
+from autotune.show.tables import text_table
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
 _NAMES, _TIMES = 10, 8
@@ -74,14 +77,52 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
     return None
 
 
-def tuning_text(result: TuningResult) -> str:
-    """What a tuning came to, and what to do next."""
+HEADERS = (
+    "model", "fits (rows)", "used (rows)", "a step", "loader workers", "real tokens/s", "against default",
+    "against paper-style",
+)  # fmt: skip
+ALIGN = "lrrlrrrr"
+
+
+def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
+    """What a tuning came to, and what to do next.
+
+    Args:
+        result: What the tuning says.
+        profiles: As they are now, in the same order as there.
+    """
     failed = [one for one in result.stages if one.status == "failed"]
-    lines = [f"profile: {profile}" for profile in result.profiles]
+    lines = [text_table(HEADERS, [_profile_cells(one) for one in profiles], align=ALIGN), ""] if profiles else []
+    lines += [f"profile: {profile}" for profile in result.profiles]
     lines += [] if result.report is None else [f"report: {result.report}"]
     lines += [f"not done: {one.name} of {one.model}: {one.told}" for one in failed]
     lines += [f"next: {step}" if number == 0 else f"then: {step}" for number, step in enumerate(result.next_steps)]
     return "\n".join(lines)
+
+
+def _profile_cells(profile: Profile) -> list[str | None]:
+    """What was decided for a model, and what that is worth; what was not measured is missing."""
+    train, evidence = profile.train, profile.evidence
+    ranks = 1 if evidence.probe is None else evidence.probe.local_ranks
+    dealt = deal(train.global_batch_rows, train.micro_batch_rows, ranks)
+    rows = [] if evidence.baseline is None else evidence.baseline.rows
+    tuned = next((row.real_tokens_per_s for row in rows if row.name == "tuned"), [])
+    against = {row.name: row.ratio_to_tuned for row in rows}
+    step = f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
+    return [
+        train.model.name,
+        None if evidence.probe is None else format_count(evidence.probe.feasible_max),
+        format_count(train.micro_batch_rows),
+        step,
+        None if evidence.workers is None else str(evidence.workers.chosen),
+        format_count(statistics.median(tuned)) if tuned else None,
+        _times(against.get("default")),
+        _times(against.get("paper-style")),
+    ]
+
+
+def _times(ratio_to_tuned: float | None) -> str | None:
+    return None if not ratio_to_tuned else f"{1 / ratio_to_tuned:.2f} x"
 
 
 def _cut(line: str, width: int) -> str:

@@ -134,6 +134,9 @@ class Tuning:
         except OF_ONE_MODEL as error:
             stage.status, stage.told = "failed", error.message.splitlines()[0]
             self.failed.append(error)
+        except KeyboardInterrupt:
+            stage.status, stage.told = "failed", "interrupted; its finished trials are kept"
+            raise
         except BaseException as error:
             stage.status, stage.told = "failed", str(error).splitlines()[0] if str(error) else type(error).__name__
             raise
@@ -143,7 +146,7 @@ class Tuning:
     def _why_not(self, stage: Stage) -> str:
         """Why a stage is left out; empty where it is not."""
         if stage.name in self.asked.skip:
-            return "as asked"
+            return "not asked for: add --explore" if stage.name == "explore" else "as asked"
         if stage.name in ORDER[2:-1] and any(
             one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
         ):
@@ -265,7 +268,10 @@ def next_steps(profiles: Sequence[Path], *, nodes: int) -> tuple[str, ...]:
         return ()
     first = shlex.quote(str(profiles[0]))
     network = read_profile(profiles[0]).profile.evidence.network
-    steps = [f"autotune advise {first}", f"read the report, then: autotune report review {first} --approve --by NAME"]
+    steps = [
+        f"autotune advise {first}",
+        f"autotune report review {first} --approve --by NAME  # once somebody has read the report",
+    ]
     if nodes < 2:
         return (*steps, f"autotune launch local --profile {first}")
     if network is None or network.nodes < 2:
