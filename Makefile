@@ -10,7 +10,8 @@ CLUSTER := tests/system/slurm
 DEMO := demo
 DEMO_MODELS := bert-mini bert-small
 DEMO_FUNCTIONS := 4000
-DEMO_MEMORY := 1GiB
+DEMO_MEMORY := 768MiB
+DEMO_MINUTES := 3
 DEMO_STEPS := 30
 
 .DEFAULT_GOAL := help
@@ -28,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[elf,parquet,slurm,tensorboard,bench,docs,dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, probe, workers, training, report
-	@BIN=$(BIN) DEMO=$(DEMO) MODELS="$(DEMO_MODELS)" FUNCTIONS=$(DEMO_FUNCTIONS) MEMORY=$(DEMO_MEMORY) \
+demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tuning, training, advice, report
+	@BIN=$(BIN) DEMO=$(DEMO) MODELS="$(DEMO_MODELS)" FUNCTIONS=$(DEMO_FUNCTIONS) MEMORY=$(DEMO_MEMORY) MINUTES=$(DEMO_MINUTES) \
 		STEPS=$(DEMO_STEPS) sh docs/demo.sh
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
@@ -60,7 +61,7 @@ gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
 
 bench: $(STAMP) ## benchmarks with a bar, and keep their figures
-	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice; do \
+	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; $(BIN)/python -m benchmarks.document; exit $$short
 
@@ -82,6 +83,7 @@ gpu-workers: $(STAMP) ## loader workers on a GPU, for a fast and a slow dataset,
 
 figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
 	$(BIN)/python -m benchmarks.document
+	$(BIN)/python -m benchmarks.schemas
 
 clean: ## remove .venv and what the demo wrote
 	rm -rf $(VENV) $(DEMO)
