@@ -78,10 +78,10 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
 
 
 HEADERS = (
-    "model", "fits (rows)", "used (rows)", "a step", "loader workers", "real tokens/s", "against default",
+    "model", "fits (rows)", "a step", "loader workers", "real tokens/s", "against default",
     "against paper-style",
 )  # fmt: skip
-ALIGN = "lrrlrrrr"
+ALIGN = "lrlrrrr"
 
 
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
@@ -112,7 +112,6 @@ def _profile_cells(profile: Profile) -> list[str | None]:
     return [
         train.model.name,
         None if evidence.probe is None else format_count(evidence.probe.feasible_max),
-        format_count(train.micro_batch_rows),
         step,
         None if evidence.workers is None else str(evidence.workers.chosen),
         format_count(statistics.median(tuned)) if tuned else None,
