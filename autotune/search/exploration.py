@@ -3,8 +3,9 @@
 Every cell of the space keeps the global batch, and fits as far as memory can be predicted. A round reads the unexplored
 settings beside the proposed ones, so that what a machine's minutes do to one they do to all; a cell is first read for a
 short window, and goes on to a full one only if it may still be the best. The search stops when no cell is expected to
-win more than the noise would let anybody see; until then those that may be the best are read again. What promises most is then held against the unexplored settings window by
-window, and taken only where it is proven to be faster; where it rounds differently its loss must be the same as well.
+win more than the noise would let anybody see; until then those that may be the best are read again. What promises most
+is then held against the unexplored settings window by window, and taken only where it is proven to be faster; where it
+rounds differently its loss must be the same as well.
 
 Windows are on batches from memory, as loaders are counted later, at whatever settings come out of this.
 """
@@ -312,7 +313,7 @@ class Exploration:
             self.taken_s[cell.compile_layers].append(self.runner.finished[-1].seconds)
             tried = self.tried.setdefault(cell, Tried())
             if isinstance(outcome, Measured):
-                found[cell] = self._rate(cell, FeedFigures.of(outcome))
+                found[cell] = self.rate_of(cell, FeedFigures.of(outcome))
                 tried.rates = [found[cell]] if short or not tried.ratios else [*tried.rates, found[cell]]
             elif cell == self.unexplored:
                 raise self._unmeasured(outcome)
@@ -356,7 +357,8 @@ class Exploration:
         other = {"global_batch_tokens": None, "global_batch_samples": None}
         return config.model_copy(update=cell.settings() | rows | other)
 
-    def _rate(self, cell: Knobs, figures: FeedFigures) -> float:
+    def rate_of(self, cell: Knobs, figures: FeedFigures) -> float:
+        """Real tokens/s of a window, as training has them at the global batch."""
         share = self.request.real_shares[cell.layout]
         real = figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
         return real * useful_share(cell, self.request.global_rows, self.request.windows.limits.local_ranks)

@@ -57,7 +57,7 @@ def explore_settings(
     fingerprint = bench.fingerprint(train.model, manifest)
     check_belongs(stored, fingerprint)
     probing = probe_request(bench, asked.probe, train.model, manifest)
-    search_request = _request(bench, stored, asked, probing, manifest)
+    search_request = explore_request(bench, stored, asked, probing, manifest)
     ledger = report_directory(stored.path, asked.probe.reports) / "ledger"
     with bench.display.show(f"explore {train.model.name}") as update:
         runner = bench.runner(ledger, fingerprint, update, expected_trials=_USUAL_WINDOWS)
@@ -77,9 +77,18 @@ _USUAL_WINDOWS = 40
 _FEWER_ROWS = "with fewer rows, as the probe found that so many leave no headroom"
 
 
-def _request(
+def explore_request(
     bench: Bench, stored: StoredProfile, asked: ExploreAsked, probing: ProbeRequest, manifest: Manifest
 ) -> ExploreRequest:
+    """The space around a profile's settings, and what its windows need.
+
+    Args:
+        bench: Where it is measured.
+        stored: The profile as probed.
+        asked: How settings are to be explored.
+        probing: How the profile was probed.
+        manifest: Of the dataset.
+    """
     train, constraints = stored.profile.train, stored.profile.constraints
     ranks = probing.local_ranks
     levels, left_out = _levels(bench, train, asked.probe)

@@ -1,0 +1,209 @@
+"""``python -m benchmarks.grid``: measure every cell of the explored space of two models on this machine's CPU.
+
+``benchmarks.tune`` replays explorations against these readings. A round reads all cells in an order of chance, in
+groups beside the settings that the probe alone comes to, so that a machine's slow minutes weigh on both sides of each
+ratio. Run it on a machine that does nothing else: it takes about an hour. Interrupted, it goes on from its ledger.
+Compiled cells are left out: each would take a minute.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.core.knobs import Knobs
+from autotune.core.outcome import Measured
+from autotune.core.trial import FeedFigures
+from autotune.decide.resampling import location
+from autotune.search.exploration import Exploration, ExploreRequest
+from autotune.search.profiles import read_profile
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import Asked, feed_trial
+from autotune.store import write_atomically
+from autotune.tuning.bench import Bench, open_bench
+from autotune.tuning.explore import ExploreAsked, explore_request
+from autotune.tuning.probe import ProbeAsked, prepare, probe_models
+from benchmarks.corpora import real_lengths, write_corpus
+from trainer.config import ModelSettings
+from trainer.dataset import read_manifest
+from trainer.presets import model_settings
+from trainer.progress import progress
+
+GRID = Path(__file__).parent.parent / "reports" / "benchmarks" / "grid.json"
+ROUNDS, TOGETHER, WINDOW_S, SAMPLES = 4, 4, 1.0, 4000
+MIN_STEPS = 2
+SMALL_MODERNBERT = {
+    "model_type": "modernbert", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2,
+    "intermediate_size": 192, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model at a length of rows."""
+
+    settings: ModelSettings
+    seq_length_tokens: int
+    global_batch_tokens: int
+
+
+CASES = (
+    Case(settings=model_settings("bert-mini"), seq_length_tokens=128, global_batch_tokens=4096),
+    Case(
+        settings=ModelSettings(name="modernbert-tiny", config=SMALL_MODERNBERT),
+        seq_length_tokens=256,
+        global_batch_tokens=8192,
+    ),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Grid:
+    """What was measured of one model."""
+
+    model: str
+    unexplored: Knobs
+    """What the probe alone comes to."""
+    window_s: float
+    ratios: dict[Knobs, list[float]] = field(default_factory=dict)
+    """Real tokens/s to the unexplored settings beside them, one figure for each round."""
+    seconds: dict[Knobs, float] = field(default_factory=dict)
+    """What a window took, start included: median."""
+    reference_rates: list[float] = field(default_factory=list)
+    """Real tokens/s of the unexplored settings, for each group."""
+
+    def mean_log_ratios(self) -> dict[Knobs, float]:
+        """Where the logarithms of each cell's ratios lie."""
+        import numpy as np
+
+        return {cell: location(np.log(np.array(ratios))) for cell, ratios in self.ratios.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        cells = [
+            {"settings": cell.settings(), "ratios": ratios, "seconds": round(self.seconds[cell], 3)}
+            for cell, ratios in self.ratios.items()
+        ]
+        return {
+            "model": self.model,
+            "unexplored": self.unexplored.settings(),
+            "window_s": self.window_s,
+            "reference_rates": self.reference_rates,
+            "cells": cells,
+        }
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> "Grid":
+        """The same again."""
+        cells = [(Knobs(**one["settings"]), one) for one in told["cells"]]
+        return cls(
+            model=told["model"],
+            unexplored=Knobs(**told["unexplored"]),
+            window_s=told["window_s"],
+            reference_rates=told["reference_rates"],
+            ratios={cell: one["ratios"] for cell, one in cells},
+            seconds={cell: one["seconds"] for cell, one in cells},
+        )
+
+
+def read_grids(path: Path) -> list[Grid]:
+    """What was recorded."""
+    return [Grid.of_json(one) for one in json.loads(path.read_text())["grids"]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure all cases, and write them after each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.grid", description="Measure whole spaces of settings.")
+    parser.add_argument("--json", type=Path, default=GRID, metavar="FILE", help="where the readings go")
+    parser.add_argument("--place", type=Path, default=Path("grid"), help="where ledger and dataset lie")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every cell")
+    options = parser.parse_args(arguments)
+    data = options.place / "data"
+    if not (data / "manifest.json").is_file():
+        write_corpus(data, real_lengths(SAMPLES, seed=0))
+    grids = []
+    for case in CASES:
+        grids.append(measure(case, data, options.place, options.rounds))
+        content = {"rounds": options.rounds, "grids": [grid.to_json() for grid in grids]}
+        write_atomically(options.json, json.dumps(content) + "\n")
+    return 0
+
+
+def measure(case: Case, data: Path, place: Path, rounds: int) -> Grid:
+    """Probe a model, and read every cell around what the probe came to."""
+    asked = ProbeAsked(
+        models=(case.settings,),
+        data=data,
+        out=place / "profiles",
+        reports=place / "reports",
+        memory_bytes=2**30,
+        seq_length_tokens=case.seq_length_tokens,
+        global_batch_tokens=case.global_batch_tokens,
+    )
+    manifest = read_manifest(data)
+    with open_bench("cpu", data) as bench:
+        (probed,) = probe_models(bench, asked, manifest)
+        stored = read_profile(probed.path)
+        probing = prepare(bench, asked, case.settings, manifest).request
+        request = explore_request(
+            bench, stored, ExploreAsked(probe=asked, minutes=1e6, window_s=WINDOW_S), probing, manifest
+        )
+        cells = [cell for cell in request.cells if not cell.compile_layers and request.fits(cell)]
+        request = replace(request, cells=tuple(cells))
+        return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds)
+
+
+def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int) -> Grid:
+    windows, unexplored = request.windows, request.cells[0]
+    grid = Grid(model=windows.config.model.name, unexplored=unexplored, window_s=windows.window_s)
+    taken: dict[Knobs, list[float]] = {}
+    here = bench.fingerprint(windows.config.model, read_manifest(Path(windows.data_dir)))
+    groups = list(_groups(request.cells[1:], rounds))
+    with progress(f"grid of {grid.model}") as update:
+        runner = bench.runner(ledger, here, lambda *_: None, expected_trials=0)
+        for number, group in enumerate(groups):
+            update(number, len(groups), f"{len(request.cells)} cells")
+            rates = _read_group(request, runner, number, [unexplored, *group], taken)
+            grid.reference_rates.append(rates[unexplored])
+            for cell in group:
+                if cell in rates:
+                    grid.ratios.setdefault(cell, []).append(rates[cell] / rates[unexplored])
+    grid.ratios[unexplored] = [1.0]
+    grid.seconds = {cell: statistics.median(taken[cell]) for cell in grid.ratios}
+    return grid
+
+
+def _groups(cells: Sequence[Knobs], rounds: int) -> Iterator[list[Knobs]]:
+    """All cells in every round, in an order of chance, some at a time."""
+    for number in range(rounds):
+        order = random.Random(number).sample(cells, len(cells))
+        for start in range(0, len(order), TOGETHER):
+            yield order[start : start + TOGETHER]
+
+
+def _read_group(
+    request: ExploreRequest, runner: TrialRunner, number: int, cells: list[Knobs], taken: dict[Knobs, list[float]]
+) -> dict[Knobs, float]:
+    search = Exploration(request=request, runner=runner)
+    rates = {}
+    names = [cell.name for cell in cells]
+    for cell in cells if number % 2 == 0 else reversed(cells):
+        config = search.config_of(cell)
+        trial = feed_trial(request.windows, Asked(name=cell.name, config=config, cached=True), number, names)
+        outcome = runner.run(replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}), cell.name)
+        if isinstance(outcome, Measured):
+            rates[cell] = search.rate_of(cell, FeedFigures.of(outcome))
+            taken.setdefault(cell, []).append(runner.finished[-1].seconds)
+    if not all(map(math.isfinite, rates.values())) or cells[0] not in rates:
+        raise ValueError(f"group {number} could not be read: {cells[0].name}")
+    return rates
+
+
+if __name__ == "__main__":
+    sys.exit(main())

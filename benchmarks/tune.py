@@ -1,0 +1,249 @@
+"""``python -m benchmarks.tune``: what a whole tuning costs beside its trials, and how good what it finds is.
+
+Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in a process of its own. What does not go by
+while trials, their server or ranks run or start is overhead: Python's own start, decisions, ledgers, the report.
+
+Regret: ``benchmarks.grid`` has measured every cell of the explored space of two models on a CPU, several windows each,
+and kept the readings. Explorations are replayed against them: each window is drawn from the readings of its cell, with
+another seed of the draw each time. What was chosen is held against the best cell of the grid, by the grid's own means,
+of which the best is flattered by chance. Short windows deviate twice as much as what was recorded, which were full
+ones. Compiled cells are not in the grid: each would take a minute on a CPU.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.core.knobs import KNOBS, Knobs
+from autotune.core.outcome import Measured, Outcome
+from autotune.core.trial import Trial
+from autotune.decide.loader_limits import LoaderLimits
+from autotune.measure.clock import FakeClock
+from autotune.measure.host import SystemHost
+from autotune.measure.machine import FakeMachine
+from autotune.search.exploration import Exploration, ExploreRequest
+from autotune.search.trials import TrialRunner
+from autotune.search.workers import SweepRequest
+from autotune.show.tables import text_table
+from autotune.store import Ledger, write_atomically
+from benchmarks.bars import Bar, exit_code, lines
+from benchmarks.corpora import real_lengths, write_corpus
+from benchmarks.grid import GRID, Grid, read_grids
+from trainer.config import ModelSettings, TrainConfig
+
+REPLAYS = 40
+MINUTES = 15.0
+"""Of a replayed exploration: the command's own default for a model."""
+OVERHEAD_BAR, REGRET_BAR, TRIALS_BAR = 0.05, 0.97, 0.35
+TINY = {
+    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2,
+    "intermediate_size": 512, "max_position_embeddings": 512,
+}  # fmt: skip
+TUNE_MINUTES, SAMPLES = 3.0, 3000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One exploration against recorded readings."""
+
+    seed: int
+    chosen: str
+    of_best_share: float
+    """Real tokens/s of what was chosen, as a part of the best cell's."""
+    to_unexplored: float
+    """The same against the unexplored settings."""
+    trials_share: float
+    """Cells that were tried, as a part of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """A real tuning."""
+
+    seconds: float
+    """Of the whole process, from outside."""
+    seconds_in_children: float
+
+    @property
+    def share(self) -> float:
+        """What did not go by in children."""
+        return 1 - self.seconds_in_children / self.seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, replay, print and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tune", description="Measure what tuning costs and finds."
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--replays", type=int, default=REPLAYS, help="of each grid")
+    parser.add_argument("--minutes", type=float, default=TUNE_MINUTES, help="of the real tuning")
+    parser.add_argument("--grid", type=Path, default=GRID, help="what benchmarks.grid recorded")
+    options = parser.parse_args(arguments)
+    grids = read_grids(options.grid)
+    replays = {grid.model: [replay(grid, seed) for seed in range(options.replays)] for grid in grids}
+    overhead = measure_overhead(options.minutes)
+    bars = make_bars(replays, overhead)
+    if options.json:
+        content = {
+            "bars": [bar.to_json() for bar in bars],
+            "overhead": asdict(overhead) | {"share": overhead.share},
+            "replays": {model: [asdict(one) for one in some] for model, some in replays.items()},
+        }
+        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+    print(_table(grids, replays))
+    print(
+        f"\na real tuning took {overhead.seconds:.1f} s, of which {overhead.seconds_in_children:.1f} s in trials and "
+        f"what they need: {overhead.share:.1%} beside them\n"
+    )
+    print(lines(bars))
+    return exit_code(bars)
+
+
+def make_bars(replays: dict[str, list[Replay]], overhead: Overhead) -> list[Bar]:
+    """All bars; of replays the model that comes off worst counts."""
+    every = list(replays.values())
+    regret = min(statistics.fmean(one.of_best_share for one in some) for some in every)
+    return [
+        Bar(name="tune_overhead_share", figure=overhead.share, unit="share", bar=OVERHEAD_BAR, direction="<="),
+        Bar(name="tune_of_grid_best_share", figure=regret, unit="share", bar=REGRET_BAR, direction=">="),
+        Bar(
+            name="tune_explored_against_unexplored_least_ratio",
+            figure=min(one.to_unexplored for some in every for one in some),
+            unit="ratio",
+            bar=1.0,
+            direction=">=",
+        ),
+        Bar(
+            name="tune_explore_most_trials_share",
+            figure=max(one.trials_share for some in every for one in some),
+            unit="share",
+            bar=TRIALS_BAR,
+            direction="<=",
+        ),
+    ]
+
+
+def replay(grid: Grid, seed: int) -> Replay:
+    """Explore a recorded space."""
+    clock = FakeClock()
+    with tempfile.TemporaryDirectory() as place:
+        runner = TrialRunner(
+            machine=_machine(grid, clock, seed), ledger=Ledger(Path(place), "replay"), site="grid", clock=clock
+        )
+        search = Exploration(request=_request(grid), runner=runner)
+        found = search.run()
+    chosen = found.candidate if found.adopted else grid.unexplored
+    means = grid.mean_log_ratios()
+    best = max(means.values())
+    return Replay(
+        seed=seed,
+        chosen=chosen.name,
+        of_best_share=math.exp(means[chosen] - best),
+        to_unexplored=math.exp(means[chosen] - means[grid.unexplored]),
+        trials_share=(len(search.tried) - 1) / len(means),
+    )
+
+
+def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
+    """Reads what was recorded, in an order of chance."""
+    rng = random.Random(seed)
+    means = grid.mean_log_ratios()
+
+    def simulate(trial: Trial) -> Outcome:
+        config = trial.measured["config"]
+        cell = Knobs(**{name: config[name] for name in KNOBS})
+        reading = math.log(rng.choice(grid.ratios[cell]))
+        short = trial.measured["min_steps"] == 1
+        deviation = (reading - means[cell]) * (2 if short else 1)
+        clock.sleep(grid.seconds[cell])
+        rate = rng.choice(grid.reference_rates) * math.exp(means[cell] + deviation)
+        return Measured(figures=_figures(rate))
+
+    return FakeMachine(simulate)
+
+
+def _figures(real_tokens_per_s: float) -> dict[str, Any]:
+    return {
+        "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
+        "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
+        "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
+        "storage_bytes_per_s": None, "page_cache_share": None,
+    }  # fmt: skip
+
+
+def _request(grid: Grid) -> ExploreRequest:
+    """The grid's space; rates are read as they were recorded, what rows hold included."""
+    limits = LoaderLimits(host=SystemHost().facts([Path()]), local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+    model = ModelSettings(name=grid.model, config={"model_type": "bert"})
+    windows = SweepRequest(
+        config=TrainConfig(model=model),
+        data_dir="grid",
+        limits=limits,
+        window_s=grid.window_s,
+        budget_s=60 * MINUTES,
+        trial_timeout_s=600.0,
+    )
+    # Global batches of which every micro-batch is useful in full: the recorded rates have it in them already.
+    whole = math.lcm(*(cell.micro_batch_rows for cell in grid.ratios))
+    rows = {cell.layout: whole for cell in grid.ratios}
+    return ExploreRequest(
+        windows=windows,
+        cells=(grid.unexplored, *(cell for cell in grid.ratios if cell != grid.unexplored)),
+        global_rows=rows,
+        real_shares=dict.fromkeys(rows),
+        most_trials=60,
+    )
+
+
+def measure_overhead(minutes: float) -> Overhead:
+    """Tune for real, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="tune-") as name:
+        place = Path(name)
+        (place / "tiny.json").write_text(json.dumps(TINY))
+        data = write_corpus(place / "data", real_lengths(SAMPLES, seed=0))
+        command = [
+            sys.executable, "-m", "autotune", "tune", "--model", "tiny.json", "--data", str(data), "--device", "cpu",
+            "--memory", "400MiB", "--seq-length", "128", "--global-batch-tokens", "4096", "--minutes", f"{minutes:g}",
+            "--window", "0.5", "--explore", "--here", "--json",
+        ]  # fmt: skip
+        began_s = time.monotonic()
+        said = subprocess.run(command, cwd=place, stdout=subprocess.PIPE, check=True, text=True).stdout
+        seconds = time.monotonic() - began_s
+    return Overhead(seconds=seconds, seconds_in_children=json.loads(said)["seconds_in_children"])
+
+
+def _table(grids: Sequence[Grid], replays: dict[str, list[Replay]]) -> str:
+    rows = []
+    for grid in grids:
+        some = replays[grid.model]
+        means = grid.mean_log_ratios()
+        best = max(means.values())
+        shares = sorted(one.of_best_share for one in some)
+        rows.append(
+            [
+                grid.model,
+                str(len(means)),
+                f"{math.exp(means[grid.unexplored] - best):.1%}",
+                f"{statistics.fmean(shares):.1%}",
+                f"{shares[0]:.1%}",
+                f"{statistics.median(one.to_unexplored for one in some):.2f}",
+                f"{statistics.fmean(one.trials_share for one in some):.1%}",
+            ]
+        )
+    headers = ("model", "cells", "unexplored, of best", "explored, of best", "least", "won (median)", "cells tried")
+    return text_table(headers, rows, align="lrrrrrr")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
