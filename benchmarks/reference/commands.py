@@ -1,6 +1,7 @@
 """Every command and option, from the command line itself and the trainer's."""
 
 import argparse
+import enum
 import inspect
 import pathlib
 import types
@@ -97,6 +98,8 @@ def _spelling(parameter: Any) -> str:  # noqa: ANN401 - typer's own type
 def _value(kind: object, lowest: float | None, highest: float | None) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(sorted(code(choice) for choice in typing.get_args(kind)))  # else by who was imported first
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return ", ".join(code(choice.value) for choice in kind)
     name = _KINDS.get(kind, "text") if isinstance(kind, type) else "text"
     bounds = [] if lowest is None else [f"≥ {lowest:g}"]
     bounds += [] if highest is None else [f"≤ {highest:g}"]
