@@ -1,5 +1,6 @@
 """Every key of a profile and of a site file, from the schemas that read them and the words that stand there."""
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
@@ -87,11 +88,21 @@ def _walk(kind: type[Table], place: str) -> Iterator[tuple[str, type[Table]]]:
 
 
 def _row(kind: type[Table], name: str) -> tuple[str, str, str, str, str]:
-    schema = kind.model_json_schema()["properties"][name]
+    schema = _schema(kind)["properties"][name]
     value = _value(schema)
     quantity = any(word in value for word in ("integer", "number")) or name.endswith("_utc")
     unit = (unit_of(name) or "") if quantity else ""
     return code(name), value, unit, _default(kind, name), _in_markdown(_meaning(kind, name))
+
+
+@functools.cache
+def _schema(kind: type[Table]) -> dict[str, Any]:
+    return kind.model_json_schema()
+
+
+@functools.cache
+def _texts(kind: type[Table]) -> dict[str, str]:
+    return texts_of(kind)
 
 
 def _value(schema: Mapping[str, Any]) -> str:
@@ -123,7 +134,7 @@ def _default(kind: type[Table], name: str) -> str:
 
 
 def _meaning(kind: type[Table], name: str) -> str:
-    texts = texts_of(kind)
+    texts = _texts(kind)
     if name in texts:
         return texts[name]
     base = name.removesuffix("_low").removesuffix("_high")
