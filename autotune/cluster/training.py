@@ -22,6 +22,8 @@ _SHUTDOWN_MARGIN_S = 15
 """torchrun gives up before SLURM does, so that the script still says how it ended."""
 START_UP_S = 60.0
 _MEASURED_MARGIN = 1.25
+_ASSUMED_CPUS_PER_RANK = 4
+"""Where neither the profile nor the site says what a node has: for the step, and for what helps it."""
 _MIB = 2**20
 
 
@@ -54,10 +56,10 @@ class TrainRequest:
 
 
 def default_ranks(profile: Profile) -> int:
-    """One for each GPU that the profile was tuned with; on CPUs as many as it was probed with."""
-    if profile.train.device == "cuda":
+    """One for each GPU that the profile was tuned with; on CPUs, and where that is not known, as in its evidence."""
+    if profile.train.device == "cuda" and profile.fingerprint.gpu_count is not None:
         return max(1, profile.fingerprint.gpu_count)
-    return profile.evidence.probe.local_ranks if profile.evidence.probe else 1
+    return profile.local_ranks
 
 
 def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
@@ -131,7 +133,7 @@ def term_lead_s(request: TrainRequest) -> int:
     Left out: what other jobs take of the disk meanwhile.
     """
     probe = request.profile.evidence.probe
-    parameters = probe.parameters if probe else None
+    parameters = request.profile.parameters
     state_bytes = _UNKNOWN_STATE_BYTES if parameters is None else parameters * _STATE_BYTES_PER_PARAMETER
     config = request.config
     micro_step_s = max((point.step_s for point in probe.curve), default=1.0) if probe else 1.0
@@ -141,7 +143,7 @@ def term_lead_s(request: TrainRequest) -> int:
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     slurm, here = site.slurm, request.profile.fingerprint
-    cpus = here.allotted_cpus
+    cpus = here.allotted_cpus or _ASSUMED_CPUS_PER_RANK * request.ranks
     if slurm.cpus_per_rank is not None:
         cpus = slurm.cpus_per_rank * request.ranks
     elif slurm.cpus_per_task > 1:
@@ -163,7 +165,9 @@ def _memory_mib(profile: Profile, usual_mib: int) -> int:
         row.memory_bytes for row in rows if workers and row.loader_workers == workers.chosen and row.memory_bytes
     ]
     needed_mib = math.ceil(_MEASURED_MARGIN * max(measured, default=0) / _MIB)
-    return min(max(usual_mib, needed_mib), profile.fingerprint.ram_total_bytes // _MIB)
+    there_bytes = profile.fingerprint.ram_total_bytes
+    wanted_mib = max(usual_mib, needed_mib)
+    return wanted_mib if there_bytes is None else min(wanted_mib, there_bytes // _MIB)
 
 
 def _preflight(request: TrainRequest, cpus: int) -> list[str]:

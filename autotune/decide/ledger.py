@@ -42,9 +42,16 @@ def ledger_sha256(records: Iterable[TrialRecord]) -> str:
     return canonical_sha256(sorted(map(canonical_sha256, said)))
 
 
+def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """The profile's own trials, at its length of rows; an estimated one has none."""
+    if profile.is_estimated:
+        return ()
+    return own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
+
+
 def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerCheck:
     """Hold a profile against the trials of the ledger that it names."""
-    own = own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
+    own = records_of(profile, records)
     until = profile.provenance.ledger_until_utc
     behind = own if until is None else tuple(record for record in own if record.time_utc <= until)
     return LedgerCheck(
@@ -58,7 +65,9 @@ def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerChec
 
 def _found(
     profile: Profile, own: Sequence[TrialRecord], behind: Sequence[TrialRecord]
-) -> Literal["same", "differs", "not recomputable", "no trials"]:
+) -> Literal["same", "differs", "not recomputable", "no trials", "not measured"]:
+    if profile.is_estimated:
+        return "not measured"
     if not own:
         return "no trials"
     if profile.provenance.ledger_until_utc is None:

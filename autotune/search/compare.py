@@ -108,29 +108,36 @@ def _profile_side(profile: Profile, name: str, *, intact: bool) -> Side:
     train, made_on, probe = profile.train, profile.fingerprint, profile.evidence.probe
     workers = profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
-    circumstances: dict[Circumstance, str] = {
+    processors = f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}"
+    known: dict[Circumstance, str | None] = {
         "model": made_on.model_sha256,
         "dataset": made_on.dataset_hash,
         "machine": _machine(made_on),
-        "processors": f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}",
+        "processors": None if made_on.allotted_cpus is None else processors,
         "global batch": f"{train.global_batch_rows} rows",
         "row length": str(train.seq_length_tokens),
         "layout": train.layout,
         "memory budget": str(profile.constraints.memory_budget_bytes),
+        "ranks": None if ranks is None else str(ranks),
     }
-    if ranks is not None:
-        circumstances["ranks"] = str(ranks)
     facts = made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
     return Side(
         kind="profile",
         name=name,
         settings=flat_settings(train),
-        circumstances=circumstances,
+        circumstances={name: value for name, value in known.items() if value is not None},
         facts=facts | {"tool_version": profile.provenance.tool_version},
         readings=tuple(_profile_readings(profile)),
         headlines=tuple(_profile_headlines(profile)),
-        notes=() if intact else ("it was edited by hand since it was written: its figures are of what it said then",),
+        notes=tuple(_profile_notes(profile, intact=intact)),
     )
+
+
+def _profile_notes(profile: Profile, *, intact: bool) -> Iterable[str]:
+    if not intact:
+        yield "it was edited by hand since it was written: its figures are of what it said then"
+    if profile.is_estimated:
+        yield "it is estimated: its micro-batch is predicted, and nothing of it was measured"
 
 
 def _machine(made_on: Fingerprint) -> str:

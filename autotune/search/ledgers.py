@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
-from autotune.decide.ledger import check_ledger, own_records
+from autotune.decide.ledger import check_ledger, own_records, records_of
 from autotune.search.profiles import report_directory
 from autotune.search.standing import LEDGER_DIRECTORY
 from autotune.search.trials import trial_records
@@ -32,7 +32,7 @@ def read_trials(profile_path: Path, profile: Profile, reports: Path) -> Trials:
     """
     content = read_ledger(report_directory(profile_path, reports) / LEDGER_DIRECTORY)
     records = trial_records(content)
-    own = own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
+    own = records_of(profile, records)
     return Trials(
         finished=tuple(record.finished() for record in own),
         damaged_lines=content.damaged_lines + len(content.records) - len(records),

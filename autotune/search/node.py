@@ -1,16 +1,40 @@
-"""Looks at the node that this process runs on, for the preflight of a job."""
+"""Looks at the node that this process runs on, for the preflight of a job, and says what a profile expects of it."""
 
 import itertools
 import os
 from pathlib import Path
 
-from autotune.cluster.preflight import NodeFacts
+from autotune.cluster.preflight import Expected, NodeFacts
+from autotune.core.cards import card_of
 from autotune.core.hardware import Unavailable, visible_devices
+from autotune.core.profile import Profile
+from autotune.decide.fingerprint import LEFT_OUT_BY_DRIVERS
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
 from trainer.sources import code_sha256
+
+
+def expected_of(profile: Profile, *, ranks: int, cpus: int, code_sha256: str) -> Expected:
+    """What a job from this profile needs of a node; of an estimated one, the memory of a card and not its board."""
+    there = profile.fingerprint
+    names: tuple[str, ...] = ()
+    least_bytes = there.gpu_total_bytes
+    if profile.is_estimated and there.gpu_name is not None and least_bytes is not None:
+        card = card_of(there.gpu_name, least_bytes)
+        names = () if card is None else (card.name, *card.other_names)
+        least_bytes = int((1 - LEFT_OUT_BY_DRIVERS) * least_bytes)
+    return Expected(
+        ranks=ranks,
+        cpus=cpus,
+        device=profile.train.device,
+        gpu_name=there.gpu_name,
+        gpu_total_bytes=least_bytes,
+        code_sha256=code_sha256,
+        dataset_hash=there.dataset_hash,
+        other_gpu_names=names,
+    )
 
 
 def look_at_node(name: str, data_dir: Path, host: Host, monitor: GpuMonitor) -> NodeFacts:

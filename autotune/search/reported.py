@@ -33,7 +33,8 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
     tables = read_profile_tables(path)
     stored = read_profile(path)
     trials = read_trials(path, stored.profile, reports)
-    directory = data or path.parent / (stored.profile.train.data.path or ".")
+    said = stored.profile.train.data.path
+    directory = data or (None if said is None else path.parent / said)
     dataset, lacking = _dataset(directory, stored.profile.fingerprint.dataset_hash)
     now = situation_of_profile(stored, trials.finished, host, data=directory if dataset is not None else None)
     return ReportedProfile(
@@ -102,12 +103,14 @@ def _sign_off(path: Path, reports: Path) -> SignOff | None:
     return SignOff(state=states[standing.state] + edited, by=last.by, when=last.time_utc, note=last.note or "")
 
 
-def _dataset(directory: Path, dataset_hash: str) -> tuple[Manifest | None, str]:
+def _dataset(directory: Path | None, dataset_hash: str | None) -> tuple[Manifest | None, str]:
     """The dataset's manifest, or why there is none; a report is built without it."""
+    if directory is None:
+        return None, "the profile names no dataset"
     try:
         manifest = read_manifest(directory)
     except BadConfig as error:
         return None, error.message
-    if manifest.dataset_hash != dataset_hash:
+    if dataset_hash is not None and manifest.dataset_hash != dataset_hash:
         return None, f"{directory} is another dataset"
     return manifest, ""

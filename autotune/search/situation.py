@@ -100,7 +100,8 @@ def other_than(run: Run, stored: StoredProfile) -> list[str]:
     gpu = stored.profile.fingerprint.gpu_name
     found += [f"on {run.header.device}"] if gpu is not None and run.header.device != gpu else []
     found += ["model"] if settings.model.config != train.model.config else []
-    return found + (["dataset"] if run.header.dataset_hash != stored.profile.fingerprint.dataset_hash else [])
+    dataset = stored.profile.fingerprint.dataset_hash
+    return found + (["dataset"] if dataset is not None and run.header.dataset_hash != dataset else [])
 
 
 def _settings_of(run: Run) -> TrainConfig | None:

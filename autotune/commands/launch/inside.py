@@ -29,12 +29,12 @@ def preflight(
     reports: Reports = REPORTS,
 ) -> None:
     """Hold this node against the profile, the submitting machine's code, and the dataset."""
-    from autotune.cluster.preflight import Expected, describe, problems_of
+    from autotune.cluster.preflight import describe, problems_of
     from autotune.errors import ProfileRefused
     from autotune.measure.host import SystemHost
     from autotune.measure.nvml import NvmlMonitor
     from autotune.search import reviews
-    from autotune.search.node import look_at_node
+    from autotune.search.node import expected_of, look_at_node
     from autotune.search.profiles import read_profile
 
     if require_approved:
@@ -45,16 +45,7 @@ def preflight(
         node = look_at_node(_node_name(), data, SystemHost(), monitor)
     finally:
         monitor.close()
-    expected = Expected(
-        ranks=ranks,
-        cpus=cpus,
-        device=stored.train.device,
-        gpu_name=stored.fingerprint.gpu_name,
-        gpu_total_bytes=stored.fingerprint.gpu_total_bytes,
-        code_sha256=code,
-        dataset_hash=stored.fingerprint.dataset_hash,
-    )
-    problems = problems_of(expected, node)
+    problems = problems_of(expected_of(stored, ranks=ranks, cpus=cpus, code_sha256=code), node)
     if problems:
         told = "; ".join(f"{one.field} is {one.found}, and should be {one.expected}" for one in problems)
         raise ProfileRefused(f"{node.name}: {told}", next_step=problems[0].next_step)

@@ -89,13 +89,14 @@ def train_request(
     if approved is not None:
         refuse_other_settings(approved, resolved.config)
     there = read_manifest(resolved.data_dir).dataset_hash
-    if there != stored.fingerprint.dataset_hash:
+    tuned_on = stored.fingerprint.dataset_hash
+    if tuned_on is not None and tuned_on != there:
         raise ProfileRefused(
-            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, not "
-            f"{stored.fingerprint.dataset_hash[:12]}",
+            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, not {tuned_on[:12]}",
             next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
         )
-    torch_version = stored.fingerprint.torch if torch_of_profile else installed_torch()
+    # Which torch an estimated profile is for, nobody knows: torchrun is then given only what all versions take.
+    torch_version = (stored.fingerprint.torch or "") if torch_of_profile else installed_torch()
     if torch_version is None:
         raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
     run = out or default_run_directory(resolved.config.model.name)

@@ -63,8 +63,9 @@ def _ranks(now: Situation) -> int:
     if now.run is not None:
         return now.run.header.world_size
     nodes = now.spread.nodes if now.spread is not None else 1
-    probed = now.probe.local_ranks if now.probe is not None else 1
-    return nodes * max(probed, now.fingerprint.gpu_count if now.fingerprint is not None else 1)
+    if now.profile is None:
+        return nodes
+    return nodes * max(now.profile.local_ranks, now.profile.fingerprint.gpu_count or 1)
 
 
 def _state(now: Situation) -> StateBytes:

@@ -80,7 +80,7 @@ def _section(title: str, key: str, blocks: tuple[Block, ...]) -> Section:
 def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
     first = profiles[0].profile
     place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
-    several = f"{first.fingerprint.gpu_count} GPUs: " if first.fingerprint.gpu_count > 1 else ""
+    several = f"{first.fingerprint.gpu_count} GPUs: " if (first.fingerprint.gpu_count or 0) > 1 else ""
     return (
         f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}. All figures are measured "
         "unless they are called predicted; intervals say how far noise reaches, and with which confidence."
