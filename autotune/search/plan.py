@@ -134,11 +134,14 @@ def _goal_of(source: StoredProfile | Shape) -> Goal:
 
 
 def _vocab_of(subject: Subject) -> int | None:
-    """What the number of parameters that a profile counted leaves for the table of embeddings."""
-    probe = None if subject.profile is None else subject.profile.evidence.probe
-    if probe is None or probe.parameters is None:
+    """As the profile's estimate says, or what its number of parameters leaves for the table of embeddings."""
+    profile = subject.profile
+    if profile is None:
         return None
-    return vocab_size_of(subject.train, probe.parameters)
+    if profile.evidence.estimate is not None:
+        return profile.evidence.estimate.vocab_size
+    probe = profile.evidence.probe
+    return None if probe is None or probe.parameters is None else vocab_size_of(subject.train, probe.parameters)
 
 
 def _flops(subject: Subject, rows: RowFacts, vocab_size: int, parameters: Figure) -> Figure:

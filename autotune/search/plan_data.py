@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
-from autotune.core.plan import Figure
+from autotune.core.plan import Basis, Figure
 from autotune.core.profile import Profile
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES
 from autotune.decide.shape import assumed_lengths, typical_lengths
@@ -126,6 +126,12 @@ def _assumed_tokens(profile: Profile | None, train: TrainConfig) -> Figure:
     if probe is not None:
         return Figure(
             value=probe.mean_real_tokens_per_row, basis="measured", source="rows of the dataset that was probed with"
+        )
+    estimate = None if profile is None else profile.evidence.estimate
+    if estimate is not None:
+        known: Basis = "assumed" if estimate.rows_assumed else "measured"
+        return Figure(
+            value=estimate.mean_real_tokens_per_row, basis=known, source=f"rows as they were {known} by the estimate"
         )
     places = train.seq_length_tokens
     said = None if profile is None else profile.constraints.global_batch_tokens / train.global_batch_rows

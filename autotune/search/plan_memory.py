@@ -39,7 +39,7 @@ class Held:
 def held_by(
     subject: Subject, rows: RowFacts, vocab_size: int, update: Update, *, rows_per_rank: int
 ) -> Held | CannotTrace:
-    """Where a rank's memory goes; of a profile without such evidence, and of a model, by tracing it now.
+    """Where a rank's memory goes; of a profile that does not say it, and of a model, by tracing it now.
 
     Args:
         subject: The model and the machines.
@@ -51,7 +51,7 @@ def held_by(
     Raises:
         BadInput: If transformers cannot build the model.
     """
-    return _of_probe(subject) or _traced(subject, rows, vocab_size, update, rows_per_rank)
+    return _of_probe(subject) or _of_estimate(subject) or _traced(subject, rows, vocab_size, update, rows_per_rank)
 
 
 def memory_plan(held: Held, subject: Subject, *, tensor_ranks: int | None, pipeline_stages: int | None) -> MemoryPlan:
@@ -119,6 +119,31 @@ def _of_probe(subject: Subject) -> Held | None:
         largest_bytes=largest_parameter_bytes(subject.train, probe.parameters),
         basis="predicted",
         source=f"the probe's trace; {probe.feasible_max} rows are the largest that were shown to fit",
+    )
+
+
+def _of_estimate(subject: Subject) -> Held | None:
+    """What an estimated profile predicts for these machines."""
+    profile = subject.measured
+    estimate = None if profile is None else profile.evidence.estimate
+    if profile is None or estimate is None:
+        return None
+    assumed = "; vocabulary assumed" if estimate.rows_assumed else ""
+    return Held(
+        parameters=Figure(
+            value=estimate.parameters,
+            basis="assumed" if estimate.rows_assumed else "predicted",
+            source=f"counted by the estimate{assumed}",
+        ),
+        state=state_of_terms(estimate.terms_bytes),
+        rows=estimate.rows_usual,
+        most_rows=max(
+            subject.train.micro_batch_rows,
+            rows_with_headroom(estimate.rows_usual, profile.constraints.headroom_share),
+        ),
+        largest_bytes=largest_parameter_bytes(subject.train, estimate.parameters),
+        basis="predicted",
+        source="the profile's estimate; what lies around it is assumed",
     )
 
 

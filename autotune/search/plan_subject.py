@@ -44,7 +44,7 @@ class Subject:
     """As it would run there."""
     stored: StoredProfile | None
     own: bool
-    """Whether the profile's measurements are of these machines."""
+    """Whether the profile's evidence is of these machines."""
     card: Card | None
     """None of a CPU, and of a GPU that is not in the table."""
     fleet: Fleet
@@ -58,7 +58,7 @@ class Subject:
 
     @property
     def measured(self) -> Profile | None:
-        """The profile, where its measurements count."""
+        """The profile, where its evidence counts."""
         return self.profile if self.own else None
 
 
@@ -93,14 +93,16 @@ def _of_profile(stored: StoredProfile, asked: Card | None, nodes: int, ranks_per
             said.append("It is planned with bf16 there.")
         fleet = _on_card(asked, nodes, ranks_per_node or 1)
         return Subject(train=train, stored=stored, own=False, card=asked, fleet=fleet, said=(" ".join(said),))
-    local_ranks = ranks_per_node or default_ranks(profile)
+    local_ranks, cpus = ranks_per_node or default_ranks(profile), fingerprint.allotted_cpus
     device: Literal["cuda", "cpu"] = fingerprint.device
     fleet = Fleet(
         device=device,
-        name=fingerprint.gpu_name or ("a GPU" if device == "cuda" else fingerprint.cpu_model or "a CPU"),
+        name=fingerprint.gpu_name
+        or (there.name if there is not None else None)
+        or ("a GPU" if device == "cuda" else fingerprint.cpu_model or "a CPU"),
         nodes=nodes,
         ranks_per_node=local_ranks,
-        cpus_per_rank=fingerprint.allotted_cpus / default_ranks(profile) if device == "cpu" else None,
+        cpus_per_rank=cpus / default_ranks(profile) if device == "cpu" and cpus is not None else None,
         memory_bytes=profile.constraints.memory_budget_bytes,
     )
     return Subject(train=train, stored=stored, own=True, card=there, fleet=fleet, said=())
@@ -113,7 +115,9 @@ def _on_card(card: Card, nodes: int, ranks_per_node: int) -> Fleet:
 
 
 def _card_of_profile(profile: Profile) -> Card | None:
-    fingerprint = profile.fingerprint
+    fingerprint, estimate = profile.fingerprint, profile.evidence.estimate
+    if estimate is not None and estimate.card is not None:
+        return find_card(estimate.card)
     if fingerprint.gpu_name is None or fingerprint.gpu_total_bytes is None or fingerprint.gpu_mig:
         return None
     return card_of(fingerprint.gpu_name, fingerprint.gpu_total_bytes)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autotune.core.evidence import Evidence, GpuUse
+from autotune.core.evidence import EstimateEvidence, Evidence, GpuUse
 from autotune.core.plan import Goal
 from autotune.search.plan import Asked
 from autotune.search.plan_subject import Shape
@@ -68,3 +68,23 @@ def without_evidence(profile):
 
 def shape(name="bert-mini", **changes) -> Shape:
     return Shape(model=model_settings(name), **changes)
+
+
+def estimated(profile, **changes):
+    """Predicted for a card that is not here; nothing was measured."""
+    values = {
+        "card": "h100-nvl-94gb", "rows_least": 300, "rows_usual": 400, "rows_most": 420,
+        "predicted_peak_bytes": 9 * 10**10,
+        "terms_bytes": {"parameters": 2_000_000, "gradients": 2_000_000, "activations: Linear": 8 * 10**10},
+        "parameters": 500_000, "attention": "sdpa", "attention_reason": "so", "local_ranks": 2, "vocab_size": 2000,
+        "documents_per_row": 4.0, "mean_real_tokens_per_row": 500.0, "rows_assumed": True, "traced_with": "torch",
+        "choice": "because",
+    }  # fmt: skip
+    on_card = on_gpus(profile)
+    machine = {"gpu_total_bytes": None, "gpu_count": None, "allotted_cpus": None, "ram_total_bytes": None}
+    return on_card.model_copy(
+        update={
+            "evidence": Evidence(estimate=EstimateEvidence(**values | changes)),
+            "fingerprint": on_card.fingerprint.model_copy(update=machine),
+        }
+    )

@@ -10,7 +10,7 @@ from autotune.search.plan import plan
 from autotune.search.scaling import Assumed
 from tests.autotune.conftest import Borrowed
 from tests.autotune.search.exchanges import Cluster, tuning_on
-from tests.autotune.search.plans import asked, on_gpus, shape, stored, traced, without_evidence
+from tests.autotune.search.plans import asked, estimated, on_gpus, shape, stored, traced, without_evidence
 from tests.conftest import write_dataset
 
 
@@ -133,6 +133,20 @@ def test_a_profile_without_evidence_has_assumed_rates(warm_trace):
     assert found.rank_tokens_per_s.basis == "assumed"
     assert found.wall_s.low < found.wall_s.value < found.wall_s.high
     assert found.next_command.startswith("autotune probe --model tiny")
+
+
+def test_an_estimated_profile_says_memory_and_size_and_its_rates_are_assumed(no_trace):
+    found = answer(stored(estimated(traced())), nodes=4)
+    assert found.parameters.value == 500_000
+    assert found.parameters.basis == "assumed"
+    assert found.memory.basis == "predicted"
+    assert found.memory.rows[0].total_bytes == 80_004_000_000
+    assert found.rank_tokens_per_s.basis == found.wall_s.basis == "assumed"
+    assert found.batch_tokens.value == 1024 * 500
+    assert found.fleet.ranks == 8
+    assert found.next_command.startswith("autotune probe")
+    looked_at = answer(stored(estimated(traced(), rows_assumed=False)))
+    assert looked_at.parameters.basis == looked_at.batch_tokens.basis == "predicted"
 
 
 @pytest.mark.system
