@@ -135,7 +135,7 @@ def tuned(autotune, contained, probed) -> subprocess.CompletedProcess[str]:
     """A tuning of one node, and of the network of two, in a container."""
     asked = [*PROBE[1:], "--minutes", "0.3", "--ranks", "1", "--out", "tuned", "--reports", "tuned/reports"]
     asked[asked.index("--trial-timeout") + 1] = "120"
-    return autotune("tune", *asked, "--between-nodes", "--slurm", contained, "--wait", "--json")
+    return autotune("tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json")
 
 
 def test_a_tuning_from_outside_any_allocation_is_one_job_and_yields_profile_and_report(tuned, work):
