@@ -26,8 +26,8 @@ from trainer.families import FAMILIES
 Value = TypeVar("Value")
 CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "selective", "full")
 LAYOUTS: tuple[Layout, ...] = ("packed", "bucketed", "padded")
-COMPILERS = ("g++", "c++", "clang++")
-"""One of which ``torch.compile`` needs on a CPU."""
+COMPILERS = {"cpu": ("g++", "c++", "clang++"), "cuda": ("gcc", "cc", "clang")}
+"""One of which ``torch.compile`` needs: for the kernels themselves, or for what starts Triton's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +138,9 @@ def _levels(bench: Bench, train: TrainConfig, asked: ProbeAsked) -> tuple[Levels
         left_out.append("layout: packed rows need a model whose attention this project knows")
         layouts = ("padded", "bucketed")
     compiled: tuple[bool, ...] = (False, True)
-    if not any(map(shutil.which, COMPILERS)):
-        left_out.append(f"compile_layers: there is no C++ compiler here ({', '.join(COMPILERS)})")
+    compilers = COMPILERS[bench.site.device]
+    if not any(map(shutil.which, compilers)):
+        left_out.append(f"compile_layers: there is no compiler here ({', '.join(compilers)})")
         compiled = (train.compile_layers,)
     if bench.site.device == "cpu":
         left_out.append("attention: a CPU has no varlen kernel")
