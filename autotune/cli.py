@@ -29,7 +29,7 @@ app = typer.Typer(
     name="autotune",
     help="Find out what fits, what is enough, and what to change before an encoder is pretrained.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
     """
     try:
         plain = plain_arguments(arguments)
-        app(list(plain), obj=plain)
+        app(list(plain), obj=plain, prog_name="autotune")
     except (AutotuneError, TrainerError) as error:
         sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         return error.exit_code

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, AsJson, Reports
 from autotune.errors import BadInput, ProfileRefused, UsageError
 
@@ -26,7 +27,9 @@ def advise(
             help="A profile, a run, or a directory with data. Default: the newest run, else the only profile.",
         ),
     ] = None,
-    profile: Annotated[Path | None, typer.Option(help="The profile that a run was started from.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="The profile that a run was started from.", autocompletion=profiles)
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
     ] = None,

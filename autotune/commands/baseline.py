@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
 
@@ -12,7 +13,9 @@ from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Pr
 def baseline(
     context: typer.Context,
     *,
-    profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on this machine.")],
+    profile: Annotated[
+        Path, typer.Option(help="A profile that autotune probe wrote on this machine.", autocompletion=profiles)
+    ],
     data: ProfileData = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.commands.completion import cards, models
 from autotune.commands.options import AsJson
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ _SEQ_LENGTH, _MAX_ROWS = 512, 16_384
 
 def estimate(
     *,
-    model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
+    model: Annotated[
+        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
+    ],
     gpu: Annotated[
-        str | None, typer.Option(help="The card, such as h100-nvl-94gb. Default: the first GPU of this machine.")
+        str | None,
+        typer.Option(
+            help="The card, such as h100-nvl-94gb. Default: the first GPU of this machine.", autocompletion=cards
+        ),
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Budget of one rank, such as 94GB; alone, or less than the card has.")

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import AsJson, ProfileData
-from autotune.core.export import Target
+from autotune.core.targets import Target
 
 
 def export(
     *,
-    profile: Annotated[Path, typer.Argument(help="The profile.")],
+    profile: Annotated[Path, typer.Argument(help="The profile.", autocompletion=profiles)],
     to: Annotated[Target, typer.Option(help="The other trainer: transformers' Trainer, as TrainingArguments.")],
     out: Annotated[
         Path | None,

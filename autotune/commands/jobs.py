@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.commands.completion import sites
+
 if TYPE_CHECKING:
     from autotune.cluster.batch import Shape
     from autotune.cluster.site import SiteFile
@@ -26,6 +28,7 @@ Slurm = Annotated[
         metavar="[SITE]",
         help="Submit this as a SLURM job, by the cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.",
         show_default=False,
+        autocompletion=sites,
     ),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="With --slurm: wait for the job's end, and exit with its code.")]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
 
@@ -14,7 +15,9 @@ _LINKS_MINUTES = 3.0
 def network(
     context: typer.Context,
     *,
-    profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on such machines.")],
+    profile: Annotated[
+        Path, typer.Option(help="A profile that autotune probe wrote on such machines.", autocompletion=profiles)
+    ],
     data: ProfileData = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of this SLURM job to use. Default: all; with --slurm 2.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
+from autotune.commands.completion import cards, models, profiles
 from autotune.commands.options import AsJson, ProfileData
 from autotune.errors import UsageError
 
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 def plan(
     *,
-    model: Annotated[str | None, typer.Option(help="Preset or config.json; or give --profile.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A profile: its settings, and what was measured.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Preset or config.json; or give --profile.", autocompletion=models)
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A profile: its settings, and what was measured.", autocompletion=profiles)
+    ] = None,
     tokens: Annotated[
         str | None, typer.Option(metavar="N", help="Train on so many real tokens, such as 45.2B or 2T.")
     ] = None,
@@ -31,7 +36,8 @@ def plan(
         int | None, typer.Option(min=1, help="Train so many optimizer steps. Default: the profile's.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="The card, such as h100-nvl-94gb. Default: the profile's machine.")
+        str | None,
+        typer.Option(help="The card, such as h100-nvl-94gb. Default: the profile's machine.", autocompletion=cards),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=8192, help="Nodes.")] = 1,
     gpus_per_node: Annotated[

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from autotune.commands.completion import cards, models
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
 from autotune.errors import BadInput, UsageError
@@ -16,7 +17,9 @@ _MINUTES_PER_MODEL = 3
 def probe(
     context: typer.Context,
     *,
-    model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
+    model: Annotated[
+        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
+    ],
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
     device: Annotated[
         Literal["auto", "cuda", "cpu"],
@@ -47,7 +50,8 @@ def probe(
         Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
     ] = "none",
     as_gpu: Annotated[
-        str | None, typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.")
+        str | None,
+        typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.", autocompletion=cards),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, ProfileData, Reports, TrialTimeout
 from autotune.errors import UsageError
@@ -26,7 +27,9 @@ _MINUTES_PER_COUNT = 1.5
 def scale(
     context: typer.Context,
     *,
-    profile: Annotated[list[Path], typer.Option(help="A probed profile; several are shown together.")],
+    profile: Annotated[
+        list[Path], typer.Option(help="A probed profile; several are shown together.", autocompletion=profiles)
+    ],
     nodes: Annotated[
         str | None, typer.Option(help=f"Numbers of nodes, with commas between. Default: {DEFAULT_NODES}.")
     ] = None,

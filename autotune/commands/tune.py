@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.commands.completion import cards, models
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
 from autotune.errors import AutotuneError
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 _PROBE_MINUTES = 3.0
 """Of one model, in the mean: not part of the budget, which it takes from all the same."""
-MINUTES = 15.0
-"""For each model, by default."""
+MINUTES, EXPLORING_MINUTES = 15.0, 15.0
+"""For each model, by default; and more with ``--explore``."""
 
 
 class Skippable(StrEnum):
@@ -40,14 +41,17 @@ class Skippable(StrEnum):
 def tune(
     context: typer.Context,
     *,
-    model: Annotated[list[str], typer.Option(help="Preset or config.json; repeat for several models.")],
+    model: Annotated[
+        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
+    ],
     data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
     device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="What to measure.")] = "auto",
     gpu: Annotated[
         str | None,
         typer.Option(
             help="The card that the training is for, such as h100-nvl-94gb. A larger one stands in for it with its "
-            "memory; without any, the profile is predicted."
+            "memory; without any, the profile is predicted.",
+            autocompletion=cards,
         ),
     ] = None,
     memory: Annotated[str | None, typer.Option(help="Budget of one rank, such as 94GB; as probe takes it.")] = None,
@@ -75,7 +79,9 @@ def tune(
     ] = False,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.1, help=f"For everything; probes take what they take. Default: {MINUTES:g} for each model."),
+        typer.Option(
+            min=0.1, help="For everything; probes take what they take. Default: 15 for each model, 30 with --explore."
+        ),
     ] = None,
     skip: Annotated[
         list[Skippable] | None,
@@ -106,7 +112,7 @@ def tune(
     number = os.environ.get("SLURM_JOB_ID")
     skipped = frozenset(skip or ())
     left_out = frozenset(stage for stage in ORDER if stage in {one.value for one in skipped})
-    budget = minutes or MINUTES * len(model)
+    budget = minutes or (MINUTES + EXPLORING_MINUTES * explore) * len(model)
     asked = TuneAsked(
         probe=ProbeAsked(
             models=tuple(model_settings(name) for name in model),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 def workers(
     context: typer.Context,
     *,
-    profile: Annotated[Path, typer.Option(help="A profile that autotune probe wrote on this machine.")],
+    profile: Annotated[
+        Path, typer.Option(help="A profile that autotune probe wrote on this machine.", autocompletion=profiles)
+    ],
     data: ProfileData = None,
     max_workers: Annotated[
         int | None,

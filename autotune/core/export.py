@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.core.advice import Figure
+from autotune.core.targets import Target
 
-Target = Literal["hf-trainer"]
 Equivalence = Literal["same", "near", "none"]
 """``same``: trains the same. ``near``: the other trainer's own way to much the same end. ``none``: is lost."""
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from autotune.core.export import Export, RowsHold, Target
+from autotune.core.export import Export, RowsHold
 from autotune.core.profile import Profile
+from autotune.core.targets import Target
 from autotune.decide.export import Subject, export_to
 from autotune.search.profiles import StoredProfile
 from trainer.dataset import MANIFEST_NAME, TokenDataset

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from autotune.commands.completion import sites
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
 from autotune.commands.options import AsJson
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
@@ -92,7 +93,12 @@ def prepare(
     ] = None,
     slurm_workers: Annotated[
         Path | None,
-        typer.Option("--slurm-workers", metavar="SITE", help="Use SLURM jobs as workers, set up by a site file."),
+        typer.Option(
+            "--slurm-workers",
+            metavar="SITE",
+            help="Use SLURM jobs as workers, set up by a site file.",
+            autocompletion=sites,
+        ),
     ] = None,
     slurm: Slurm = None,
     wait: Wait = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.commands.completion import sites
 from autotune.commands.launch.training import (
     DataOption,
     ProfileOption,
@@ -36,7 +37,12 @@ def slurm(
         str | None, typer.Option(metavar="[D-]HH:MM:SS", help="Longest time of the job. Default: the site's.")
     ] = None,
     site: Annotated[
-        str, typer.Option("--site", help="The cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.")
+        str,
+        typer.Option(
+            "--site",
+            help="The cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.",
+            autocompletion=sites,
+        ),
     ] = "",
     chain: Annotated[
         int,

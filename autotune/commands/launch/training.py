@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
+
 if TYPE_CHECKING:
     from autotune.cluster.training import TrainRequest
 
-ProfileOption = Annotated[Path, typer.Option("--profile", help="The profile to train from.")]
+ProfileOption = Annotated[Path, typer.Option("--profile", help="The profile to train from.", autocompletion=profiles)]
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
 ]
@@ -19,7 +21,8 @@ RunOption = Annotated[
     Path | None, typer.Option("--out", help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable."),
 ]
 RequireApproved = Annotated[
     bool,

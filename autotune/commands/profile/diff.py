@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import AsJson
 
 
 def diff(
     *,
-    a: Annotated[Path, typer.Argument(metavar="A", help="A profile.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A profile.", autocompletion=profiles)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.", autocompletion=profiles)],
     as_json: AsJson = False,
 ) -> None:
     """Show what differs between two profiles: settings, constraints, machine, figures."""

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import AsJson
 
 
 def explain(
     *,
-    profile: Annotated[Path, typer.Argument(help="The profile.")],
+    profile: Annotated[Path, typer.Argument(help="The profile.", autocompletion=profiles)],
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="One setting, such as data.loader_workers, or a group.")
     ] = None,

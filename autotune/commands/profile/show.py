@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, AsJson, Reports
 
 
 def show(
     *,
-    profile: Annotated[Path, typer.Argument(help="A profile that autotune probe wrote.")],
+    profile: Annotated[Path, typer.Argument(help="A profile that autotune probe wrote.", autocompletion=profiles)],
     reports: Reports = REPORTS,
     as_json: AsJson = False,
 ) -> None:

@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports
 
 
 def verify(
     *,
-    profile: Annotated[Path, typer.Argument(help="The profile that is held against this machine.")],
+    profile: Annotated[
+        Path, typer.Argument(help="The profile that is held against this machine.", autocompletion=profiles)
+    ],
     data: ProfileData = None,
     require_approved: Annotated[
         bool, typer.Option("--require-approved", help="Refuse it as well unless it was approved as it is.")

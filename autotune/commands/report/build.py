@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, ProfileData, Reports
 
 _DEFAULT_NAME = "report.html"
@@ -12,7 +13,7 @@ _DEFAULT_NAME = "report.html"
 
 def build(
     *,
-    profile: Annotated[list[Path], typer.Argument(help="Profiles; several make one report.")],
+    profile: Annotated[list[Path], typer.Argument(help="Profiles; several make one report.", autocompletion=profiles)],
     run: Annotated[list[Path] | None, typer.Option(help="A training run's directory; repeat for several.")] = None,
     data: ProfileData = None,
     out: Annotated[

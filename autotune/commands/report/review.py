@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, AsJson, Reports
 
 
 def review(
     *,
-    profile: Annotated[Path, typer.Argument(help="The profile that is reviewed.")],
+    profile: Annotated[Path, typer.Argument(help="The profile that is reviewed.", autocompletion=profiles)],
     approve: Annotated[bool, typer.Option("--approve", help="It may be trained from, as it is now.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="It may not.")] = False,
     by: Annotated[str | None, typer.Option(metavar="NAME", help="Who says so.")] = None,

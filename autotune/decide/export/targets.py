@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.core.export import Export, Setting, Target
+from autotune.core.export import Export, Setting
+from autotune.core.targets import Target
 from autotune.decide.export import hf_trainer
 from autotune.decide.export.subject import Rule, Subject
 

@@ -1,0 +1,37 @@
+from autotune.commands.completion import cards, models, profiles, sites
+from autotune.core.cards import CARDS
+from trainer.presets import PRESETS
+
+
+def test_models_and_cards_are_those_that_begin_so():
+    assert models("bert-m") == ["bert-mini"]
+    assert models("") == list(PRESETS)
+    assert [name for name, _ in cards("")] == [card.key for card in CARDS]
+    assert dict(cards("H100-N")) == {"h100-nvl-94gb": "NVIDIA H100 NVL"}
+
+
+def test_profiles_are_found_here_where_they_lie_and_where_one_types(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "p.toml",
+        "pyproject.toml",
+        "site.toml",
+        "profiles/a.toml",
+        "profiles/a.previous.toml",
+        "other/b.toml",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert profiles("") == ["p.toml", "profiles/a.toml"]
+    assert profiles("p") == ["p.toml", "profiles/a.toml"]
+    assert profiles("profiles/") == ["profiles/a.toml"]
+    assert profiles("other/") == ["other/b.toml"]
+    assert profiles(f"{tmp_path}/other/b") == [f"{tmp_path}/other/b.toml"]
+    assert profiles("nowhere/") == []
+    assert sites("") == ["p.toml", "site.toml"]
+
+
+def test_what_matches_nothing_leaves_the_shell_to_its_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert models("./config") == []
+    assert profiles("no") == sites("no") == []

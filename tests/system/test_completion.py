@@ -1,0 +1,92 @@
+"""Completion as shells really do it: their own interpreters ask the installed program."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+BIN = Path(sys.executable).parent
+IN_BASH = """
+eval "$(_AUTOTUNE_COMPLETE=source_bash autotune)"
+complete -p autotune >/dev/null || exit 9
+read -ra COMP_WORDS <<< "$1"
+[[ $1 == *' ' ]] && COMP_WORDS+=("")
+COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+_autotune_completion autotune
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def _ask(command, *, cwd=None, **variables):
+    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"} | variables
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def bash():
+    if not (BIN / "autotune").exists():
+        pytest.skip("autotune is not installed beside this interpreter")
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    return lambda line, **where: _ask(["bash", "--norc", "-c", IN_BASH, "bash", line], **where).split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("autotune es", ["estimate"]),
+        ("autotune profile ", ["show", "diff", "verify", "explain"]),
+        ("autotune estimate --what", ["--what-if"]),
+        ("autotune estimate --model bert-m", ["bert-mini"]),
+        ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),
+        ("autotune export --to ", ["hf-trainer"]),
+    ],
+)
+def test_bash_completes_commands_options_and_values(bash, line, offered):
+    assert bash(line) == offered
+
+
+def test_bash_completes_profiles(bash, tmp_path):
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "bert-mini-cpu.toml").write_text("")
+    assert bash("autotune workers --profile ", cwd=tmp_path) == ["profiles/bert-mini-cpu.toml"]
+
+
+def test_a_command_that_is_not_meant_for_people_is_not_offered(bash):
+    assert "tune-between-nodes" not in bash("autotune tune")
+
+
+@pytest.mark.parametrize(
+    ("shell", "named"),
+    [("bash", "complete -o default"), ("zsh", "#compdef autotune"), ("fish", "complete --command autotune")],
+)
+def test_each_shell_gets_a_script_that_calls_the_program_by_its_name(bash, shell, named):
+    script = _ask(["autotune"], _AUTOTUNE_COMPLETE=f"source_{shell}")
+    assert named in script
+    assert f"_AUTOTUNE_COMPLETE=complete_{shell}" in script
+
+
+def test_installing_it_adds_to_the_shells_own_files(bash, tmp_path):
+    told = _ask(["bash", "--norc", "-c", "autotune --install-completion; exit $?"], HOME=str(tmp_path))
+    assert "completion installed in" in told
+    assert "autotune" in (tmp_path / ".bashrc").read_text()
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and "_autotune_completion" in path.read_text()]
+    assert written
+
+
+def test_completing_imports_nothing_heavy():
+    asked = {"_AUTOTUNE_COMPLETE": "complete_bash", "COMP_WORDS": "autotune estimate --model b", "COMP_CWORD": "3"}
+    code = (
+        "import sys, autotune.cli\n"
+        "sys.argv = ['autotune']\n"
+        "assert autotune.cli.run([]) == 0\n"
+        "print([name for name in ('torch', 'transformers', 'optuna', 'rich') if name in sys.modules])"
+    )
+    assert _ask([sys.executable, "-c", code], **asked).splitlines()[-1] == "[]"
