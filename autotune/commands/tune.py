@@ -167,7 +167,8 @@ def _run(tuning: "Tuning", again: str) -> "tuple[TuningResult, list[AutotuneErro
     try:
         result = tuning.run()
     except AutotuneError:
-        sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
+        if tuning.has_begun:
+            sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
         raise
     return result, tuning.failed
 

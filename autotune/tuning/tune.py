@@ -19,7 +19,7 @@ from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
 from autotune.search.estimate import CannotTrace, Estimate, estimate_model, predicted_rows
 from autotune.search.probe import trace_request
-from autotune.search.profiles import StoredProfile, probed_here, read_profile, report_directory
+from autotune.search.profiles import StoredProfile, probed_here, profile_paths, read_profile, report_directory
 from autotune.search.site import DeviceChoice
 from autotune.show.baseline import gains
 from autotune.tuning.baseline import BaselineAsked, compare_recipes
@@ -27,7 +27,7 @@ from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.explore import ExploreAsked, explore_settings
 from autotune.tuning.live import TuningView
 from autotune.tuning.network import NetworkAsked, tune_network
-from autotune.tuning.probe import Places, Prepared, ProbeAsked, prepare, probe_one, profile_paths
+from autotune.tuning.probe import Places, Prepared, ProbeAsked, prepare, probe_one
 from autotune.tuning.report import build_report
 from autotune.tuning.together import nodes_here
 from autotune.tuning.workers import WorkersAsked, count_workers
@@ -84,10 +84,11 @@ class Tuning:
         """
         asked = self.asked.probe
         manifest = read_manifest(asked.data)
+        names = [settings.name for settings in asked.models]
+        profile_paths(asked.out, names, "")  # refused before anything is started
         with self.view.open():
             with open_bench(self.asked.device, asked.data) as opened:
                 bench = replace(opened, display=self.view.display)
-                names = [settings.name for settings in asked.models]
                 self._paths = dict(zip(names, profile_paths(asked.out, names, bench.site.name), strict=True))
                 self._first(bench, manifest)
                 for name in names:
@@ -103,6 +104,11 @@ class Tuning:
             seconds_in_children=round(self.waited_s, 3),
             next_steps=next_steps(self.tuned, nodes=self.asked.nodes),
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any stage had its turn."""
+        return any(stage.status in ("running", "done", "failed") for stage in self.stages)
 
     def _first(self, bench: Bench, manifest: Manifest) -> None:
         """What fits, of all models: predicted, then measured."""
