@@ -8,12 +8,14 @@ import typer
 
 from autotune.commands.completion import cards, models
 from autotune.commands.options import AsJson
+from autotune.errors import AutotuneError, DoesNotFit, UsageError
 
 if TYPE_CHECKING:
-    from autotune.errors import AutotuneError
+    from autotune.search.estimated import ProfilesAsked
+    from autotune.search.prediction import Asked, Target
     from autotune.show.estimate import Answer
 
-_SEQ_LENGTH, _MAX_ROWS = 512, 16_384
+_SEQ_LENGTH, _MAX_ROWS, _HEADROOM = 512, 16_384, 0.03
 
 
 def estimate(
@@ -57,12 +59,26 @@ def estimate(
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
     max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = _MAX_ROWS,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write a profile in which nothing is measured: a .toml file, or a directory."),
+    ] = None,
+    global_batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --out: real tokens of an optimizer step over all ranks. Default: those of 256 samples."
+        ),
+    ] = None,
+    headroom: Annotated[
+        float | None,
+        typer.Option(min=0, max=0.9, help=f"With --out: share of the rows left free. Default: {_HEADROOM}."),
+    ] = None,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
-    from autotune.errors import DoesNotFit
-    from autotune.search.prediction import Asked, Choices, predict
+    from autotune.search.estimated import profile_places, write_profiles
+    from autotune.search.prediction import Asked, Choices, find_target, predict
     from autotune.show.answers import answer_json
     from autotune.show.answers.estimate import estimate_answer
     from autotune.show.estimate import estimate_text
@@ -91,52 +107,80 @@ def estimate(
         checkpointing=checkpointing,
         head=head,
     )
+    target = find_target(asked)
+    wish = _wish(asked, target, out, headroom, global_batch_tokens)
+    places = {} if wish is None else profile_places(wish, choices)
     with progress("estimate") as update:
-        answer = predict(asked, choices, what_if=what_if, update=update)
+        answer = predict(asked, choices, target, what_if=what_if, update=update)
+    written = () if wish is None else write_profiles(answer, wish, places)
+    options: dict[str, object] = {
+        "data": data or "DIR",
+        "memory": memory,
+        "device": device if device == "cpu" else None,
+        "seq-length": seq_length if seq_length != _SEQ_LENGTH else None,
+        "layout": layout,
+        "precision": precision,
+        "attention-dropout": attention_dropout,
+        "checkpointing": checkpointing if checkpointing != "none" else None,
+        "ranks": ranks if ranks > 1 else None,
+        "max-rows": max_rows if max_rows != _MAX_ROWS else None,
+        "global-batch-tokens": global_batch_tokens,
+        "headroom": headroom,
+        "accumulate": accumulate,
+    }
+    unlike = {"the masked head": head != "masked", "the attention that it chooses": attention != "auto"}
+    remark = [what for what, differs in unlike.items() if differs]
+    texts = {one.name: text for text, one in zip(model, asked.models, strict=True)}
     unfit = {name for name, error in answer.refused if isinstance(error, DoesNotFit)}
-    probe = _probe_command(
-        {
-            "model": [text for text, one in zip(model, asked.models, strict=True) if one.name not in unfit],
-            "data": data or "DIR",
-            "memory": memory,
-            "device": device if device == "cpu" else None,
-            "seq-length": seq_length if seq_length != _SEQ_LENGTH else None,
-            "layout": layout,
-            "precision": precision,
-            "attention-dropout": attention_dropout,
-            "checkpointing": checkpointing if checkpointing != "none" else None,
-            "ranks": ranks if ranks > 1 else None,
-            "max-rows": max_rows if max_rows != _MAX_ROWS else None,
-        },
-        accumulate=accumulate,
-        unlike=[
-            f"the {what}"
-            for what, chosen, probed in (
-                ("masked head", head, "masked"),
-                ("attention that it chooses", attention, "auto"),
-            )
-            if chosen != probed
-        ],
-    )
+    every = _probe_command({"model": [texts[name] for name in texts if name not in unfit], **options}, remark)
+    each = [
+        _probe_command({"model": texts[one.profile.train.model.name], **options, "out": one.path}, remark)
+        for one in written
+    ]
     if as_json:
-        print(answer_json(estimate_answer(answer)))
-    elif text := estimate_text(answer, probe):
+        print(answer_json(estimate_answer(answer, written)))
+    elif text := estimate_text(answer, each or [every], written):
         print(text)
     if answer.refused:
-        raise _refusal(answer, probe)
+        raise _refusal(answer, every)
 
 
-def _probe_command(options: dict[str, object], *, accumulate: bool, unlike: list[str]) -> str:
+def _wish(
+    asked: "Asked", target: "Target", out: Path | None, headroom: float | None, global_batch_tokens: int | None
+) -> "ProfilesAsked | None":
+    """Which profiles are to be written; None for none at all."""
+    from autotune.search.estimated import ProfilesAsked
+
+    if out is None:
+        idle = {"--headroom": headroom, "--global-batch-tokens": global_batch_tokens}
+        for option, value in idle.items():
+            if value is not None:
+                raise UsageError(
+                    f"{option} is for the profile, and none is to be written", next_step="Say where: --out profiles"
+                )
+        return None
+    return ProfilesAsked(
+        asked=asked,
+        target=target,
+        out=out,
+        headroom_share=_HEADROOM if headroom is None else headroom,
+        global_batch_tokens=global_batch_tokens,
+    )
+
+
+def _probe_command(options: dict[str, object], unlike: list[str]) -> str:
     """The probe that measures what was predicted; a remark says in what it differs, for want of an option."""
     words = ["autotune", "probe"]
     for name, value in options.items():
+        if isinstance(value, bool):
+            words += [] if value else [f"--no-{name}"]
+            continue
         for one in value if isinstance(value, list) else [] if value is None else [value]:
             words += [f"--{name}", str(one)]
-    command = shlex.join([*words, *([] if accumulate else ["--no-accumulate"])])
-    return command + (f"  # measures {' and '.join(unlike)}" if unlike else "")
+    return shlex.join(words) + (f"  # measures {' and '.join(unlike)}" if unlike else "")
 
 
-def _refusal(answer: "Answer", probe: str) -> "AutotuneError":
+def _refusal(answer: "Answer", probe: str) -> AutotuneError:
     """What is wrong with the models that were refused, as one error; the exit code is the first one's."""
     from autotune.search.estimate import CannotTrace
 

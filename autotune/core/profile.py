@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from autotune.core.evidence import Evidence
 from autotune.errors import BadInput
-from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig
+from trainer.config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
@@ -153,6 +153,11 @@ class Profile(Table):
 
 
 _KNOWN_WHERE_MEASURED = ("torch", "transformers", "python", "allotted_cpus", "ram_total_bytes", "dataset_hash")
+
+
+def model_sha256(settings: ModelSettings) -> str:
+    """Names a model, whatever it is called."""
+    return canonical_sha256(settings.model_dump(mode="json", exclude={"name"}))
 
 
 def profile_to_toml(profile: Profile) -> str:

@@ -21,6 +21,23 @@ class MicroBatchChoice:
     reason: str
 
 
+def choose_predicted(rows_least: int, rows_most: int, headroom_share: float) -> MicroBatchChoice:
+    """The micro-batch of a machine that is not here: the least that should fit, less the headroom.
+
+    Args:
+        rows_least: The largest micro-batch with all that is assumed at its most; 0 where not even one row fits.
+        rows_most: The same with all that is assumed at its least.
+        headroom_share: What is left free.
+    """
+    rows = rows_with_headroom(rows_least, headroom_share)
+    basis = f"the least of {rows_least} to {rows_most} rows that should fit, less {100 * headroom_share:g} % headroom"
+    if rows_least == rows_most:
+        basis = f"{rows_least} rows should fit, less {100 * headroom_share:g} % headroom"
+    if rows_least == 0:
+        basis = "one row, and with all that is assumed at its most not even that fits"
+    return MicroBatchChoice(rows=rows, reason=f"predicted, not probed: {basis}; the knee of throughput is not measured")
+
+
 def rows_with_headroom(feasible_max: int, headroom_share: float) -> int:
     """The largest micro-batch that leaves the headroom free; one row at least."""
     return max(1, math.floor(feasible_max * (1 - headroom_share)))

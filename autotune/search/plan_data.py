@@ -13,13 +13,10 @@ from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES
 from autotune.decide.shape import assumed_lengths, typical_lengths
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW
 from autotune.search.plan_subject import Subject
-from autotune.search.prediction import DEFAULT_SPECIAL_IDS
+from autotune.search.row_contents import DEFAULT_SPECIAL_IDS, PACKED_FULL_SHARE
 from trainer.batch import RowStatistics, row_statistics
 from trainer.config import TrainConfig
 from trainer.dataset import MANIFEST_NAME, Manifest, SpecialIds, TokenDataset
-
-PACKED_FULL_SHARE = 0.997
-"""Of packed rows of 512, functions of programs; ``docs/performance.md``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise."""
 
-import functools
 import itertools
 import os
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Literal
 
 from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
+from autotune.core.rows import RowContents
 from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.memory import Ledger, ledger, peak_bytes
 from autotune.decide.sharding import Layout, ShardedBytes, fewest_that_share, shard, state_of_terms
@@ -18,7 +18,6 @@ from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.estimate import (
-    DOCUMENTS_PER_PACKED_ROW,
     CannotTrace,
     Estimate,
     EstimateRequest,
@@ -26,16 +25,15 @@ from autotune.search.estimate import (
     estimate_model,
     predicted_rows,
 )
+from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.show.estimate import Answer, Predicted, WhatIf
 from trainer.config import Attention, Checkpointing, Head, ModelSettings, Precision, TrainConfig
 from trainer.config import Layout as RowLayout
-from trainer.dataset import SpecialIds, TokenDataset
 from trainer.families import FAMILIES
 from trainer.progress import Update
 
 _ONLY_ITS_OWN: tuple[Attention, ...] = ("auto",)
 """Encoders that this project does not know keep their own attention."""
-DEFAULT_SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +75,17 @@ class Target:
     name: str
     budget_bytes: int
     expected: Expected
+    card: Card | None = None
+    """None on a CPU, and where only an amount of memory was named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """What rows hold, as far as it is known."""
-
-    vocab_size: int
-    special_ids: SpecialIds
-    mean_real_tokens: float | None
-    mean_samples: float | None
-    documents: float
-
-
-def predict(asked: Asked, choices: Choices, *, what_if: bool, update: Update) -> Answer:
+def predict(asked: Asked, choices: Choices, target: Target, *, what_if: bool, update: Update) -> Answer:
     """Everything that the command shows; a model that does not fit, or can only be run, keeps no other from its answer.
 
     Raises:
-        BadInput, UsageError: If the card, the memory or the model cannot be used.
+        BadInput: If the model cannot be built.
+        TrainerError: If the dataset is none.
     """
-    target = find_target(asked)
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
@@ -109,7 +98,14 @@ def predict(asked: Asked, choices: Choices, *, what_if: bool, update: Update) ->
             except (CannotTrace, DoesNotFit) as error:
                 refused.append((model.name, error))
         what_ifs = tuple(_what_ifs(asked, choices, target, machine, update)) if what_if else ()
-    return Answer(target=target.name, predicted=tuple(predicted), refused=tuple(refused), what_ifs=what_ifs)
+        traced_with = ", ".join(f"{library} {machine.versions.get(library)}" for library in ("torch", "transformers"))
+    return Answer(
+        target=target.name,
+        predicted=tuple(predicted),
+        refused=tuple(refused),
+        what_ifs=what_ifs,
+        traced_with=traced_with,
+    )
 
 
 def find_target(asked: Asked) -> Target:
@@ -143,6 +139,7 @@ def find_target(asked: Asked) -> Target:
         name=card.name,
         budget_bytes=min(usable, budget or usable),
         expected=expected_on_gpu(card.compute_capability, asked.ranks),
+        card=card,
     )
 
 
@@ -161,8 +158,8 @@ def _card_here() -> Card | None:
 
 
 def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> Predicted:
-    config = _config(asked, choices, model)
-    rows_hold = _rows(asked, config)
+    config = config_of(asked, choices, model)
+    rows_hold = contents(asked, config)
     estimate = estimate_model(_request(asked, config, rows_hold), machine)
     usual = target.expected.usual
     rows = predicted_rows(estimate, target.budget_bytes, usual, max_rows=asked.max_rows)
@@ -182,8 +179,7 @@ def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: T
         rows_high=max(high, rows),
         ledger=found,
         per_row_bytes=_per_row(estimate, rows),
-        mean_real_tokens_per_row=rows_hold.mean_real_tokens,
-        mean_samples_per_row=rows_hold.mean_samples,
+        contents=rows_hold,
         traces=estimate.traces,
         sharded=tuple(_shards(asked, estimate, found)),
         limited=rows == asked.max_rows,
@@ -206,7 +202,8 @@ def _per_row(estimate: Estimate, rows: int) -> float:
     return (peaks[1] - peaks[0]) / rows
 
 
-def _config(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConfig:
+def config_of(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConfig:
+    """The settings that are predicted for; batches are not among them."""
     known = model.config["model_type"] in FAMILIES
     return TrainConfig(
         model=model,
@@ -221,7 +218,7 @@ def _config(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConfig
     )
 
 
-def _request(asked: Asked, config: TrainConfig, rows: _Rows) -> EstimateRequest:
+def _request(asked: Asked, config: TrainConfig, rows: RowContents) -> EstimateRequest:
     return EstimateRequest(
         config=config,
         vocab_size=rows.vocab_size,
@@ -232,39 +229,15 @@ def _request(asked: Asked, config: TrainConfig, rows: _Rows) -> EstimateRequest:
     )
 
 
-def _rows(asked: Asked, config: TrainConfig) -> _Rows:
+def contents(asked: Asked, config: TrainConfig) -> RowContents:
+    """What rows hold with these settings: of the dataset that is named, else assumed.
+
+    Raises:
+        TrainerError: If what is named is no dataset.
+    """
     if asked.data is None:
-        documents = DOCUMENTS_PER_PACKED_ROW if config.layout == "packed" else 1.0
-        return _Rows(
-            vocab_size=asked.vocab_size,
-            special_ids=DEFAULT_SPECIAL_IDS,
-            mean_real_tokens=None,
-            mean_samples=None,
-            documents=documents,
-        )
-    return _rows_of(asked.data, config.layout, config.seq_length_tokens)
-
-
-@functools.cache
-def _rows_of(data: Path, layout: RowLayout, seq_length_tokens: int) -> _Rows:
-    """Of a dataset; laying a part of it out takes a moment."""
-    from trainer.batch import row_statistics
-
-    dataset = TokenDataset.open(data)
-    # Any model will do: rows do not depend on it.
-    laid_out = TrainConfig(
-        model=ModelSettings(name="any", config={"model_type": "bert"}),
-        layout=layout,
-        seq_length_tokens=seq_length_tokens,
-    )
-    rows = row_statistics(laid_out, dataset)
-    return _Rows(
-        vocab_size=dataset.manifest.vocab_size,
-        special_ids=dataset.manifest.special_ids,
-        mean_real_tokens=rows.mean_real_tokens,
-        mean_samples=rows.mean_samples,
-        documents=rows.most_documents if layout == "packed" else 1.0,
-    )
+        return assumed_contents(asked.vocab_size, config.layout, config.seq_length_tokens)
+    return contents_of(asked.data, config.layout, config.seq_length_tokens)
 
 
 def _does_not_fit(asked: Asked, choices: Choices, target: Target, estimate: Estimate, machine: Machine) -> DoesNotFit:
@@ -332,7 +305,8 @@ def _what_ifs(asked: Asked, choices: Choices, target: Target, machine: Machine, 
             if same not in found:
                 found[same] = _rows_or_why(asked, changed, model, target, machine)
             rows, note = found[same]
-            mean = _rows(asked, _config(asked, changed, model)).mean_real_tokens
+            hold = contents(asked, config_of(asked, changed, model))
+            mean = None if hold.assumed else hold.mean_real_tokens
             yield WhatIf(
                 model=model.name,
                 precision=precision,
@@ -350,9 +324,9 @@ def _rows_or_why(
     asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine
 ) -> tuple[int | None, str]:
     """What fits with these settings, and a word on it: where there is no answer, why."""
-    config = _config(asked, choices, model)
+    config = config_of(asked, choices, model)
     try:
-        estimate = estimate_model(_request(asked, config, _rows(asked, config)), machine)
+        estimate = estimate_model(_request(asked, config, contents(asked, config)), machine)
     except BadInput:
         return None, "not possible"
     except CannotTrace:

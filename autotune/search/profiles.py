@@ -16,7 +16,7 @@ from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance,
 from autotune.decide.advice.apply import with_changes
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.decide.ledger import ledger_sha256, own_records
-from autotune.errors import AutotuneError, ProfileRefused
+from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
@@ -52,6 +52,26 @@ def read_profile(path: Path) -> StoredProfile:
 def report_directory(profile_path: Path, reports: Path) -> Path:
     """Where a profile's ledger and report lie."""
     return reports / profile_path.stem
+
+
+def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
+    """Where the profiles of these models go.
+
+    Raises:
+        UsageError: If two models, or several and one file, have the same place.
+    """
+    if len(set(names)) < len(names):
+        raise UsageError("two models have the same name", next_step="Take them one at a time, each with its own --out.")
+    if out is not None and len(names) == 1 and out.suffix == ".toml":
+        return [out]
+    if out is not None and (out.suffix == ".toml" or out.is_file()):
+        raise UsageError(
+            f"--out {out} names one file for {len(names)} models"
+            if len(names) > 1
+            else f"--out {out} is not a .toml file",
+            next_step="Name a directory, or a .toml file for a single model.",
+        )
+    return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]
 
 
 def profile_of_probe(

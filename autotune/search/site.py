@@ -9,14 +9,13 @@ from typing import Literal
 from autotune.cluster.slurm import read_slurm
 from autotune.core.cards import Card
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
-from autotune.core.profile import Fingerprint
+from autotune.core.profile import Fingerprint, model_sha256
 from autotune.core.units import format_bytes
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
-from trainer.schema import canonical_sha256
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -165,6 +164,6 @@ def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest | None, 
         allotted_cpus=site.host.allotted_cpus,
         ram_total_bytes=site.host.ram_total_bytes,
         data_filesystem=site.host.disks[0].filesystem_type if site.host.disks else None,
-        model_sha256=canonical_sha256(settings.model_dump(mode="json", exclude={"name"})),
+        model_sha256=model_sha256(settings),
         dataset_hash="" if manifest is None else manifest.dataset_hash,
     )

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.core.rows import RowContents
 from autotune.core.units import format_bytes, format_count
 from autotune.decide.memory import ROUNDING, Ledger
 from autotune.decide.sharding import ShardedBytes
 from autotune.errors import AutotuneError
+from autotune.show.estimated import EstimatedProfile, estimated_text
 from autotune.show.tables import text_table
 from trainer.config import TrainConfig
 
@@ -32,13 +34,21 @@ class Predicted:
     ledger: Ledger
     per_row_bytes: float
     """Of one more row, at the predicted number."""
-    mean_real_tokens_per_row: float | None
-    """None where no dataset was named."""
-    mean_samples_per_row: float | None
+    contents: RowContents
     traces: int
     sharded: tuple[tuple[str, ShardedBytes], ...] = ()
     limited: bool = False
     """Whether more may fit, and none was looked for."""
+
+    @property
+    def real_tokens(self) -> float | None:
+        """Of the rows; None where no dataset was named."""
+        return None if self.contents.assumed else self.rows * self.contents.mean_real_tokens
+
+    @property
+    def samples(self) -> float | None:
+        """Of the rows; None where no dataset was named."""
+        return None if self.contents.assumed else self.rows * self.contents.mean_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +76,18 @@ class Answer:
     refused: tuple[tuple[str, AutotuneError], ...]
     """Models that do not fit or cannot be predicted, and why."""
     what_ifs: tuple[WhatIf, ...]
+    traced_with: str
+    """Versions of the libraries whose step was traced."""
 
 
-def estimate_text(answer: Answer, next_command: str) -> str:
-    """The answer for people; empty where every model was refused and nothing else was asked."""
+def estimate_text(answer: Answer, next_commands: Sequence[str], written: Sequence[EstimatedProfile] = ()) -> str:
+    """The answer for people; empty where every model was refused and nothing else was asked.
+
+    Args:
+        answer: What was predicted.
+        next_commands: That measure it.
+        written: Profiles that say it.
+    """
     parts = []
     if answer.predicted:
         parts.append(_summary(answer.predicted))
@@ -80,8 +98,10 @@ def estimate_text(answer: Answer, next_command: str) -> str:
             parts.append(
                 "varlen lines leave out the dropout of attention weights: where a model has it, the recipe changes"
             )
+    if written:
+        parts.append(estimated_text(written))
     if answer.predicted:
-        parts.append(f"next: measure it there: {next_command}")
+        parts.append("\n".join(f"next: measure it there: {command}" for command in next_commands))
     return "\n\n".join([f"Predicted for {answer.target}; nothing was measured.", *parts]) if parts else ""
 
 
@@ -94,8 +114,8 @@ def _summary(predicted: Sequence[Predicted]) -> str:
             f"at least {one.rows}" if one.limited else str(one.rows),
             None if one.limited else f"{one.rows_low} to {one.rows_high}",
             format_count(one.rows * one.config.seq_length_tokens),
-            format_count(_times(one.rows, one.mean_real_tokens_per_row)),
-            format_count(_times(one.rows, one.mean_samples_per_row)),
+            format_count(one.real_tokens),
+            format_count(one.samples),
             format_bytes(one.ledger.peak_bytes),
             format_bytes(one.per_row_bytes),
         ]
@@ -180,7 +200,3 @@ def _what_if_table(what_ifs: Sequence[WhatIf]) -> str:
         for one in what_ifs
     ]
     return text_table(headers, rows, align="llllllrr")
-
-
-def _times(rows: int, per_row: float | None) -> float | None:
-    return None if per_row is None else rows * per_row

@@ -8,7 +8,7 @@ from autotune.core.outcome import Measured, describe
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_count, format_seconds
-from autotune.decide.choose import deal
+from autotune.show.dealing import dealing_words
 from autotune.show.tables import text_table
 
 
@@ -55,27 +55,12 @@ def _reasons(one: ProbedModel) -> list[str]:
     lines = [f"{name}: {evidence.choice}"]
     if len(set(evidence.knee_rows)) > 1:
         lines.append(f"{name}: the knee lies between {evidence.knee_rows[0]} and {evidence.knee_rows[1]} rows")
-    dealing = deal(train.global_batch_rows, train.micro_batch_rows, evidence.local_ranks)
-    batch = (
-        f"{name}: a global batch of {_count(train.global_batch_rows, 'row')} is "
-        f"{_count(dealing.micro_batches, 'micro-batch')} of {_count(dealing.rows_per_micro_batch, 'row')}"
-    )
-    if evidence.local_ranks > 1:
-        batch += f" on each of {evidence.local_ranks} ranks"
-    if dealing.empty_rows:
-        without = " or ".join(map(str, dealing.without_empty))
-        batch += f", {_count(dealing.empty_rows, 'row')} of them empty; none would be with {without} rows"
-    lines.append(batch)
+    lines.append(f"{name}: {dealing_words(train, evidence.local_ranks)}")
     if evidence.infeasible_min is None:
         lines.append(f"{name}: more may fit: nothing above {evidence.feasible_max} rows was tried (--max-rows)")
     if evidence.not_traced:
         lines.append(f"{name}: not predicted beforehand: {evidence.not_traced}")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def _row(one: ProbedModel) -> list[str | None]:

@@ -1,6 +1,5 @@
 """The probe stage: the largest micro-batch of each model under a memory budget, as a profile."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -8,11 +7,11 @@ from typing import NamedTuple
 from autotune.core.cards import Card
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
-from autotune.errors import UsageError
 from autotune.search.estimate import Estimate
 from autotune.search.probe import ProbeRequest, probe_model
 from autotune.search.profiles import (
     profile_of_probe,
+    profile_paths,
     relative_data_path,
     report_directory,
     with_workers_of,
@@ -164,25 +163,3 @@ def probe_one(bench: Bench, ready: Prepared, places: Places, traced: Estimate | 
     profile = with_workers_of(profile, places.profile)
     kept = write_profile(places.profile, profile)
     return ProbedModel(path=places.profile, profile=profile, trials=tuple(runner.finished), previous=kept)
-
-
-def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> list[Path]:
-    """Where the profiles of these models go.
-
-    Raises:
-        UsageError: If two models, or several and one file, have the same place.
-    """
-    if len(set(names)) < len(names):
-        raise UsageError(
-            "two models have the same name", next_step="Probe them one at a time, each with its own --out."
-        )
-    if out is not None and len(names) == 1 and out.suffix == ".toml":
-        return [out]
-    if out is not None and (out.suffix == ".toml" or out.is_file()):
-        raise UsageError(
-            f"--out {out} names one file for {len(names)} models"
-            if len(names) > 1
-            else f"--out {out} is not a .toml file",
-            next_step="Name a directory, or a .toml file for a single model.",
-        )
-    return [(out or Path("profiles")) / f"{name}-{device_name}.toml" for name in names]

@@ -1,10 +1,11 @@
 """What ``autotune estimate --json`` answers; all of it is predicted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autotune.show.estimate import Answer, Predicted, WhatIf
+from autotune.show.estimated import EstimatedProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,12 @@ class EstimatedModel:
     traces: int
     sharded_bytes: Mapping[str, int]
     """Of a rank, by way of sharing the model."""
+    profile: str | None
+    """The file that was written, in which nothing is measured; null without ``--out``."""
+    micro_batch_rows: int | None
+    """The one to use until it is measured; null without ``--out``."""
+    global_batch_rows: int | None
+    """Null without ``--out``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +69,12 @@ class EstimateAnswer:
     """Empty without ``--what-if``."""
 
 
-def estimate_answer(answer: Answer) -> EstimateAnswer:
-    """Every model, whether it fits or not."""
+def estimate_answer(answer: Answer, written: Sequence[EstimatedProfile] = ()) -> EstimateAnswer:
+    """Every model, whether it fits or not, with the profile that was written of it."""
+    by_name = {one.profile.train.model.name: one for one in written}
     return EstimateAnswer(
         target=answer.target,
-        models=tuple(_model(one) for one in answer.predicted),
+        models=tuple(_model(one, by_name.get(one.config.model.name)) for one in answer.predicted),
         refused=tuple(
             RefusedModel(model=name, exit_code=error.exit_code, message=error.message, next_step=error.next_step)
             for name, error in answer.refused
@@ -75,7 +83,8 @@ def estimate_answer(answer: Answer) -> EstimateAnswer:
     )
 
 
-def _model(one: Predicted) -> EstimatedModel:
+def _model(one: Predicted, written: EstimatedProfile | None) -> EstimatedModel:
+    train = None if written is None else written.profile.train
     return EstimatedModel(
         model=one.config.model.name,
         parameters=one.parameters,
@@ -87,15 +96,14 @@ def _model(one: Predicted) -> EstimatedModel:
         rows_high=one.rows_high,
         limited_by_max_rows=one.limited,
         slot_tokens=one.rows * one.config.seq_length_tokens,
-        real_tokens=_times(one.rows, one.mean_real_tokens_per_row),
-        samples=_times(one.rows, one.mean_samples_per_row),
+        real_tokens=one.real_tokens,
+        samples=one.samples,
         peak_bytes=one.ledger.peak_bytes,
         bytes_per_row=one.per_row_bytes,
         ledger_bytes=dict(one.ledger.terms_bytes),
         traces=one.traces,
         sharded_bytes={name: shard.total_bytes for name, shard in one.sharded},
+        profile=None if written is None else str(written.path),
+        micro_batch_rows=None if train is None else train.micro_batch_rows,
+        global_batch_rows=None if train is None else train.global_batch_rows,
     )
-
-
-def _times(rows: int, each: float | None) -> float | None:
-    return None if each is None else rows * each
