@@ -87,10 +87,12 @@ def spread(rate: Figure, load: Load, links: Links, among: Sequence[Exchange], no
         basis=basis,
         source=links.source,
     )
+    # Of exchanges that are as fast the simplest is taken, so better links may come out a little slower.
+    value = rate.value * ranks * _efficiency(likely)
     total = Figure(
-        value=rate.value * ranks * _efficiency(likely),
-        low=slow * ranks * _efficiency(low) if bounded else None,
-        high=fast * ranks * _efficiency(high) if bounded else None,
+        value=value,
+        low=min(value, slow * ranks * _efficiency(low)) if bounded else None,
+        high=max(value, fast * ranks * _efficiency(high)) if bounded else None,
         basis=basis,
         source=f"{ranks} ranks at that rate and efficiency",
     )

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autotune.core.network import GradientPart, Link, Network, RankCompute
@@ -42,6 +42,7 @@ def test_fewer_rows_than_ranks_are_no_training():
     assert spread(rate(), load(rows=7), links(), DDP, nodes=4) is None
 
 
+@example(1000.0, 0.0, 104640566.0, 2.0, 2, 93)  # with better links a simpler exchange is as fast
 @given(
     st.floats(1e3, 1e7), st.floats(0, 0.5), st.floats(1e7, 1e9), st.floats(1, 50), st.integers(2, 40),
     st.integers(80, 5000),
