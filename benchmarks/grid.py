@@ -21,7 +21,7 @@ from autotune.core.knobs import Knobs
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures
 from autotune.decide.resampling import location
-from autotune.search.exploration import Exploration, ExploreRequest
+from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.profiles import read_profile
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Asked, feed_trial
@@ -190,15 +190,14 @@ def _groups(cells: Sequence[Knobs], rounds: int) -> Iterator[list[Knobs]]:
 def _read_group(
     request: ExploreRequest, runner: TrialRunner, number: int, cells: list[Knobs], taken: dict[Knobs, list[float]]
 ) -> dict[Knobs, float]:
-    search = Exploration(request=request, runner=runner)
-    rates = {}
+    rates: dict[Knobs, float] = {}
     names = [cell.name for cell in cells]
     for cell in cells if number % 2 == 0 else reversed(cells):
-        config = search.config_of(cell)
+        config = request.config_of(cell)
         trial = feed_trial(request.windows, Asked(name=cell.name, config=config, cached=True), number, names)
         outcome = runner.run(replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}), cell.name)
         if isinstance(outcome, Measured):
-            rates[cell] = search.rate_of(cell, FeedFigures.of(outcome))
+            rates[cell] = request.rate_of(cell, FeedFigures.of(outcome))
             taken.setdefault(cell, []).append(runner.finished[-1].seconds)
     if not all(map(math.isfinite, rates.values())) or cells[0] not in rates:
         raise ValueError(f"group {number} could not be read: {cells[0].name}")

@@ -32,7 +32,8 @@ class ExploredRow(Table):
     real_tokens_per_s: PositiveFloat | None = None
     """Median; None where it did not run."""
     ratio_to_unexplored: PositiveFloat | None = None
-    """To the unexplored settings, read in the same round; the location of all its windows."""
+    """To the unexplored settings, read in the same round: median of its full windows, of short ones where there is no
+    full one. None of the unexplored settings themselves, and where nothing ran."""
     outcome: str
     """``ran``, ``pruned`` after a short window, or why it did not run."""
 

@@ -11,6 +11,7 @@ Hutter, Hoos and Leyton-Brown, ICML 2014, exact here because the whole space can
 effects that only three knobs have together are one cell's own.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -67,37 +68,80 @@ class Posterior:
 
 
 def posterior(cells: Sequence[Knobs], seen: Sequence[Seen]) -> Posterior:
-    """What the readings say of all cells.
+    """What the readings say of all cells; their order does not matter.
 
     Raises:
         ValueError: If there is none.
     """
     if not seen:
         raise ValueError("nothing was read")
-    y = np.array([one.log_ratio for one in seen])
-    at = np.array([one.cell for one in seen])
-    wider = np.array([SHORT_NOISE if one.short else 1.0 for one in seen])
-    singles, pairs = _alike(cells)
-    best: tuple[float, float, Float64, float] | None = None
+    told = _pooled(seen)
+    singles, pairs = _alike(tuple(cells))
+    there, here = np.ix_(told.at, told.at), np.eye(len(told.at))
+    best: tuple[float, float, float, float] | None = None
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
-        prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
-        among = prior[np.ix_(at, at)]
+        among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * _same(told.at)
         for noise in NOISE_SIGMAS:
-            fit = _log_likelihood(among + np.diag((noise * wider) ** 2), y)
+            fit = _log_likelihood(among + noise**2 * told.variances * here, told.mean) + told.scatter_fit(noise)
             if best is None or fit > best[0]:
-                best = fit, noise, prior, effect
+                best = fit, noise, effect, pair
     assert best is not None
-    _, noise, prior, _ = best
-    solve = np.linalg.inv(prior[np.ix_(at, at)] + np.diag((noise * wider) ** 2))
-    across = prior[:, at]
+    _, noise, effect, pair = best
+    prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
+    solve = np.linalg.inv(prior[there] + noise**2 * told.variances * here)
+    across = prior[:, told.at]
     return Posterior(
-        mean=np.asarray(across @ solve @ y),
+        mean=np.asarray(across @ solve @ told.mean),
         covariance=np.asarray(prior - across @ solve @ across.T),
         noise_sigma=noise,
     )
 
 
-def _alike(cells: Sequence[Knobs]) -> tuple[Float64, Float64]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pooled:
+    """Windows of the same cell and length as their means, which say as much; one entry for each such group."""
+
+    at: npt.NDArray[np.int64]
+    mean: Float64
+    variances: Float64
+    """Of the means, in units of a full window's."""
+    freedom: int
+    """Windows less groups."""
+    scatter: float
+    """Squared deviations from the means, in units of a full window's variance at a noise of 1."""
+
+    def scatter_fit(self, noise: float) -> float:
+        """Logarithm of how likely the deviations from the means are at such a noise, but for a constant."""
+        return -self.freedom * math.log(noise) - self.scatter / (2 * noise**2)
+
+
+def _pooled(seen: Sequence[Seen]) -> _Pooled:
+    groups: dict[tuple[int, bool], list[float]] = {}
+    for one in seen:
+        groups.setdefault((one.cell, one.short), []).append(one.log_ratio)
+    keys = sorted(groups)
+    wider = [SHORT_NOISE**2 if short else 1.0 for _, short in keys]
+    means = [math.fsum(groups[key]) / len(groups[key]) for key in keys]
+    return _Pooled(
+        at=np.array([cell for cell, _ in keys]),
+        mean=np.array(means),
+        variances=np.array([variance / len(groups[key]) for key, variance in zip(keys, wider, strict=True)]),
+        freedom=len(seen) - len(keys),
+        scatter=math.fsum(
+            (one - mean) ** 2 / variance
+            for key, mean, variance in zip(keys, means, wider, strict=True)
+            for one in groups[key]
+        ),
+    )
+
+
+def _same(at: npt.NDArray[np.int64]) -> Float64:
+    """1 where two groups are of one cell, 0 elsewhere."""
+    return np.asarray(at[:, None] == at[None, :], dtype=np.float64)
+
+
+@functools.lru_cache(maxsize=8)
+def _alike(cells: tuple[Knobs, ...]) -> tuple[Float64, Float64]:
     """How much effects of single knobs, and of pairs of them, have in common between cells."""
     each = [_alike_in(cells, name) for name in KNOBS]
     varying = [one for one in each if one.min() < 1]

@@ -7,7 +7,9 @@ from dataclasses import replace
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
 from autotune.core.knobs import Knobs
 from autotune.decide.exploration import Posterior, difference, importances
-from autotune.search.exploration import Exploration, Explored, Tried
+from autotune.search.exploration import Exploration
+from autotune.search.exploration_known import Tried, said_of
+from autotune.search.exploration_proof import Explored
 
 NORMAL_95 = 1.96
 
@@ -29,10 +31,10 @@ def evidence(search: Exploration, found: Explored) -> ExploreEvidence:
         ratio_low=found.ratio.low,
         ratio_high=found.ratio.high,
         adopted=found.adopted,
-        choice=_choice(found, unexplored),
+        choice=_choice(search, found),
         stopped_because=search.stopped_because,
         equal_loss=found.equal_loss,
-        left_out=list(search.request.left_out),
+        left_out=[*search.request.left_out, *search.known.left_out.values()],
         knobs=_effects(search, chosen),
         rows=[_row(cell, one) for cell, one in search.tried.items()],
         seconds=round(search.seconds, 3),
@@ -47,8 +49,8 @@ def _effects(search: Exploration, chosen: Knobs) -> list[KnobEffect]:
             knob=one.knob,
             levels=one.levels,
             importance_share=one.share,
-            chosen=_said(getattr(chosen, one.knob)),
-            unexplored=_said(getattr(unexplored, one.knob)),
+            chosen=said_of(getattr(chosen, one.knob)),
+            unexplored=said_of(getattr(unexplored, one.knob)),
             **_contribution(search, believed, chosen, one.knob),
         )
         for one in importances(search.cells, believed)
@@ -69,27 +71,25 @@ def _settings(cell: Knobs) -> KnobSettings:
     return KnobSettings(**cell.settings())
 
 
-def _said(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _row(cell: Knobs, tried: Tried) -> ExploredRow:
     logs = tried.ratios or tried.short
     return ExploredRow(
         settings=_settings(cell),
-        windows=len(tried.ratios) + len(tried.short),
+        windows=tried.windows,
         real_tokens_per_s=statistics.median(tried.rates) if tried.rates else None,
         ratio_to_unexplored=math.exp(statistics.median(logs)) if logs else None,
         outcome=tried.outcome,
     )
 
 
-def _choice(found: Explored, unexplored: Knobs) -> str:
-    candidate, low = found.candidate.name, found.ratio.low
+def _choice(search: Exploration, found: Explored) -> str:
+    unexplored, candidate, low = search.unexplored, found.candidate.name, found.ratio.low
     if found.candidate == unexplored:
         return "nothing that was tried is believed to be faster than the unexplored settings"
     if found.adopted:
         return f"{candidate}: proven to be faster than {unexplored.name}"
+    if (outcome := search.tried[found.candidate].outcome) != "ran":
+        return f"{candidate} promised most, and {outcome} when that was to be proven, so {unexplored.name} stays"
     if low is None or low <= 1.0:
         return f"{candidate} is not proven to be faster, so {unexplored.name} stays"
     return f"{candidate} is faster, and does not count: {found.equal_loss}"

@@ -51,6 +51,7 @@ class TrialRunner:
     made_on: MadeOn | None = None
     finished: list[FinishedTrial] = field(default_factory=list)
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for record in self.every_record():
@@ -64,6 +65,10 @@ class TrialRunner:
     def knows(self, trial: Trial) -> bool:
         """Whether the trial was measured before."""
         return trial.key in self._known
+
+    def has_failed(self, trial: Trial) -> bool:
+        """Whether it was run before, and came to nothing that is taken from the ledger: it gets another chance."""
+        return trial.key in self._failed and trial.key not in self._known
 
     def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
         """The trial's outcome, measured now or, unless it is to be measured anew, before.
@@ -79,7 +84,8 @@ class TrialRunner:
             self._check_time(trial, label)
             started_s = self.clock.monotonic_s()
             outcome = self.machine.run(trial)
-            seconds = self.clock.monotonic_s() - started_s
+            # As the ledger keeps it: whoever goes by time decides the same when it is read back.
+            seconds = round(self.clock.monotonic_s() - started_s, 3)
             self._write(trial, outcome, seconds, label)
         done = FinishedTrial(trial=trial, outcome=outcome, seconds=seconds, label=label, from_ledger=known is not None)
         self.finished.append(done)
@@ -113,7 +119,7 @@ class TrialRunner:
             measured=trial.measured,
             label=label,
             outcome=outcome_to_json(outcome),
-            seconds=round(seconds, 3),
+            seconds=seconds,
             made_on=self.made_on,
         )
         self.ledger.append(record.model_dump(mode="json"))
@@ -124,3 +130,5 @@ class TrialRunner:
         done = record.finished()
         if isinstance(done.outcome, Measured | OutOfMemory):
             self._known[record.key] = done
+        else:
+            self._failed.add(record.key)

@@ -11,8 +11,9 @@ from autotune.core.knobs import Knobs
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
 from autotune.decide.knob_space import Levels, knob_space
 from autotune.search.estimate import CannotTrace, EstimateRequest, estimate_model, predicted_rows
-from autotune.search.exploration import Exploration, ExploreRequest
+from autotune.search.exploration import Exploration
 from autotune.search.exploration_evidence import evidence
+from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, report_directory, with_exploration, write_profile
 from autotune.search.workers import SweepRequest

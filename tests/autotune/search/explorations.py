@@ -13,7 +13,8 @@ from autotune.decide.knob_space import Levels, knob_space
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
-from autotune.search.exploration import Exploration, ExploreRequest
+from autotune.search.exploration import Exploration
+from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
