@@ -105,6 +105,7 @@ def tune(
     from autotune.commands.login_node import refuse_login_node
     from autotune.commands.probe import size_of
     from autotune.core.cards import find_card
+    from autotune.tuning.predicted import card_is_elsewhere, predict_instead
     from autotune.tuning.probe import ProbeAsked
     from autotune.tuning.tune import ORDER, TuneAsked, Tuning
     from trainer.presets import model_settings
@@ -153,6 +154,16 @@ def tune(
         return
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
+    if card_is_elsewhere(asked):
+        result, refused = predict_instead(asked)
+        sys.stderr.write(
+            f"inform: there is no GPU here, so nothing is measured: the profiles are predicted for {gpu}. "
+            "Run the same command where the card is\n"
+        )
+        _say(result, as_json=as_json)
+        if refused:
+            raise refused[0]
+        return
     again = shlex.join(["autotune", *arguments_of(context)])
     result, failed = _run(Tuning(asked=asked), again if number is None else f"{again} --slurm")
     if number is not None:
