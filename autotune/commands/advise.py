@@ -8,7 +8,7 @@ import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.options import REPORTS, AsJson, Reports
-from autotune.errors import BadInput, ProfileRefused, UsageError
+from autotune.errors import ProfileRefused, UsageError
 
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
@@ -49,7 +49,8 @@ def advise(
     """Say what limits a training and what to change, with evidence, expected gain, cost, and the command."""
     from autotune.decide.advice import RULES
     from autotune.decide.advice import advise as find_advice
-    from autotune.search.situation import with_foreign
+    from autotune.measure.host import SystemHost
+    from autotune.search.situation import situation_of, with_foreign
     from autotune.show.advice import advice_text, rules_text
     from autotune.show.answers import answer_json
     from autotune.show.answers.advise import AdviseAnswer, rules_answer
@@ -59,7 +60,10 @@ def advise(
         return
     where = place or _default_place()
     _refuse_idle_options(where, profile=profile, nodes=nodes, out=None if apply else out)
-    now = with_foreign(_situation(where, profile, data, nodes, reports), hf_args)
+    situation = situation_of(
+        where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
+    )
+    now = with_foreign(situation, hf_args)
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
     if as_json:
@@ -81,43 +85,6 @@ def _refuse_idle_options(place: Path, *, profile: Path | None, nodes: int | None
     for option, why in idle.items():
         if why:
             raise UsageError(f"{option} has no use here: {why}", next_step="Leave it out; see autotune advise --help.")
-
-
-def _situation(place: Path, profile: Path | None, data: Path | None, nodes: int | None, reports: Path) -> "Situation":
-    from autotune.decide.advice import Situation
-    from autotune.measure.host import SystemHost
-    from autotune.search.ledgers import read_trials
-    from autotune.search.profiles import read_profile
-    from autotune.search.situation import (
-        data_facts,
-        other_than,
-        profile_of_run,
-        situation_of_profile,
-        situation_of_run,
-    )
-    from trainer.record import RUN_FILE, read_run
-
-    host = SystemHost()
-    if place.is_file():
-        found = read_profile(place)
-        trials = read_trials(place, found.profile, reports).finished
-        return situation_of_profile(found, trials, host, data=data, nodes=nodes)
-    if (place / RUN_FILE).is_file():
-        run = read_run(place)
-        stored = profile_of_run(run, _profiles()) if profile is None else read_profile(profile)
-        if profile is not None and stored is not None and (others := other_than(run, stored)):
-            raise ProfileRefused(
-                f"{place} was not trained as {profile} says: {', '.join(others)}",
-                next_step="Name the profile it was started from, or none: autotune advise RUN.",
-            )
-        return situation_of_run(run, host, stored=stored, data=data)
-    facts = data_facts(place, host)
-    if facts is None or not (facts.prepared or facts.kinds):
-        raise BadInput(
-            f"{place} is no profile, no run, and holds no data that could be trained on",
-            next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
-        )
-    return Situation(train=None, data=facts)
 
 
 def _default_place() -> Path:

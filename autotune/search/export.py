@@ -41,9 +41,8 @@ def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
         directory = stored.path.parent / named
     if directory is not None:
         return _of_dataset(profile, directory)
-    probe = profile.evidence.probe
     return RowsHold(
-        real_tokens=None if probe is None else probe.mean_real_tokens_per_row,
+        real_tokens=profile.mean_real_tokens_per_row,
         samples=None if profile.train.layout == "packed" else 1.0,
         source="the dataset is not here" if profile.train.layout == "packed" else "one sample in each row",
     )

@@ -13,18 +13,66 @@ from autotune.corpus.sources import SOURCES
 from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
-from autotune.errors import AutotuneError, BadInput
+from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
+from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.scaling import known_of, predict_scaling
 from trainer.config import TrainConfig
 from trainer.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
-from trainer.record import RUN_FILE, Run
+from trainer.record import RUN_FILE, Run, read_run
 from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.schema import parse_table, read_json
 
 MOST_FOREIGN_BYTES = 2**20
+
+
+def situation_of(
+    place: Path,
+    host: Host,
+    *,
+    profile: Path | None = None,
+    data: Path | None = None,
+    nodes: int | None = None,
+    reports: Path = Path("reports"),
+    candidates: Sequence[Path] = (),
+) -> Situation:
+    """What is known of whatever lies at a place: a profile, a run, or a directory with data.
+
+    Args:
+        place: A file is a profile.
+        host: Describes the file system that the data lies on.
+        profile: That a run was started from.
+        data: Its directory; None looks where the profile says.
+        nodes: As many as are meant, of a profile.
+        reports: Where ledgers lie.
+        candidates: Profiles among which that of a run is looked for, where none is named.
+
+    Raises:
+        BadInput, TrainerError: If it is nothing of these, or cannot be read.
+        ProfileRefused: If the run was not started from the profile.
+    """
+    if place.is_file():
+        found = read_profile(place)
+        trials = read_trials(place, found.profile, reports).finished
+        return situation_of_profile(found, trials, host, data=data, nodes=nodes)
+    if (place / RUN_FILE).is_file():
+        run = read_run(place)
+        stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
+        if profile is not None and stored is not None and (others := other_than(run, stored)):
+            raise ProfileRefused(
+                f"{place} was not trained as {profile} says: {', '.join(others)}",
+                next_step="Name the profile it was started from, or none: autotune advise RUN.",
+            )
+        return situation_of_run(run, host, stored=stored, data=data)
+    facts = data_facts(place, host)
+    if facts is None or not (facts.prepared or facts.kinds):
+        raise BadInput(
+            f"{place} is no profile, no run, and holds no data that could be trained on",
+            next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
+        )
+    return Situation(train=None, data=facts)
 
 
 def situation_of_profile(

@@ -51,9 +51,10 @@ def _warnings(subject: Subject) -> list[str]:
             f"{batch.rows_per_microbatch_per_rank} rows: whole micro-batches of {batch.ranks} "
             f"{'rank' if batch.ranks == 1 else 'ranks'} come nearest to the global batch so"
         )
+    known = "predicted for" if subject.profile.is_estimated else "measured with"
     found.append(
-        "What fits and how fast it is was measured with this project's trainer. The other one computes the prediction "
-        "head for every place and pads rows, so it may need more memory; nothing was measured with it."
+        f"What fits was {known} this project's trainer. The other one computes the prediction head for every place and "
+        "pads rows, so it may need more memory; nothing was measured with it."
     )
     return found
 

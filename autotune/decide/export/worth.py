@@ -51,12 +51,12 @@ def gradients_twice(profile: Profile) -> tuple[Figure, ...]:
 
 
 def _more_memory(profile: Profile, bytes_per_parameter: float, what: str) -> tuple[Figure, ...]:
-    probe = profile.evidence.probe
-    if probe is None or probe.parameters is None:
+    parameters = profile.parameters
+    if parameters is None:
         return ()
     figure = Figure(
-        name="memory of each rank that it saves", value=bytes_per_parameter * probe.parameters, unit="bytes",
-        known="predicted", source=f"{what}, in fp32, of {probe.parameters:,} parameters",
+        name="memory of each rank that it saves", value=bytes_per_parameter * parameters, unit="bytes",
+        known="predicted", source=f"{what}, in fp32, of {parameters:,} parameters",
     )  # fmt: skip
     return (figure,)
 
