@@ -77,6 +77,7 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
+    from autotune.decide.probe_command import probe_command
     from autotune.search.estimated import profile_places, write_profiles
     from autotune.search.prediction import Asked, Choices, find_target, predict
     from autotune.show.answers import answer_json
@@ -124,17 +125,15 @@ def estimate(
         "checkpointing": checkpointing if checkpointing != "none" else None,
         "ranks": ranks if ranks > 1 else None,
         "max-rows": max_rows if max_rows != _MAX_ROWS else None,
-        "global-batch-tokens": global_batch_tokens,
-        "headroom": headroom,
         "accumulate": accumulate,
     }
     unlike = {"the masked head": head != "masked", "the attention that it chooses": attention != "auto"}
-    remark = [what for what, differs in unlike.items() if differs]
     texts = {one.name: text for text, one in zip(model, asked.models, strict=True)}
     unfit = {name for name, error in answer.refused if isinstance(error, DoesNotFit)}
-    every = _probe_command({"model": [texts[name] for name in texts if name not in unfit], **options}, remark)
+    every = _probe_command({"model": [texts[name] for name in texts if name not in unfit], **options}) + _remark(unlike)
     each = [
-        _probe_command({"model": texts[one.profile.train.model.name], **options, "out": one.path}, remark)
+        probe_command(one.profile, str(one.path), model=texts[one.profile.train.model.name], data=str(data or "DIR"))
+        + _remark(unlike)
         for one in written
     ]
     if as_json:
@@ -168,8 +167,14 @@ def _wish(
     )
 
 
-def _probe_command(options: dict[str, object], unlike: list[str]) -> str:
-    """The probe that measures what was predicted; a remark says in what it differs, for want of an option."""
+def _remark(unlike: dict[str, bool]) -> str:
+    """In what the probe differs from what was predicted, for want of an option."""
+    differs = [what for what, is_so in unlike.items() if is_so]
+    return f"  # measures {' and '.join(differs)}" if differs else ""
+
+
+def _probe_command(options: dict[str, object]) -> str:
+    """The probe that measures what was predicted."""
     words = ["autotune", "probe"]
     for name, value in options.items():
         if isinstance(value, bool):
@@ -177,7 +182,7 @@ def _probe_command(options: dict[str, object], unlike: list[str]) -> str:
             continue
         for one in value if isinstance(value, list) else [] if value is None else [value]:
             words += [f"--{name}", str(one)]
-    return shlex.join(words) + (f"  # measures {' and '.join(unlike)}" if unlike else "")
+    return shlex.join(words)
 
 
 def _refusal(answer: "Answer", probe: str) -> AutotuneError:

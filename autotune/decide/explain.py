@@ -1,25 +1,26 @@
-"""Why each setting of a profile is what it is: from what was measured, asked for, or left at its default. Pure."""
+"""Why each setting of a profile is what it is: measured, predicted, asked for, or left at its default. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.advice import Figure
-from autotune.core.evidence import ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import EstimateEvidence, ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
-from autotune.decide.choose import choose_micro_batch, global_batch_rows
+from autotune.decide.choose import choose_micro_batch, choose_predicted, global_batch_rows
 from autotune.decide.resampling import CONFIDENCE
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.errors import BadInput
 from trainer.config import TrainConfig
 from trainer.schema import nearest
 
-Origin = Literal["measured", "constraint", "asked for", "default", "changed"]
-"""``measured``: decided by figures. ``constraint``: follows from what the user set. ``asked for``: given to the
-measurements, whose figures hold for it alone. ``default``: the trainer's. ``changed``: none of these says so; it was
-edited, or written by advice."""
+Origin = Literal["measured", "predicted", "constraint", "asked for", "default", "changed"]
+"""``measured``: decided by figures. ``predicted``: by an estimate, without any. ``constraint``: follows from what the
+user set. ``asked for``: given to the measurements or the estimate, whose figures hold for it alone.
+``default``: the trainer's. ``changed``: none of these says so; it was edited, or written by advice."""
 
 _PROBED_WITH = ("seq_length_tokens", "layout", "attention_dropout", "checkpointing", "precision", "device")
+_ESTIMATED_WITH = (*_PROBED_WITH, "attention", "head")
 _OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 _OF_LOADER = ("loader_workers", "prefetch_batches", "pin_memory")
 
@@ -86,14 +87,18 @@ def _explain(profile: Profile, key: str, value: object, default: object, meaning
     table, _, name = key.rpartition(".")
     if key == "micro_batch_rows" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
+    elif key == "micro_batch_rows" and evidence.estimate is not None:
+        found = _predicted_micro_batch(profile, evidence.estimate)
     elif key == "global_batch_rows" and evidence.probe is not None:
-        found = _global_batch(profile, evidence.probe)
+        found = _global_batch(profile, _of_a_row(evidence.probe.mean_real_tokens_per_row, "evidence.probe"))
+    elif key.startswith("global_batch_") and evidence.probe is None and evidence.estimate is not None:
+        found = _estimated_batch(profile, evidence.estimate, key, value)
     elif table == "data" and name in _OF_LOADER and evidence.workers is not None and _swept(evidence.workers, name):
         found = _loader(profile, evidence.workers, name)
     elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
         found = _exchange(profile, evidence.network, key, value)
     else:
-        found = _given(key, value, default, probed=evidence.probe is not None)
+        found = _given(profile, key, value, default)
     return replace(found, key=key, value=value, meaning=meaning)
 
 
@@ -103,16 +108,22 @@ def _found(origin: Origin, because: str, evidence: Sequence[Figure] = (), reject
     )
 
 
-def _given(key: str, value: object, default: object, *, probed: bool) -> Explanation:
+def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
     if key in ("model.name", "model.config", "model.null_keys"):
         return _found("constraint", "the model that was asked for; another one is refused")
     if key in ("data.path", "data.dataset_hash"):
+        if value is None and profile.fingerprint.dataset_hash is None:
+            return _found("default", "no dataset was named: training takes the one that it is given")
         return _found("constraint", "the dataset that was asked for; another one is refused")
-    figures = ", and all figures were measured with it" if key in _PROBED_WITH and probed else ""
+    probed, estimated = profile.evidence.probe is not None, profile.is_estimated
+    decides = key in (_PROBED_WITH if probed else _ESTIMATED_WITH if estimated else ())
     if value == default:
-        return _found("default", f"the trainer's default{figures}")
-    if key in _PROBED_WITH and probed:
+        also = ", and all figures were measured with it" if probed else ", and the prediction is of it"
+        return _found("default", f"the trainer's default{also if decides else ''}")
+    if decides and probed:
         return _found("asked for", "an option of the probe, or what it took for this device; all figures hold for it")
+    if decides:
+        return _found("asked for", "an option of the estimate, or what it took; the prediction holds for it alone")
     return _found("changed", f"the default is {default}; nothing that was measured decides it, so somebody set it")
 
 
@@ -170,16 +181,57 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _global_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
-    tokens, mean = profile.constraints.global_batch_tokens, probe.mean_real_tokens_per_row
-    rows = global_batch_rows(tokens, mean)
+def _of_a_row(tokens: float, source: str, *, assumed: bool = False) -> Figure:
+    return Figure(
+        name="real tokens in a row, mean", value=tokens, unit="tokens", known="assumed" if assumed else "measured",
+        source=source,
+    )  # fmt: skip
+
+
+def _global_batch(profile: Profile, of_a_row: Figure) -> Explanation:
+    tokens = profile.constraints.global_batch_tokens
+    rows = global_batch_rows(tokens, of_a_row.value)
     figures = [
-        Figure(name="real tokens in a row, mean", value=mean, unit="tokens", source="evidence.probe"),
+        of_a_row,
         Figure(name="global batch", value=tokens, unit="tokens", known="assumed", source="constraints"),
     ]
     if profile.train.global_batch_rows == rows:
         return _found("constraint", f"{rows} rows hold the {tokens:,} real tokens that were asked for", figures)
     return _found("changed", f"{rows} rows would hold the {tokens:,} real tokens that were asked for", figures)
+
+
+def _estimated_batch(profile: Profile, estimate: EstimateEvidence, key: str, value: object) -> Explanation:
+    """Of a dataset that was looked at, or of rows that are assumed."""
+    tokens = profile.constraints.global_batch_tokens
+    if key == "global_batch_tokens" and value == tokens:
+        return _found("constraint", "as asked for; on its dataset, training finds the rows that hold so many")
+    if key != "global_batch_rows":
+        return _given(profile, key, value, None)
+    return _global_batch(
+        profile, _of_a_row(estimate.mean_real_tokens_per_row, "evidence.estimate", assumed=estimate.rows_assumed)
+    )
+
+
+def _predicted_micro_batch(profile: Profile, estimate: EstimateEvidence) -> Explanation:
+    rows = profile.train.micro_batch_rows
+    figures = [
+        Figure(
+            name="largest that should fit", value=estimate.rows_usual, unit="rows", low=estimate.rows_least,
+            high=estimate.rows_most, known="predicted", source="evidence.estimate",
+        ),
+        Figure(
+            name="its peak", value=estimate.predicted_peak_bytes, unit="bytes", known="predicted",
+            source="evidence.estimate.predicted_peak_bytes",
+        ),
+        Figure(
+            name="memory budget", value=profile.constraints.memory_budget_bytes, unit="bytes", known="assumed",
+            source="constraints",
+        ),
+    ]  # fmt: skip
+    chosen = choose_predicted(estimate.rows_least, estimate.rows_most, profile.constraints.headroom_share).rows
+    if rows == chosen:
+        return _found("predicted", estimate.choice, figures)
+    return _found("changed", f"{_many(chosen, 'row')} were predicted to be safe: {estimate.choice}", figures)
 
 
 def _swept(found: WorkersEvidence, name: str) -> bool:

@@ -1,7 +1,6 @@
 """Write what a search found into a profile; read profiles back."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance,
 from autotune.decide.advice.apply import with_changes
 from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
 from autotune.decide.ledger import ledger_sha256, own_records
+from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
@@ -298,11 +298,12 @@ def probed_here(stored: StoredProfile, refusals: list[str]) -> ProbeEvidence:
         ProfileRefused: If it was never probed, or not here.
     """
     train = stored.profile.train
-    command = f"autotune probe --model {train.model.name} --data DIR --out {shlex.quote(str(stored.path))}"
+    command = probe_command(stored.profile, str(stored.path))
     probe = stored.profile.evidence.probe
     if probe is None:
+        estimated = ": it is estimated" if stored.profile.is_estimated else ""
         raise ProfileRefused(
-            f"{stored.path} has no probed micro-batch, at which everything else is measured",
+            f"{stored.path} has no probed micro-batch, at which everything else is measured{estimated}",
             next_step=f"Probe first: {command}",
         )
     if refusals:

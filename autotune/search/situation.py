@@ -13,6 +13,7 @@ from autotune.corpus.sources import SOURCES
 from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
+from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
@@ -288,8 +289,7 @@ def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str],
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     found = []
     if evidence.probe is None:
-        model = stored.profile.train.model.name
-        found.append(("the largest micro-batch", f"autotune probe --model {model} --data DIR --out {path}"))
+        found.append(("the largest micro-batch", probe_command(stored.profile, str(stored.path))))
     if evidence.workers is None:
         found.append(("loader workers", f"autotune workers --profile {path}"))
     if evidence.network is None and evidence.probe is not None and evidence.probe.local_ranks > 1:

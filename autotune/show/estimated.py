@@ -8,6 +8,7 @@ from autotune.core.evidence import EstimateEvidence
 from autotune.core.profile import Profile
 from autotune.core.units import format_count
 from autotune.show.dealing import dealing_words
+from autotune.show.tables import inert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ def estimated_text(written: Sequence[EstimatedProfile]) -> str:
 
 def not_probed(profile: Profile) -> str:
     """That the micro-batch of an estimated profile was never tried, in one sentence."""
-    rows, there = profile.train.micro_batch_rows, estimated_for(profile)
+    rows, there = profile.train.micro_batch_rows, inert(estimated_for(profile))
     return (
         f"the micro-batch of {rows} row{'' if rows == 1 else 's'} is predicted for {there} and was never tried: it may "
         "not fit, and no speed was measured"

@@ -38,7 +38,8 @@ def figure_text(figure: Figure) -> str:
     """A figure with its interval, its count, and where it comes from."""
     told = with_bounds(figure.value, figure.low, figure.high, lambda one: _figure(figure, one), figure.confidence)
     count = "" if figure.n is None else f", n = {figure.n}"
-    known = "" if figure.known == "measured" else f", {'as asked for' if figure.known == 'assumed' else figure.known}"
+    asked = figure.known == "assumed" and figure.source == "constraints"
+    known = "" if figure.known == "measured" else f", {'as asked for' if asked else figure.known}"
     return f"{figure.name}: {told}{count}{known} [{figure.source}]"
 
 

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+from autotune.core.evidence import EstimateEvidence, Evidence
 from autotune.core.outcome import Contaminated
 from autotune.core.trial import FinishedTrial, Trial
+from autotune.decide.advice import Situation
 from benchmarks.scenarios.situations import Scenario, ran, step_trial, tuned
 from benchmarks.simulated_training import World, settings
+from trainer.config import TrainConfig
 
 
 def of_condition(gpu: World) -> tuple[Scenario, ...]:
@@ -34,11 +37,28 @@ def of_condition(gpu: World) -> tuple[Scenario, ...]:
             silent=lambda: tuned(gpu, good),
         ),
         Scenario(
+            rule="only-estimated", what="a profile of a machine that is not here",
+            speaks=lambda: _estimated(gpu, good), silent=lambda: tuned(gpu, good),
+        ),
+        Scenario(
             rule="not-measured", what="no sweep of workers",
             speaks=lambda: replace(tuned(gpu, good), missing=(("loader workers", "autotune workers"),)),
             silent=lambda: tuned(gpu, good),
         ),
     )  # fmt: skip
+
+
+def _estimated(gpu: World, train: TrainConfig) -> Situation:
+    now = tuned(gpu, train)
+    assert now.profile is not None
+    terms = {"activations: Linear": 6 * 10**10, "parameters": 10**9}
+    estimate = EstimateEvidence(
+        rows_least=410, rows_usual=430, rows_most=440, predicted_peak_bytes=sum(terms.values()), terms_bytes=terms,
+        parameters=gpu.parameters, attention="sdpa", attention_reason="as asked for", vocab_size=30_522,
+        documents_per_row=4.0, mean_real_tokens_per_row=510.0, rows_assumed=True, traced_with="torch 2", choice="",
+    )  # fmt: skip
+    profile = now.profile.model_copy(update={"evidence": Evidence(estimate=estimate)})
+    return replace(now, profile=profile, bottleneck=None)
 
 
 def _void(detail: str) -> FinishedTrial:

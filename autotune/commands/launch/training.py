@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,9 +78,11 @@ def train_request(
         TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
     """
     from autotune.cluster.training import TrainRequest, default_ranks
+    from autotune.decide.probe_command import probe_command
     from autotune.errors import MachineLacks, ProfileRefused
     from autotune.search.profiles import read_profile
     from autotune.search.reviews import refuse_other_settings, require_approved
+    from autotune.show.estimated import not_probed
     from trainer.dataset import read_manifest
     from trainer.resolve import resolve
     from trainer.sources import code_sha256
@@ -102,6 +105,8 @@ def train_request(
     torch_version = (stored.fingerprint.torch or "") if torch_of_profile else installed_torch()
     if torch_version is None:
         raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
+    if stored.is_estimated and resolved.config.micro_batch_rows == stored.train.micro_batch_rows:
+        sys.stderr.write(f"warn: {not_probed(stored)}\n  next: {probe_command(stored, str(profile))}\n")
     run = out or default_run_directory(resolved.config.model.name)
     return TrainRequest(
         profile_path=profile,

@@ -14,6 +14,7 @@ from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FinishedTrial
 from autotune.decide.bottleneck import CONFIDENCE
 from autotune.decide.choose import deal
+from autotune.decide.probe_command import takes_the_whole_card
 from autotune.decide.work import HIDDEN_SIZE, LAYERS, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
@@ -140,18 +141,19 @@ class Situation:
         if train is None:
             return self.command("probe", "--model", "MODEL", "--data", self.data_path)
         model = train.model.name if train.model.name in PRESETS else "CONFIG.json"
-        probe = self.probe
+        ranks = 1 if self.profile is None else self.profile.local_ranks
+        by_itself = self.profile is not None and takes_the_whole_card(self.profile)
         options: dict[str, object] = {
             "model": model,
             "data": self.data_path,
             "device": train.device,
-            "memory": None if self.budget_bytes is None else f"{self.budget_bytes}B",
+            "memory": None if self.budget_bytes is None or by_itself else f"{self.budget_bytes}B",
             "seq_length": train.seq_length_tokens,
             "layout": train.layout,
             "precision": train.precision,
             "attention_dropout": train.attention_dropout,
             "checkpointing": None if train.checkpointing == "none" else train.checkpointing,
-            "ranks": None if probe is None or probe.local_ranks == 1 else probe.local_ranks,
+            "ranks": None if ranks == 1 else ranks,
             "global_batch_tokens": self.global_batch_tokens,
         }
         words = [
@@ -169,7 +171,7 @@ class Situation:
         """All that train, or that trained when it was measured."""
         if self.run is not None:
             return self.run.header.world_size
-        return self.probe.local_ranks if self.probe is not None else 1
+        return self.profile.local_ranks if self.profile is not None else 1
 
     @property
     def nodes(self) -> int:
@@ -263,7 +265,7 @@ class Situation:
         """Of the model; None where nobody counted."""
         if self.run is not None:
             return self.run.header.parameters
-        return self.probe.parameters if self.probe is not None else None
+        return self.profile.parameters if self.profile is not None else None
 
     def _of_model(self, key: str, default: float) -> float:
         return default if self.train is None else of_model(self.train, key, default)
