@@ -64,9 +64,12 @@ def with_dealt_rows(knobs: Knobs, global_rows: Mapping[Layout, int], ranks: int)
 
 
 def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
-    """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending."""
+    """Micro-batches worth trying, as dealt: the largest useful one, and powers of two below it, ascending.
+
+    None where the global batch would leave a rank without a row.
+    """
     largest = min(most_rows, -(-global_rows // ranks))
-    if largest < 1:
+    if largest < 1 or global_rows < ranks:
         return []
     asked = {largest} | {2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest}
     kept = [rows for rows in asked if rows * 2**ROW_DOUBLINGS >= largest]

@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.tuning import BUDGET_WEIGHTS, Stage
+from autotune.decide.tuning import LEAST_STAGE_S, USUAL_S, left_s, share_s
+
+NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
+STAGES = st.lists(
+    st.builds(
+        Stage,
+        name=st.sampled_from(NAMES),
+        model=st.sampled_from(["a", "b"]),
+        status=st.sampled_from(["waiting", "done", "skipped", "failed"]),
+        seconds=st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=10,
+)
+LEFT = st.floats(-100, 3600)
+
+
+def stages_of(*names, model="a", **values):
+    return [Stage(name=name, model=model, **values) for name in names]
+
+
+@given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=10), st.floats(0, 7200))
+def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s):
+    stages = stages_of(*names)
+    left, taken, least = budget_s, 0.0, 0.0
+    for stage in stages:
+        share = share_s(stages, stage, left)
+        stage.seconds = USUAL_S[stage.name] if share is None else share
+        stage.status = "done"
+        left -= stage.seconds
+        taken += stage.seconds
+        least += LEAST_STAGE_S if share is not None else USUAL_S[stage.name]
+    assert taken <= max(budget_s, 0) + least + 1e-6
+    if budget_s >= sum(USUAL_S.get(name, 100 * LEAST_STAGE_S) for name in names):
+        assert taken <= budget_s + 1e-6  # nobody falls back on the least that a stage gets
+
+
+@given(STAGES, LEFT, st.floats(0, 3600))
+def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_the_least(stages, left, more):
+    stage = stages[0]
+    stage.status = "waiting"
+    less, share = share_s(stages, stage, left), share_s(stages, stage, left + more)
+    if stage.name not in BUDGET_WEIGHTS:
+        assert less is None
+        assert share is None
+    else:
+        assert less is not None
+        assert share is not None
+        assert LEAST_STAGE_S <= less <= share
+
+
+@given(STAGES, LEFT)
+def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not(stages, left):
+    stages = [*stages_of("workers"), *stages]
+    before = share_s(stages, stages[0], left)
+    for one in stages[1:]:
+        one.status = "skipped"
+    after = share_s(stages, stages[0], left)
+    assert before <= after + 1e-9
+    assert after == pytest.approx(max(LEAST_STAGE_S, left))
+
+
+def test_shares_go_by_weight():
+    stages = stages_of("explore", "workers", "network", "baseline", "report")
+    left = 110 + USUAL_S["report"]
+    assert share_s(stages, stages[0], left) == pytest.approx(40)
+    assert share_s(stages, stages[3], left) == pytest.approx(10)
+
+
+def test_what_a_stage_of_the_same_kind_took_is_what_the_next_is_expected_to_take():
+    stages = [*stages_of("probe", status="done", seconds=300.0), *stages_of("workers"), *stages_of("probe", model="b")]
+    assert share_s(stages, stages[1], 400.0) == pytest.approx(100.0)
+
+
+@given(STAGES, LEFT)
+def test_what_is_left_is_never_less_than_nothing_and_nothing_once_all_is_over(stages, budget):
+    assert left_s(stages, budget) >= 0
+    for one in stages:
+        one.status = "done"
+    assert left_s(stages, budget) == 0
+
+
+def test_what_is_left_is_the_shares_and_what_others_usually_take():
+    stages = stages_of("probe", "workers", "baseline", "report")
+    assert left_s(stages, 600.0) == pytest.approx(600.0)
+
+
+def test_a_stage_that_knows_its_trials_tells_by_them_how_long_it_takes():
+    (probe,) = stages = stages_of("probe", status="running", seconds=20.0, done=4, expected=12)
+    assert left_s(stages, 600.0) == pytest.approx(40.0)
+    probe.expected = None
+    assert left_s(stages, 600.0) == pytest.approx(USUAL_S["probe"] - 20.0)
+
+
+def test_a_stage_with_a_budget_is_not_expected_to_take_longer():
+    (workers,) = stages = stages_of("workers", status="running", seconds=20.0, done=1, expected=100, budget_s=60.0)
+    assert left_s(stages, 600.0) == pytest.approx(40.0)
+    workers.done = 90
+    assert left_s(stages, 600.0) == pytest.approx(20.0 / 90 * 10)
