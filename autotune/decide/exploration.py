@@ -77,18 +77,19 @@ def posterior(cells: Sequence[Knobs], seen: Sequence[Seen]) -> Posterior:
         raise ValueError("nothing was read")
     told = _pooled(seen)
     singles, pairs = _alike(tuple(cells))
-    there, here = np.ix_(told.at, told.at), np.eye(len(told.at))
+    there, own = np.ix_(told.at, told.at), np.diag(told.variances)
+    sigmas = np.array(NOISE_SIGMAS)
     best: tuple[float, float, float, float] | None = None
     for effect, pair in itertools.product(EFFECT_SIGMAS, PAIR_SHARES):
         among = LEVEL_VARIANCE + effect**2 * (singles[there] + pair * pairs[there]) + CELL_SIGMA**2 * _same(told.at)
-        for noise in NOISE_SIGMAS:
-            fit = _log_likelihood(among + noise**2 * told.variances * here, told.mean) + told.scatter_fit(noise)
-            if best is None or fit > best[0]:
-                best = fit, noise, effect, pair
+        fits = _log_likelihoods(among + sigmas[:, None, None] ** 2 * own, told.mean) + told.scatter_fits(sigmas)
+        which = int(fits.argmax())
+        if best is None or fits[which] > best[0]:
+            best = float(fits[which]), NOISE_SIGMAS[which], effect, pair
     assert best is not None
     _, noise, effect, pair = best
     prior = LEVEL_VARIANCE + effect**2 * (singles + pair * pairs) + CELL_SIGMA**2 * np.eye(len(cells))
-    solve = np.linalg.inv(prior[there] + noise**2 * told.variances * here)
+    solve = np.linalg.inv(prior[there] + noise**2 * own)
     across = prior[:, told.at]
     return Posterior(
         mean=np.asarray(across @ solve @ told.mean),
@@ -110,9 +111,9 @@ class _Pooled:
     scatter: float
     """Squared deviations from the means, in units of a full window's variance at a noise of 1."""
 
-    def scatter_fit(self, noise: float) -> float:
-        """Logarithm of how likely the deviations from the means are at such a noise, but for a constant."""
-        return -self.freedom * math.log(noise) - self.scatter / (2 * noise**2)
+    def scatter_fits(self, noise: Float64) -> Float64:
+        """Logarithms of how likely the deviations from the means are at each noise, but for a constant."""
+        return np.asarray(-self.freedom * np.log(noise) - self.scatter / (2 * noise**2))
 
 
 def _pooled(seen: Sequence[Seen]) -> _Pooled:
@@ -160,10 +161,11 @@ def _alike_in(cells: Sequence[Knobs], name: str) -> Float64:
     return np.asarray(codes[:, None] == codes[None, :], dtype=np.float64)
 
 
-def _log_likelihood(covariance: Float64, y: Float64) -> float:
-    low = np.linalg.cholesky(covariance)
-    half = np.linalg.solve(low, y)
-    return float(-0.5 * half @ half - np.log(np.diag(low)).sum())
+def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
+    """Of each of several covariances, shape (several, n, n), but for a constant."""
+    low = np.linalg.cholesky(covariances)
+    half = np.linalg.solve(low, np.broadcast_to(y[:, None], (*low.shape[:2], 1)))[..., 0]
+    return np.asarray(-0.5 * (half**2).sum(axis=1) - np.log(np.diagonal(low, axis1=1, axis2=2)).sum(axis=1))
 
 
 def expected_improvement(found: Posterior, best: float) -> Float64:

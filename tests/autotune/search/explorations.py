@@ -9,7 +9,7 @@ from typing import get_args
 from autotune.core.knobs import KNOBS, Knobs
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
-from autotune.decide.knob_space import Levels, knob_space
+from autotune.decide.knob_space import Levels, knob_space, useful_share
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
@@ -23,6 +23,10 @@ from trainer.config import Checkpointing, Layout
 
 Rate = Callable[[Knobs], float]
 """Real tokens/s of settings, without noise."""
+Failing = Callable[[Knobs], Outcome | None]
+"""What becomes of windows of settings that do not run."""
+Loss = Callable[[str, int], float]
+"""By precision and step."""
 UNEXPLORED = Knobs(
     precision="fp32",
     attention="auto",
@@ -40,6 +44,9 @@ LEVELS = Levels(
 )
 GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
 CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
+UNCOMPILED = tuple(cell for cell in CELLS if not cell.compile_layers)
+FEW = tuple(cell for cell in UNCOMPILED if cell.checkpointing != "selective" and cell.layout != "bucketed")
+"""So few that tests are quick."""
 
 
 def additive(effects: dict[object, float]) -> Rate:
@@ -52,18 +59,32 @@ def additive(effects: dict[object, float]) -> Rate:
     )
 
 
-def machine_of(rate: Rate, clock: FakeClock, noise: float, seed: int) -> FakeMachine:
-    """Takes three seconds for a window, and a minute where layers are compiled."""
-    rng = random.Random(seed)
+def never(knobs: Knobs) -> Outcome | None:
+    """Nothing fails."""
+    return None
+
+
+def alike(precision: str, step: int) -> float:
+    """The loss of a step, the same however it rounds."""
+    return 3.0 - 0.01 * step
+
+
+def machine_of(
+    rate: Rate, clock: FakeClock, noise: float = 0.01, seed: int = 0, *, failing: Failing = never, loss: Loss = alike
+) -> FakeMachine:
+    """Takes three seconds for a window, and a minute where layers are compiled; a trial run again reads the same."""
 
     def simulate(trial: Trial) -> Outcome:
+        rng = random.Random(f"{seed} {trial.key}")
         config = trial.measured["config"]
         knobs = Knobs(**{name: config[name] for name in KNOBS})
         short = trial.measured["min_steps"] == 1
-        clock.sleep(3.0 + 57.0 * knobs.compile_layers)
+        clock.sleep(3.0 + rng.uniform(0, 0.1) + 57.0 * knobs.compile_layers)
+        if (failure := failing(knobs)) is not None:
+            return failure
         value = rate(knobs) * math.exp(rng.gauss(0, noise * (1 + short)))
-        losses = {"losses": [3.0 - 0.01 * step for step in range(trial.measured["min_steps"])]}
-        return Measured(figures=_figures(value) | (losses if trial.measured.get("losses") else {}))
+        losses = [loss(knobs.precision, step) for step in range(trial.measured["min_steps"])]
+        return Measured(figures=_figures(value) | ({"losses": losses} if trial.measured.get("losses") else {}))
 
     return FakeMachine(simulate)
 
@@ -78,9 +99,15 @@ def _figures(real_tokens_per_s: float) -> dict[str, object]:
 
 
 def exploration_over(
-    machine: FakeMachine, place: Path, clock: FakeClock, *, cells: tuple[Knobs, ...] = CELLS, minutes: float = 20.0,
+    machine: FakeMachine,
+    place: Path,
+    clock: FakeClock,
+    *,
+    cells: tuple[Knobs, ...] = CELLS,
+    minutes: float = 20.0,
     most_trials: int = 60,
-) -> Exploration:  # fmt: skip
+    fits: Callable[[Knobs], bool] = lambda knobs: True,
+) -> Exploration:
     """One whose windows count their own real tokens."""
     runner = TrialRunner(machine=machine, ledger=Ledger(place, "w"), site="s", clock=clock)
     limits = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
@@ -93,5 +120,17 @@ def exploration_over(
         global_rows=GLOBAL_ROWS,
         real_shares=dict.fromkeys(GLOBAL_ROWS),
         most_trials=most_trials,
+        left_out=("attention: a CPU has no varlen kernel",),
+        fits=fits,
     )
     return Exploration(request=request, runner=runner)
+
+
+def knobs_of(trial: Trial) -> Knobs:
+    """The cell that a window is of."""
+    return Knobs(**{name: trial.measured["config"][name] for name in KNOBS})
+
+
+def worth(rate: Rate, knobs: Knobs) -> float:
+    """Real tokens/s at the global batch, without noise."""
+    return rate(knobs) * useful_share(knobs, GLOBAL_ROWS, 1)

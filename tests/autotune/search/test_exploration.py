@@ -1,0 +1,423 @@
+import itertools
+import math
+
+import pytest
+
+from autotune.core.outcome import Contaminated, Crashed, OutOfMemory
+from autotune.errors import Undecided
+from autotune.measure.clock import FakeClock
+from autotune.search.exploration_evidence import evidence
+from tests.autotune.search.explorations import (
+    CELLS,
+    FEW,
+    GLOBAL_ROWS,
+    UNCOMPILED,
+    UNEXPLORED,
+    additive,
+    exploration_over,
+    knobs_of,
+    machine_of,
+    worth,
+)
+
+
+def explored(place, rate, *, noise=0.01, seed=0, failing=None, loss=None, **changes):
+    """A search that has come to its end, and what it found."""
+    clock = FakeClock()
+    more = {name: one for name, one in (("failing", failing), ("loss", loss)) if one is not None}
+    search = exploration_over(machine_of(rate, clock, noise, seed, **more), place, clock, **changes)
+    return search, search.run()
+
+
+def taken(search, found):
+    """What training would have after the search."""
+    return found.candidate if found.adopted else search.unexplored
+
+
+def only_in_bf16(knobs):
+    """Compiling wins where products are bf16, and costs elsewhere; packing matters as well."""
+    together = {(True, "bf16"): 1.8, (True, "fp32"): 0.8, (False, "bf16"): 1.1, (False, "fp32"): 1.0}
+    layout = {"packed": 1.0, "bucketed": 0.8, "padded": 0.5}[knobs.layout]
+    return 1000 * layout * together[knobs.compile_layers, knobs.precision] * min(1.0, knobs.micro_batch_rows / 16)
+
+
+def small_is_fast(knobs):
+    """Caches hold a few rows, more of them with checkpointing; beyond that each doubling costs."""
+    holds = 16 if knobs.checkpointing == "full" else 4
+    over = 0.85 ** max(0.0, math.log2(knobs.micro_batch_rows / holds))
+    kind = 0.7 if knobs.checkpointing == "full" else 1.0
+    return 1000 * over * kind * knobs.micro_batch_rows / (knobs.micro_batch_rows + 2)
+
+
+NOTHING_WINS = additive({"bf16": 0.7, "selective": 0.9, "full": 0.8, "padded": 0.5, "bucketed": 0.9, True: 0.8})
+LANDSCAPES = {
+    "compiled": additive({True: 1.6, "bf16": 1.2, "selective": 0.85, "full": 0.7, "padded": 0.4, "bucketed": 0.8}),
+    "padded in bf16": additive({True: 0.7, "bf16": 1.5, "full": 0.7, "selective": 0.9, "padded": 1.3}),
+    "large micro-batches alone": additive({"bf16": 0.9, "full": 0.7, "selective": 0.8, "padded": 0.5, True: 0.9}),
+    "pairs that do not add up": only_in_bf16,
+    "small micro-batches": small_is_fast,
+}
+
+
+@pytest.mark.parametrize(("name", "seed"), list(itertools.product(LANDSCAPES, (0, 1))))
+def test_what_it_takes_has_97_per_cent_of_the_best_after_a_third_of_the_cells(tmp_path, name, seed):
+    rate = LANDSCAPES[name]
+    search, found = explored(tmp_path, rate, seed=seed)
+    best = max(worth(rate, cell) for cell in CELLS)
+    assert worth(rate, taken(search, found)) >= 0.97 * best
+    assert len(search.tried) - 1 <= 0.35 * len(CELLS)
+
+
+@pytest.mark.parametrize(("noise", "seed"), list(itertools.product((0.01, 0.05), (0, 1))))
+def test_where_nothing_is_faster_the_unexplored_settings_stay_or_what_is_as_fast(tmp_path, noise, seed):
+    best = UNEXPLORED.__class__(**UNEXPLORED.settings() | {"micro_batch_rows": 32})
+    cells = (best, *(cell for cell in FEW if cell != best))
+    search, found = explored(tmp_path, NOTHING_WINS, noise=noise, seed=seed, cells=cells, most_trials=16)
+    assert worth(NOTHING_WINS, taken(search, found)) >= 0.995 * worth(NOTHING_WINS, best)
+
+
+def test_what_is_taken_is_proven_with_windows_of_both_in_turn(tmp_path):
+    search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
+    assert found.adopted
+    assert found.ratio.low is not None
+    assert 1 < found.ratio.low < found.ratio.value < found.ratio.high
+    cells = [knobs_of(one.trial) for one in search.runner.finished if not one.trial.measured.get("losses")]
+    proof = cells[-8:]
+    assert set(proof) == {found.candidate, UNEXPLORED}
+    assert proof in ([found.candidate, UNEXPLORED, UNEXPLORED, found.candidate] * 2,
+                     [UNEXPLORED, found.candidate, found.candidate, UNEXPLORED] * 2)  # fmt: skip
+
+
+def test_a_candidate_that_is_not_proven_to_be_faster_is_not_taken(tmp_path):
+    flat = dict.fromkeys(FEW, 1000.0)
+    for seed in range(3):
+        search, found = explored(
+            tmp_path / str(seed), lambda knobs: flat[knobs], noise=0.1, seed=seed, cells=FEW, most_trials=9
+        )
+        if found.candidate != search.unexplored and not found.adopted:
+            assert found.ratio.low is None or found.ratio.low <= 1
+            assert "is not proven to be faster, so" in evidence(search, found).choice
+            return
+    raise AssertionError("no search came to a candidate that was not proven")
+
+
+def test_every_window_stands_beside_one_of_the_unexplored_settings_at_the_same_global_batch(tmp_path):
+    search, _ = explored(tmp_path, LANDSCAPES["compiled"])
+    for trial in search.runner.machine.trials:
+        config = trial.measured["config"]
+        assert trial.measured["cached"]
+        assert config["global_batch_rows"] == GLOBAL_ROWS[config["layout"]]
+        assert config["global_batch_tokens"] is None
+        assert trial.measured.get("losses") or UNEXPLORED.name in trial.measured["beside"]
+
+
+def test_every_other_round_is_read_backwards(tmp_path):
+    search, _ = explored(tmp_path, NOTHING_WINS, cells=FEW)
+    rounds = {}
+    for trial in search.runner.machine.trials:
+        rounds.setdefault(trial.measured["round"], []).append(knobs_of(trial))
+    first = [cells[0] == UNEXPLORED for _, cells in sorted(rounds.items())]
+    assert first[:4] == [True, False, True, False]
+
+
+# Pruning, memory, crashes.
+
+
+def test_a_hopeless_first_look_is_all_that_a_cell_gets(tmp_path):
+    search, found = explored(tmp_path, LANDSCAPES["compiled"])
+    pruned = {cell: one for cell, one in search.tried.items() if one.outcome == "pruned"}
+    assert len(pruned) > 3
+    assert {(len(one.short), len(one.ratios)) for one in pruned.values()} == {(1, 0)}
+    of_pruned = [trial for trial in search.runner.machine.trials if knobs_of(trial) in pruned]
+    assert {trial.measured["min_steps"] for trial in of_pruned} == {1}
+    assert {trial.measured["window_s"] for trial in of_pruned} == {0.5}
+    assert evidence(search, found).pruned == len(pruned)
+
+
+def test_what_may_be_the_best_is_not_pruned(tmp_path):
+    search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
+    assert search.tried[found.candidate].outcome == "ran"
+    assert len(search.tried[found.candidate].ratios) >= 4
+
+
+def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
+    def failing(knobs):
+        too_large = knobs.checkpointing == "none" and knobs.micro_batch_rows > 16
+        return OutOfMemory(detail="refused") if too_large else None
+
+    rate = additive({"full": 0.9, "padded": 0.8, "bf16": 0.9})
+    search, found = explored(tmp_path, rate, failing=failing, cells=FEW)
+    refused = {}
+    for cell in map(knobs_of, search.runner.machine.trials):
+        kind = (cell.precision, cell.checkpointing, cell.layout)
+        assert cell.micro_batch_rows < refused.get(kind, 1000)
+        if failing(cell):
+            refused[kind] = cell.micro_batch_rows
+    assert refused
+    assert all(search.tried[cell].outcome == "out of memory" for cell in search.tried if failing(cell))
+    best = max(worth(rate, cell) for cell in FEW if not failing(cell))
+    assert worth(rate, taken(search, found)) >= 0.97 * best
+
+
+def test_what_is_predicted_not_to_fit_is_never_run_and_asked_only_once_it_is_proposed(tmp_path):
+    asked = []
+
+    def fits(knobs):
+        asked.append(knobs)
+        return knobs.micro_batch_rows <= 8
+
+    search, _ = explored(tmp_path, additive({}), cells=FEW, fits=fits)
+    assert {knobs_of(trial).micro_batch_rows for trial in search.runner.machine.trials} <= {1, 2, 4, 8}
+    assert len(asked) == len(set(asked)) < len(FEW)
+    assert UNEXPLORED not in asked
+
+
+def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
+    def failing(knobs):
+        return Crashed(detail="no compiler") if knobs.compile_layers else None
+
+    rate = LANDSCAPES["padded in bf16"]
+    search, found = explored(tmp_path, rate, failing=failing)
+    crashed = [cell for cell, one in search.tried.items() if one.outcome == "crashed"]
+    assert 2 <= len(crashed) <= 6
+    assert not any(cell.compile_layers for cell in search.cells)
+    told = evidence(search, found).left_out
+    assert told[0] == "attention: a CPU has no varlen kernel"
+    assert "compile_layers true: 2 cells failed, and none ran" in told
+    assert worth(rate, taken(search, found)) >= 0.97 * max(worth(rate, cell) for cell in UNCOMPILED)
+
+
+def test_two_values_that_crash_only_together_keep_each_other_alive(tmp_path):
+    def failing(knobs):
+        together = knobs.precision == "bf16" and knobs.layout == "padded"
+        return Crashed(detail="not supported") if together else None
+
+    rate = additive({"bf16": 1.5, "full": 0.8})
+    search, found = explored(tmp_path, rate, failing=failing, cells=FEW)
+    assert (taken(search, found).precision, taken(search, found).layout) == ("bf16", "packed")
+
+
+def test_a_window_that_others_spoilt_is_read_again(tmp_path):
+    clock, spoilt = FakeClock(), []
+    machine = machine_of(LANDSCAPES["padded in bf16"], clock)
+    plain = machine._simulate
+
+    def simulate(trial):
+        if len(machine.trials) % 7 == 0:
+            spoilt.append(trial.key)
+            return Contaminated(detail="another process")
+        return plain(trial)
+
+    machine._simulate = simulate
+    search = exploration_over(machine, tmp_path, clock, cells=FEW)
+    assert search.run().adopted
+    again = [trial.key for trial in machine.trials]
+    assert spoilt
+    assert all(again.count(key) > 1 for key in spoilt)
+
+
+@pytest.mark.parametrize("outcome", [Crashed(detail="broken"), OutOfMemory(detail="refused")])
+def test_without_the_unexplored_settings_nothing_can_be_decided(tmp_path, outcome):
+    with pytest.raises(Undecided, match="the window of the unexplored settings") as told:
+        explored(tmp_path, additive({}), cells=FEW, failing=lambda knobs: outcome if knobs == UNEXPLORED else None)
+    assert outcome.detail in told.value.message
+    assert f"resumes from {tmp_path}" in told.value.next_step
+
+
+def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path):
+    clock = FakeClock()
+    machine = machine_of(LANDSCAPES["padded in bf16"], clock)
+    plain, search = machine._simulate, exploration_over(machine, tmp_path, clock, cells=FEW)
+    machine._simulate = lambda trial: (
+        Crashed(detail="broken") if search.stopped_because and knobs_of(trial) != UNEXPLORED else plain(trial)
+    )
+    found = search.run()
+    assert not found.adopted
+    assert (found.ratio.value, found.ratio.low) == (1.0, None)
+    assert "promised most, and crashed when that was to be proven" in evidence(search, found).choice
+
+
+# When it stops.
+
+
+def test_it_stops_after_as_many_cells_as_are_allowed(tmp_path):
+    search, _ = explored(tmp_path, additive({}), cells=FEW, most_trials=6)
+    assert 6 <= len(search.tried) - 1 <= 8  # a round is not cut
+    assert search.stopped_because.endswith("cells are as many as were allowed")
+
+
+def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_path):
+    search, found = explored(tmp_path, additive({}), noise=0.03, cells=UNCOMPILED, minutes=3)
+    assert search.stopped_because == "half of the time is used up, and the other half is for proof"
+    assert 90 <= search.seconds <= 180 + 4 * 7
+    assert found.adopted
+
+
+def test_it_stops_where_nothing_is_left_that_the_time_allows(tmp_path):
+    cells = (UNEXPLORED, *(cell for cell in CELLS if cell.compile_layers))
+    search, found = explored(tmp_path, LANDSCAPES["compiled"], cells=cells, minutes=1)
+    assert search.stopped_because == "what is left takes longer than the time that is left"
+    assert search.runner.machine.trials == []
+    assert not found.adopted
+
+
+def test_it_stops_where_nothing_can_be_seen_any_more(tmp_path):
+    search, _ = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
+    assert search.stopped_because.startswith("nothing is expected to win more than 0.")
+    assert len(search.tried) < len(FEW)
+
+
+@pytest.mark.parametrize("changes", [{"cells": (UNEXPLORED,)}, {"cells": FEW, "fits": lambda knobs: False}])
+def test_where_nothing_else_fits_no_window_is_read(tmp_path, changes):
+    search, found = explored(tmp_path, additive({}), **changes)
+    assert search.stopped_because == "nothing else fits or runs"
+    assert (found.candidate, found.adopted) == (UNEXPLORED, False)
+    assert search.runner.machine.trials == []
+    assert evidence(search, found).cells == 1
+
+
+# Resuming.
+
+
+def test_from_its_ledger_it_repeats_no_window_and_comes_to_the_same_answer(tmp_path):
+    first = evidence(*explored(tmp_path, LANDSCAPES["compiled"]))
+    search, found = explored(tmp_path, LANDSCAPES["compiled"])
+    assert search.runner.machine.trials == []
+    assert evidence(search, found) == first
+
+
+@pytest.mark.parametrize("windows", [1, 9, 30])
+def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(tmp_path, windows):
+    rate = LANDSCAPES["padded in bf16"]
+    undisturbed = evidence(*explored(tmp_path / "undisturbed", rate, cells=FEW))
+    clock = FakeClock()
+    machine = machine_of(rate, clock)
+    plain = machine._simulate
+
+    def simulate(trial):
+        if len(machine.trials) > windows:
+            raise KeyboardInterrupt
+        return plain(trial)
+
+    machine._simulate = simulate
+    with pytest.raises(KeyboardInterrupt):
+        exploration_over(machine, tmp_path / "ended", clock, cells=FEW).run()
+    done = {trial.key for trial in machine.trials[:windows]}
+    search, found = explored(tmp_path / "ended", rate, cells=FEW)
+    repeated = [trial for trial in search.runner.machine.trials if trial.key in done]
+    assert {trial.measured["round"] for trial in repeated} <= {machine.trials[windows].measured["round"]}
+    assert evidence(search, found) == undisturbed
+
+
+def test_a_crash_has_another_chance_alone_and_costs_its_round_nothing(tmp_path):
+    def failing(knobs):
+        return Crashed(detail="not here") if knobs.layout == "padded" else None
+
+    first = evidence(*explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW, failing=failing))
+    search, found = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW, failing=failing)
+    again = search.runner.machine.trials
+    assert again
+    assert {knobs_of(trial).layout for trial in again} == {"padded"}
+    assert evidence(search, found).choice == first.choice
+
+
+def test_what_crashed_and_runs_now_is_read_beside_the_others_of_its_round(tmp_path):
+    def failing(knobs):
+        return Crashed(detail="not today") if knobs.layout == "padded" else None
+
+    rate = LANDSCAPES["padded in bf16"]
+    explored(tmp_path, rate, cells=FEW, failing=failing)
+    search, found = explored(tmp_path, rate, cells=FEW)
+    first = [one for one in search.runner.finished if one.trial.measured["round"] == 0]
+    names = set(first[0].trial.measured["beside"])
+    assert len({one.trial.key for one in first if not one.from_ledger}) == len(names)
+    assert taken(search, found).layout == "padded"
+
+
+# The loss.
+
+
+BF16_WINS = additive({"bf16": 1.5, "padded": 0.6, "full": 0.7})
+
+
+def test_another_precision_is_taken_where_it_learns_the_same(tmp_path):
+    search, found = explored(tmp_path, BF16_WINS, cells=FEW)
+    assert found.adopted
+    assert found.candidate.precision == "bf16"
+    assert found.equal_loss is not None
+    assert "0.00% apart, within 1%" in found.equal_loss
+    checks = [trial for trial in search.runner.machine.trials if trial.measured.get("losses")]
+    assert [trial.measured["config"]["precision"] for trial in checks] == ["fp32", "bf16"]
+    configs = [trial.measured["config"] | {"precision": None} for trial in checks]
+    assert configs[0] == configs[1]
+    assert knobs_of(checks[0]).micro_batch_rows == UNEXPLORED.micro_batch_rows
+
+
+def test_another_precision_that_learns_less_is_not_taken_however_fast(tmp_path):
+    search, found = explored(
+        tmp_path, BF16_WINS, cells=FEW,
+        loss=lambda precision, step: 3.0 - (0.01 if precision == "fp32" else 0.008) * step,
+    )  # fmt: skip
+    assert not found.adopted
+    assert found.ratio.low > 1
+    assert "not within 1%" in found.equal_loss
+    kept = evidence(search, found)
+    assert kept.chosen == kept.unexplored
+    assert "is faster, and does not count: after 48 steps the loss was" in kept.choice
+
+
+def test_a_loss_that_shows_nothing_is_no_reason_to_take_it(tmp_path):
+    search, found = explored(tmp_path, BF16_WINS, cells=FEW, loss=lambda precision, step: 3.0)
+    assert not found.adopted
+    assert found.equal_loss.startswith("not checked: in 48 steps")
+    checks = [trial for trial in search.runner.machine.trials if trial.measured.get("losses")]
+    assert len(checks) == 1
+
+
+def test_a_check_of_the_loss_that_does_not_run_is_no_reason_to_take_it(tmp_path):
+    clock = FakeClock()
+    machine = machine_of(BF16_WINS, clock)
+    plain = machine._simulate
+    machine._simulate = lambda trial: Crashed(detail="broken") if trial.measured.get("losses") else plain(trial)
+    found = exploration_over(machine, tmp_path, clock, cells=FEW).run()
+    assert not found.adopted
+    assert found.equal_loss == "not checked: with fp32 the run crashed"
+
+
+def test_the_same_precision_needs_no_check_of_the_loss(tmp_path):
+    search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
+    assert found.adopted
+    assert found.equal_loss is None
+    assert not any(trial.measured.get("losses") for trial in search.runner.machine.trials)
+
+
+# What the profile keeps.
+
+
+def test_the_evidence_counts_what_was_done(tmp_path):
+    search, found = explored(tmp_path, BF16_WINS, cells=FEW)
+    kept = evidence(search, found)
+    assert kept.cells == len(FEW)
+    assert kept.trials == len(search.tried) - 1 == len(kept.rows) - 1
+    assert kept.windows == len(search.runner.finished)
+    assert sum(row.windows for row in kept.rows) == kept.windows - 2  # those of the loss are of no row
+    assert kept.seconds == pytest.approx(search.runner.seconds, abs=0.001)
+    assert (kept.ratio_low, kept.ratio_high) == (found.ratio.low, found.ratio.high)
+    assert kept.adopted
+    assert kept.chosen == kept.candidate != kept.unexplored
+    own = next(row for row in kept.rows if row.settings == kept.unexplored)
+    assert own.ratio_to_unexplored is None
+    assert own.windows == len([one for one in search.runner.finished if knobs_of(one.trial) == UNEXPLORED]) - 1
+
+
+def test_each_knob_says_what_it_contributes(tmp_path):
+    kept = evidence(*explored(tmp_path, BF16_WINS, cells=FEW))
+    found = {one.knob: one for one in kept.knobs}
+    assert set(found) == {"precision", "checkpointing", "layout", "micro_batch_rows"}
+    assert (found["precision"].chosen, found["precision"].unexplored) == ("bf16", "fp32")
+    assert found["precision"].ratio == pytest.approx(1.5, rel=0.1)
+    assert found["precision"].ratio_low < 1.5 < found["precision"].ratio_high
+    assert found["layout"].ratio is None  # as it was
+    shares = [one.importance_share for one in kept.knobs]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.1
