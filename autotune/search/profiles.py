@@ -202,6 +202,9 @@ def with_advice(profile: Profile, changes: Sequence[Change]) -> Profile:
         if evidence.probe is not None:
             choice = f"{evidence.probe.choice}; measured before advice changed {', '.join(other)}"
             evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update={"choice": choice})})
+        if evidence.estimate is not None:
+            choice = f"{evidence.estimate.choice}; predicted before advice changed {', '.join(other)}"
+            evidence = evidence.model_copy(update={"estimate": evidence.estimate.model_copy(update={"choice": choice})})
     provenance = changed.provenance.model_copy(update={"commands": [*commands, "advise"], "created_utc": utc_now()})
     return changed.model_copy(update={"provenance": provenance, "evidence": evidence})
 

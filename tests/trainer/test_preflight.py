@@ -75,7 +75,7 @@ def test_another_machine_than_the_profile_was_tuned_on_is_said():
         ({"gpu_name": "NVIDIA H100"}, "gpu name NVIDIA H100, here is NVIDIA A100"),
         ({"torch": "2.9.1"}, "torch 2.9.1, here is 2.10.0"),
         ({"allotted_cpus": 16}, "16 allotted CPUs, this rank has 8"),
-        ({"device": "cpu"}, "tuned on a CPU, this is a GPU"),
+        ({"device": "cpu"}, "tuned for a CPU, this is a GPU"),
     ):
         (remark,) = compare_profile(tuned | change, GPU)
         assert told in remark.message

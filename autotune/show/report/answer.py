@@ -35,7 +35,7 @@ def _glance(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> list[str | N
     train, rate, found = one.profile.train, tuned_rate(one.profile), _bottleneck(one, runs)
     return [
         one.title,
-        str(train.micro_batch_rows),
+        f"{train.micro_batch_rows}{' (predicted)' if one.profile.is_estimated else ''}",
         str(train.data.loader_workers),
         f"{train.parallel.strategy}, {train.parallel.gradient_dtype}",
         None if rate is None else with_bounds(rate.value, rate.low, rate.high, count, rate.confidence),
@@ -46,8 +46,9 @@ def _glance(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> list[str | N
 
 def _settings(one: ReportedProfile) -> Words:
     train, workers = one.profile.train, one.profile.evidence.workers
+    predicted = " (predicted, not probed)" if one.profile.is_estimated else ""
     said = (
-        f" of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
+        f"{predicted} of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
         f"{plural(train.global_batch_rows, 'row')} ({count(one.profile.constraints.global_batch_tokens)} real tokens); "
     )
     loader = chosen_loader(workers) if workers else str(train.data.loader_workers)
@@ -72,7 +73,8 @@ def _settings(one: ReportedProfile) -> Words:
 def _yield(one: ReportedProfile) -> Words:
     rate = tuned_rate(one.profile)
     if rate is None:
-        return ("not measured: ", Code(text=f"autotune baseline --profile {one.quoted}"))
+        command = next(iter(one.probe_first), f"autotune baseline --profile {one.quoted}")
+        return ("not measured: ", Code(text=command))
     stale = ""
     if not one.intact:
         stale = " The profile was edited by hand since: this is what it yielded before."

@@ -20,7 +20,8 @@ def before_after(one: ReportedProfile) -> tuple[Block, ...]:
     found = one.profile.evidence.baseline
     if found is None:
         command = f"autotune baseline --profile {one.quoted}"
-        return (Missing(what="What the tuned settings are worth against others", commands=(command,)),)
+        what = "What the tuned settings are worth against others"
+        return (Missing(what=what, commands=(*one.probe_first, command)),)
     table = Table(
         caption="The same as figures",
         headers=("settings", "real tokens/s", "95 % interval", "tuned is faster", "95 % interval", "data wait",

@@ -1,5 +1,6 @@
 """A report from its inputs: all sections in their order."""
 
+from autotune.show.estimated import estimated_for
 from autotune.show.report.answer import answer, at_a_glance
 from autotune.show.report.before import before_after, cost
 from autotune.show.report.document import Block, Document, Section
@@ -31,7 +32,8 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     advice = recommendations(profiles, reported, (*measured, *later))
     sections = (*measured, _section("Recommendations", "advice", advice), *later)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
-    return Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
+    kind = "Estimate" if all(one.profile.is_estimated for one in profiles) else "Tuning report"
+    return Document(title=f"{kind}: {names}", subtitle=_subtitle(profiles, reported), sections=sections)
 
 
 def _measured(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Section, ...]:
@@ -77,11 +79,21 @@ def _section(title: str, key: str, blocks: tuple[Block, ...]) -> Section:
     return Section(title=title, key=key, blocks=blocks)
 
 
-def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
+def _subtitle(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> str:
     first = profiles[0].profile
+    estimated = [one for one in profiles if one.profile.is_estimated]
+    if len(estimated) == len(profiles):
+        runs = " but what training runs recorded" if reported else ""
+        return (
+            f"For {estimated_for(first)}, {first.provenance.created_utc}. NOTHING IN THIS REPORT WAS MEASURED{runs}: "
+            "memory is predicted by a trace of the training step, and what lies around it is assumed. Probe on that "
+            "machine before anything rests on it."
+        )
     place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
     several = f"{first.fingerprint.gpu_count} GPUs: " if (first.fingerprint.gpu_count or 0) > 1 else ""
+    names = listed([one.title for one in estimated], "of the profiles") if estimated else ""
+    unmeasured = f" Nothing of {names} was measured: that is estimated." if estimated else ""
     return (
         f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}. All figures are measured "
-        "unless they are called predicted; intervals say how far noise reaches, and with which confidence."
+        f"unless they are called predicted; intervals say how far noise reaches, and with which confidence.{unmeasured}"
     )

@@ -1,5 +1,7 @@
 """What fits: the ledger of memory, and throughput by micro-batch with its knee."""
 
+from collections.abc import Mapping
+
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show.charts.drawing import Axis, Line, Lines, Point, Rule, Shade, Stack, Stacks
@@ -7,6 +9,7 @@ from autotune.show.intervals import bounds
 from autotune.show.report.document import Block, Chart, Missing, Paragraph, Strong, Table, sentence
 from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile
+from autotune.show.report.predicted import Ledger, predicted_fit, predicted_ledger
 
 _ACTIVATIONS = "activations"
 _MOST_PARTS = 7
@@ -15,14 +18,12 @@ _MOST_PARTS = 7
 
 def memory(one: ReportedProfile) -> tuple[Block, ...]:
     """Where memory goes: predicted by term, measured in all, and the budget."""
-    probe = one.profile.evidence.probe
+    probe, estimate = one.profile.evidence.probe, one.profile.evidence.estimate
     if probe is None:
-        return (Missing(what="What fits", commands=(_probe_command(one),)),)
-    return (_found(one, probe), *(_ledger(one, probe) if probe.traced_terms_bytes else (_not_traced(probe),)))
-
-
-def _probe_command(one: ReportedProfile) -> str:
-    return f"autotune probe --model {one.name} --data DIR --out {one.quoted}"
+        predicted = () if estimate is None else (predicted_fit(one, estimate), _ledger(one, predicted_ledger(estimate)))
+        return (*predicted, Missing(what="What fits", commands=(one.probe,)))
+    ledger = Ledger(terms=probe.traced_terms_bytes, rows=probe.feasible_max, measured_bytes=probe.feasible_peak_bytes)
+    return (_found(one, probe), _ledger(one, ledger) if probe.traced_terms_bytes else _not_traced(probe))
 
 
 def _found(one: ReportedProfile, probe: ProbeEvidence) -> Table:
@@ -54,38 +55,34 @@ def _not_traced(probe: ProbeEvidence) -> Paragraph:
     return Paragraph(words=(f"Memory was not predicted term by term{why}.",))
 
 
-def _ledger(one: ReportedProfile, probe: ProbeEvidence) -> tuple[Block, ...]:
-    terms, budget = probe.traced_terms_bytes, one.profile.constraints.memory_budget_bytes
+def _ledger(one: ReportedProfile, ledger: Ledger) -> Chart:
+    terms, budget, measured = ledger.terms, one.profile.constraints.memory_budget_bytes, ledger.measured_bytes
     whole = sum(terms.values())
     rows: list[list[str | None]] = [
         [term, format_bytes(size), format_share(size / whole) if whole else None]
         for term, size in sorted(terms.items(), key=lambda item: -item[1])
     ]
-    rows += [
-        ["all terms, predicted", format_bytes(whole), "100.0 %"],
-        ["peak, measured", format_bytes(probe.feasible_peak_bytes), _share(probe.feasible_peak_bytes, whole)],
-        ["memory budget per rank", format_bytes(budget), _share(budget, whole)],
-    ]
-    title = f"Where the memory of {plural(probe.feasible_max, 'row')} goes"
+    rows.append(["all terms, predicted", format_bytes(whole), "100.0 %"])
+    if measured is not None:
+        rows.append(["peak, measured", format_bytes(measured), _share(measured, whole)])
+    rows.append(["memory budget per rank", format_bytes(budget), _share(budget, whole)])
     parts = _parts(terms)
+    told = "Not measured." if measured is None else f"Measured {format_bytes(measured)}."
     said = (
         f"Predicted {format_bytes(whole)}: {', '.join(f'{name} {format_bytes(size)}' for name, size in parts)}. "
-        f"Measured {format_bytes(probe.feasible_peak_bytes)}. Budget {format_bytes(budget)}."
+        f"{told} Budget {format_bytes(budget)}."
     )
-    stacks = (
-        Stack(label="predicted", parts=parts),
-        Stack(label="measured", parts=(("peak, measured", float(probe.feasible_peak_bytes)),)),
-    )
+    stacks = [Stack(label="predicted", parts=parts)]
+    if measured is not None:
+        stacks.append(Stack(label="measured", parts=(("peak, measured", float(measured)),)))
     rules = (Rule(at=float(budget), label="memory budget"),)
-    return (
-        Chart(
-            title=title,
-            description=said,
-            drawing=Stacks(axis=Axis(label="memory of a rank", unit="bytes"), stacks=stacks, rules=rules),
-            table=Table(
-                caption="The same term by term", headers=("term", "size", "of the predicted"), rows=tuple(rows),
-                align="lrr",
-            ),
+    return Chart(
+        title=f"Where the memory of {plural(ledger.rows, 'row')} goes",
+        description=said,
+        drawing=Stacks(axis=Axis(label="memory of a rank", unit="bytes"), stacks=tuple(stacks), rules=rules),
+        table=Table(
+            caption="The same term by term", headers=("term", "size", "of the predicted"), rows=tuple(rows),
+            align="lrr",
         ),
     )  # fmt: skip
 
@@ -94,7 +91,7 @@ def _share(size: float, whole: int) -> str | None:
     return format_share(size / whole) if whole else None
 
 
-def _parts(terms: dict[str, int]) -> tuple[tuple[str, float], ...]:
+def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     """Terms as the chart has them: all activations as one, and the smallest together."""
     joined: dict[str, float] = {}
     for term, size in terms.items():
@@ -111,7 +108,12 @@ def curve(one: ReportedProfile) -> tuple[Block, ...]:
     """Throughput by micro-batch, with the stretch in which the knee lies."""
     probe = one.profile.evidence.probe
     if probe is None or not probe.curve:
-        return (Missing(what="Throughput by micro-batch", commands=(_probe_command(one),)),)
+        return (
+            Missing(
+                what="Throughput by micro-batch",
+                commands=(one.probe,),
+            ),
+        )
     knee = probe.knee_rows
     said = f"{sentence(probe.choice)} A slot is a place in a row, padding included; these rows are full."
     where = "Where the knee lies is not known: single steps show no spread."

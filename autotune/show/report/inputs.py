@@ -10,6 +10,7 @@ from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
+from autotune.decide.probe_command import probe_command
 from autotune.decide.rates import fill_share
 from trainer.dataset import Manifest
 from trainer.record import Run
@@ -65,6 +66,16 @@ class ReportedProfile:
     def quoted(self) -> str:
         """Its path, as a shell takes it."""
         return shlex.quote(str(self.path))
+
+    @property
+    def probe(self) -> str:
+        """The command whose profile would take this one's place."""
+        return probe_command(self.profile, str(self.path))
+
+    @property
+    def probe_first(self) -> tuple[str, ...]:
+        """The same, where it comes before all other measurements; empty where the micro-batch was probed."""
+        return () if self.profile.evidence.probe is not None else (self.probe,)
 
     @property
     def unit(self) -> str:

@@ -14,7 +14,7 @@ def loading(one: ReportedProfile) -> tuple[Block, ...]:
     found = one.profile.evidence.workers
     if found is None or not _has_windows(found):
         command = f"autotune workers --profile {one.quoted}"
-        return (Missing(what="The number of loader workers", commands=(command,)),)
+        return (Missing(what="The number of loader workers", commands=(*one.probe_first, command)),)
     chosen = Paragraph(
         words=("Chosen: ", Strong(text=cells.chosen_loader(found)), f". {sentence(found.choice)}{_refusal(found)}")
     )

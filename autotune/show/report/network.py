@@ -26,7 +26,8 @@ def network(one: ReportedProfile) -> tuple[Block, ...]:
     found = one.profile.evidence.network
     command = f"autotune network --profile {one.quoted} --slurm"
     if found is None:
-        return (Missing(what="The network, and how far nodes are useful, on two nodes", commands=(command,)),)
+        what = "The network, and how far nodes are useful, on two nodes"
+        return (Missing(what=what, commands=(*one.probe_first, command)),)
     scaling: Block = Missing(what="Scaling over nodes, on two nodes", commands=(command,))
     if found.scaling:
         scaling = _scaling(one, found)

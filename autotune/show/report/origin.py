@@ -1,6 +1,7 @@
 """Where figures come from: the machine, how to get them again, and who signed them off."""
 
 from autotune.core.units import format_bytes
+from autotune.decide.estimate_command import estimate_command
 from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
 from autotune.show.report.inputs import ReportedProfile, SignOff
 from autotune.show.verification import ledger_words
@@ -83,7 +84,9 @@ def commands(one: ReportedProfile) -> list[str]:
     ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
     recomputed = "" if train.checkpointing == "none" else f" --checkpointing {train.checkpointing}"
     model = one.name if one.name in PRESETS else f"{one.name}/config.json"
+    estimate = one.profile.evidence.estimate
     known = {
+        "estimate": "" if estimate is None else estimate_command(one.profile, estimate, str(one.path), model=model),
         "probe": (
             f"autotune probe --model {model} --data DIR --device {fingerprint.device} --memory "
             f"{constraints.memory_budget_bytes}B --seq-length {train.seq_length_tokens} --layout {train.layout} "
@@ -96,7 +99,7 @@ def commands(one: ReportedProfile) -> list[str]:
         "advise": f"autotune advise {one.quoted} --apply",
     }
     # A profile may name anything there; only this program's commands are shown as such.
-    return [known[name] for name in dict.fromkeys(one.profile.provenance.commands) if name in known]
+    return [known[name] for name in dict.fromkeys(one.profile.provenance.commands) if known.get(name)]
 
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:

@@ -59,8 +59,7 @@ def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...
 
 def train_commands(one: ReportedProfile) -> tuple[str, ...]:
     """A run of the profile, and a report with it."""
-    probe = one.profile.evidence.probe
-    ranks = probe.local_ranks if probe is not None else 1
+    ranks = one.profile.local_ranks
     train = f"torchrun --nproc-per-node {ranks} -m trainer --profile {one.quoted} --data DIR --out runs/NAME"
     return (train, f"autotune report build {one.quoted} --run runs/NAME")
 
