@@ -15,8 +15,6 @@ from autotune.decide.suitability import find_unsuitable
 from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.host import Host, SystemHost
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor
-from autotune.show.answers import answer_json
-from autotune.show.answers.doctor import doctor_answer
 from autotune.show.doctor import doctor_text
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
@@ -67,5 +65,8 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
     """Show the machine, the findings about it and the next command, as text or as one JSON object."""
     findings = find_unsuitable(machine)
     if as_json:
+        from autotune.show.answers import answer_json
+        from autotune.show.answers.doctor import doctor_answer
+
         return answer_json(doctor_answer(machine, findings, NEXT_COMMAND))
     return f"{doctor_text(machine, findings)}\n\nnext: {NEXT_COMMAND}"

@@ -18,6 +18,10 @@ from tests.autotune.commands.report.test_compare import _write_run
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
 
+TINY = {
+    "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}  # fmt: skip
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 
 
@@ -137,3 +141,23 @@ def test_a_job_that_a_command_submits_is_as_the_schema_says(here, capsys, monkey
     assert told["job"] == "41"
     for name in ("workers", "probe", "tune"):
         _check(name, told)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_server")
+def test_what_measuring_commands_answer_is_as_their_schemas_say(here, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")  # no sbatch: this is no login node
+    (here / "tiny.json").write_text(json.dumps(TINY))
+    shape = ["--model", "tiny.json", "--data", "data", "--device", "cpu", "--memory", "256MiB", "--seq-length", "32"]
+    few = ["--max-rows", "4", "--window", "0.2"]
+    probe = [*shape, "--max-rows", "4", "--out", "tiny.toml"]
+    tune = [*shape, *few, "--minutes", "0.2", "--skip", "network", "--skip", "baseline", "--out", "tuned"]
+    told = {
+        "probe": ["probe", *probe],
+        "workers": ["workers", "--profile", "tiny.toml", "--data", "data", "--window", "0.2", "--minutes", "0.2"],
+        "baseline": ["baseline", "--profile", "tiny.toml", "--data", "data", "--window", "0.2", "--minutes", "0.2"],
+        "tune": ["tune", *tune],
+    }
+    for name, arguments in told.items():
+        assert run([*arguments, "--json"]) == 0, capsys.readouterr().err
+        _check(name, json.loads(capsys.readouterr().out))
