@@ -59,7 +59,7 @@ def _batch_text(export: Export) -> str:
         [
             f"in a step of {ranks}",
             f"{format_count(batch.rows_per_step)} rows",
-            f"{format_count(batch.exported_samples_per_step)} samples, {batch.accumulation_steps} micro-batches a rank",
+            f"{format_count(batch.exported_samples_per_step)} samples, {_batches(batch.accumulation_steps)} a rank",
         ],
         ["samples in a row", _number(batch.samples_per_row), "1"],
         [
@@ -74,6 +74,10 @@ def _batch_text(export: Export) -> str:
         ],
     ]
     return text_table((f"for {export.written_for}", "this trainer", "the export"), rows)
+
+
+def _batches(count: int) -> str:
+    return f"{count} micro-batch{'' if count == 1 else 'es'}"
 
 
 def _number(value: float | None) -> str:
