@@ -83,13 +83,13 @@ def _row(cell: Knobs, tried: Tried) -> ExploredRow:
 
 
 def _choice(search: Exploration, found: Explored) -> str:
-    unexplored, candidate, low = search.unexplored, found.candidate.name, found.ratio.low
+    unexplored, candidate = search.unexplored, found.candidate.name
     if found.candidate == unexplored:
         return "nothing that was tried is believed to be faster than the unexplored settings"
     if found.adopted:
         return f"{candidate}: proven to be faster than {unexplored.name}"
     if (outcome := search.tried[found.candidate].outcome) != "ran":
         return f"{candidate} promised most, and {outcome} when that was to be proven, so {unexplored.name} stays"
-    if low is None or low <= 1.0:
-        return f"{candidate} is not proven to be faster, so {unexplored.name} stays"
-    return f"{candidate} is faster, and does not count: {found.equal_loss}"
+    if found.refused is not None:
+        return f"{candidate}: faster, and not taken: {found.refused}"
+    return f"{candidate} is not proven to be faster, so {unexplored.name} stays"

@@ -27,6 +27,8 @@ class Explored:
     """Of the candidate to the unexplored settings, with 98 % bounds."""
     equal_loss: str | None
     adopted: bool
+    refused: str | None = None
+    """Why it is not taken although it is faster."""
 
 
 def prove(candidate: Knobs, known: Known, windows: Windows) -> Explored:
@@ -38,7 +40,7 @@ def prove(candidate: Knobs, known: Known, windows: Windows) -> Explored:
     if not faster or not _rounds_differently(candidate, known.unexplored):
         return Explored(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
     equal, told = _check_loss(candidate, windows)
-    return Explored(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal)
+    return Explored(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal, refused=None if equal else told)
 
 
 def _verify(candidate: Knobs, known: Known, windows: Windows) -> Interval:

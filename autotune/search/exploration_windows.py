@@ -95,7 +95,7 @@ class Windows:
     ) -> dict[Knobs, Outcome]:
         outcomes = {}
         for cell in order:
-            outcome = outcomes[cell] = self.run(trials[cell], f"{cell.name}: {what}", anew=anew)
+            outcome = outcomes[cell] = self.run(trials[cell], f"{cell.name} ({what})", anew=anew)
             self.taken_s[cell.compile_layers].append(self.runner.finished[-1].seconds)
             if cell == self.request.unexplored and not isinstance(outcome, Measured):
                 raise self._unmeasured(outcome)

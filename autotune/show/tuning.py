@@ -50,18 +50,24 @@ def stage_words(stage: Stage) -> str:
 
 def best_words(finished: Sequence[FinishedTrial]) -> str:
     """The best of a stage's trials so far; empty while nothing ran."""
-    largest = 0
-    fastest: tuple[float, str] = (0.0, "")
-    for one in finished:
-        if not isinstance(one.outcome, Measured):
-            continue
-        if one.trial.job == "step":
-            largest = max(largest, one.trial.measured["config"]["micro_batch_rows"])
-        if (rate := _rate(one, one.outcome)) is not None:
-            fastest = max(fastest, (rate, one.label.split(" (")[0].split(": ", 1)[-1]))
-    words = [f"{largest} rows fit"] if largest else []
-    words += [f"{fastest[0]:,.0f} tokens/s ({fastest[1]})"] if fastest[0] else []
+    ran = [(one, one.outcome) for one in finished if isinstance(one.outcome, Measured)]
+    fitted = [_rows(one) for one, _ in ran if one.trial.job == "step" and one.trial.measured["memory_budget_bytes"]]
+    # Beside loader workers batches from memory are a ceiling, and no choice; explored settings have no others.
+    fed = any(one.trial.job == "feed" and not one.trial.measured["cached"] for one, _ in ran)
+    rates = [
+        (rate, one.label.split(" (")[0].split(": ", 1)[-1])
+        for one, outcome in ran
+        if not (fed and one.trial.measured.get("cached")) and (rate := _rate(one, outcome)) is not None
+    ]
+    words = [f"{max(fitted)} rows fit"] if fitted else []
+    if rates:
+        fastest, name = max(rates)
+        words.append(f"{fastest:,.0f} tokens/s ({name})")
     return ", ".join(words)
+
+
+def _rows(one: FinishedTrial) -> int:
+    return int(one.trial.measured["config"]["micro_batch_rows"])
 
 
 def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
@@ -70,8 +76,8 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
     if job == "step" and (measured["config"]["device"] == "cuda" or measured["memory_budget_bytes"] is None):
         figures = StepFigures.of(outcome)
         return figures.slot_tokens_per_step / statistics.median(figures.step_s)
-    if job == "feed":
-        return FeedFigures.of(outcome).slot_tokens_per_s
+    if job == "feed" and not measured.get("losses"):
+        return FeedFigures.of(outcome).real_tokens_per_s  # the same slots hold more or less, by layout
     if job == "exchange":
         steps = ExchangeFigures.of(outcome)
         return steps.real_tokens_per_step / statistics.median(steps.step_s)
@@ -133,4 +139,4 @@ def _times(ratio_to_tuned: float | None) -> str | None:
 
 
 def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: max(1, width - 1)] + "…"
+    return line if len(line) <= width else line[: max(0, width - 1)] + "…"

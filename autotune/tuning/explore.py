@@ -8,17 +8,21 @@ from typing import TypeVar
 
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.knobs import Knobs
+from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.choose import global_batch_rows, rows_with_headroom
-from autotune.decide.knob_space import Levels, knob_space
+from autotune.decide.knob_space import Levels, knob_space, with_dealt_rows
+from autotune.errors import DoesNotFit
 from autotune.search.estimate import CannotTrace, EstimateRequest, estimate_model, predicted_rows
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_evidence import evidence
+from autotune.search.exploration_proof import Explored, prove
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.probe import ProbeRequest
-from autotune.search.profiles import StoredProfile, report_directory, with_exploration, write_profile
+from autotune.search.profiles import StoredProfile, report_directory, with_exploration
 from autotune.search.workers import SweepRequest
+from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, check_belongs
-from autotune.tuning.probe import Places, ProbeAsked, prepare, probe_one, probe_request
+from autotune.tuning.probe import Places, ProbeAsked, prepare, probe_request, probed_profile
 from trainer.batch import RowStatistics, row_statistics
 from trainer.config import Checkpointing, Layout, Precision, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
@@ -64,18 +68,49 @@ def explore_settings(
         runner = bench.runner(ledger, fingerprint, update, expected_trials=_USUAL_WINDOWS)
         search = Exploration(request=search_request, runner=runner)
         explored = search.run()
-        found = evidence(search, explored)
-    if explored.adopted:
-        stored = _probe_chosen(bench, stored, asked.probe, explored.candidate, manifest)
-        if stored.profile.train.micro_batch_rows < explored.candidate.micro_batch_rows:
-            found = found.model_copy(update={"choice": f"{found.choice}; {_FEWER_ROWS}"})
-    profile = with_exploration(stored.profile, found, runner)
-    write_profile(stored.path, profile)
+    profile, explored = _settle(bench, stored, asked.probe, search, explored, manifest=manifest)
+    found = evidence(search, explored)
+    profile = with_exploration(profile, found, runner)
+    write_atomically(stored.path, profile_to_toml(profile))
     return replace(stored, profile=profile, intact=True), found
 
 
 _USUAL_WINDOWS = 40
-_FEWER_ROWS = "with fewer rows, as the probe found that so many leave no headroom"
+
+
+def _settle(
+    bench: Bench,
+    stored: StoredProfile,
+    asked: ProbeAsked,
+    search: Exploration,
+    explored: Explored,
+    *,
+    manifest: Manifest,
+) -> tuple[Profile, Explored]:
+    """Probe what is to be taken, so that its memory is proven as the unexplored one's was.
+
+    Where only fewer rows leave the headroom free, these have to be proven to be faster as well.
+
+    Returns:
+        The profile to write, and what is taken.
+    """
+    if not explored.adopted:
+        return stored.profile, explored
+    chosen = explored.candidate
+    try:
+        probed = _probe_chosen(bench, stored, asked, chosen, manifest)
+    except DoesNotFit as error:
+        return stored.profile, replace(explored, adopted=False, refused=error.message)
+    assert probed.evidence.probe is not None
+    most = rows_with_headroom(probed.evidence.probe.feasible_max, probed.constraints.headroom_share)
+    if chosen.micro_batch_rows > most:
+        ranks = search.request.windows.limits.local_ranks
+        fewer = with_dealt_rows(replace(chosen, micro_batch_rows=most), search.request.global_rows, ranks)
+        explored = prove(fewer, search.known, search.reading)
+    if not explored.adopted:
+        return stored.profile, explored
+    train = probed.train.model_copy(update={"micro_batch_rows": explored.candidate.micro_batch_rows})
+    return probed.model_copy(update={"train": train}), explored
 
 
 def explore_request(
@@ -204,10 +239,8 @@ def _predicted_most(bench: Bench, probing: ProbeRequest, rows: RowStatistics, kn
     return predicted_rows(found, probing.memory_budget_bytes, probing.expected.usual, max_rows=probing.max_rows)
 
 
-def _probe_chosen(
-    bench: Bench, stored: StoredProfile, asked: ProbeAsked, chosen: Knobs, manifest: Manifest
-) -> StoredProfile:
-    """Probe the chosen settings, so that their memory is proven as the unexplored one's was."""
+def _probe_chosen(bench: Bench, stored: StoredProfile, asked: ProbeAsked, chosen: Knobs, manifest: Manifest) -> Profile:
+    """What a probe says of chosen settings, at the micro-batch that it would take by itself; nothing is written."""
     again = replace(
         asked,
         layout=chosen.layout,
@@ -217,18 +250,8 @@ def _probe_chosen(
         compile_layers=chosen.compile_layers,
         global_batch_tokens=stored.profile.constraints.global_batch_tokens,
     )
-    train = stored.profile.train
-    ready = prepare(bench, again, train.model, manifest)
-    probed = probe_one(bench, ready, Places(asked.data, stored.path, asked.reports))
-    profile = probed.profile
+    ready = prepare(bench, again, stored.profile.train.model, manifest)
+    profile, _ = probed_profile(bench, ready, Places(asked.data, stored.path, asked.reports))
     assert profile.evidence.probe is not None
-    most = rows_with_headroom(profile.evidence.probe.feasible_max, profile.constraints.headroom_share)
-    rows = min(chosen.micro_batch_rows, most)
     probe = profile.evidence.probe.model_copy(update={"choice": "explored together with other settings of the step"})
-    profile = profile.model_copy(
-        update={
-            "train": profile.train.model_copy(update={"micro_batch_rows": rows}),
-            "evidence": profile.evidence.model_copy(update={"probe": probe}),
-        }
-    )
-    return replace(stored, profile=profile)
+    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe})})

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.core.cards import Card
+from autotune.core.profile import Profile
+from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import Estimate
@@ -142,6 +144,16 @@ def prepare(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: 
 def probe_one(bench: Bench, ready: Prepared, places: Places, traced: Estimate | None = None) -> ProbedModel:
     """Probe one model and write its profile."""
     check_writable(places.profile.parent)
+    profile, trials = probed_profile(bench, ready, places, traced)
+    profile = with_workers_of(profile, places.profile)
+    kept = write_profile(places.profile, profile)
+    return ProbedModel(path=places.profile, profile=profile, trials=trials, previous=kept)
+
+
+def probed_profile(
+    bench: Bench, ready: Prepared, places: Places, traced: Estimate | None = None
+) -> tuple[Profile, tuple[FinishedTrial, ...]]:
+    """Probe one model; the profile that this alone supports, which is not written, and its trials."""
     request, manifest = ready.request, ready.request.manifest
     here = bench.fingerprint(request.settings, manifest)
     with bench.display.show(f"probe {request.settings.name}") as update:
@@ -160,6 +172,4 @@ def probe_one(bench: Bench, ready: Prepared, places: Places, traced: Estimate | 
         data_path=relative_data_path(places.data, places.profile),
         slurm_job_id=bench.site.slurm.job_id,
     )
-    profile = with_workers_of(profile, places.profile)
-    kept = write_profile(places.profile, profile)
-    return ProbedModel(path=places.profile, profile=profile, trials=tuple(runner.finished), previous=kept)
+    return profile, tuple(runner.finished)

@@ -1,0 +1,148 @@
+import pytest
+
+from autotune.core.evidence import BaselineEvidence, RecipeRow
+from autotune.core.outcome import Measured, OutOfMemory
+from autotune.core.trial import FinishedTrial, Trial
+from autotune.core.tuning import Stage, TuningResult
+from autotune.show.tuning import best_words, stage_words, stages_text, tuning_text
+from tests.autotune.profiles import example_profile
+from tests.autotune.trials import FEED, STEP
+
+
+def stages():
+    return [
+        Stage(name="probe", model="bert-mini", status="done", told="66 rows fit", seconds=55.7),
+        Stage(
+            name="workers", model="bert-mini", status="running", note="1 loader workers, round 2", done=3, expected=24,
+            best="4,000 tokens/s (0 loader workers, round 1)", seconds=12.0,
+        ),
+        Stage(name="network", model="bert-mini", status="skipped", told="one rank alone exchanges nothing"),
+        Stage(name="baseline", model="bert-mini", status="failed", told="the window crashed", seconds=3.0),
+        Stage(name="report", model=""),
+    ]  # fmt: skip
+
+
+def test_every_stage_has_its_line_with_what_it_came_to_or_does():
+    text = stages_text(stages(), seconds=71.0, left_s=100.0, width=120)
+    first, *lines = text.splitlines()
+    assert first == "tune: 3 of 5 stages, 1 min 11 s gone, about 1 min 40 s left"
+    assert lines[0].split() == ["+", "probe", "bert-mini", "55.7", "s", "66", "rows", "fit"]
+    assert lines[1].endswith("3 of about 24: 1 loader workers, round 2")
+    assert lines[2].strip() == "best so far: 4,000 tokens/s (0 loader workers, round 1)"
+    assert lines[3].endswith("skipped: one rank alone exchanges nothing")
+    assert lines[4].endswith("failed: the window crashed")
+    assert lines[5].endswith("waits")
+
+
+def test_a_tuning_that_is_over_has_nothing_left():
+    done = [one for one in stages() if one.over]
+    assert stages_text(done, seconds=71.0, left_s=100.0, width=120).startswith("tune: 3 of 3 stages, 1 min 11 s gone\n")
+
+
+@pytest.mark.parametrize("width", [1, 20, 60])
+def test_no_line_is_wider_than_the_terminal(width):
+    text = stages_text(stages(), seconds=71.0, left_s=100.0, width=width)
+    assert all(len(line) <= width for line in text.splitlines())
+    assert len(text.splitlines()) == 7
+
+
+def test_a_note_does_not_repeat_the_model():
+    one = Stage(name="probe", model="m", status="running", note="m: 8 rows")
+    assert stage_words(one) == "8 rows"
+
+
+def finished(job, measured, figures=None, label="x"):
+    outcome = OutOfMemory(detail="") if figures is None else Measured(figures=figures)
+    trial = Trial(job=job, measured=measured, timeout_s=1.0)
+    return FinishedTrial(trial=trial, outcome=outcome, seconds=1.0, label=label, from_ledger=False)
+
+
+def stepped(rows, rate=None, budget=2**30, device="cpu"):
+    config = {"micro_batch_rows": rows, "device": device}
+    figures = None if rate is None else STEP | {"slot_tokens_per_step": rate, "step_s": [1.0]}
+    label = f"bert-mini: {rows} rows" + (", speed" if budget is None else "")
+    return finished("step", {"config": config, "memory_budget_bytes": budget}, figures, label)
+
+
+def fed(rate, label, *, cached=False, **more):
+    figures = FEED | {"real_tokens_per_s": rate, "slot_tokens_per_s": 10 * rate}
+    return finished("feed", {"cached": cached} | more, figures, label)
+
+
+def test_before_anything_ran_there_is_no_best():
+    assert best_words([]) == ""
+    assert best_words([stepped(8)]) == ""
+
+
+def test_of_a_probe_the_largest_that_fits_and_the_fastest_are_the_best():
+    trials = [stepped(4, 10), stepped(16, 10), stepped(32), stepped(8, 900, None), stepped(16, 700, None)]
+    assert best_words(trials) == "16 rows fit, 900 tokens/s (8 rows, speed)"
+
+
+def test_what_ran_under_a_limit_on_a_cpu_has_no_speed_and_what_ran_without_one_shows_no_fit():
+    assert best_words([stepped(4, 900)]) == "4 rows fit"
+    assert best_words([stepped(4, 900, None)]) == "900 tokens/s (4 rows, speed)"
+    assert best_words([stepped(4, 900, device="cuda")]) == "4 rows fit, 900 tokens/s (4 rows)"
+
+
+def test_the_ceiling_of_loader_workers_is_no_choice():
+    ceiling = fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True)
+    one = fed(4000, "1 loader workers, round 1 (at most 9 s left)")
+    assert best_words([ceiling, one]) == "4,000 tokens/s (1 loader workers, round 1)"
+
+
+def test_explored_settings_are_named_and_the_check_of_the_loss_is_none_of_them():
+    looks = [
+        fed(4000, "8 packed rows, fp32 (a first look)", cached=True),
+        fed(4400, "16 packed rows, bf16 (round 2)", cached=True),
+        fed(9000, "equal loss, bf16", cached=True, losses=True),
+    ]
+    assert best_words(looks) == "4,400 tokens/s (16 packed rows, bf16)"
+
+
+# What it came to.
+
+
+def result(**changes):
+    values = {
+        "profiles": ("p/tiny-cpu.toml",), "report": "r/tiny-cpu/report.html", "stages": (), "seconds": 1.0,
+        "seconds_in_children": 0.9, "next_steps": ("autotune advise p", "autotune launch local --profile p"),
+    }  # fmt: skip
+    return TuningResult(**values | changes)
+
+
+def worth(profile):
+    rows = [
+        RecipeRow(name=name, real_tokens_per_s=[900.0, 1000.0, 1100.0], ratio_to_tuned=ratio, outcome="ran",
+                  differences=[])
+        for name, ratio in (("paper-style", 0.5), ("default", 0.8), ("tuned", None))
+    ]  # fmt: skip
+    found = BaselineEvidence(rows=rows, window_s=1.0, windows=9, seconds=9.0, local_ranks=1)
+    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"baseline": found})})
+
+
+def test_each_model_has_its_row_and_what_is_next_stands_last():
+    text = tuning_text(result(), [worth(example_profile())])
+    head, row, _, profile, report, first, then = text.splitlines()
+    assert head.split()[:3] == ["model", "fits", "(rows)"]
+    assert row.split() == ["tiny", "2", "128", "x", "2", "rows", "1", "1,000", "1.25", "x", "2.00", "x"]
+    assert profile == "profile: p/tiny-cpu.toml"
+    assert report == "report: r/tiny-cpu/report.html"
+    assert first == "next: autotune advise p"
+    assert then == "then: autotune launch local --profile p"
+
+
+def test_what_was_not_measured_is_not_there_and_what_failed_is_said():
+    profile = example_profile()
+    bare = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": None})})
+    failed = Stage(name="workers", model="tiny", status="failed", told="the window crashed")
+    text = tuning_text(result(stages=(failed,), report=None), [bare])
+    assert text.splitlines()[1].split()[-4:] == ["n/a"] * 4
+    assert "not done: workers of tiny: the window crashed" in text
+    assert "report:" not in text
+
+
+def test_without_a_profile_there_is_no_table():
+    failed = Stage(name="probe", model="tiny", status="failed", told="not even one row fits")
+    text = tuning_text(result(profiles=(), report=None, next_steps=(), stages=(failed,)), [])
+    assert text == "not done: probe of tiny: not even one row fits"
