@@ -15,7 +15,7 @@ from autotune.commands.jobs import plain_arguments
 from tests.documentation.blocks import ELLIPSIS, ROOT, Command
 from trainer.__main__ import command_line as trainer_command_line
 
-OTHERS = frozenset({"cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar"})
+OTHERS = frozenset({".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"})
 """Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
 _INTERPRETERS = frozenset({"python", "python3"})
 

@@ -1,0 +1,93 @@
+"""What is typed instead of what a page says, where it cannot run here or would take long; each with its reason.
+
+A page's commands go through its substitutions in order: each replaces what its pattern finds.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tests.documentation.blocks import ROOT
+
+_MAKE = f"make --directory '{ROOT}' --assume-old .venv/.installed BIN=$(dirname $(command -v python))"
+_NO_CARD = "no GPU here: a small model on the CPU"
+_QUICK = "less of the same, to be done sooner"
+_NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substitution:
+    """One replacement."""
+
+    pattern: str
+    """A regular expression."""
+    by: str
+    """As ``re.sub`` takes it; empty where the whole command is left out."""
+    because: str
+
+
+SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
+    "README.md": (
+        Substitution(
+            pattern=r"^make demo.*",
+            by=f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=bert-mini DEMO_FUNCTIONS=300 DEMO_MEMORY=256MiB "
+            "DEMO_MINUTES=0.3 DEMO_STEPS=4",
+            because=_QUICK,
+        ),
+        Substitution(pattern=r"^make (\S+).*", by=rf"{_MAKE} --dry-run \1", because="this is one of its tests"),
+        Substitution(pattern=r"(--model bert-(120|350)m ?)+", by="--model tiny/config.json ", because=_NO_CARD),
+        Substitution(pattern=r"profiles/bert-120m-\S*…\.toml", by="profiles/tiny-cpu.toml", because=_NO_CARD),
+        Substitution(pattern=r"\bDIR\b", by="demo/data", because="what make demo has prepared"),
+        Substitution(
+            pattern=r"^(autotune (?:tune|network) .*)--slurm --wait.*", by=r"\1--slurm --dry-run", because=_NO_CLUSTER
+        ),
+        Substitution(pattern=r"--submit", by="--out runs/job", because=_NO_CLUSTER),
+        Substitution(
+            pattern=r"^(autotune probe .*)--memory 94GB.*",
+            by=r"\1--memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512",
+            because=_NO_CARD,
+        ),
+        Substitution(pattern=r"^(autotune workers \S+ \S+).*", by=r"\1 --data demo/data --minutes 0.1", because=_QUICK),
+        Substitution(pattern=r"^(torchrun .*)", by=r"\1 --set train.max_steps=2 --out runs/two", because=_QUICK),
+        Substitution(
+            pattern=r"^(autotune scale \S+ \S+).*", by=r"\1 --bandwidth 1Gbit", because="no network was measured"
+        ),
+    ),
+    "docs/tutorial.md": (
+        Substitution(pattern=r"^make install$", by="", because="it is installed"),
+        Substitution(pattern=r"^\. \.venv/bin/activate$", by="", because="it is installed"),
+        Substitution(pattern=r"--max-samples \d+", by="--max-samples 300", because=_QUICK),
+        Substitution(pattern=r"--memory \S+", by="--memory 256MiB", because=_QUICK),
+        Substitution(pattern=r"--minutes \d+", by="--minutes 0.3", because=_QUICK),
+        Substitution(pattern=r"train\.max_steps=\d+", by="train.max_steps=4", because=_QUICK),
+    ),
+    "docs/own-data.md": (
+        Substitution(pattern=r"elf:/usr/bin", by="elf:/usr/bin --max-samples 200", because=_QUICK),
+        Substitution(pattern=r"--slurm-workers site\.toml --workers 64", by="--workers 1", because=_NO_CLUSTER),
+        Substitution(pattern=r"--workers 32 --slurm.*", by="--workers 32 --slurm --dry-run", because=_NO_CLUSTER),
+        Substitution(pattern=r"/corpus/\*\.jsonl\.gz", by="events.jsonl", because="what the test has made"),
+        Substitution(pattern=r"--field text --out /shared", by="--field doc.body --out /shared", because="the same"),
+        Substitution(pattern=r"/shared/data --to /local", by="data/both --to local", because="no such disks here"),
+        Substitution(pattern=r"/shared/data", by="data/again", because="no such disks here"),
+        Substitution(pattern=r"--minutes \d+", by="--minutes 0.1", because=_QUICK),
+        Substitution(pattern=r"train\.max_steps=\d+", by="train.max_steps=3", because=_QUICK),
+    ),
+}
+
+
+def substituted(page: str, text: str) -> tuple[str, frozenset[int]]:
+    """What is typed instead of a command.
+
+    Args:
+        page: Its path in the repository.
+        text: The command, without a comment.
+
+    Returns:
+        What to type, and which of the page's substitutions had something to replace.
+    """
+    used = set()
+    for number, one in enumerate(SUBSTITUTIONS[page]):
+        replaced = re.sub(one.pattern, lambda found, one=one: found.expand(one.by), text, flags=re.DOTALL)
+        if replaced != text:
+            used.add(number)
+        text = replaced
+    return text.strip(), frozenset(used)

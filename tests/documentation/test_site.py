@@ -1,0 +1,99 @@
+"""The documentation as a site: it builds without a warning, and fetches nothing from anywhere."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from benchmarks.browser import CannotBrowse, chromium, visit
+from tests.documentation.blocks import ROOT
+
+EXPLANATIONS = ("advice", "baseline", "data", "memory", "network", "paper", "training", "workers")
+SEEN = ("tutorial.html", "reference/commands.html")
+SEEN_TOO = ("index.html", "reference/profile.html", "paper.html", "performance.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+class _Loaded(HTMLParser):
+    """What a page loads by itself, other than by a link that somebody follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = dict(attrs)
+        if tag != "a":
+            self.addresses += [told[key] or "" for key in ("src", "href", "srcset", "data", "poster") if key in told]
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        loaded = _Loaded()
+        loaded.feed(page.read_text(encoding="utf-8"))
+        assert loaded.addresses
+        assert [one for one in loaded.addresses if re.match(r"(https?:)?//", one)] == [], page
+
+
+def test_no_style_loads_anything_from_elsewhere(site):
+    styles = list(site.rglob("*.css"))
+    assert styles
+    for style in styles:
+        text = style.read_text(encoding="utf-8")
+        assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", text) == [], style
+
+
+def test_every_page_is_in_the_navigation(site):
+    index = (site / "index.html").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f'href="{page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()}"' in index, page
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS)
+def test_what_explains_names_its_sources_and_its_limits(name):
+    heads = re.findall(r"^## (.*)$", (ROOT / "docs" / f"{name}.md").read_text(), re.MULTILINE)
+    assert any(head.startswith("Sources") for head in heads)
+    assert any(head.startswith("Limits") or "left out" in head for head in heads)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    try:
+        chromium()
+    except CannotBrowse as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("browser")
+@pytest.mark.parametrize("name", SEEN)
+def test_a_narrow_window_shows_a_page_within_its_width_and_asks_nobody(site, name):
+    _look(site / name, width=390)
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.usefixtures("browser")
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("name", SEEN_TOO)
+def test_other_pages_are_shown_within_their_width_and_ask_nobody(site, name, width):
+    _look(site / name, width=width)
+
+
+def _look(page: Path, *, width: int) -> None:
+    seen = visit(page, width=width)
+    assert [one for one in seen.requests if not one.startswith("file:")] == []
+    assert (seen.console_errors, seen.page_errors, seen.dialogs, seen.wider_by_px) == ((), (), (), 0)
