@@ -94,8 +94,7 @@ class Tuning:
                 for name in names:
                     self._rest(bench, name, manifest)
             self.waited_s += opened.server.waited_s
-            if self.tuned:
-                self._do("report", "", self._report)
+            self._do("report", "", self._report)
         return TuningResult(
             profiles=tuple(str(path) for path in self.tuned),
             report=None if self.report is None else str(self.report),
@@ -114,6 +113,9 @@ class Tuning:
         """What fits, of all models: predicted, then measured."""
         for settings in self.asked.probe.models:
             self._prepared[settings.name] = prepare(bench, self.asked.probe, settings, manifest)
+        for stage in self.stages:
+            self._leave_out(stage)  # now, so that those that remain share all of the time
+        for settings in self.asked.probe.models:
             self._do("estimate", settings.name, lambda stage: self._estimate(bench, stage))
         for settings in self.asked.probe.models:
             self._do("probe", settings.name, lambda stage: self._probe(bench, stage))
@@ -128,9 +130,8 @@ class Tuning:
     def _do(self, name: StageName, model: str, work: Callable[[Stage], str]) -> None:
         """Give a stage its turn, or say why it has none."""
         stage = next(one for one in self.stages if (one.name, one.model) == (name, model))
-        if why := self._why_not(stage):
-            stage.status, stage.told = "skipped", why
-            self.view.end(stage)
+        self._leave_out(stage)
+        if stage.over:
             return
         stage.budget_s = share_s(self.stages, stage, self.view.budget_s - self.view.gone_s)
         self.view.begin(stage)
@@ -149,10 +150,18 @@ class Tuning:
         finally:
             self.view.end(stage)
 
+    def _leave_out(self, stage: Stage) -> None:
+        """Say why a stage has no turn, where there is a reason."""
+        if not stage.over and (why := self._why_not(stage)):
+            stage.status, stage.told = "skipped", why
+            self.view.end(stage)
+
     def _why_not(self, stage: Stage) -> str:
         """Why a stage is left out; empty where it is not."""
         if stage.name in self.asked.skip:
             return "not asked for: add --explore" if stage.name == "explore" else "as asked"
+        if stage.name == "report" and not self.tuned:
+            return "there is no profile"
         if stage.name in ORDER[2:-1] and any(
             one.status == "failed" for one in self.stages if one.model == stage.model and one.name in ORDER[:2]
         ):

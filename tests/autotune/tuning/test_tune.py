@@ -1,0 +1,304 @@
+import contextlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.core.profile import profile_to_toml
+from autotune.decide.tuning import USUAL_S
+from autotune.errors import BadInput, DoesNotFit, Undecided
+from autotune.measure.clock import FakeClock
+from autotune.search.estimate import CannotTrace
+from autotune.search.profiles import StoredProfile
+from autotune.show.probe import ProbedModel
+from autotune.tuning import tune
+from autotune.tuning.bench import Bench
+from autotune.tuning.probe import ProbeAsked
+from autotune.tuning.tune import TuneAsked, Tuning, next_steps
+from tests.autotune.profiles import example_profile
+from tests.autotune.show.test_tuning import worth
+from trainer.config import ModelSettings
+
+TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}
+SERVER_S, RANKS_S = 120.0, 15.0
+
+
+class Stages:
+    """The stage functions of a tuning, which only note how they were called, and take their time."""
+
+    def __init__(self, clock):
+        self.clock, self.calls, self.minutes, self.errors, self.local_ranks = clock, [], {}, {}, 1
+        self.traced, self.expected, self.benches = [], None, 0
+
+    def does(self, stage, model, asked=None):
+        self.calls.append((stage, model))
+        if asked is not None:
+            self.minutes[stage, model] = asked.minutes
+        self.clock.sleep(TOOK_S.get(stage, 0.0))
+        if error := self.errors.get((stage, model)):
+            raise error
+
+    def prepare(self, bench, asked, settings, manifest):
+        self.calls.append(("prepare", settings.name))
+        request = SimpleNamespace(
+            local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, max_rows=64,
+            seq_length_tokens=128, settings=settings,
+        )  # fmt: skip
+        return SimpleNamespace(request=request)
+
+    def estimate_model(self, request, machine):
+        self.does("estimate", request.settings.name)
+        return f"trace of {request.settings.name}"
+
+    def probe_one(self, bench, ready, places, traced):
+        name = ready.request.settings.name
+        self.traced.append(traced)
+        self.does("probe", name)
+        profile = example_profile()
+        train = profile.train.model_copy(update={"model": ready.request.settings})
+        profile = profile.model_copy(update={"train": train})
+        places.profile.parent.mkdir(exist_ok=True)
+        places.profile.write_text(profile_to_toml(profile))
+        return ProbedModel(path=places.profile, profile=profile, trials=(), previous=None)
+
+    def explore_settings(self, bench, stored, asked, manifest):
+        self.does("explore", stored.profile.train.model.name, asked)
+        assert isinstance(stored, StoredProfile)
+        return stored, SimpleNamespace(choice="nothing is faster")
+
+    def count_workers(self, bench, stored, probe, asked, manifest):
+        self.does("workers", stored.profile.train.model.name, asked)
+        return stored.profile.evidence.workers, ()
+
+    def tune_network(self, stored, asked, manifest, display):
+        self.does("network", stored.profile.train.model.name, asked)
+        self.network = asked
+        return SimpleNamespace(choice="ddp, bf16"), RANKS_S
+
+    def compare_recipes(self, bench, stored, probe, asked, manifest):
+        self.does("baseline", stored.profile.train.model.name, asked)
+        return worth(example_profile()).evidence.baseline
+
+    def build_report(self, profiles, reports, out, *, data):
+        self.does("report", "")
+        self.reported = [path.stem for path in profiles]
+
+    @contextlib.contextmanager
+    def open_bench(self, device, data):
+        self.benches += 1
+        yield Bench(
+            site=SimpleNamespace(name="cpu"), server=SimpleNamespace(waited_s=SERVER_S), machine=SimpleNamespace(),
+            monitor=SimpleNamespace(),
+        )  # fmt: skip
+
+    @property
+    def order(self):
+        return [call for call in self.calls if call[0] != "prepare"]
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def stages(monkeypatch, clock):
+    found = Stages(clock)
+    for name in ("prepare", "estimate_model", "probe_one", "explore_settings", "count_workers", "tune_network",
+                 "compare_recipes", "build_report", "open_bench"):  # fmt: skip
+        monkeypatch.setattr(tune, name, getattr(found, name))
+    monkeypatch.setattr(tune, "read_manifest", lambda path: SimpleNamespace())
+    monkeypatch.setattr(tune, "trace_request", lambda request: request)
+    monkeypatch.setattr(tune, "predicted_rows", lambda *_, **__: 20)
+    monkeypatch.setattr(tune, "nodes_here", lambda: 1)
+    return found
+
+
+@pytest.fixture
+def asked(tmp_path):
+    models = tuple(ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b"))
+    probe = ProbeAsked(models=models, data=tmp_path / "data", out=tmp_path / "p", reports=tmp_path / "r", traced=False)
+    return TuneAsked(probe=probe, device="cpu", minutes=20.0, skip=frozenset({"explore"}))
+
+
+def run(asked, clock):
+    tuning = Tuning(asked=asked, clock=clock)
+    return tuning, tuning.run()
+
+
+def told(result, name, model="a"):
+    return next(one for one in result.stages if (one.name, one.model) == (name, model))
+
+
+def test_what_fits_is_found_of_all_models_before_the_rest_of_each(stages, asked, clock):
+    stages.local_ranks = 2
+    _, result = run(replace(asked, skip=frozenset()), clock)
+    rest = ["explore", "workers", "network", "baseline"]
+    assert stages.order == [
+        ("probe", "a"), ("probe", "b"), *((stage, "a") for stage in rest), *((stage, "b") for stage in rest),
+        ("report", ""),
+    ]  # fmt: skip
+    assert stages.benches == 1  # one trial server for everything
+    assert [one.status for one in result.stages] == ["done"] * 13
+    assert stages.reported == ["a-cpu", "b-cpu"]
+    assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
+    assert result.report is not None
+    assert result.report.endswith("r/a-cpu/report.html")
+
+
+def test_every_stage_says_what_it_came_to(stages, asked, clock):
+    _, result = run(asked, clock)
+    assert told(result, "estimate").told == "not predicted, as asked"
+    assert told(result, "probe").told == "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows"
+    assert told(result, "workers").told == "1 loader workers: so"
+    assert told(result, "baseline").told.startswith("tuned, against paper-style: 2.00")
+    assert told(result, "probe").seconds == TOOK_S["probe"]
+
+
+def test_stages_that_are_left_out_say_why(stages, asked, clock):
+    _, result = run(replace(asked, skip=frozenset({"explore", "workers", "report"})), clock)
+    assert ("workers", "a") not in stages.order
+    assert ("report", "") not in stages.order
+    assert (told(result, "workers").status, told(result, "workers").told) == ("skipped", "as asked")
+    assert told(result, "explore").told == "not asked for: add --explore"
+    assert told(result, "network").told == "one rank alone exchanges nothing"
+    assert result.report is None
+
+
+@pytest.mark.parametrize(("ranks", "asked_nodes", "here", "measured"), [(2, 1, 1, 1), (1, 4, 2, 2), (1, 4, 1, None)])
+def test_the_network_is_measured_where_there_are_several_ranks(
+    stages, asked, clock, monkeypatch, ranks, asked_nodes, here, measured
+):
+    stages.local_ranks = ranks
+    monkeypatch.setattr(tune, "nodes_here", lambda: here)
+    run(replace(asked, nodes=asked_nodes), clock)
+    assert (("network", "a") in stages.order) == (measured is not None)
+    if measured is not None:
+        assert stages.network.nodes == measured
+
+
+def test_a_prediction_is_told_and_handed_on_to_the_probe(stages, asked, clock):
+    stages.expected = SimpleNamespace(usual="usual")
+    _, result = run(asked, clock)
+    assert told(result, "estimate").told == "20 rows of 128 tokens predicted to fit 1 GiB"
+    assert stages.traced == ["trace of a", "trace of b"]
+
+
+def test_a_model_that_cannot_be_traced_is_probed_all_the_same(stages, asked, clock):
+    stages.expected = SimpleNamespace(usual="usual")
+    stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
+    _, result = run(asked, clock)
+    assert (told(result, "estimate").status, told(result, "estimate").told) == ("done", "no meta kernel")
+    assert stages.traced == [None, "trace of b"]
+
+
+def test_a_model_that_does_not_fit_does_not_stop_the_other_one(stages, asked, clock):
+    stages.errors["probe", "a"] = DoesNotFit("not even one row fits\nat all", next_step="Raise --memory.")
+    tuning, result = run(asked, clock)
+    assert told(result, "probe").status == "failed"
+    assert told(result, "probe").told == "not even one row fits"
+    assert told(result, "workers").told == "there is no probed micro-batch"
+    assert [call for call in stages.order if call[1] == "b"] == [("probe", "b"), ("workers", "b"), ("baseline", "b")]
+    assert stages.reported == ["b-cpu"]
+    assert len(result.profiles) == 1
+    assert [error.exit_code for error in tuning.failed] == [4]
+    assert "b-cpu" in result.next_steps[0]
+
+
+def test_a_stage_that_comes_to_nothing_leaves_the_later_ones_of_its_model(stages, asked, clock):
+    stages.errors["workers", "a"] = Undecided("the window crashed", next_step="Mend that.")
+    tuning, result = run(asked, clock)
+    assert told(result, "workers").status == "failed"
+    assert told(result, "baseline").status == "done"
+    assert len(result.profiles) == 2
+    assert [error.message for error in tuning.failed] == ["the window crashed"]
+
+
+def test_where_no_model_fits_there_is_no_report_and_nothing_to_do_next(stages, asked, clock):
+    for name in ("a", "b"):
+        stages.errors["probe", name] = DoesNotFit("not even one row fits", next_step="Raise --memory.")
+    tuning, result = run(asked, clock)
+    assert (result.profiles, result.report, result.next_steps) == ((), None, ())
+    assert told(result, "report", "").status == "skipped"
+    assert len(tuning.failed) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BadInput("cannot write r", next_step="Free space."), "cannot write r"),
+        (KeyboardInterrupt(), "interrupted; its finished trials are kept"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_what_concerns_all_models_ends_the_tuning(stages, asked, clock, capsys, error, words):
+    stages.errors["workers", "a"] = error
+    tuning = Tuning(asked=asked, clock=clock)
+    with pytest.raises(type(error)):
+        tuning.run()
+    assert stages.order[-1] == ("workers", "a")
+    workers = next(one for one in tuning.stages if one.name == "workers")
+    assert (workers.status, workers.told) == ("failed", words)
+    assert f"workers a: failed: {words}" in capsys.readouterr().err
+
+
+def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(stages, asked, clock, tmp_path):
+    probe = replace(asked.probe, out=tmp_path / "one.toml")
+    with pytest.raises(Exception, match="names one file for 2 models"):
+        Tuning(asked=replace(asked, probe=probe), clock=clock).run()
+    assert stages.benches == 0
+
+
+# Time.
+
+
+def test_stages_share_what_is_left_of_the_time(stages, asked, clock):
+    run(asked, clock)
+    shares = {stage: 60 * minutes for stage, minutes in stages.minutes.items()}
+    left = 20 * 60 - 2 * TOOK_S["probe"] - USUAL_S["report"]
+    # Workers have a weight of 3, what settings are worth one of 1, and what is left out none.
+    assert shares["workers", "a"] == pytest.approx(left * 3 / 8)
+    assert shares["baseline", "a"] == pytest.approx((left - TOOK_S["workers"]) / 5)
+    left -= TOOK_S["workers"] + TOOK_S["baseline"]
+    assert shares["workers", "b"] == pytest.approx(left * 3 / 4)
+    assert shares["baseline", "b"] == pytest.approx(left - TOOK_S["workers"])
+
+
+def test_a_tuning_whose_time_is_over_still_measures_the_least(stages, asked, clock):
+    run(replace(asked, minutes=0.5), clock)
+    assert set(stages.minutes.values()) == {0.1}
+
+
+def test_time_in_children_is_that_of_the_server_and_of_ranks(stages, asked, clock):
+    stages.local_ranks = 2
+    _, result = run(asked, clock)
+    assert result.seconds_in_children == SERVER_S + 2 * RANKS_S
+    assert result.seconds == pytest.approx(2 * sum(TOOK_S[one] for one in ("probe", "workers", "network", "baseline")))
+
+
+# Going on.
+
+
+def test_without_probing_the_profile_that_is_there_is_gone_on_from(stages, asked, clock):
+    run(asked, clock)
+    stages.calls.clear()
+    _, result = run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
+    assert ("probe", "a") not in stages.order
+    assert stages.order[0] == ("workers", "a")
+    assert len(result.profiles) == 2
+
+
+def test_without_probing_and_without_a_profile_it_ends(stages, asked, clock):
+    with pytest.raises(Exception, match="a-cpu"):
+        run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
+
+
+def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):
+    path = tmp_path / "my profile.toml"
+    path.write_text(profile_to_toml(example_profile()))
+    one, many = next_steps([path], nodes=1), next_steps([path], nodes=4)
+    assert one[0] == f"autotune advise '{path}'"
+    assert one[-1] == f"autotune launch local --profile '{path}'"
+    assert [step.split()[1] for step in many] == ["advise", "report", "network", "plan", "launch"]
+    assert "the network between nodes was not measured" in many[2]
+    assert next_steps([], nodes=1) == ()
