@@ -18,6 +18,8 @@ SHORT_PART = 0.25
 """Of a window: what a first look takes."""
 COMPILING_S = 60.0
 """What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
+LEAST_S = 0.001
+"""No window counts as less: ledgers keep no more digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +132,8 @@ class Windows:
     def takes_s(self, cell: Knobs) -> float:
         """About so long, by those of its kind so far."""
         plain = statistics.median(self.taken_s[False] or [1.0])
-        if not cell.compile_layers:
-            return plain
-        return statistics.median(self.taken_s[True] or [plain + COMPILING_S])
+        compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
+        return max(LEAST_S, compiled if cell.compile_layers else plain)
 
     def _unmeasured(self, outcome: Outcome) -> Undecided:
         detail = "" if isinstance(outcome, Measured) else outcome.detail

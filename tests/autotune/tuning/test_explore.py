@@ -1,0 +1,275 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.knobs import Knobs
+from autotune.core.outcome import Measured, OutOfMemory
+from autotune.decide.choose import global_batch_rows
+from autotune.errors import ProfileRefused
+from autotune.measure.clock import FakeClock
+from autotune.search.estimate import CannotTrace
+from autotune.search.profiles import read_profile
+from autotune.tuning import bench as bench_room
+from autotune.tuning import explore
+from autotune.tuning.explore import ExploreAsked, explore_request, explore_settings
+from autotune.tuning.probe import probe_models, probe_request
+from tests.autotune.search.explorations import additive
+from tests.autotune.search.test_probe import trace_figures
+from tests.autotune.tuning.benches import bench_on, machine_for, probe_asked
+from trainer.config import ModelSettings, TrainConfig
+from trainer.dataset import read_manifest
+
+BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
+
+
+PROBED_ROWS = 17
+"""What the probe's choice comes to once the global batch is dealt."""
+
+
+def nothing_wins(knobs):
+    """Whatever else is set costs."""
+    slower = {"bf16": 0.6, "bucketed": 0.4, "padded": 0.4, "full": 0.7, "selective": 0.8}
+    cost = math.prod(slower.get(value, 1.0) for value in knobs.settings().values())
+    return 1000 * cost * (1.0 if knobs.micro_batch_rows == PROBED_ROWS else 0.7)
+
+
+class Workbench:
+    """A probed model on a machine that is computed, ready to be explored."""
+
+    def __init__(self, place, data, rate, **options):
+        self.clock = FakeClock()
+        self.machine = machine_for(rate, self.clock, **options)
+        self.bench = bench_on(self.machine, data)
+        self.manifest = read_manifest(data)
+        self.asked = probe_asked(place, data)
+        self.path = place / "p" / "tiny-cpu.toml"
+
+    def probed(self):
+        probe_models(self.bench, self.asked, self.manifest)
+        self.machine.trials.clear()
+        return read_profile(self.path)
+
+    def request(self, stored, **changes):
+        asked = ExploreAsked(probe=replace(self.asked, **changes), minutes=10.0)
+        probing = probe_request(self.bench, asked.probe, stored.profile.train.model, self.manifest)
+        return explore_request(self.bench, stored, asked, probing, self.manifest)
+
+    def explored(self, stored, **changes):
+        asked = ExploreAsked(probe=replace(self.asked, **changes), minutes=10.0)
+        return explore_settings(self.bench, stored, asked, self.manifest)
+
+
+@pytest.fixture
+def make(monkeypatch, tmp_path, patterned_dataset):
+    """A function that makes a workbench on which layers cannot be compiled."""
+    monkeypatch.setattr(explore.shutil, "which", lambda name: None)
+
+    def workbench(rate=BF16_WINS, **options):
+        found = Workbench(tmp_path, patterned_dataset, rate, **options)
+        monkeypatch.setattr(bench_room, "SystemClock", lambda: found.clock)
+        return found
+
+    return workbench
+
+
+def test_settings_that_are_proven_to_be_faster_are_probed_and_written(make):
+    work = make()
+    stored, found = work.explored(work.probed())
+    assert read_profile(work.path) == stored
+    train, evidence = stored.profile.train, stored.profile.evidence
+    assert found.adopted
+    assert (train.precision, train.layout, train.checkpointing) == ("bf16", "packed", "none")
+    assert Knobs.of(train).settings() == found.chosen.model_dump()
+    assert evidence.explore == found
+    assert evidence.probe.feasible_max == 35
+    assert train.micro_batch_rows <= 35
+    assert stored.profile.provenance.commands == ["probe", "explore"]
+    steps = [trial.measured["config"] for trial in work.machine.trials if trial.job == "step"]
+    assert {config["precision"] for config in steps} == {"bf16"}  # the chosen settings' memory is proven as well
+
+
+def test_the_global_batch_stays_what_it_was(make):
+    work = make(additive({"padded": 3.0}))
+    before = work.probed()
+    stored, found = work.explored(before)
+    assert found.chosen.layout == "padded"
+    tokens = before.profile.constraints.global_batch_tokens
+    assert stored.profile.constraints == before.profile.constraints
+    rows = stored.profile.train.global_batch_rows
+    assert rows == global_batch_rows(tokens, stored.profile.evidence.probe.mean_real_tokens_per_row)
+    assert rows > before.profile.train.global_batch_rows  # as padded rows hold less
+
+
+def test_where_nothing_is_faster_the_profile_trains_as_before_and_says_so(make):
+    work = make(nothing_wins)
+    before = work.probed()
+    stored, found = work.explored(before)
+    assert not found.adopted
+    assert found.unexplored.micro_batch_rows == PROBED_ROWS
+    assert found.chosen == found.unexplored
+    assert stored.profile.train == before.profile.train
+    assert stored.profile.evidence.probe == before.profile.evidence.probe
+    assert read_profile(work.path).profile.evidence.explore == found
+
+
+def refusing_bf16_above(work, rows):
+    plain = work.machine._simulate
+
+    def simulate(trial):
+        config = trial.measured["config"]
+        if trial.job == "step" and config["precision"] == "bf16" and config["micro_batch_rows"] > rows:
+            return OutOfMemory(detail="refused")
+        return plain(trial)
+
+    work.machine._simulate = simulate
+
+
+def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well(make):
+    work = make()
+    before = work.probed()
+    refusing_bf16_above(work, 9)
+    stored, found = work.explored(before)
+    train = stored.profile.train
+    assert found.adopted
+    assert (train.precision, train.micro_batch_rows) == ("bf16", found.candidate.micro_batch_rows)
+    assert train.micro_batch_rows <= 8
+    assert found.ratio_low > 1
+
+
+def test_fewer_rows_that_are_not_faster_are_not_taken(make):
+    work = make()
+    before = work.probed()
+    refusing_bf16_above(work, 1)
+    stored, found = work.explored(before)
+    assert not found.adopted
+    assert stored.profile.train == before.profile.train
+    assert read_profile(work.path).profile.train == before.profile.train
+    assert found.candidate.micro_batch_rows == 1
+    assert "is not proven to be faster" in found.choice
+
+
+def test_settings_that_do_not_fit_at_all_are_not_taken_and_that_is_said(make):
+    work = make()
+    before = work.probed()
+    refusing_bf16_above(work, 0)
+    stored, found = work.explored(before)
+    assert not found.adopted
+    assert stored.profile.train == before.profile.train
+    assert ": faster, and not taken: not even one row" in found.choice
+
+
+def test_exploring_writes_over_no_profile_that_somebody_kept(make):
+    work = make()
+    work.explored(work.probed())
+    assert [path.name for path in work.path.parent.iterdir()] == ["tiny-cpu.toml"]
+
+
+def test_the_same_exploration_again_runs_nothing_and_comes_to_the_same(make):
+    work = make()
+    before = work.probed()
+    first, found = work.explored(before)
+    work.machine.trials.clear()
+    again, same = work.explored(before)
+    assert work.machine.trials == []
+    assert same == found
+    assert again.profile.train == first.profile.train
+
+
+def test_a_profile_of_another_model_is_refused(make):
+    work = make()
+    stored = work.probed()
+    fingerprint = stored.profile.fingerprint.model_copy(update={"model_sha256": "other"})
+    with pytest.raises(ProfileRefused):
+        work.explored(replace(stored, profile=stored.profile.model_copy(update={"fingerprint": fingerprint})))
+    assert work.machine.trials == []
+
+
+# The space.
+
+
+def test_what_the_user_asked_for_is_not_explored(make):
+    work = make()
+    request = work.request(work.probed(), precision="fp32", layout="packed")
+    assert {(cell.precision, cell.layout) for cell in request.cells} == {("fp32", "packed")}
+    assert "precision: fp32 was asked for" in request.left_out
+    assert "layout: packed was asked for" in request.left_out
+
+
+def test_without_a_compiler_nothing_is_compiled_and_with_one_both_are_tried(make, monkeypatch):
+    work = make()
+    stored = work.probed()
+    request = work.request(stored)
+    assert not any(cell.compile_layers for cell in request.cells)
+    assert any(one.startswith("compile_layers: there is no") for one in request.left_out)
+    monkeypatch.setattr(explore.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert {cell.compile_layers for cell in work.request(stored).cells} == {False, True}
+
+
+def test_on_a_cpu_there_is_one_attention_and_on_a_gpu_two(make):
+    work = make()
+    stored = work.probed()
+    on_cpu = work.request(stored)
+    assert {cell.attention for cell in on_cpu.cells} == {"auto"}
+    assert "attention: a CPU has no varlen kernel" in on_cpu.left_out
+    site = replace(work.bench.site, device="cuda")
+    levels, left_out = explore._levels(replace(work.bench, site=site), stored.profile.train, work.asked)
+    assert levels.attention == ("auto", "sdpa")
+    assert not any(one.startswith("attention") for one in left_out)
+
+
+def test_a_model_whose_attention_is_not_known_is_never_packed(make):
+    work = make()
+    strange = ModelSettings(name="strange", config={"model_type": "something-new"})
+    train = TrainConfig(model=strange, layout="padded")
+    levels, left_out = explore._levels(work.bench, train, work.asked)
+    assert levels.layout == ("padded", "bucketed")
+    assert "layout: packed rows need a model whose attention this project knows" in left_out
+
+
+def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
+    work = make()
+    stored = work.probed()
+    request = work.request(stored)
+    first = request.cells[0]
+    assert replace(first, micro_batch_rows=1) == replace(Knobs.of(stored.profile.train), micro_batch_rows=1)
+    assert set(request.global_rows) == {"packed", "bucketed", "padded"}
+    assert request.global_rows["packed"] < request.global_rows["padded"]
+    assert request.real_shares["bucketed"] is None
+    assert 0 < request.real_shares["padded"] < request.real_shares["packed"] <= 1
+    assert request.windows.budget_s == 600.0
+    assert max(cell.micro_batch_rows for cell in request.cells) <= 64
+
+
+def test_whether_a_cell_fits_is_predicted_once_for_its_kind(make):
+    work = make()
+    stored = work.probed()
+    traces = []
+
+    def simulate(trial):
+        assert trial.job == "trace"
+        traces.append(trial.measured["config"])
+        return Measured(figures=trace_figures(trial))
+
+    work.machine._simulate = simulate
+    request = work.request(stored, traced=True)
+    assert traces == []  # not before a cell is proposed
+    plain = replace(request.cells[0], micro_batch_rows=1)
+    assert request.fits(plain)
+    assert request.fits(replace(plain, micro_batch_rows=30))
+    assert not request.fits(replace(plain, micro_batch_rows=40))  # 300 MB and 20 MB for each row, in 1 GB
+    assert request.fits(replace(plain, compile_layers=True))
+    assert len(traces) == 1
+    request.fits(replace(plain, checkpointing="full"))
+    assert [config["checkpointing"] for config in traces] == ["none", "full"]
+
+
+def test_what_cannot_be_predicted_is_tried(make, monkeypatch):
+    def cannot(request, machine):
+        raise CannotTrace("no meta kernel", next_step="none")
+
+    monkeypatch.setattr(explore, "estimate_model", cannot)
+    work = make()
+    stored = work.probed()
+    assert work.request(stored, traced=True).fits(replace(Knobs.of(stored.profile.train), micro_batch_rows=64))
+    assert work.request(stored, traced=False).fits(Knobs.of(stored.profile.train))
