@@ -75,7 +75,7 @@ class EstimateEvidence(Table):
 
     label: Literal["predicted"] = "predicted"
     """What all of this is."""
-    card: str | None = None
+    card: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None
     """The catalogue's name of the GPU that it is for; absent where only an amount of memory was named."""
     rows_least: NonNegative
     """The largest micro-batch with all that is assumed at its most; 0 where not even one row fits then."""

@@ -29,13 +29,12 @@ def choose_predicted(rows_least: int, rows_most: int, headroom_share: float) -> 
         rows_most: The same with all that is assumed at its least.
         headroom_share: What is left free.
     """
-    rows = rows_with_headroom(rows_least, headroom_share)
-    basis = f"the least of {rows_least} to {rows_most} rows that should fit, less {100 * headroom_share:g} % headroom"
-    if rows_least == rows_most:
-        basis = f"{rows_least} rows should fit, less {100 * headroom_share:g} % headroom"
+    fit = f"{rows_least} rows" if rows_least == rows_most else f"the least of {rows_least} to {rows_most} rows"
+    basis = f"{fit} that are predicted to fit, less {100 * headroom_share:g} % headroom"
     if rows_least == 0:
-        basis = "one row, and with all that is assumed at its most not even that fits"
-    return MicroBatchChoice(rows=rows, reason=f"predicted, not probed: {basis}; the knee of throughput is not measured")
+        basis = "one row, and with all that is assumed at its most not even that is predicted to fit"
+    rows = rows_with_headroom(rows_least, headroom_share)
+    return MicroBatchChoice(rows=rows, reason=f"not probed: {basis}; the knee of throughput is not measured")
 
 
 def rows_with_headroom(feasible_max: int, headroom_share: float) -> int:

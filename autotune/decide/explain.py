@@ -195,15 +195,17 @@ def _global_batch(profile: Profile, of_a_row: Figure) -> Explanation:
         of_a_row,
         Figure(name="global batch", value=tokens, unit="tokens", known="assumed", source="constraints"),
     ]
+    asked = f"the {tokens:,} real tokens that were asked for"
+    if of_a_row.known == "assumed":
+        asked = f"{tokens:,} real tokens, if rows hold as many as is assumed for want of a dataset"
     if profile.train.global_batch_rows == rows:
-        return _found("constraint", f"{rows} rows hold the {tokens:,} real tokens that were asked for", figures)
-    return _found("changed", f"{rows} rows would hold the {tokens:,} real tokens that were asked for", figures)
+        return _found("constraint", f"{rows} rows hold {asked}", figures)
+    return _found("changed", f"{rows} rows would hold {asked}", figures)
 
 
 def _estimated_batch(profile: Profile, estimate: EstimateEvidence, key: str, value: object) -> Explanation:
     """Of a dataset that was looked at, or of rows that are assumed."""
-    tokens = profile.constraints.global_batch_tokens
-    if key == "global_batch_tokens" and value == tokens:
+    if key == "global_batch_tokens" and value == profile.constraints.global_batch_tokens:
         return _found("constraint", "as asked for; on its dataset, training finds the rows that hold so many")
     if key != "global_batch_rows":
         return _given(profile, key, value, None)

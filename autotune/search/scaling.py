@@ -9,6 +9,7 @@ from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Li
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.network import least_tokens_per_rank
+from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import (
     Dealt,
     Load,
@@ -97,7 +98,7 @@ def known_of(
     if probe is None:
         raise ProfileRefused(
             "the profile has no probed micro-batch",
-            next_step=f"Probe first: autotune probe --model {profile.train.model.name}",
+            next_step=f"Probe first: {probe_command(profile, 'PROFILE.toml')}",
         )
     compute, compute_source = _compute(profile, evidence)
     networks, link_source = _networks(profile, assumed, ranks_per_node or ranks_of(profile))

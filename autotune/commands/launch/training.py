@@ -106,7 +106,8 @@ def train_request(
     if torch_version is None:
         raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
     if stored.is_estimated and resolved.config.micro_batch_rows == stored.train.micro_batch_rows:
-        sys.stderr.write(f"warn: {not_probed(stored)}\n  next: {probe_command(stored, str(profile))}\n")
+        probe = probe_command(stored, str(profile), data=str(data or "DIR"))
+        sys.stderr.write(f"warn: {not_probed(stored)}\n  next: {probe}\n")
     run = out or default_run_directory(resolved.config.model.name)
     return TrainRequest(
         profile_path=profile,

@@ -1,5 +1,6 @@
 """A report from its inputs: all sections in their order."""
 
+from autotune.core.profile import Profile
 from autotune.show.estimated import estimated_for
 from autotune.show.report.answer import answer, at_a_glance
 from autotune.show.report.before import before_after, cost
@@ -80,20 +81,23 @@ def _section(title: str, key: str, blocks: tuple[Block, ...]) -> Section:
 
 
 def _subtitle(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> str:
-    first = profiles[0].profile
-    estimated = [one for one in profiles if one.profile.is_estimated]
-    if len(estimated) == len(profiles):
-        runs = " but what training runs recorded" if reported else ""
-        return (
-            f"For {estimated_for(first)}, {first.provenance.created_utc}. NOTHING IN THIS REPORT WAS MEASURED{runs}: "
-            "memory is predicted by a trace of the training step, and what lies around it is assumed. Probe on that "
-            "machine before anything rests on it."
-        )
+    measured = [one.profile for one in profiles if not one.profile.is_estimated]
+    if not measured:
+        return _estimated_subtitle(profiles[0].profile, with_runs=bool(reported))
+    first, names = measured[0], [one.title for one in profiles if one.profile.is_estimated]
     place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
     several = f"{first.fingerprint.gpu_count} GPUs: " if (first.fingerprint.gpu_count or 0) > 1 else ""
-    names = listed([one.title for one in estimated], "of the profiles") if estimated else ""
-    unmeasured = f" Nothing of {names} was measured: that is estimated." if estimated else ""
+    estimated = f" Nothing of {listed(names, 'profiles')} was measured: it is an estimate." if names else ""
     return (
         f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}. All figures are measured "
-        f"unless they are called predicted; intervals say how far noise reaches, and with which confidence.{unmeasured}"
+        f"unless they are called predicted; intervals say how far noise reaches, and with which confidence.{estimated}"
+    )
+
+
+def _estimated_subtitle(first: Profile, *, with_runs: bool) -> str:
+    runs = " but what training runs recorded" if with_runs else ""
+    return (
+        f"Nothing in this report was measured{runs}. It is an estimate for {estimated_for(first)}, of "
+        f"{first.provenance.created_utc}: memory is predicted by a trace of the training step, and what lies around "
+        "it is assumed. Probe on that machine before anything rests on it."
     )

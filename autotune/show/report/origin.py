@@ -68,7 +68,8 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["SLURM job", provenance.slurm_job_id],
         ["seed", str(one.profile.train.seed)],
     ]
-    said: Words = ("With the same machine, dataset and versions, in this order:", *edited)
+    with_what = "machine, dataset and versions" if not one.profile.is_estimated else "versions of the libraries"
+    said: Words = (f"With the same {with_what}, in this order:", *edited)
     return (
         Paragraph(words=said),
         Bullets(items=items),
