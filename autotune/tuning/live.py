@@ -31,6 +31,8 @@ class TuningView:
     clock: Clock
     budget_s: float
     began_s: float = field(init=False)
+    _live: bool = False
+    """Whether there is a table; what is written to standard error then goes above it."""
     _stage: Stage | None = None
     _stage_began_s: float = 0.0
     _finished: list[FinishedTrial] = field(default_factory=list)
@@ -51,7 +53,8 @@ class TuningView:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """Show the table until the block ends, where standard error is a terminal."""
-        if not sys.stderr.isatty():
+        self._live = sys.stderr.isatty()
+        if not self._live:
             yield
             return
         from rich.console import Console
@@ -76,7 +79,7 @@ class TuningView:
         if stage is self._stage:
             stage.seconds = self.clock.monotonic_s() - self._stage_began_s
             self._stage = None
-        if not sys.stderr.isatty():
+        if not self._live:
             place = sum(one.over for one in self.stages)
             words = f"tune {place}/{len(self.stages)}: {stage.name} {stage.model}".rstrip()
             sys.stderr.write(f"{words}: {stage_words(stage)}\n")
@@ -90,7 +93,7 @@ class TuningView:
 
     @contextlib.contextmanager
     def _show(self, title: str) -> Iterator[Update]:
-        if sys.stderr.isatty():
+        if self._live:
             yield self._update
             return
         with progress(f"tune: {title}") as plain:

@@ -1,0 +1,103 @@
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.core.profile import profile_to_toml
+from autotune.errors import ProfileRefused
+from autotune.measure.clock import FakeClock
+from autotune.tuning import between_nodes
+from autotune.tuning.between_nodes import BASELINE_MINUTES, BetweenNodes, measure_between_nodes
+from tests.autotune.profiles import example_profile
+
+
+class Measured:
+    """What measures between nodes, which only notes how it was called."""
+
+    def __init__(self, clock):
+        self.clock, self.calls = clock, []
+
+    def tune_network(self, stored, asked, manifest):
+        self.clock.sleep(40.0)
+        self.calls.append(("network", stored.path.stem, asked))
+        # The exchange that was chosen is in the profile from here on.
+        train = stored.profile.train.model_copy(update={"micro_batch_rows": 1})
+        stored.path.write_text(profile_to_toml(stored.profile.model_copy(update={"train": train})))
+        return SimpleNamespace(choice="ddp"), 30.0
+
+    def compare_recipes(self, bench, stored, probe, asked, manifest):
+        self.clock.sleep(10.0)
+        self.calls.append(("baseline", stored.path.stem, asked))
+        assert stored.profile.train.micro_batch_rows == 1  # as the network left it
+
+    def build_report(self, profiles, reports, out, *, data):
+        self.calls.append(("report", [path.stem for path in profiles], out.name))
+
+    @contextlib.contextmanager
+    def open_bench(self, device, data):
+        yield SimpleNamespace(server=SimpleNamespace(waited_s=8.0))
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    clock = FakeClock()
+    found = Measured(clock)
+    for name in ("tune_network", "compare_recipes", "build_report", "open_bench"):
+        monkeypatch.setattr(between_nodes, name, getattr(found, name))
+    monkeypatch.setattr(between_nodes, "SystemClock", lambda: clock)
+    monkeypatch.setattr(between_nodes, "read_manifest", lambda path: SimpleNamespace())
+    monkeypatch.setattr(between_nodes, "nodes_here", lambda: 2)
+    return found
+
+
+@pytest.fixture
+def asked(tmp_path):
+    def make(minutes=10.0, evidence=None, **told):
+        paths = []
+        for name in ("a-cpu", "b-cpu"):
+            path = tmp_path / f"{name}.toml"
+            profile = example_profile()
+            path.write_text(profile_to_toml(profile if evidence is None else profile.model_copy(update=evidence)))
+            paths.append(str(path))
+        found = {"profiles": paths, "report": "r/report.html", "with_baseline": True} | told
+        (tmp_path / "tune-7.json").write_text(json.dumps(found))
+        return BetweenNodes(
+            found=tmp_path / "tune-7.json", data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes,
+            trial_timeout_s=60.0,
+        )  # fmt: skip
+
+    return make
+
+
+def test_the_network_of_each_profile_is_measured_then_what_that_is_worth_and_the_report_written_anew(measured, asked):
+    result = measure_between_nodes(asked())
+    assert [call[:2] for call in measured.calls] == [
+        ("network", "a-cpu"), ("baseline", "a-cpu"), ("network", "b-cpu"), ("baseline", "b-cpu"),
+        ("report", ["a-cpu", "b-cpu"]),
+    ]  # fmt: skip
+    network = measured.calls[0][2]
+    assert (network.nodes, network.ranks, network.minutes, network.trial_timeout_s) == (2, 1, 10.0, 60.0)
+    assert measured.calls[1][2].minutes == BASELINE_MINUTES
+    assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
+    assert result.report == "r/report.html"
+    assert (result.seconds, result.seconds_in_children) == (100.0, 2 * 30.0 + 2 * 8.0)
+    assert "autotune launch slurm" in result.next_steps[-1]
+    assert "--nodes 2" in result.next_steps[-1]
+
+
+def test_what_was_not_known_before_is_not_measured_now(measured, asked):
+    measure_between_nodes(asked(with_baseline=False, report=None))
+    assert [call[0] for call in measured.calls] == ["network", "network"]
+
+
+def test_what_settings_are_worth_takes_no_longer_than_the_network(measured, asked):
+    measure_between_nodes(asked(minutes=1.0))
+    assert measured.calls[1][2].minutes == 1.0
+
+
+def test_a_profile_that_was_never_probed_is_refused(measured, asked):
+    evidence = example_profile().evidence.model_copy(update={"probe": None})
+    with pytest.raises(ProfileRefused, match="no probed micro-batch"):
+        measure_between_nodes(asked(evidence={"evidence": evidence}))
+    assert measured.calls == []

@@ -1,0 +1,128 @@
+import os
+import sys
+
+import pytest
+
+from autotune.core.outcome import Measured
+from autotune.core.trial import FinishedTrial, Trial
+from autotune.core.tuning import Stage
+from autotune.measure.clock import FakeClock
+from autotune.tuning import live
+from autotune.tuning.live import TuningView
+from tests.autotune.trials import FEED
+
+
+@pytest.fixture
+def view():
+    stages = [Stage(name="probe", model="m"), Stage(name="workers", model="m")]
+    return TuningView(stages=stages, clock=FakeClock(), budget_s=600.0)
+
+
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    """A function that makes standard error one; pytest puts another one there when the test begins."""
+
+    def make():
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(live.shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+        monkeypatch.setenv("TERM", "xterm")
+
+    return make
+
+
+def fed(rate):
+    trial = Trial(job="feed", measured={"cached": False}, timeout_s=1.0)
+    outcome = Measured(figures=FEED | {"real_tokens_per_s": rate})
+    return FinishedTrial(
+        trial=trial, outcome=outcome, seconds=1.0, label="1 loader workers, round 1", from_ledger=False
+    )
+
+
+def test_a_stage_takes_the_time_from_its_beginning_to_its_end(view):
+    probe = view.stages[0]
+    view.begin(probe)
+    assert probe.status == "running"
+    view.clock.sleep(7.0)
+    probe.status = "done"
+    view.end(probe)
+    assert probe.seconds == 7.0
+    assert view.gone_s == 7.0
+
+
+def test_a_stage_that_had_no_turn_took_no_time(view):
+    probe, workers = view.stages
+    view.begin(probe)
+    view.clock.sleep(7.0)
+    workers.status = "skipped"
+    view.end(workers)
+    assert workers.seconds == 0.0
+
+
+def test_without_a_terminal_every_stage_that_is_over_is_a_line(view, capsys):
+    probe = view.stages[0]
+    with view.open():
+        view.begin(probe)
+        probe.status, probe.told = "done", "66 rows fit"
+        view.end(probe)
+    assert capsys.readouterr().err == "tune 1/2: probe m: 66 rows fit\n"
+
+
+def test_what_a_stage_tells_is_shown_and_kept(view, capsys):
+    workers = view.stages[1]
+    view.begin(workers)
+    with view.display.show("workers m") as update:
+        update(3, 24, "1 loader workers, round 2")
+    view.display.saw(fed(4000.0))
+    assert (workers.done, workers.expected, workers.note) == (3, 24, "1 loader workers, round 2")
+    assert workers.best == "4,000 tokens/s (1 loader workers, round 1)"
+    assert "tune: workers m:  12 % 1 loader workers, round 2" in capsys.readouterr().err
+
+
+def test_the_best_is_of_the_stage_that_runs_alone(view):
+    probe, workers = view.stages
+    view.begin(probe)
+    view.display.saw(fed(9000.0))
+    view.end(probe)
+    view.begin(workers)
+    view.display.saw(fed(4000.0))
+    assert workers.best.startswith("4,000")
+
+
+def test_after_the_last_stage_trials_are_nobodys(view):
+    view.begin(view.stages[0])
+    view.end(view.stages[0])
+    view.display.saw(fed(9000.0))
+    with view.display.show("late") as update:
+        update(1, 2, "x")
+    assert [one.best for one in view.stages] == ["", ""]
+
+
+def test_on_a_terminal_the_table_is_live_and_stays(view, terminal, capsys):
+    terminal()
+    probe = view.stages[0]
+    with view.open():
+        view.begin(probe)
+        with view.display.show("probe m") as update:
+            update(3, 12, "8 rows")
+        view.clock.sleep(30.0)
+        probe.status, probe.told = "done", "66 rows fit"
+        view.end(probe)
+    shown = capsys.readouterr().err
+    assert "tune: 1 of 2 stages, 30 s gone, about 9 min 30 s left" in shown
+    assert "+ probe" in shown
+    assert "66 rows fit" in shown
+    assert "tune 1/2" not in shown  # no lines beside the table
+
+
+def test_the_table_says_how_long_a_running_stage_has_taken(view):
+    view.begin(view.stages[1])
+    view.clock.sleep(65.0)
+    assert "1 min 05 s" in view._text().splitlines()[2]
+
+
+def test_the_table_ends_whatever_ends_the_tuning(view, terminal):
+    terminal()
+    with pytest.raises(KeyboardInterrupt), view.open():
+        raise KeyboardInterrupt
+    with view.open():  # which a display that was left open would refuse
+        pass
