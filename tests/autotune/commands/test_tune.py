@@ -4,107 +4,260 @@ import sys
 import pytest
 
 from autotune.cli import run
-from autotune.commands import tune
+from autotune.core.profile import profile_to_toml
+from autotune.core.tuning import Stage, TuningResult
+from autotune.errors import BadInput, DoesNotFit
+from autotune.tuning import between_nodes, predicted
+from autotune.tuning import tune as tuning_room
+from tests.autotune.profiles import example_profile
 
-PROBED = {"models": [{"profile": "out/a-cpu.toml", "local_ranks": 2}, {"profile": "out/b-cpu.toml", "local_ranks": 1}]}
+TUNE = ["tune", "--model", "bert-mini", "--model", "bert-small", "--data", "data", "--memory", "1GiB"]
 
 
-class Said:
-    """The other commands of this program, which only note that they were called."""
+class Told:
+    """A tuning that only notes what it was asked, and answers what it is told to."""
 
-    def __init__(self, code_of=None):
-        self.calls, self.code_of = [], code_of or {}
+    def __init__(self, place):
+        profile = place / "p" / "tiny-cpu.toml"
+        profile.parent.mkdir()
+        profile.write_text(profile_to_toml(example_profile()))
+        stages = (
+            Stage(name="probe", model="bert-mini", status="done", told="66 rows fit", seconds=3.0),
+            Stage(name="baseline", model="bert-mini", status="done"),
+            Stage(name="probe", model="bert-small", status="failed", told="not even one row fits"),
+        )
+        self.result = TuningResult(
+            profiles=("p/tiny-cpu.toml",), report="r/report.html", stages=stages, seconds=9.5, seconds_in_children=9.0,
+            next_steps=("autotune advise p/tiny-cpu.toml",),
+        )  # fmt: skip
+        self.failed, self.error, self.has_begun, self.asked = [], None, True, None
 
-    def __call__(self, words, **options):
-        assert words[:3] == [sys.executable, "-m", "autotune"]
-        self.calls.append(words[3:])
-        self.returncode = self.code_of.get(words[3], 0)
+    def __call__(self, *, asked):
+        self.asked = asked
         return self
 
-    def communicate(self):
-        return json.dumps(PROBED if self.calls[-1][0] == "probe" else {}), None
+    def run(self):
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 @pytest.fixture
-def said(monkeypatch, tmp_path):
+def told(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("AUTOTUNE_DATA", raising=False)
-    called = Said()
-    monkeypatch.setattr(tune.subprocess, "Popen", called)
-    return called
+    for name in ("AUTOTUNE_DATA", "AUTOTUNE_SITE", "SLURM_JOB_ID", "SLURM_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    found = Told(tmp_path)
+    monkeypatch.setattr(tuning_room, "Tuning", found)
+    return found
 
 
-TUNE = ["tune", "--model", "a", "--model", "b", "--data", "data", "--memory", "1GiB"]
+def call(*words):
+    return run([*TUNE, *words])
 
 
-def test_stages_follow_the_order_of_tuning_and_all_models_share_one_probe(said, capsys):
-    assert run([*TUNE, "--json"]) == 0
-    stages = ["probe", "workers", "network", "baseline", "workers", "baseline", "report"]
-    assert [call[0] for call in said.calls] == stages
-    probe = said.calls[0]
-    assert probe.count("--model") == 2
-    assert probe[probe.index("--memory") + 1] == "1GiB"
-    assert said.calls[2][said.calls[2].index("--ranks") + 1] == "2"  # one rank alone has nothing to exchange
-    assert said.calls[3][said.calls[3].index("--minutes") + 1] == "2"  # a small share of what tuning takes
+def test_what_was_asked_reaches_the_tuning(told):
+    words = ["--seq-length", "128", "--precision", "bf16", "--attention-dropout", "0", "--global-batch-tokens", "4096",
+             "--ranks", "2", "--max-rows", "64", "--window", "0.5", "--trial-timeout", "60", "--out", "here",
+             "--reports", "there", "--device", "cpu", "--nodes", "4", "--minutes", "7"]  # fmt: skip
+    assert call(*words) == 0
+    asked, probe = told.asked, told.asked.probe
+    assert [settings.name for settings in probe.models] == ["bert-mini", "bert-small"]
+    assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == ("cpu", 7.0, 4, 0.5)
+    assert (str(probe.data), str(probe.out), str(probe.reports)) == ("data", "here", "there")
+    assert (probe.memory_bytes, probe.seq_length_tokens, probe.precision) == (2**30, 128, "bf16")
+    assert (probe.attention_dropout, probe.global_batch_tokens, probe.ranks) == (0.0, 4096, 2)
+    assert (probe.max_rows, probe.trial_timeout_s) == (64, 60.0)
+    assert (probe.traced, probe.accumulate) == (True, True)
+
+
+def test_by_default_every_stage_is_done_but_exploring(told):
+    assert call() == 0
+    assert told.asked.skip == {"explore"}
+    assert call("--explore") == 0
+    assert told.asked.skip == frozenset()
+
+
+def test_stages_can_be_left_out(told):
+    left_out = ["estimate", "probe", "accumulation", "workers", "network", "baseline", "report"]
+    assert call(*(word for name in left_out for word in ("--skip", name))) == 0
+    assert told.asked.skip == {"estimate", "probe", "explore", "workers", "network", "baseline", "report"}
+    assert not told.asked.probe.traced
+    assert not told.asked.probe.accumulate
+
+
+def test_what_is_no_stage_cannot_be_left_out(told, capsys):
+    assert call("--skip", "wokers") == 2
+    assert "wokers" in capsys.readouterr().err
+    assert told.asked is None
+
+
+def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told):
+    call()
+    plain = told.asked.minutes
+    call("--explore")
+    exploring = told.asked.minutes
+    run(["tune", "--model", "bert-mini", "--data", "data"])
+    assert told.asked.minutes == plain / 2
+    assert exploring > plain
+    call("--explore", "--minutes", "3")
+    assert told.asked.minutes == 3
+
+
+def test_the_answer_is_a_table_and_what_is_next(told, capsys):
+    assert call() == 0
+    out = capsys.readouterr().out
+    assert out.startswith("model")
+    assert "profile: p/tiny-cpu.toml" in out
+    assert "not done: probe of bert-small: not even one row fits" in out
+    assert out.rstrip().endswith("next: autotune advise p/tiny-cpu.toml")
+
+
+def test_for_machines_the_answer_is_one_json_object(told, capsys):
+    assert call("--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"profiles": ["out/a-cpu.toml", "out/b-cpu.toml"], "report": "reports/a-cpu/report.html"}
+    assert found["profiles"] == ["p/tiny-cpu.toml"]
+    assert found["report"] == "r/report.html"
+    assert [(one["name"], one["model"], one["status"]) for one in found["stages"]] == [
+        ("probe", "bert-mini", "done"), ("baseline", "bert-mini", "done"), ("probe", "bert-small", "failed"),
+    ]  # fmt: skip
+    assert (found["seconds"], found["seconds_in_children"]) == (9.5, 9.0)
 
 
-def test_stages_can_be_left_out(said):
-    assert run([*TUNE, "--no-workers", "--no-network", "--no-baseline"]) == 0
-    assert [call[0] for call in said.calls] == ["probe", "report"]
+def test_a_model_that_failed_gives_its_exit_code_after_the_answer(told, capsys):
+    told.failed = [DoesNotFit("not even one row fits", next_step="Raise --memory.")]
+    assert call() == 4
+    captured = capsys.readouterr()
+    assert "profile: p/tiny-cpu.toml" in captured.out
+    assert "not even one row fits" in captured.err
+    assert "Raise --memory." in captured.err
 
 
-def test_a_stage_that_fails_ends_the_tuning_with_its_code_and_the_command_that_goes_on(said, capsys):
-    said.code_of = {"workers": 75}
-    assert run(TUNE) == 75
-    assert [call[0] for call in said.calls] == ["probe", "workers"]
-    err = capsys.readouterr().err
-    assert "workers ended with code 75" in err
-    assert "to go on from here: autotune tune --model a --model b" in err
+def test_what_ends_the_tuning_says_how_to_go_on(told, capsys):
+    told.error = BadInput("cannot write reports: No space left on device", next_step="Free space.")
+    assert call("--out", "my profiles") == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "what was finished is saved; to go on from here: autotune tune --model bert-mini" in captured.err
+    assert "--out 'my profiles'" in captured.err
+    assert "Free space." in captured.err
 
 
-def test_in_a_job_the_command_that_goes_on_is_to_be_submitted_again(said, capsys, monkeypatch):
+def test_before_anything_began_there_is_nothing_to_go_on_from(told, capsys):
+    told.error, told.has_begun = BadInput("there is no dataset", next_step="Make one."), False
+    assert call() == 3
+    assert "to go on from here" not in capsys.readouterr().err
+
+
+def test_in_a_job_the_command_that_goes_on_is_to_be_submitted_again(told, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    said.code_of = {"workers": 75}
-    assert run([*TUNE, "--out", "my profiles"]) == 75
-    err = capsys.readouterr().err
-    assert "submit it again, with --slurm as before: autotune tune --model a" in err
-    assert "--out 'my profiles'" in err
+    told.error = BadInput("cannot write reports", next_step="Free space.")
+    assert call() == 3
+    assert "--memory 1GiB --slurm\n" in capsys.readouterr().err
 
 
-def test_all_models_are_one_job_of_one_node(said, capsys):
-    assert run([*TUNE, "--slurm", "--dry-run"]) == 0
+def test_interrupted_it_leaves_with_the_code_of_that(told, capsys):
+    told.error = KeyboardInterrupt()
+    assert call() == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_an_unknown_model_or_size_is_refused_before_anything_starts(told, capsys):
+    assert run(["tune", "--model", "bert-mni", "--data", "data"]) == 3
+    assert "bert-mini" in capsys.readouterr().err
+    assert run(["tune", "--model", "bert-mini", "--data", "data", "--memory", "lots"]) in (2, 3)
+    assert told.asked is None
+
+
+# As jobs.
+
+
+@pytest.fixture
+def login_node(told, monkeypatch, tmp_path):
+    place = tmp_path / "bin"
+    place.mkdir()
+    (place / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+    (place / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", ["autotune", *TUNE])
+
+
+def test_a_login_node_is_refused_with_the_job_to_submit_instead(told, login_node, capsys):
+    assert call() == 5
+    assert "autotune tune --model bert-mini" in capsys.readouterr().err
+    assert told.asked is None
+    assert call("--here") == 0
+    assert told.asked is not None
+
+
+def test_all_models_are_one_job_of_one_node(told, capsys):
+    assert call("--explore", "--slurm", "--dry-run") == 0
     script = capsys.readouterr().out
+    assert script.count("#!/bin/bash") == 1
     assert "#SBATCH --nodes=1" in script
-    assert "tune --model a --model b" in script
-    assert said.calls == []
+    assert "tune --model bert-mini --model bert-small" in script
+    assert "--explore" in script
+    assert told.asked is None
 
 
-def test_the_network_of_two_nodes_is_a_second_job_on_request(said, capsys):
-    assert run([*TUNE, "--between-nodes", "--slurm", "--dry-run"]) == 0
+def test_for_several_nodes_a_second_job_measures_two_of_them(told, capsys):
+    assert call("--nodes", "4", "--minutes", "22", "--slurm", "--dry-run") == 0
     first, second = capsys.readouterr().out.split("\n\n#!/bin/bash")
     assert "#SBATCH --nodes=1" in first
     assert "#SBATCH --nodes=2" in second
-    assert "tune-between-nodes reports/jobs/tune-JOB.json --data data --minutes 10" in second
-    assert said.calls == []
+    # The network's part of a model's 11 minutes, beside workers (3) and what settings are worth (1): 3 of 7.
+    words = "tune-between-nodes reports/jobs/tune-JOB.json --data data --minutes 4.7 --trial-timeout 600"
+    assert words in second
+    assert told.asked is None
 
 
-def test_without_a_job_there_is_nothing_between_nodes(said, capsys, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert run([*TUNE, "--between-nodes"]) == 2
-    assert "Add --slurm" in capsys.readouterr().err
-    assert said.calls == []
+@pytest.mark.parametrize("words", [["--nodes", "1"], ["--nodes", "4", "--skip", "network"]])
+def test_without_a_network_to_measure_there_is_one_job(told, capsys, words):
+    assert call(*words, "--slurm", "--dry-run") == 0
+    assert capsys.readouterr().out.count("#!/bin/bash") == 1
 
 
-def test_a_job_leaves_what_it_found_to_the_second_one(said, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", [["--wait"], ["--dry-run"]])
+def test_what_belongs_to_a_job_means_nothing_without_one(told, capsys, words):
+    assert call(*words) == 2
+    assert "means nothing without --slurm" in capsys.readouterr().err
+    assert told.asked is None
+
+
+def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert run([*TUNE, "--between-nodes"]) == 0
-    said.calls.clear()
-    command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "10"]
+    assert call("--nodes", "2") == 0
+    left = json.loads((tmp_path / "reports" / "jobs" / "tune-7.json").read_text())
+    assert left == {"profiles": ["p/tiny-cpu.toml"], "report": "r/report.html", "with_baseline": True}
+    asked = []
+
+    def measure(one):
+        asked.append(one)
+        return told.result
+
+    monkeypatch.setattr(between_nodes, "measure_between_nodes", measure)
+    command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "4.7"]
+    capsys.readouterr()
     assert run([*command, "--trial-timeout", "60", "--reports", "reports"]) == 0
-    # The exchange may be another one then, so what the settings are worth is measured again.
-    assert [call[0] for call in said.calls] == ["network", "baseline", "network", "baseline", "report"]
-    assert [call[2] for call in said.calls[:4:2]] == ["out/a-cpu.toml", "out/b-cpu.toml"]
-    assert said.calls[4][2:4] == ["out/a-cpu.toml", "out/b-cpu.toml"]
+    assert (str(asked[0].found), asked[0].minutes, asked[0].trial_timeout_s) == ("reports/jobs/tune-7.json", 4.7, 60.0)
+    assert "profile: p/tiny-cpu.toml" in capsys.readouterr().out
+
+
+def test_outside_of_a_job_nothing_is_left_for_a_second_one(told, tmp_path):
+    assert call("--nodes", "2") == 0
+    assert not (tmp_path / "reports").exists()
+
+
+# For a card that is elsewhere.
+
+
+def test_for_a_card_that_is_not_here_the_profiles_are_predicted_and_that_is_said(told, monkeypatch, capsys):
+    monkeypatch.setattr(predicted, "card_is_elsewhere", lambda asked: asked.probe.as_card is not None)
+    refused = [DoesNotFit("not even one row fits", next_step="Raise --memory.")]
+    monkeypatch.setattr(predicted, "predict_instead", lambda asked: (told.result, refused))
+    assert call("--gpu", "h100-nvl-94gb") == 4
+    captured = capsys.readouterr()
+    assert "the profiles are predicted for h100-nvl-94gb" in captured.err
+    assert "profile: p/tiny-cpu.toml" in captured.out
+    assert told.asked is None
