@@ -66,7 +66,9 @@ def estimate(
     global_batch_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="With --out: real tokens of an optimizer step over all ranks. Default: those of 256 samples."
+            min=1,
+            help="With --out: real tokens of an optimizer step over all ranks. Default: those of 256 samples, without "
+            "--data of 256 rows.",
         ),
     ] = None,
     headroom: Annotated[

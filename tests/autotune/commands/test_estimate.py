@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from autotune.cli import run
+from autotune.core.profile import profile_to_toml
+from autotune.search.profiles import read_profile
+from tests.autotune.profiles import example_profile
 
 BERT = {
     "model_type": "bert", "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -105,6 +108,41 @@ def test_a_limit_that_is_met_is_said_and_so_is_what_the_probe_will_do_otherwise(
     )
     assert "at least 8" in text
     assert "--memory 20GB --seq-length 64 --max-rows 8  # measures the masked head" in text
+
+
+@pytest.mark.system
+def test_a_profile_is_written_on_request_and_the_probe_that_takes_its_place_is_named(tmp_path, patterned_dataset):
+    (tmp_path / "bert.json").write_text(json.dumps(BERT))
+    path, model = tmp_path / "p.toml", str(tmp_path / "bert.json")
+    command = ["--model", model, "--gpu", "a100-40gb", "--seq-length", "64", "--data", str(patterned_dataset)]
+    text = estimate(*command, "--out", str(path), "--headroom", "0.1", "--global-batch-tokens", "5000")
+    stored = read_profile(path)
+    profile, found = stored.profile, stored.profile.evidence.estimate
+    assert stored.intact
+    assert profile.is_estimated
+    assert 0 < found.rows_least <= found.rows_usual <= found.rows_most
+    assert profile.train.micro_batch_rows == int(0.9 * found.rows_least)
+    assert profile.constraints.global_batch_tokens == 5000
+    assert sum(found.terms_bytes.values()) == found.predicted_peak_bytes
+    assert f"profile: {path} (nothing in it was measured)" in text
+    assert f"autotune probe --model {model} --data {patterned_dataset} --out {path} --seq-length 64" in text
+    told = json.loads(estimate(*command, "--out", str(path), "--json"))["models"][0]
+    assert told["profile"] == str(path)
+    assert told["micro_batch_rows"] == read_profile(path).profile.train.micro_batch_rows
+    assert (tmp_path / "p.previous.toml").is_file()
+
+
+@pytest.mark.parametrize("option", [["--headroom", "0.1"], ["--global-batch-tokens", "5000"]])
+def test_options_of_a_profile_that_is_not_written_are_refused(option):
+    assert f"{option[0]} is for the profile" in estimate("--model", "bert-mini", "--memory", "8GB", *option, code=2)
+
+
+def test_a_measured_profile_is_not_replaced_and_nothing_is_traced(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(example_profile()))
+    said = estimate("--model", "bert-mini", "--gpu", "a100-40gb", "--out", str(path), code=6)
+    assert "was measured, and a prediction does not take its place" in said
+    assert path.read_text() == profile_to_toml(example_profile())
 
 
 @pytest.mark.system
