@@ -35,6 +35,12 @@ def parse_bytes(text: str) -> int:
     return size_bytes
 
 
+def exact_bytes(size_bytes: int) -> str:
+    """A size as ``parse_bytes`` reads it back to the byte, in the largest unit that is whole: ``94GB``, ``2GiB``."""
+    units = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20}
+    return next((f"{size_bytes // one}{unit}" for unit, one in units.items() if not size_bytes % one), f"{size_bytes}B")
+
+
 def format_bytes(size_bytes: float | None) -> str:
     """Show a size with a binary unit and three significant digits; ``n/a`` when it is missing."""
     if size_bytes is None:

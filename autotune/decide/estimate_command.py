@@ -4,6 +4,7 @@ import shlex
 
 from autotune.core.evidence import EstimateEvidence
 from autotune.core.profile import Profile
+from autotune.core.units import exact_bytes
 from autotune.decide.probe_command import takes_the_whole_card
 
 
@@ -21,7 +22,7 @@ def estimate_command(profile: Profile, estimate: EstimateEvidence, path: str, *,
     options: dict[str, object] = {
         "model": model,
         "gpu": estimate.card,
-        "memory": None if takes_the_whole_card(profile) else f"{constraints.memory_budget_bytes}B",
+        "memory": None if takes_the_whole_card(profile) else exact_bytes(constraints.memory_budget_bytes),
         "device": "cpu" if train.device == "cpu" else None,
         "data": None if estimate.rows_assumed else "DIR",
         "vocab-size": estimate.vocab_size if estimate.rows_assumed else None,

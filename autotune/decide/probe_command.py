@@ -5,8 +5,10 @@ import shlex
 from autotune.core.cards import card_of
 from autotune.core.evidence import EstimateEvidence
 from autotune.core.profile import Profile
+from autotune.core.units import exact_bytes
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
+from trainer.presets import PRESETS
 
 _ROW_TOKENS, _HEADROOM_SHARE = 512, 0.03
 """What ``autotune probe`` takes by itself."""
@@ -18,10 +20,12 @@ def probe_command(profile: Profile, path: str, *, model: str | None = None, data
     Args:
         profile: The profile.
         path: Where it lies.
-        model: As the user named it; None for its name.
+        model: As the user named it; None for the preset, or what stands for its config.
         data: The dataset's directory.
     """
-    words = ["autotune", "probe", "--model", model or profile.train.model.name, "--data", data, "--out", path]
+    name = profile.train.model.name
+    known = model or (name if name in PRESETS else "CONFIG.json")
+    words = ["autotune", "probe", "--model", known, "--data", data, "--out", path]
     if profile.is_estimated and profile.evidence.estimate is not None:
         words += _as_estimated(profile, profile.evidence.estimate)
     return shlex.join(words)
@@ -42,7 +46,7 @@ def _as_estimated(profile: Profile, estimate: EstimateEvidence) -> list[str]:
     train, constraints = profile.train, profile.constraints
     tokens = train.global_batch_tokens if estimate.rows_assumed else constraints.global_batch_tokens
     options: dict[str, object] = {
-        "memory": None if takes_the_whole_card(profile) else f"{constraints.memory_budget_bytes}B",
+        "memory": None if takes_the_whole_card(profile) else exact_bytes(constraints.memory_budget_bytes),
         "device": "cpu" if train.device == "cpu" else None,
         "seq-length": _unless(train.seq_length_tokens, _ROW_TOKENS),
         "layout": _unless(train.layout, _usual_layout(train)),

@@ -113,14 +113,19 @@ def test_workers_refuses_a_profile_that_was_not_probed(capsys, here, profile):
     text = profile.read_text()
     profile.write_text(text[: text.index("[evidence.probe]")] + "[evidence]\n")
     _refused(
-        capsys, here, ["workers", "--profile", str(profile)], 6, "no probed micro-batch", "autotune probe --model tiny"
+        capsys,
+        here,
+        ["workers", "--profile", str(profile)],
+        6,
+        "no probed micro-batch",
+        "autotune probe --model CONFIG.json",
     )
 
 
 @pytest.mark.usefixtures("warm_server")
 def test_workers_refuses_a_profile_of_another_machine(capsys, here, profile, patterned_dataset):
     arguments = ["workers", "--profile", str(profile), "--data", str(patterned_dataset)]
-    _refused(capsys, here, arguments, 6, "dataset_hash", "autotune probe --model tiny")
+    _refused(capsys, here, arguments, 6, "dataset_hash", "autotune probe --model CONFIG.json")
 
 
 def test_a_run_that_does_not_exist_is_refused(capsys, here, profile):

@@ -78,7 +78,7 @@ def test_a_profile_that_was_not_probed_is_refused(profile, capsys):
         profile_to_toml(base.model_copy(update={"evidence": base.evidence.model_copy(update={"probe": None})}))
     )
     assert run(["baseline", "--profile", str(profile)]) == 6
-    assert "autotune probe --model tiny" in capsys.readouterr().err
+    assert "autotune probe --model CONFIG.json" in capsys.readouterr().err
 
 
 def test_a_login_node_is_refused_with_the_job_to_submit_instead(profile, capsys, monkeypatch, tmp_path):

@@ -74,7 +74,7 @@ def test_a_profile_without_a_probe_is_refused_before_anything_is_submitted(capsy
     profile.write_text(text[: text.index("[evidence.probe]")] + "[evidence]\n")
     (here / "site.toml").write_text("")
     assert call(monkeypatch, "workers", "--profile", str(profile), "--slurm", "site.toml") == 6
-    assert "autotune probe --model tiny" in capsys.readouterr().err
+    assert "autotune probe --model CONFIG.json" in capsys.readouterr().err
     assert not sbatch.exists()
 
 

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.units import format_amount, format_bytes, format_seconds, format_share, parse_amount, parse_bytes
+from autotune.core.units import (
+    exact_bytes,
+    format_amount,
+    format_bytes,
+    format_seconds,
+    format_share,
+    parse_amount,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -11,6 +19,15 @@ from autotune.core.units import format_amount, format_bytes, format_seconds, for
 )
 def test_sizes_are_decimal_or_binary_as_written(text, size_bytes):
     assert parse_bytes(text) == size_bytes
+
+
+@given(st.integers(1, 2**45))
+def test_an_exact_size_reads_back_to_the_byte(size_bytes):
+    assert parse_bytes(exact_bytes(size_bytes)) == size_bytes
+
+
+def test_an_exact_size_is_in_the_largest_unit_that_is_whole():
+    assert [exact_bytes(size) for size in (94 * 10**9, 93 * 2**30, 300 * 10**6, 7)] == ["94GB", "93GiB", "300MB", "7B"]
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5XB", "1e9", "nan", "1 2GB"])

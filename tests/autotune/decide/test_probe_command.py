@@ -19,8 +19,9 @@ def with_budget(size_bytes):
 
 def test_a_tuned_profile_is_probed_again_by_its_name_and_place():
     assert probe_command(example_profile(), "my profiles/p.toml") == (
-        "autotune probe --model tiny --data DIR --out 'my profiles/p.toml'"
+        "autotune probe --model CONFIG.json --data DIR --out 'my profiles/p.toml'"
     )
+    assert "--model tiny.json" in probe_command(example_profile(), "p.toml", model="tiny.json")
 
 
 def test_what_a_probe_takes_by_itself_is_left_out_and_the_ranks_are_not():
@@ -39,7 +40,7 @@ def test_what_a_probe_takes_by_itself_is_left_out_and_the_ranks_are_not():
         (with_train(checkpointing="full"), "--checkpointing full"),
         (with_train(global_batch_tokens=9000), "--global-batch-tokens 9000"),
         (with_train(device="cpu"), "--device cpu"),
-        (with_budget(80 * 10**9), "--memory 80000000000B"),
+        (with_budget(80 * 10**9), "--memory 80GB"),
         (estimated_profile(micro_batches_per_step=1), "--no-accumulate"),
         (estimated_profile(rows_assumed=False), "--global-batch-tokens 130679"),
     ],
@@ -48,9 +49,11 @@ def test_what_was_estimated_otherwise_is_probed_so(profile, option):
     assert option in probe_command(profile, "p.toml")
 
 
-def test_names_of_strangers_are_quoted():
+def test_places_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
     hostile = with_train(model=estimated_profile().train.model.model_copy(update={"name": "x; reboot"}))
-    assert "x; reboot" in shlex.split(probe_command(hostile, "p.toml"))
+    command = probe_command(hostile, "p; reboot.toml")
+    assert "p; reboot.toml" in shlex.split(command)
+    assert "x; reboot" not in command
 
 
 def test_a_budget_is_the_whole_card_only_where_it_is_what_a_process_sees_of_it():

@@ -111,7 +111,7 @@ def test_missing_parts_say_so_with_the_command():
     text = Page(report_html(report_document((bare,), ()))).text
     assert text.count("not measured") > 8
     for command in (
-        "autotune baseline --profile 'my profiles/m.toml'", "autotune probe --model tiny --data DIR --out",
+        "autotune baseline --profile 'my profiles/m.toml'", "autotune probe --model CONFIG.json --data DIR --out",
         "autotune workers --profile", "autotune network --profile 'my profiles/m.toml' --slurm",
         "torchrun --nproc-per-node 1 -m trainer", "autotune report build 'my profiles/m.toml' --data DIR",
         "autotune report review 'my profiles/m.toml' --approve --by NAME",
