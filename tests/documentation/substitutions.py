@@ -33,7 +33,7 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
             "DEMO_MINUTES=0.3 DEMO_STEPS=4",
             because=_QUICK,
         ),
-        Substitution(pattern=r"^make (\S+).*", by=rf"{_MAKE} --dry-run \1", because="this is one of its tests"),
+        Substitution(pattern=r"^make (?!--)(\S+).*", by=rf"{_MAKE} --dry-run \1", because="this is one of its tests"),
         Substitution(pattern=r"(--model bert-(120|350)m ?)+", by="--model tiny/config.json ", because=_NO_CARD),
         Substitution(pattern=r"profiles/bert-120m-\S*…\.toml", by="profiles/tiny-cpu.toml", because=_NO_CARD),
         Substitution(pattern=r"\bDIR\b", by="demo/data", because="what make demo has prepared"),
@@ -42,11 +42,10 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         ),
         Substitution(pattern=r"--submit", by="--out runs/job", because=_NO_CLUSTER),
         Substitution(
-            pattern=r"^(autotune probe .*)--memory 94GB.*",
-            by=r"\1--memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512",
+            pattern=r"^(autotune tune (?!.*--slurm).*)--memory 94GB.*",
+            by=r"\1--memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 0.2",
             because=_NO_CARD,
         ),
-        Substitution(pattern=r"^(autotune workers \S+ \S+).*", by=r"\1 --data demo/data --minutes 0.1", because=_QUICK),
         Substitution(pattern=r"^(torchrun .*)", by=r"\1 --set train.max_steps=2 --out runs/two", because=_QUICK),
         Substitution(
             pattern=r"^(autotune scale \S+ \S+).*", by=r"\1 --bandwidth 1Gbit", because="no network was measured"

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.browser import CannotBrowse, chromium, visit
 from tests.documentation.blocks import ROOT
 
-EXPLANATIONS = ("advice", "baseline", "data", "memory", "network", "paper", "training", "workers")
+EXPLANATIONS = ("advice", "baseline", "data", "memory", "network", "paper", "training", "tune", "workers")
 SEEN = ("tutorial.html", "reference/commands.html")
 SEEN_TOO = ("index.html", "reference/profile.html", "paper.html", "performance.html")
 
