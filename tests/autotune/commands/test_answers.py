@@ -22,7 +22,8 @@ TINY = {
     "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
     "max_position_embeddings": 64,
 }  # fmt: skip
-SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
+SHIPPED = sorted(Path("profiles").resolve().glob("*-cpu.toml"))
+ESTIMATED = str(Path("profiles").resolve() / "bert-120m-h100-nvl-94gb.toml")
 
 
 @pytest.fixture
@@ -68,6 +69,10 @@ QUICK = [
     ("profile-verify", ["profile", "verify", "p.toml"]),
     ("profile-explain", ["profile", "explain", "p.toml"]),
     ("profile-explain", ["profile", "explain", str(SHIPPED[0])]),
+    ("profile-explain", ["profile", "explain", ESTIMATED]),
+    ("profile-show", ["profile", "show", ESTIMATED]),
+    ("profile-diff", ["profile", "diff", ESTIMATED, str(SHIPPED[0])]),
+    ("advise", ["advise", ESTIMATED]),
     ("advise", ["advise", "p.toml"]),
     ("advise", ["advise", "runs/a"]),
     ("advise", ["advise", "--rules"]),
