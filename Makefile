@@ -35,8 +35,8 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tunin
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
 	@# Two at a time, each with a core of its own; training fault loops are several jobs at once by themselves.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m 'not slow' $(ALONE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not soak' tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not soak' $(ALONE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link, a SLURM cluster
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
@@ -44,6 +44,7 @@ test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, 
 	$(BIN)/python -m pytest $(CLUSTER) $(PYTEST_ARGS)
 
 soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet cores), and keep its figures
+	$(BIN)/python -m pytest -m soak tests $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document
 

@@ -47,9 +47,12 @@ def test_the_document_has_every_promise():
     assert "| input | 50 | 98% | network 1 | 0 | n/a |  |" in text
 
 
-@pytest.mark.slow
+ALONE = [pytest.param(*one, id=one[0], marks=pytest.mark.soak) for one in LIMITED if not one[0].startswith("two ")]
+TOGETHER = [pytest.param(*one, id=one[0], marks=pytest.mark.slow) for one in LIMITED if one[0].startswith("two ")]
+
+
 @pytest.mark.system
-@pytest.mark.parametrize(("what", "cause", "run"), LIMITED, ids=[one[0] for one in LIMITED])
+@pytest.mark.parametrize(("what", "cause", "run"), ALONE + TOGETHER)
 def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
     found = run(make_place(tmp_path))
     limit = bottleneck_of_run(found)
