@@ -273,7 +273,7 @@ class NetworkTuning:
             for one in candidates
         ]
         for number in range(ROUNDS):
-            if number and self.runner.seconds > self.request.budget_s:
+            if number and self.runner.seconds >= self.request.budget_s:
                 break
             for one in self.tried if number % 2 == 0 else reversed(self.tried):
                 if number and not one.figures:
