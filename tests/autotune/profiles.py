@@ -12,8 +12,8 @@ from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance,
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(
-    device="cpu", torch="2.13.0", transformers="5.23.0", python="3.11.7", cpu_model="A CPU", allotted_cpus=2,
-    ram_total_bytes=2**34, data_filesystem="ext4", model_sha256="m", dataset_hash="d",
+    device="cpu", gpu_count=0, torch="2.13.0", transformers="5.23.0", python="3.11.7", cpu_model="A CPU",
+    allotted_cpus=2, ram_total_bytes=2**34, data_filesystem="ext4", model_sha256="m", dataset_hash="d",
 )  # fmt: skip
 
 
