@@ -24,6 +24,7 @@ from autotune.core.evidence import (
     WorkersEvidence,
     WorkersRow,
 )
+from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from autotune.core.trial import FinishedTrial, Trial
@@ -60,10 +61,11 @@ def example_profile(dataset_hash: str, note: str = "") -> Profile:
         ),
         provenance=Provenance(
             tool_version="0.1.0", created_utc="2026-11-22T03:48:08Z", slurm_job_id="4711",
-            commands=["probe", "workers", "network", "baseline"], ledger_sha256="b4" * 32,
+            commands=["probe", "explore", "workers", "network", "baseline"], ledger_sha256="b4" * 32,
         ),
         evidence=Evidence(
-            probe=_probe(note), workers=_workers(note), network=_network(note), baseline=_baseline(note)
+            probe=_probe(note), explore=_explore(note), workers=_workers(note), network=_network(note),
+            baseline=_baseline(note),
         ),
     )  # fmt: skip
 
@@ -84,6 +86,47 @@ def _probe(note: str) -> ProbeEvidence:
         local_ranks=RANKS, micro_batches_per_step=2, search_trials=3, seconds=212.4,
         mean_real_tokens_per_row=FILL * ROW_TOKENS, curve=curve, knee_rows=[32, 128],
         choice=f"it has 99.1% of the best tokens/s (128 rows); smaller ones are under 98%{note}",
+    )  # fmt: skip
+
+
+def _explore(note: str) -> ExploreEvidence:
+    unexplored = KnobSettings(
+        precision="bf16", attention="auto", checkpointing="none", compile_layers=False, layout="packed",
+        micro_batch_rows=64,
+    )  # fmt: skip
+    compiled = unexplored.model_copy(update={"compile_layers": True})
+    tried = (
+        (unexplored, None, 18, "ran"),
+        (compiled, 1.012, 9, "ran"),
+        (unexplored.model_copy(update={"layout": "bucketed"}), 0.91, 2, "ran"),
+        (unexplored.model_copy(update={"checkpointing": "full"}), 0.72, 1, "pruned"),
+        (compiled.model_copy(update={"attention": "sdpa"}), None, 0, f"crashed{note}"),
+    )
+    rows = [
+        ExploredRow(
+            settings=settings, windows=windows, ratio_to_unexplored=ratio, outcome=outcome,
+            real_tokens_per_s=None if not windows else 2 * PER_RANK_TOKENS * (ratio or 1.0),
+        )
+        for settings, ratio, windows, outcome in tried
+    ]  # fmt: skip
+    effects = (
+        ("checkpointing", 3, 0.61, "none", None), ("layout", 3, 0.24, "packed", None),
+        ("compile_layers", 2, 0.03, "false", None), (f"attention{note}", 2, 0.01, "auto", 1.02),
+    )  # fmt: skip
+    knobs = [
+        KnobEffect(
+            knob=knob, levels=levels, importance_share=share, chosen=value, unexplored=value, ratio=ratio,
+            ratio_low=None if ratio is None else 0.98, ratio_high=None if ratio is None else 1.06,
+        )
+        for knob, levels, share, value, ratio in effects
+    ]  # fmt: skip
+    return ExploreEvidence(
+        cells=108, trials=4, windows=30, pruned=1, unexplored=unexplored, chosen=unexplored, candidate=compiled,
+        ratio_to_unexplored=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
+        choice=f"{compiled.name} is not proven to be faster, so {unexplored.name} stays{note}",
+        stopped_because=f"nothing is expected to win more than 0.2%, which is below the noise{note}",
+        equal_loss=f"not checked{note}", left_out=[f"precision: bf16 was asked for{note}"], knobs=knobs, rows=rows,
+        seconds=412.5,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from autotune.core.knobs import Knobs
 from trainer.config import Attention, Checkpointing, Layout, Precision
 from trainer.schema import Table
 
@@ -21,6 +22,11 @@ class KnobSettings(Table):
     compile_layers: bool
     layout: Layout
     micro_batch_rows: Positive
+
+    @property
+    def name(self) -> str:
+        """In a few words, for people."""
+        return Knobs(**self.model_dump()).name
 
 
 class ExploredRow(Table):

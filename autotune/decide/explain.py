@@ -8,6 +8,7 @@ from autotune.core.advice import Figure
 from autotune.core.evidence import EstimateEvidence, ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, choose_predicted, global_batch_rows
+from autotune.decide.explored import Explored, explored_setting
 from autotune.decide.resampling import CONFIDENCE
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.errors import BadInput
@@ -85,7 +86,10 @@ def settings_of(config: TrainConfig) -> dict[str, Any]:
 def _explain(profile: Profile, key: str, value: object, default: object, meaning: str | None) -> Explanation:
     evidence = profile.evidence
     table, _, name = key.rpartition(".")
-    if key == "micro_batch_rows" and evidence.probe is not None:
+    explored = _of_exploring(profile, key)
+    if explored is not None:
+        found = _explored(profile, explored, key, value)
+    elif key == "micro_batch_rows" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
     elif key == "micro_batch_rows" and evidence.estimate is not None:
         found = _predicted_micro_batch(profile, evidence.estimate)
@@ -106,6 +110,27 @@ def _found(origin: Origin, because: str, evidence: Sequence[Figure] = (), reject
     return Explanation(
         key="", value=None, origin=origin, because=because, evidence=tuple(evidence), rejected=tuple(rejected)
     )
+
+
+def _of_exploring(profile: Profile, key: str) -> Explored | None:
+    """What an exploration says of a setting; None where it was not explored, or where others decided it since."""
+    found, network = profile.evidence.explore, profile.evidence.network
+    if found is None:
+        return None
+    if key == "micro_batch_rows":
+        dealt = network is not None and any(row.rows == profile.train.micro_batch_rows for row in network.exchanges)
+        if dealt or not found.adopted:
+            return None
+    return explored_setting(found, key)
+
+
+def _explored(profile: Profile, found: Explored, key: str, value: object) -> Explanation:
+    figures, probe = found.figures, profile.evidence.probe
+    if key == "micro_batch_rows" and probe is not None:
+        figures = (*figures, *_micro_batch(profile, probe).evidence)
+    if found.chosen == value:
+        return _found("measured", found.because, figures, found.rejected)
+    return _found("changed", f"{found.chosen} was chosen; {found.because}", figures, found.rejected)
 
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:

@@ -10,6 +10,7 @@ from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, Ste
 from autotune.core.tuning import Stage, Status, TuningResult
 from autotune.core.units import format_count, format_seconds
 from autotune.decide.choose import deal
+from autotune.show.exploration import exploration_text
 from autotune.show.tables import text_table
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
@@ -100,11 +101,18 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     """
     failed = [one for one in result.stages if one.status == "failed"]
     lines = [text_table(HEADERS, [_profile_cells(one) for one in profiles], align=ALIGN), ""] if profiles else []
+    lines += [line for one in profiles for line in _explored(one)]
     lines += [f"profile: {profile}" for profile in result.profiles]
     lines += [] if result.report is None else [f"report: {result.report}"]
     lines += [f"not done: {one.name} of {one.model}: {one.told}" for one in failed]
     lines += [f"next: {step}" if number == 0 else f"then: {step}" for number, step in enumerate(result.next_steps)]
     return "\n".join(lines)
+
+
+def _explored(profile: Profile) -> list[str]:
+    """What an exploration found, under the model's name; nothing where there was none."""
+    found = profile.evidence.explore
+    return [] if found is None else [f"{profile.train.model.name}, explored", exploration_text(found), ""]
 
 
 def _profile_cells(profile: Profile) -> list[str | None]:

@@ -23,10 +23,14 @@ def explain(
     from autotune.search.profiles import read_profile
     from autotune.show.answers import answer_json
     from autotune.show.explain import explanation_text, explanations_text
+    from autotune.show.exploration import exploration_text
 
-    found = explanations(read_profile(profile).profile, setting_meanings())
+    read = read_profile(profile).profile
+    found = explanations(read, setting_meanings())
     chosen = found if key is None else of_key(found, key)
     if as_json:
         print(answer_json(chosen))
     else:
         print(explanations_text(chosen) if key is None else "\n\n".join(map(explanation_text, chosen)))
+        if key is None and read.evidence.explore is not None:
+            print(f"\n{exploration_text(read.evidence.explore)}")

@@ -6,6 +6,7 @@ from autotune.show.report.answer import answer, at_a_glance
 from autotune.show.report.before import before_after, cost
 from autotune.show.report.document import Block, Document, Section
 from autotune.show.report.each import part_of_each
+from autotune.show.report.explored import explored
 from autotune.show.report.figures import listed
 from autotune.show.report.fit import curve, memory
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
@@ -44,6 +45,7 @@ def _measured(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
         ("What the tuning cost", "cost", part_of_each(profiles, "cost", cost)),
         ("Memory", "memory", part_of_each(profiles, "memory", memory)),
         ("Throughput by micro-batch", "curve", part_of_each(profiles, "curve", curve)),
+        ("Settings searched together", "explored", part_of_each(profiles, "explored", explored)),
         ("Loader workers", "workers", part_of_each(profiles, "workers", loading)),
         ("Scaling and network", "network", part_of_each(profiles, "network", network)),
         ("Where a step's time goes", "steps", _steps(profiles, reported)),

@@ -4,7 +4,9 @@ from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.outcome import Measured, OutOfMemory
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.core.tuning import Stage, TuningResult
+from autotune.show.exploration import exploration_text
 from autotune.show.tuning import best_words, stage_words, stages_text, tuning_text
+from benchmarks.example_report import example_profile as full_example
 from tests.autotune.profiles import example_profile
 from tests.autotune.trials import FEED, STEP
 
@@ -146,3 +148,12 @@ def test_without_a_profile_there_is_no_table():
     failed = Stage(name="probe", model="tiny", status="failed", told="not even one row fits")
     text = tuning_text(result(profiles=(), report=None, next_steps=(), stages=(failed,)), [])
     assert text == "not done: probe of tiny: not even one row fits"
+
+
+def test_what_was_explored_is_told_under_the_models_name():
+    profile = worth(example_profile())
+    explored = full_example("d").evidence.explore
+    profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"explore": explored})})
+    text = tuning_text(result(), [profile, example_profile()])
+    assert f"tiny, explored\n{exploration_text(explored)}\n" in text
+    assert text.count(", explored") == 1

@@ -12,6 +12,7 @@ from autotune.search.profiles import read_profile
 from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import made_on
 from autotune.store import Ledger
+from benchmarks.example_report import example_profile as full_example
 from tests.autotune.profiles import estimated_profile, example_profile
 from tests.autotune.trials import records_of_example
 from trainer.dataset import read_manifest
@@ -181,6 +182,19 @@ def test_explain_gives_all_settings_or_one(here, capsys):
     assert "rejected" in out
     assert run(["profile", "explain", "p.toml", "data", "--json"]) == 0
     assert {one["key"] for one in json.loads(capsys.readouterr().out)} >= {"data.path", "data.loader_workers"}
+
+
+def test_explain_says_what_an_exploration_found_and_why_each_setting_of_it_is_what_it_is(here, capsys):
+    _write(here / "p.toml", full_example("d"))
+    assert run(["profile", "explain", "p.toml"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("tried: 4 of 107 other ways to train") == 1
+    assert out.splitlines()[-4].split()[:3] == ["checkpointing", "3", "61.0"]
+    assert run(["profile", "explain", "p.toml", "layout"]) == 0
+    out = capsys.readouterr().out
+    assert "measured: explored together with other settings of the step" in out
+    assert "bucketed: at best 0.910 times the unexplored settings" in out
+    assert "tried: 4 of 107" not in out
 
 
 def test_explain_suggests_the_nearest_key(here, capsys):

@@ -13,10 +13,10 @@ from benchmarks.example_report import example_inputs
 from tests.autotune.show.report.examples import Page, reported
 
 SECTIONS = [
-    "The answer", "Before and after", "What the tuning cost", "Memory", "Throughput by micro-batch", "Loader workers",
-    "Scaling and network", "Where a step's time goes", "Lengths and packing", "Recommendations",
-    "Changes of the recipe", "Training runs: expected and achieved", "Every trial", "The machine",
-    "How to reproduce it", "Sign-off",
+    "The answer", "Before and after", "What the tuning cost", "Memory", "Throughput by micro-batch",
+    "Settings searched together", "Loader workers", "Scaling and network", "Where a step's time goes",
+    "Lengths and packing", "Recommendations", "Changes of the recipe", "Training runs: expected and achieved",
+    "Every trial", "The machine", "How to reproduce it", "Sign-off",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ def report_of(**changes):
 
 def test_the_sweep_has_its_answer_its_refusal_and_its_table():
     text = report_of()
-    assert "## 6. Loader workers" in text
+    assert "## 7. Loader workers" in text
     assert "Chosen: **1**. So. 0 is slow." in text
     assert "| too few |" in text
 

@@ -1,0 +1,94 @@
+"""Why a setting that was explored together with others is what it is. Pure."""
+
+from typing import NamedTuple
+
+from autotune.core.advice import Figure
+from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
+from autotune.decide.resampling import CONFIDENCE
+from autotune.decide.statistics import SHOWN_CONFIDENCE
+
+SOURCE = "evidence.explore"
+
+
+class Explored(NamedTuple):
+    """What an exploration says of one setting."""
+
+    chosen: object
+    """Its value after the exploration."""
+    because: str
+    figures: tuple[Figure, ...]
+    rejected: tuple[str, ...]
+
+
+def explored_setting(found: ExploreEvidence, key: str) -> Explored | None:
+    """What is to be said of a setting; None of one that had no other value to try."""
+    effect = next((one for one in found.knobs if one.knob == key), None)
+    if effect is None:
+        return None
+    because = f"explored together with other settings of the step: {found.choice}"
+    figures = (*_proof(found), *_of_knob(effect))
+    return Explored(getattr(found.chosen, key), because, figures, _others(found, key))
+
+
+def _proof(found: ExploreEvidence) -> tuple[Figure, ...]:
+    """What was held against the unexplored settings."""
+    if found.candidate == found.unexplored:
+        return ()
+    return (
+        Figure(
+            name=f"{found.candidate.name}, to the unexplored",
+            value=found.ratio_to_unexplored,
+            unit="ratio",
+            low=found.ratio_low,
+            high=found.ratio_high,
+            confidence=None if found.ratio_low is None else CONFIDENCE,
+            source=SOURCE,
+        ),
+    )
+
+
+def _of_knob(effect: KnobEffect) -> tuple[Figure, ...]:
+    share = Figure(
+        name="of the variance of throughput over all settings",
+        value=effect.importance_share,
+        unit="share",
+        known="predicted",
+        source=f"{SOURCE}.knobs",
+    )
+    if effect.ratio is None:
+        return (share,)
+    alone = Figure(
+        name=f"{effect.chosen} to {effect.unexplored}, the others as chosen",
+        value=effect.ratio,
+        unit="ratio",
+        low=effect.ratio_low,
+        high=effect.ratio_high,
+        confidence=None if effect.ratio_low is None else SHOWN_CONFIDENCE,
+        known="predicted",
+        source=f"{SOURCE}.knobs",
+    )
+    return (share, alone)
+
+
+def _others(found: ExploreEvidence, key: str) -> tuple[str, ...]:
+    """The other values, each with the best that was seen of it."""
+    of_value: dict[object, list[ExploredRow]] = {}
+    for row in found.rows:
+        of_value.setdefault(getattr(row.settings, key), []).append(row)
+    chosen = getattr(found.chosen, key)
+    return tuple(_other(value, rows, found.unexplored) for value, rows in of_value.items() if value != chosen)
+
+
+def _other(value: object, rows: list[ExploredRow], unexplored: KnobSettings) -> str:
+    said = str(value).lower() if isinstance(value, bool) else value
+    ratios = {
+        row.settings.name: 1.0 if row.settings == unexplored else row.ratio_to_unexplored
+        for row in rows
+        if row.settings == unexplored or row.ratio_to_unexplored is not None
+    }
+    if not ratios:
+        return f"{said}: {', '.join(dict.fromkeys(row.outcome for row in rows))}"
+    name = max(ratios, key=lambda one: ratios[one] or 0.0)
+    if name == unexplored.name:
+        return f"{said}: nothing with it was faster than the unexplored settings, which have it"
+    return f"{said}: at best {ratios[name]:.3f} times the unexplored settings, with {name}"

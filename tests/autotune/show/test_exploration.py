@@ -1,0 +1,64 @@
+from autotune.show.exploration import (
+    KNOB_HEADERS,
+    ROW_HEADERS,
+    candidate_ratio,
+    exploration_lines,
+    exploration_text,
+    knob_cells,
+    row_cells,
+)
+from benchmarks.example_report import example_profile
+
+
+def found_of(**changes):
+    return example_profile("d").evidence.explore.model_copy(update=changes)
+
+
+def test_every_fact_has_its_line():
+    assert list(exploration_lines(found_of())) == [
+        "settings of the step: 64 packed rows, bf16, compiled is not proven to be faster, so 64 packed rows, bf16 "
+        "stays",
+        "1.01 (0.99 to 1.03, 98 %) times the real tokens/s of 64 packed rows, bf16, by 64 packed rows, bf16, compiled",
+        "loss: not checked",
+        "tried: 4 of 107 other ways to train, 1 of them for one short window; 30 windows in 6 min 52 s",
+        "the search stopped because nothing is expected to win more than 0.2%, which is below the noise",
+        "not explored: precision: bf16 was asked for",
+    ]
+
+
+def test_what_there_was_nothing_to_say_of_has_no_line():
+    found = found_of(equal_loss=None, left_out=[], pruned=0, candidate=found_of().unexplored)
+    lines = list(exploration_lines(found))
+    assert len(lines) == 3
+    assert lines[1].startswith("tried: 4 of 107 other ways to train; 30 windows")
+
+
+def test_a_ratio_without_bounds_says_none():
+    assert candidate_ratio(found_of(ratio_low=None, ratio_high=None)) == "1.01 times"
+
+
+def test_each_knob_has_its_row_with_what_is_missing_left_missing():
+    first, *_, last = found_of().knobs
+    assert len(knob_cells(first)) == len(KNOB_HEADERS)
+    assert knob_cells(first) == ["checkpointing", "3", "61.0 %", "none", "none", None, None]
+    assert knob_cells(last)[-2:] == ["1.02 times", "0.98 to 1.06"]
+
+
+def test_each_trial_has_its_row():
+    rows = [row_cells(row) for row in found_of().rows]
+    assert {len(row) for row in rows} == {len(ROW_HEADERS)}
+    assert rows[0] == ["64 packed rows, bf16", "18", "342,000", None, "ran"]
+    assert rows[3][3:] == ["0.720", "pruned"]
+    assert rows[4][2:] == [None, None, "crashed"]
+
+
+def test_the_text_ends_in_the_table_of_knobs_where_there_is_one():
+    text = exploration_text(found_of())
+    assert text.splitlines()[6].startswith("knob")
+    assert len(text.splitlines()) == 7 + 4
+    assert "knob" not in exploration_text(found_of(knobs=[])).splitlines()[-1]
+
+
+def test_what_strangers_wrote_steers_no_terminal():
+    effect = found_of().knobs[0].model_copy(update={"chosen": "\x1b[2J"})
+    assert "\x1b" not in exploration_text(found_of(knobs=[effect], choice="a\x1b[2Jb"))
