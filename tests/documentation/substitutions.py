@@ -46,7 +46,17 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
             by=r"\1--memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 0.2",
             because=_NO_CARD,
         ),
-        Substitution(pattern=r"^(torchrun .*)", by=r"\1 --set train.max_steps=2 --out runs/two", because=_QUICK),
+        Substitution(pattern=r"--model bert-mini --model bert-small", by="--model bert-mini", because=_QUICK),
+        Substitution(pattern=r"--memory 1GiB", by="--memory 256MiB", because="as make demo had it"),
+        Substitution(
+            pattern=r"^(autotune probe .*) …$",
+            by=r"\1 --global-batch-tokens 4096 --out demo/profiles/bert-mini-cpu.toml --reports demo/reports",
+            because="what the page leaves out",
+        ),
+        Substitution(pattern=r"--minutes [1-9]\d*", by="--minutes 0.1 --reports demo/reports", because=_QUICK),
+        Substitution(
+            pattern=r"^(torchrun .*?)(?: …)?$", by=r"\1 --set train.max_steps=2 --out runs/$RANDOM", because=_QUICK
+        ),
         Substitution(
             pattern=r"^(autotune scale \S+ \S+).*", by=r"\1 --bandwidth 1Gbit", because="no network was measured"
         ),
