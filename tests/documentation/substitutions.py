@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tests.documentation.blocks import ROOT
 
 _MAKE = f"make --directory '{ROOT}' --assume-old .venv/.installed BIN=$(dirname $(command -v python))"
+INSTALLING = re.compile(r"^(make install|\. \.venv/bin/activate)$")
 _NO_CARD = "no GPU here: a small model on the CPU"
 _QUICK = "less of the same, to be done sooner"
 _NO_CLUSTER = "no cluster here: the script of the job is what it would submit"
@@ -62,8 +63,7 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         ),
     ),
     "docs/tutorial.md": (
-        Substitution(pattern=r"^make install$", by="", because="it is installed"),
-        Substitution(pattern=r"^\. \.venv/bin/activate$", by="", because="it is installed"),
+        Substitution(pattern=INSTALLING.pattern, by="", because="it is installed"),
         Substitution(pattern=r"--max-samples \d+", by="--max-samples 300", because=_QUICK),
         Substitution(pattern=r"--memory \S+", by="--memory 256MiB", because=_QUICK),
         Substitution(pattern=r"--minutes \d+", by="--minutes 0.3", because=_QUICK),

@@ -1,0 +1,67 @@
+"""``python -m tests.documentation.fill PAGE --work DIR``: what the commands of a page print, from a real run.
+
+Every ``$ `` line of the page's ``console`` blocks is typed in DIR, and what the page shows behind it is replaced by
+what it prints on standard output. On a quiet machine, so that the figures are worth reading.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tests.documentation.blocks import Command, commands_of
+from tests.documentation.shell import Shell
+from tests.documentation.substitutions import INSTALLING
+
+
+def main() -> int:
+    """Type, and write the page anew."""
+    parser = argparse.ArgumentParser(prog="python -m tests.documentation.fill")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--work", type=Path, required=True, help="an empty directory")
+    asked = parser.parse_args()
+    page = asked.page.resolve()
+    work = asked.work.resolve()
+    shell = Shell(work)
+    lines = page.read_text().splitlines()
+    told: dict[int, tuple[Command, list[str]]] = {}
+    for command in commands_of(page):
+        if lines[command.line - 1].startswith("$ ") and not INSTALLING.match(command.text):
+            began_s = time.monotonic()
+            done = shell.run(command.text)
+            sys.stderr.write(f"{time.monotonic() - began_s:6.1f} s  {command.text}\n")
+            if done.code:
+                sys.stderr.write(done.said)
+                return 1
+            told[command.line] = command, done.out.replace(f"{work}/", "").rstrip("\n").splitlines()
+    page.write_text("\n".join(_filled(lines, told)) + "\n")
+    return 0
+
+
+def _filled(lines: list[str], told: dict[int, tuple[Command, list[str]]]) -> list[str]:
+    filled: list[str] = []
+    left_out: range = range(0)
+    for number, line in enumerate(lines, start=1):
+        if number in left_out:
+            continue
+        filled.append(line)
+        if number not in told:
+            continue
+        command, printed = told[number]
+        typed = _lines_typed(lines, number)
+        filled += lines[number : number + typed - 1]
+        filled += [one.rstrip() for one in printed]
+        left_out = range(number, number + typed + len(command.prints))
+    return filled
+
+
+def _lines_typed(lines: list[str], number: int) -> int:
+    """How many lines the command takes."""
+    count = 1
+    while lines[number + count - 2].endswith("\\"):
+        count += 1
+    return count
+
+
+if __name__ == "__main__":
+    sys.exit(main())
