@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
 FAULTS = ROOT / "reports" / "faults.json"
 
-_TRAINING, _FURTHEST = "training", "largest_relative_difference_of_loss"
+_TRAINING, _TUNING, _FURTHEST = "training", "tuning", "largest_relative_difference_of_loss"
 """Names in ``reports/faults.json``."""
 _PERFORMANCE = """\
 # Performance
@@ -144,6 +144,16 @@ The trainer under real torchrun with gloo on a CPU: a model of several gradient 
 than one epoch, a checkpoint every 2 steps. *Same record* means that it has every step once, with the losses of an
 undisturbed run of as many ranks; the weights are compared byte for byte, and so are the samples of every step. A fault
 is injected at a random moment, up to five into one run, each of which is then started again until it comes to its end.
+
+| loop | injected | faults | runs | held in all of them | time |
+|---|---|---:|---:|---|---:|
+"""
+
+_TUNING_FAULTS = """
+## Tuning
+
+`autotune tune --explore` of a small model on a CPU, killed at a random moment of its stages, up to five times, and
+started again each time. Every stage has the least of the time, so that what is decided follows from the ledger alone.
 
 | loop | injected | faults | runs | held in all of them | time |
 |---|---|---:|---:|---|---:|
@@ -353,21 +363,27 @@ def reliability(faults: Mapping[str, Any]) -> str:
     """The loops and what they came to."""
     text = _RELIABILITY
     for name, found in faults.items():
-        if isinstance(found, dict) and name != _TRAINING:
+        if isinstance(found, dict) and name not in (_TRAINING, _TUNING):
             results = found.get("datasets", found.get("copies"))
             text += (
                 f"| {name} | {found['kills']} | {results} | {found['byte_identical']} | {found['seconds']:.0f} s |\n"
             )
+    if _TUNING in faults:
+        text += _TUNING_FAULTS + _injected(faults[_TUNING])
     return text + (_training_faults(faults[_TRAINING]) if _TRAINING in faults else "")
 
 
+def _injected(loops: Mapping[str, Any]) -> str:
+    """A row for each loop that says what was injected, and what held."""
+    return "".join(
+        f"| {name} | {found['injected']} | {found['faults']} | {found['runs'] or 'n/a'} | {found['held']} | "
+        f"{found['seconds']:.0f} s |\n"
+        for name, found in loops.items()
+    )
+
+
 def _training_faults(loops: Mapping[str, Any]) -> str:
-    text = _TRAINING_FAULTS
-    for name, found in loops.items():
-        text += (
-            f"| {name} | {found['injected']} | {found['faults']} | {found['runs'] or 'n/a'} | {found['held']} | "
-            f"{found['seconds']:.0f} s |\n"
-        )
+    text = _TRAINING_FAULTS + _injected(loops)
     furthest = [one[_FURTHEST] for one in loops.values() if _FURTHEST in one]
     if furthest:
         text += (

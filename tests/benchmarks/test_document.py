@@ -32,3 +32,11 @@ def test_loops_of_training_say_what_was_injected_and_what_held():
     assert "| moved | SIGKILL | 3 | n/a | same weights | 12 s |" in text
     assert "no loss was further than 5e-08, relative" in text
     assert "## Training" not in reliability({"points": 20})
+
+
+def test_loops_of_tunings_have_a_table_of_their_own():
+    loop = {"injected": "SIGKILL", "held": "the same is decided", "faults": 10, "runs": 2, "seconds": 300.4}
+    text = reliability({"points": 20, "tuning": {"tune SIGKILL": loop}})
+    assert "## Tuning" in text
+    assert "| tune SIGKILL | SIGKILL | 10 | 2 | the same is decided | 300 s |" in text
+    assert "## Tuning" not in reliability({"points": 20})

@@ -1,6 +1,7 @@
 """``python -m tests.system.faults --out FILE``: every fault loop in full, its figures as JSON.
 
-``--only train`` runs the loops of training alone, and leaves the figures of the others as they are in FILE.
+``--only train`` runs the loops of training alone, and leaves the figures of the others as they are in FILE; ``data``
+and ``tune`` are the others.
 """
 
 import argparse
@@ -20,8 +21,11 @@ from tests.system.faults.kills import may_mount
 from tests.system.faults.prepare import kill_prepare, kill_workers
 from tests.system.faults.stage import kill_stage
 from tests.system.faults.training_loops import LOOPS, TRAINING
+from tests.system.faults.tune import kill_tune
 
 POINTS = 20
+TUNING, TUNING_IN_FULL = "tuning", 10
+"""Where the figures of tunings are, and how many kills they have where the others have ``POINTS``."""
 
 
 def main() -> int:
@@ -31,18 +35,23 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=POINTS, help="kills of each loop; those of training are scaled")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--loop", action="append", help="only this one of training; what FILE has of others stays")
-    parser.add_argument("--only", choices=("data", "train"), help="loops of the data commands, or of training")
+    parser.add_argument("--only", choices=("data", "tune", "train"), help="loops of these alone")
     options = parser.parse_args()
     some = options.only or options.loop
     figures: dict[str, Any] = json.loads(options.out.read_text()) if some and options.out.is_file() else {}
     figures |= {"python": platform.python_version(), "points": options.points, "seed": options.seed}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.only != "train" and not options.loop:
+    if options.only in (None, "data") and not options.loop:
         for name, loop in _data_loops(options.points, options.seed).items():
             with tempfile.TemporaryDirectory(prefix="faults-") as place:
                 figures[name] = _timed(name, loop, Path(place))
             _keep(options.out, figures)
-    if options.only != "data":
+    if options.only in (None, "tune") and not options.loop:
+        scaled = max(1, round(TUNING_IN_FULL * options.points / POINTS))
+        with tempfile.TemporaryDirectory(prefix="faults-") as place:
+            figures[TUNING] = {"tune SIGKILL": _timed("tune SIGKILL", _tune(scaled, options.seed), Path(place))}
+        _keep(options.out, figures)
+    if options.only in (None, "train"):
         known = figures.get(TRAINING, {}) if options.loop else {}
         for name, found in _train(options.points, options.seed, options.loop):
             known[name] = found
@@ -66,6 +75,10 @@ def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, 
         "prepare, its workers and readers SIGKILLed": lambda place: kill_workers(place, points, seed + 4),
         "stage SIGKILL": lambda place: kill_stage(place, points, seed + 3),
     }
+
+
+def _tune(points: int, seed: int) -> Callable[[Path], dict[str, Any]]:
+    return lambda place: kill_tune(place, points, seed)
 
 
 def _train(points: int, seed: int, names: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

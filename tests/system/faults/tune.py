@@ -1,0 +1,249 @@
+"""``autotune tune``, killed in each of its stages and started again.
+
+Each stage gets the least of the time, whatever the moment of a kill, so that what is decided follows from the ledger
+alone: in the end the same command on a copy of that ledger has to come to the same without one trial.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from autotune.core.profile import profile_from_tables
+from autotune.search.profiles import read_profile
+from autotune.store import read_ledger
+from tests.conftest import write_dataset
+
+TINY = {
+    "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+STAGES = ("probe", "explore", "workers", "baseline", "report")
+LONGEST_PAUSE_S = 3.0
+"""After a stage began, until the kill."""
+LEAST_MINUTES = 0.1
+GONE_WITHIN_S = 30.0
+REPEATED = ("measured", "out_of_memory")
+"""Outcomes that need no second trial."""
+_BEFORE = dict(zip(STAGES, ("estimate", *STAGES), strict=False))
+
+
+@dataclass(slots=True, kw_only=True)
+class TunePlace:
+    """Where a tuning runs, and what was seen of it."""
+
+    directory: Path
+    temporary: Path
+    """For temporary files; of few letters, as sockets of loader workers lie there, whose names are bounded."""
+    seen: Counter[str] = field(default_factory=Counter)
+    """How often files were read while it ran."""
+    _read: dict[Path, int] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> Path:
+        """What it writes."""
+        return self.directory / "profiles" / "tiny-cpu.toml"
+
+    @property
+    def report(self) -> Path:
+        """Where ledger and report lie."""
+        return self.directory / "reports" / "tiny-cpu"
+
+    @property
+    def told(self) -> Path:
+        """Standard error of the last start."""
+        return self.directory / "stderr"
+
+    def make(self) -> None:
+        """A small model and a dataset."""
+        self.directory.mkdir()
+        (self.directory / "tiny.json").write_text(json.dumps(TINY))
+        rng = np.random.default_rng(0)
+        starts, lengths = rng.integers(5, 400, 400).tolist(), rng.integers(8, 60, 400).tolist()
+        samples = [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)]
+        write_dataset(self.directory / "data", samples)
+
+    def command(self) -> list[str]:
+        """The command line, always the same."""
+        return [
+            sys.executable, "-m", "autotune", "tune", "--model", "tiny.json", "--data", "data", "--device", "cpu",
+            "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens", "512", "--max-rows", "32", "--window",
+            "0.3", "--minutes", f"{LEAST_MINUTES:g}", "--explore", "--here", "--json",
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Few threads, as others compute on the same cores, and temporary files where they are removed."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
+        return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Start it in a group of its own."""
+        with self.told.open("wb") as told:
+            return subprocess.Popen(
+                self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.DEVNULL, stderr=told,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def finish(self) -> dict[str, Any]:
+        """Let it come to its end; what it says."""
+        with self.told.open("wb") as told:
+            done = subprocess.run(
+                self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.PIPE, stderr=told,
+                timeout=900, check=False,
+            )  # fmt: skip
+        assert done.returncode == 0, self.told.read_text()
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def check_files(self) -> None:
+        """That profile and report are whole, or absent; each is read once after it was written."""
+        report = self.report / "report.html"
+        for path in (self.profile, report, report.with_suffix(".md"), report.with_suffix(".json")):
+            with contextlib.suppress(FileNotFoundError):
+                written_ns = path.stat().st_mtime_ns
+                if self._read.get(path) != written_ns:
+                    _check_whole(path)
+                    self._read[path] = written_ns
+                    self.seen[path.name] += 1
+
+    def has_ended(self, stage: str) -> bool:
+        """Whether a stage of the last start is over, by what it told."""
+        return any(
+            line.startswith("tune ") and f": {stage} " in line
+            for line in self.told.read_text(errors="replace").splitlines()
+        )
+
+    def trials(self) -> list[dict[str, Any]]:
+        """The ledger."""
+        return list(read_ledger(self.report / "ledger").records)
+
+
+def _check_whole(path: Path) -> None:
+    text = path.read_text()
+    if path.suffix == ".toml":
+        assert profile_from_tables(tomllib.loads(text), where=str(path))[1], f"{path} has not the hash it says"
+    elif path.suffix == ".json":
+        json.loads(text)
+    else:
+        assert text.endswith("\n" if path.suffix == ".md" else "</html>\n"), f"{path} is cut"
+
+
+def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
+    """Kill tunings at so many moments, each in several of its stages; then finish and replay them.
+
+    Returns:
+        Figures of the loop, as JSON.
+    """
+    rng = random.Random(seed)
+    runs: list[dict[str, int]] = []
+    stages: list[str] = []
+    while len(stages) < points:
+        chosen = rng.sample(STAGES, min(len(STAGES), points - len(stages)))
+        in_order = [stage for stage in STAGES if stage in chosen]
+        with tempfile.TemporaryDirectory(prefix="tune-") as temporary:
+            runs.append(_kill_one(directory / f"run-{len(runs)}", Path(temporary), in_order, rng))
+        stages += in_order
+    return {
+        "injected": "SIGKILL of its process group, or of the process alone, in each stage from the probe to the report",
+        "held": "goes on to its end, no finished probe trial runs twice, profile and report always whole, nothing left "
+        "behind; on its ledger alone the same is decided without a trial",
+        "faults": len(stages),
+        "in_stages": dict(Counter(stages)),
+        "runs": len(runs),
+        **{name: sum(one[name] for one in runs) for name in runs[0]},
+    }
+
+
+def _kill_one(directory: Path, temporary: Path, stages: Sequence[str], rng: random.Random) -> dict[str, int]:
+    """Kill one tuning in each of these stages, in turn its whole process group and the process alone."""
+    directory.mkdir()
+    place = TunePlace(directory=directory / "killed", temporary=temporary)
+    place.make()
+    kills = starts = 0
+    while kills < len(stages):
+        starts += 1
+        kills += _kill(place, stages[kills], rng.uniform(0, LONGEST_PAUSE_S), group=kills % 2 == 0)
+        assert starts < 4 * len(stages) + 4, "the moments all lie behind its end"
+    answer = place.finish()
+    place.check_files()
+    assert [one["status"] for one in answer["stages"] if one["name"] in STAGES] == ["done"] * len(STAGES), answer
+    repeated = _repeated_steps(place)
+    assert not repeated, f"ran twice: {repeated}"
+    return {
+        "starts": starts + 1,
+        "trials": len(place.trials()),
+        "trials_replayed": _replay(place, directory / "replayed"),
+        "files_read_while_it_ran": sum(place.seen.values()),
+    }
+
+
+def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
+    """Start it, and kill it so long after a stage began; False if it was over before."""
+    process = place.start()
+    while process.poll() is None and not place.has_ended(_BEFORE[stage]):
+        place.check_files()
+        time.sleep(0.02)
+    children: set[psutil.Process] = set()
+    deadline_s = time.monotonic() + pause_s
+    while process.poll() is None and time.monotonic() < deadline_s and not place.has_ended(stage):
+        place.check_files()
+        children |= _children(process.pid)
+        time.sleep(0.02)
+    children |= _children(process.pid)
+    struck = process.poll() is None
+    if struck and group:
+        os.killpg(process.pid, signal.SIGKILL)
+    elif struck:
+        process.kill()
+    process.wait(60)
+    assert struck or process.returncode == 0, place.told.read_text()
+    _, alive = psutil.wait_procs(children, timeout=GONE_WITHIN_S)
+    assert not alive, f"left behind: {alive}"
+    place.check_files()
+    return struck
+
+
+def _children(pid: int) -> set[psutil.Process]:
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _repeated_steps(place: TunePlace) -> list[str]:
+    """Step trials that had come to something, and ran again."""
+    done = Counter(one["key"] for one in place.trials() if one["job"] == "step" and one["outcome"]["kind"] in REPEATED)
+    return [key for key, count in done.items() if count > 1]
+
+
+def _replay(place: TunePlace, directory: Path) -> int:
+    """The same command where there is nothing but the ledger: it decides the same, and runs no trial."""
+    again = TunePlace(directory=directory, temporary=place.temporary)
+    directory.mkdir()
+    shutil.copy(place.directory / "tiny.json", directory)
+    shutil.copytree(place.directory / "data", directory / "data")
+    shutil.copytree(place.report / "ledger", again.report / "ledger")
+    again.finish()
+    before, after = place.trials(), again.trials()
+    new = [one["label"] for one in after[len(before) :]]
+    assert not new, f"measured again: {new}"
+    first, second = read_profile(place.profile).profile, read_profile(again.profile).profile
+    assert first.train == second.train
+    assert first.constraints == second.constraints
+    assert first.evidence == second.evidence
+    return len(after)
