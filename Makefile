@@ -62,7 +62,7 @@ gpu-check: $(STAMP) ## measure what a GPU machine has: facts, ceilings, NVML and
 	$(BIN)/python -m benchmarks.gpu.all --out reports/gpu/latest --minutes 9
 
 bench: $(STAMP) ## benchmarks with a bar, and keep their figures
-	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case; do \
+	@short=0; for name in cli feed scale prepare train estimate probe checkpoint workers network report advice paper_case tune; do \
 		$(BIN)/python -m benchmarks.$$name --json reports/benchmarks/$$name.json || short=1; \
 	done; $(BIN)/python -m benchmarks.document; exit $$short
 

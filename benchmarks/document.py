@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.core.units import format_bytes
 from autotune.store import write_atomically
-from benchmarks import advice, recommendations
+from benchmarks import advice, recommendations, tune
 from benchmarks.reference import pages as reference
 
 GPU_TRAIN = Path(__file__).parent.parent / "reports" / "gpu" / "train.json"
@@ -272,6 +272,8 @@ def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> st
         text += _network(figures["network"])
     if "advice" in figures:
         text += advice.section(figures["advice"])
+    if "tune" in figures:
+        text += tune.section(figures["tune"])
     return text + (_NO_GPU if gpu is None else _gpu_training(gpu))
 
 

@@ -35,7 +35,7 @@ from trainer.dataset import read_manifest
 from trainer.presets import model_settings
 from trainer.progress import progress
 
-GRID = Path(__file__).parent.parent / "reports" / "benchmarks" / "grid.json"
+GRID = Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"
 ROUNDS, TOGETHER, WINDOW_S, SAMPLES = 4, 4, 1.0, 4000
 MIN_STEPS = 2
 SMALL_MODERNBERT = {
@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = options.place / "data"
     if not (data / "manifest.json").is_file():
         write_corpus(data, real_lengths(SAMPLES, seed=0))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     grids = []
     for case in CASES:
         grids.append(measure(case, data, options.place, options.rounds))
@@ -164,11 +165,11 @@ def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int) 
     grid = Grid(model=windows.config.model.name, unexplored=unexplored, window_s=windows.window_s)
     taken: dict[Knobs, list[float]] = {}
     here = bench.fingerprint(windows.config.model, read_manifest(Path(windows.data_dir)))
-    groups = list(_groups(request.cells[1:], rounds))
+    in_turn = list(groups(request.cells[1:], rounds))
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(ledger, here, lambda *_: None, expected_trials=0)
-        for number, group in enumerate(groups):
-            update(number, len(groups), f"{len(request.cells)} cells")
+        for number, group in enumerate(in_turn):
+            update(number, len(in_turn), f"{len(request.cells)} cells")
             rates = _read_group(request, runner, number, [unexplored, *group], taken)
             grid.reference_rates.append(rates[unexplored])
             for cell in group:
@@ -179,7 +180,7 @@ def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int) 
     return grid
 
 
-def _groups(cells: Sequence[Knobs], rounds: int) -> Iterator[list[Knobs]]:
+def groups(cells: Sequence[Knobs], rounds: int) -> Iterator[list[Knobs]]:
     """All cells in every round, in an order of chance, some at a time."""
     for number in range(rounds):
         order = random.Random(number).sample(cells, len(cells))

@@ -45,7 +45,7 @@ def read_profile_tables(path: Path) -> dict[str, Any]:
     Raises:
         BadConfig: If it is missing, not TOML, of another schema version, or has no ``[train]`` table.
     """
-    tables = read_toml(path)
+    tables = read_toml(path, if_missing="Write one with: autotune tune --model MODEL --data DIR")
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
         raise BadConfig(

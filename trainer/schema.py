@@ -17,6 +17,7 @@ from trainer.errors import BadConfig
 
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_DEPTH = 32
+CHECK_PATH = "Check the path."
 
 
 class Table(BaseModel):
@@ -28,13 +29,18 @@ class Table(BaseModel):
 TableT = TypeVar("TableT", bound=Table)
 
 
-def read_toml(path: Path, *, max_bytes: int = 2**20) -> dict[str, Any]:
+def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     """Read a TOML file of bounded size and depth.
+
+    Args:
+        path: The file.
+        max_bytes: Of a larger one nothing is read.
+        if_missing: The next step where there is none, nor one of a name that is close.
 
     Raises:
         BadConfig: If the file is missing, too large, too deep, or not TOML.
     """
-    text = _read_text(path, max_bytes)
+    text = _read_text(path, max_bytes, if_missing)
     try:
         value = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -109,12 +115,12 @@ def nearest(name: str, known: list[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def _read_text(path: Path, max_bytes: int) -> str:
+def _read_text(path: Path, max_bytes: int, if_missing: str = CHECK_PATH) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
     except OSError as error:
-        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step="Check the path.") from error
+        raise BadConfig(f"cannot read {path}: {error.strerror}", next_step=_close_to(path) or if_missing) from error
     if len(raw) > max_bytes:
         raise BadConfig(
             f"{path} is larger than {max_bytes} bytes", next_step="This cannot be such a file; check the path."
@@ -123,6 +129,16 @@ def _read_text(path: Path, max_bytes: int) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise BadConfig(f"{path} is not UTF-8 text", next_step="Check that the path names the right file.") from error
+
+
+def _close_to(path: Path) -> str | None:
+    """Asks for the file beside it whose name is close; None where there is none."""
+    try:
+        beside = sorted(one.name for one in path.parent.iterdir() if one.suffix == path.suffix)
+    except OSError:
+        return None
+    close = nearest(path.name, beside)
+    return None if close in (None, path.name) else f"Did you mean {path.parent / close}?"
 
 
 def _check_depth(value: object, path: Path) -> None:

@@ -134,9 +134,8 @@ class Sweep:
 
     def _window(self, trial: Trial, label: str, *, anew: bool) -> FeedFigures:
         for attempt in range(ATTEMPTS):
-            left = format_seconds(max(0.0, self.request.budget_s - self.seconds))
             told = label + (f", try {attempt + 1}" if attempt else "")
-            outcome = self.runner.run(trial, f"{told} (at most {left} left)", anew=anew)
+            outcome = self.runner.run(trial, told, anew=anew)
             self.seconds += self.runner.finished[-1].seconds
             if not isinstance(outcome, Contaminated):
                 break

@@ -65,7 +65,7 @@ def compare_recipes(
         special_ids=manifest.special_ids.model_dump(),
     )
     ledger = report_directory(stored.path, asked.reports) / "ledger"
-    with bench.display.show(f"baseline {train.model.name}") as update:
+    with bench.display.show(f"baseline {train.model.name}", most_s=60 * asked.minutes) as update:
         trials = len(others) + (len(others) + 1) * asked.rounds
         runner = bench.runner(ledger, fingerprint, update, expected_trials=trials)
         found = Comparison(request=request, runner=runner).run()

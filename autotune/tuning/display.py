@@ -3,17 +3,24 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from autotune.core.trial import FinishedTrial
 from trainer.progress import Update, progress
+
+
+class Show(Protocol):
+    """Begins something that takes long."""
+
+    def __call__(self, title: str, *, most_s: float | None = None) -> AbstractContextManager[Update]:
+        """By its title; ``most_s`` is its budget, if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
     """What a stage tells while it measures; by default one line of progress."""
 
-    show: Callable[[str], AbstractContextManager[Update]] = progress
-    """Begins something that takes long, by its title."""
+    show: Show = progress
     saw: Callable[[FinishedTrial], None] = lambda finished: None
     """Is told each finished trial."""
 

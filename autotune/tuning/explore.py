@@ -64,7 +64,7 @@ def explore_settings(
     probing = probe_request(bench, asked.probe, train.model, manifest)
     search_request = explore_request(bench, stored, asked, probing, manifest)
     ledger = report_directory(stored.path, asked.probe.reports) / "ledger"
-    with bench.display.show(f"explore {train.model.name}") as update:
+    with bench.display.show(f"explore {train.model.name}", most_s=60 * asked.minutes) as update:
         runner = bench.runner(ledger, fingerprint, update, expected_trials=_USUAL_WINDOWS)
         search = Exploration(request=search_request, runner=runner)
         explored = search.run()

@@ -92,11 +92,11 @@ class TuningView:
         return stages_text(self.stages, seconds=self.gone_s, left_s=rest_s, width=width)
 
     @contextlib.contextmanager
-    def _show(self, title: str) -> Iterator[Update]:
+    def _show(self, title: str, *, most_s: float | None = None) -> Iterator[Update]:
         if self._live:
             yield self._update
             return
-        with progress(f"tune: {title}") as plain:
+        with progress(f"tune: {title}", most_s=most_s) as plain:
 
             def both(done: float, total: float | None, note: str) -> None:
                 self._update(done, total, note)

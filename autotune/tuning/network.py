@@ -53,7 +53,7 @@ def tune_network(
         fingerprint = bench.fingerprint(train.model, manifest)
         check_belongs(stored, fingerprint)
         request = _request(bench, stored, asked.data, 60 * asked.minutes, asked.trial_timeout_s)
-        with display.show(f"network {train.model.name}") as update:
+        with display.show(f"network {train.model.name}", most_s=60 * asked.minutes) as update:
             trials = 1 if asked.links_only else 20
             runner = trial_runner(bench.machine, place / "ledger", fingerprint, update, trials, display=display)
             tuning = NetworkTuning(request=request, runner=runner)

@@ -73,7 +73,7 @@ def count_workers(
         sys.stderr.write(f"warn: {warning}\n")
     if asked.page_cache == "warm":
         _warm(asked.data, manifest)
-    with bench.display.show(f"workers {train.model.name}") as update:
+    with bench.display.show(f"workers {train.model.name}", most_s=request.budget_s) as update:
         ledger = report_directory(stored.path, asked.reports) / "ledger"
         sweep = Sweep(request=request, runner=bench.runner(ledger, fingerprint, update, expected_trials=24))
         found = _swept(bench, sweep, asked.joint_trials)

@@ -4,11 +4,11 @@ from trainer import progress as module
 from trainer.progress import progress
 
 
-def lines_of(capsys, monkeypatch, updates):
+def lines_of(capsys, monkeypatch, updates, most_s=None):
     """What is written when updates of (second, done) of 100 come."""
     clock = {"now": 0.0}
     monkeypatch.setattr(module.time, "monotonic", lambda: clock["now"])
-    with progress("work") as update:
+    with progress("work", most_s=most_s) as update:
         for second, done in updates:
             clock["now"] = second
             update(done, 100, "note")
@@ -32,3 +32,12 @@ def test_the_time_left_follows_the_rate_of_the_last_minute(capsys, monkeypatch):
 
 def test_nothing_is_said_of_the_time_left_while_nothing_moves(capsys, monkeypatch):
     assert lines_of(capsys, monkeypatch, [(0, 20), (5, 20)]) == ["work:  20 % note"] * 2
+
+
+def test_what_is_told_to_be_left_is_never_longer_than_the_budget(capsys, monkeypatch):
+    assert lines_of(capsys, monkeypatch, [(0, 0), (5, 1), (10, 2), (30, 3)], most_s=20) == [
+        "work:   0 % note, 0:00:20 left",
+        "work:   1 % note, 0:00:15 left",
+        "work:   2 % note, 0:00:10 left",
+        "work:   3 % note, 0:00:00 left",
+    ]

@@ -77,6 +77,21 @@ def test_what_is_not_text_is_refused(tmp_path):
         read_toml(path)
 
 
+def test_a_file_that_is_missing_is_asked_for_by_the_name_that_is_close(tmp_path):
+    (tmp_path / "bert-mini-cpu.toml").touch()
+    with pytest.raises(BadConfig) as refused:
+        read_toml(tmp_path / "bert-mini-cpy.toml", if_missing="Write one.")
+    assert refused.value.next_step == f"Did you mean {tmp_path / 'bert-mini-cpu.toml'}?"
+
+
+@pytest.mark.parametrize("name", ["other.toml", "none/bert-mini-cpu.toml"])
+def test_where_no_name_is_close_the_next_step_is_what_the_caller_knows(tmp_path, name):
+    (tmp_path / "bert-mini-cpu.toml").touch()
+    with pytest.raises(BadConfig) as refused:
+        read_toml(tmp_path / name, if_missing="Write one.")
+    assert refused.value.next_step == "Write one."
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

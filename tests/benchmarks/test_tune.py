@@ -1,0 +1,117 @@
+import itertools
+import json
+import math
+import random
+from dataclasses import asdict
+
+import pytest
+
+from autotune.core.knobs import Knobs
+from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
+from benchmarks.grid import Grid, groups, read_grids
+from benchmarks.tune import Overhead, Replay, make_bars, replay, section
+
+WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
+NOISE, ROUNDS = 0.03, 6
+
+
+def cell(**changes) -> Knobs:
+    settings = {
+        "precision": "fp32", "attention": "auto", "checkpointing": "none", "compile_layers": False, "layout": "packed",
+        "micro_batch_rows": 8,
+    }  # fmt: skip
+    return Knobs(**settings | changes)
+
+
+CELLS = [
+    cell(precision=precision, checkpointing=checkpointing, layout=layout, micro_batch_rows=rows)
+    for precision, checkpointing, layout, rows in itertools.product(
+        ("fp32", "bf16"), ("none", "full"), ("packed", "bucketed"), (4, 8, 16)
+    )
+]
+UNEXPLORED, BEST = cell(), cell(precision="bf16", micro_batch_rows=16)
+
+
+def worth(one: Knobs) -> float:
+    return math.prod(WORTH.get(value, 1.0) for value in one.settings().values())
+
+
+def recorded(seed: int = 0, worth=worth) -> Grid:
+    rng = random.Random(seed)
+    ratios = {
+        one: [worth(one) / worth(UNEXPLORED) * math.exp(rng.gauss(0, NOISE)) for _ in range(ROUNDS)] for one in CELLS
+    }
+    return Grid(
+        model="tiny",
+        unexplored=UNEXPLORED,
+        window_s=1.0,
+        ratios=ratios | {UNEXPLORED: [1.0]},
+        seconds=dict.fromkeys(CELLS, 3.0),
+        reference_rates=[900.0, 1000.0, 1100.0],
+    )
+
+
+def replayed(**changes) -> Replay:
+    known = {"seed": 0, "chosen": "x", "of_best_share": 0.99, "to_unexplored": 1.2, "trials_share": 0.2}
+    return Replay(**known | changes)
+
+
+def test_a_grid_is_the_same_after_it_was_written(tmp_path):
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps({"rounds": ROUNDS, "grids": [recorded().to_json()]}))
+    assert read_grids(path) == [recorded()]
+
+
+def test_a_round_has_every_cell_once_in_another_order_each_time():
+    read = [one for group in groups(CELLS, 2) for one in group]
+    first, second = read[: len(CELLS)], read[len(CELLS) :]
+    assert set(first) == set(second) == set(CELLS)
+    assert len(read) == 2 * len(CELLS)
+    assert first != second
+
+
+def test_a_replayed_exploration_finds_what_is_clearly_best_with_few_cells():
+    found = [replay(recorded(), seed) for seed in range(4)]
+    assert min(one.of_best_share for one in found) > 0.95
+    assert min(one.to_unexplored for one in found) > 1.2
+    assert max(one.trials_share for one in found) <= 0.6
+    assert BEST.name in {one.chosen for one in found}
+
+
+def test_where_nothing_is_better_nothing_is_adopted():
+    grid = recorded(worth=lambda one: 1.0 if one == UNEXPLORED else 0.8)
+    found = replay(grid, 0)
+    assert found.chosen == UNEXPLORED.name
+    assert found.to_unexplored == 1.0
+
+
+def test_the_same_seed_replays_the_same():
+    assert replay(recorded(), 3) == replay(recorded(), 3)
+
+
+def test_the_model_that_comes_off_worst_counts():
+    replays = {"good": [replayed()], "bad": [replayed(of_best_share=0.98), replayed(of_best_share=0.92)]}
+    bars = {one.name: one for one in make_bars(replays, Overhead(seconds=100.0, seconds_in_children=97.0))}
+    assert bars["tune_of_grid_best_share"].figure == pytest.approx(0.95)
+    assert not bars["tune_of_grid_best_share"].holds
+    assert bars["tune_overhead_share"].figure == pytest.approx(0.03)
+    assert bars["tune_overhead_share"].holds
+
+
+@pytest.mark.parametrize(
+    "changes", [{"of_best_share": 0.9}, {"to_unexplored": 0.99}, {"trials_share": 0.36}], ids=lambda one: str(*one)
+)
+def test_each_bar_can_be_short(changes):
+    overhead = Overhead(seconds=100.0, seconds_in_children=99.0)
+    assert exit_code(make_bars({"a": [replayed()]}, overhead)) == EXIT_HELD
+    assert exit_code(make_bars({"a": [replayed(**changes)]}, overhead)) == EXIT_SHORT
+
+
+def test_the_section_has_a_row_for_each_model():
+    text = section({
+        "grids": {"tiny": {"cells": 24, "unexplored_of_best_share": 0.7}},
+        "replays": {"tiny": [asdict(replayed()), asdict(replayed(of_best_share=0.97))]},
+        "overhead": {"seconds": 100.0, "seconds_in_children": 97.0, "share": 0.03},
+    })  # fmt: skip
+    assert "| tiny | 24 | 70.0% | 98.0% | 97.0% | 1.20 | 20.0% |" in text
+    assert "3.0%" in text
