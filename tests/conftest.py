@@ -15,7 +15,8 @@ ACCEPTED_SKIPS = ("needs an NVIDIA GPU", "this machine has the driver's library"
 
 
 # Machines are shared: what an example computes is tested, and how long it takes is not.
-hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.register_profile("any machine", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=400)  # make soak
 hypothesis.settings.load_profile("any machine")
 
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from trainer.errors import BadConfig
-from trainer.schema import Table, canonical_sha256, parse_table, read_json
+from trainer.schema import Table, canonical_sha256, nearest, parse_table, read_json
 
 DATASET_SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -153,6 +153,12 @@ class Manifest(Table):
         return canonical_sha256(self.model_dump(mode="json"))
 
 
+def _close_to(directory: Path) -> str | None:
+    """Asks for the dataset beside it whose name is close; None where there is none."""
+    close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
+    return f"Did you mean {directory.parent / close}?" if close else None
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Read and validate a dataset's manifest.
 
@@ -160,9 +166,9 @@ def read_manifest(directory: Path) -> Manifest:
         BadConfig: If the directory is not a dataset, or one of another schema version.
     """
     path = directory / MANIFEST_NAME
-    prepare = "Prepare one with: autotune data prepare elf:/usr/bin --out DIR"
+    prepare = "Prepare one with: autotune data prepare SOURCE --out DIR, where SOURCE is for example text:FILE"
     if not directory.is_dir():
-        raise BadConfig(f"{directory} is not a directory", next_step=prepare)
+        raise BadConfig(f"{directory} is not a directory", next_step=_close_to(directory) or prepare)
     if not path.is_file():
         raise BadConfig(f"{directory} is not a dataset: it has no {MANIFEST_NAME}", next_step=prepare)
     raw = read_json(path)

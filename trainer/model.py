@@ -163,5 +163,6 @@ def _check_positions(config: PretrainedConfig, model_type: str, special_ids: Spe
     if seq_length > usable:
         raise BadConfig(
             f"rows of {seq_length} tokens are longer than the {usable} positions of this {model_type}",
-            next_step=f"Use rows of at most {usable} tokens, or raise max_position_embeddings in the config.",
+            next_step=f"Use rows of at most {usable} tokens (--seq-length {usable}), "
+            "or raise max_position_embeddings in the config.",
         )

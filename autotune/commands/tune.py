@@ -178,7 +178,7 @@ def _run(tuning: "Tuning", again: str) -> "tuple[TuningResult, list[AutotuneErro
     try:
         result = tuning.run()
     except AutotuneError:
-        if tuning.has_begun:
+        if tuning.has_saved:
             sys.stderr.write(f"tune: what was finished is saved; to go on from here: {again}\n")
         raise
     return result, tuning.failed

@@ -12,6 +12,7 @@ from autotune.core.units import format_count
 from autotune.corpus.meter import Update
 from autotune.corpus.sources.base import Partition, Reject, Slice, Source, SourceFile, SourceOptions
 from autotune.errors import BadInput
+from trainer.schema import nearest
 
 PARTITION_BYTES = 32 * 2**20
 """Raw bytes that one task reads at least, so that small files share one."""
@@ -102,7 +103,10 @@ def _candidates(source: Source, place: str) -> list[tuple[Path, bool]]:
         if not paths:
             raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it for the shell.")
     else:
-        raise BadInput(f"{place} does not exist", next_step=f"Check the path after {source.kind}:")
+        beside = [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else []
+        close = nearest(root.name, beside)
+        hint = f"Did you mean {source.kind}:{Path(place).parent / close}?" if close else "Check the path."
+        raise BadInput(f"{place} does not exist", next_step=hint)
     return sorted(paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0])))
 
 

@@ -105,9 +105,9 @@ class Tuning:
         )
 
     @property
-    def has_begun(self) -> bool:
-        """Whether any stage had its turn."""
-        return any(stage.status in ("running", "done", "failed") for stage in self.stages)
+    def has_saved(self) -> bool:
+        """Whether there is something to go on from: a stage that ended well, or may have trials in the ledger."""
+        return any(stage.status in ("running", "done") for stage in self.stages)
 
     def _first(self, bench: Bench, manifest: Manifest) -> None:
         """What fits, of all models: predicted, then measured."""

@@ -18,12 +18,12 @@ def test_killed_at_any_moment_it_goes_on_and_ends_byte_identical(tmp_path):
 
 
 def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
-    assert kill_workers(tmp_path, points=1, seed=2)["kills"] == 1
+    assert kill_workers(tmp_path, points=1, seed=2, lines=6_000)["kills"] == 1
 
 
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 1)])
 def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, code, workers):
-    raw = write_raw(tmp_path / "raw", files=4, lines=15_000)
+    raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
     command = prepare_command(raw, tmp_path / "data", workers)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -78,7 +78,7 @@ def test_a_full_disk_is_said_plainly_and_loses_nothing(tmp_path, workers):
 
 
 def test_two_at_once_do_not_disturb_each_other(tmp_path):
-    raw = write_raw(tmp_path / "raw", lines=20_000)
+    raw = write_raw(tmp_path / "raw", lines=8_000)
     first = start(prepare_command(raw, tmp_path / "data", 1))
     deadline_s = time.monotonic() + 60
     while not list(tmp_path.glob(".data.*/lock")) and time.monotonic() < deadline_s:

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_dataset
+from tests.system.faults.tune import TINY
 
 pytestmark = pytest.mark.system
 
 
 def command(data: Path) -> list[str]:
     return [
-        sys.executable, "-m", "autotune", "probe", "--model", "bert-mini", "--data", str(data), "--device", "cpu",
-        "--memory", "192MiB", "--seq-length", "64", "--max-rows", "64", "--here", "--json",
+        sys.executable, "-m", "autotune", "probe", "--model", "tiny.json", "--data", str(data), "--device", "cpu",
+        "--memory", "64MiB", "--seq-length", "64", "--max-rows", "64", "--here", "--json",
     ]  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def records(place: Path) -> list[dict]:
 
 def test_a_killed_probe_repeats_no_finished_trial_and_comes_to_an_answer(tmp_path):
     data = write_dataset(tmp_path / "data", [[5 + n % 400 for n in range(40)] for _ in range(600)])
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
     kills = 0
     for finished in (2,):
         process = subprocess.Popen(

@@ -161,3 +161,13 @@ def test_another_schema_version_is_refused(make_dataset):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 1}))
     with pytest.raises(BadConfig, match="schema version 1"):
         read_manifest(path.parent)
+
+
+def test_a_dataset_whose_name_is_mistyped_is_asked_for(tmp_path):
+    write_dataset(tmp_path / "proteins", SAMPLES)
+    with pytest.raises(BadConfig, match="is not a directory") as refused:
+        read_manifest(tmp_path / "protein")
+    assert refused.value.next_step == f"Did you mean {tmp_path / 'proteins'}?"
+    with pytest.raises(BadConfig, match="is not a directory") as refused:
+        read_manifest(tmp_path / "logs")
+    assert "autotune data prepare" in refused.value.next_step

@@ -263,6 +263,6 @@ def _as_text(prepared: "Prepared", seconds: float) -> str:
             "tokens per sample",
             length_histogram(histogram.edges, histogram.counts),
             "",
-            f"next: autotune probe --model bert-mini --data {shlex.quote(str(prepared.directory))} --memory 1GiB",
+            f"next: autotune tune --model bert-mini --data {shlex.quote(str(prepared.directory))} --memory 1GiB",
         ]
     )

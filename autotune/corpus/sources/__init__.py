@@ -1,5 +1,7 @@
 """Kinds of raw data: one module each, behind one protocol."""
 
+from pathlib import Path
+
 from autotune.corpus.sources.base import Source
 from autotune.corpus.sources.elf import ElfSource
 from autotune.corpus.sources.jsonl import JsonlSource
@@ -22,7 +24,11 @@ def open_source(spec: str) -> tuple[Source, str]:
     kind, colon, place = spec.partition(":")
     known = ", ".join(f"{name}:" for name in SOURCES)
     if not colon:
-        raise BadInput(f"{spec!r} names no kind of source", next_step=f"Write one of {known} before it.")
+        suffix = Path(spec).suffix.removeprefix(".")
+        likely = suffix if suffix in SOURCES else "text"
+        raise BadInput(
+            f"{spec!r} names no kind of source", next_step=f"Write one of {known} before it, as in {likely}:{spec}"
+        )
     if kind not in SOURCES:
         match = nearest(kind, list(SOURCES))
         hint = f"Did you mean {match}:{place}?" if match else f"Known kinds: {known}"

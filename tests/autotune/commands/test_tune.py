@@ -30,7 +30,7 @@ class Told:
             profiles=("p/tiny-cpu.toml",), report="r/report.html", stages=stages, seconds=9.5, seconds_in_children=9.0,
             next_steps=("autotune advise p/tiny-cpu.toml",),
         )  # fmt: skip
-        self.failed, self.error, self.has_begun, self.asked = [], None, True, None
+        self.failed, self.error, self.has_saved, self.asked = [], None, True, None
 
     def __call__(self, *, asked):
         self.asked = asked
@@ -145,7 +145,7 @@ def test_what_ends_the_tuning_says_how_to_go_on(told, capsys):
 
 
 def test_before_anything_began_there_is_nothing_to_go_on_from(told, capsys):
-    told.error, told.has_begun = BadInput("there is no dataset", next_step="Make one."), False
+    told.error, told.has_saved = BadInput("there is no dataset", next_step="Make one."), False
     assert call() == 3
     assert "to go on from here" not in capsys.readouterr().err
 

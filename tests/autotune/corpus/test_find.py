@@ -141,3 +141,20 @@ def test_many_files_are_looked_up_with_progress(tmp_path, monkeypatch):
     told = []
     find_files(*open_source(f"text:{tmp_path}"), lambda done, total, note: told.append((done, total, note)))
     assert told == [(4, 10, "4 of 10 files"), (8, 10, "8 of 10 files")]
+
+
+def test_a_place_whose_name_is_mistyped_is_asked_for(tmp_path):
+    (tmp_path / "corpus.txt").write_text("a line\n")
+    with pytest.raises(BadInput, match="does not exist") as refused:
+        find(f"text:{tmp_path / 'corpu.txt'}")
+    assert refused.value.next_step == f"Did you mean text:{tmp_path / 'corpus.txt'}?"
+    with pytest.raises(BadInput, match="does not exist") as refused:
+        find(f"text:{tmp_path / 'nowhere' / 'corpus.txt'}")
+    assert refused.value.next_step == "Check the path."
+
+
+@pytest.mark.parametrize(("spec", "likely"), [("my.jsonl", "jsonl:my.jsonl"), ("logs/*.log", "text:logs/*.log")])
+def test_a_place_without_its_kind_is_shown_with_one(spec, likely):
+    with pytest.raises(BadInput, match="names no kind of source") as refused:
+        open_source(spec)
+    assert refused.value.next_step.endswith(f"as in {likely}")

@@ -219,7 +219,17 @@ def test_nothing_usable_is_an_error_that_shows_why(tmp_path, silent):
         run(silent, f"elf:{tmp_path / 'programs'}", out=tmp_path / "data")
 
 
-@pytest.mark.parametrize("stage", ["extract samples", "find duplicates", "count words", "encode", "assemble train"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "extract samples",
+        "encode",
+        *(
+            pytest.param(stage, marks=pytest.mark.slow)
+            for stage in ("find duplicates", "count words", "assemble train")
+        ),
+    ],
+)
 def test_after_an_interrupt_anywhere_it_goes_on_and_ends_the_same(lines, tmp_path, silent, stage, small_pieces):
     options = {"tokenizer": "wordlevel"}
     run(silent, f"text:{lines}", out=tmp_path / "whole", **options)

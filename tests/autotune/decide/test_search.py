@@ -122,7 +122,7 @@ def test_an_exact_prediction_takes_the_two_trials_that_prove_it():
 
 
 def test_simulated_machines_take_few_trials_and_are_never_answered_wrongly():
-    found = [search(SimulatedMachine(seed), predicted=True) for seed in range(60)]
+    found = [search(SimulatedMachine(seed), predicted=True) for seed in range(30)]
     assert all(right for _, right in found)
     trials = [count for count, _ in found]
     assert statistics.median(trials) <= 4

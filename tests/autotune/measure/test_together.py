@@ -80,6 +80,7 @@ def test_a_trial_that_fails_costs_only_itself(two_ranks, tmp_path):
     assert isinstance(two_ranks.run(links(repeats=1)), Measured)
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     start = on_this_node(2, "cpu", importlib.metadata.version("torch"))

@@ -60,13 +60,13 @@ def kill_prepare(
     }
 
 
-def kill_workers(place: Path, points: int, seed: int) -> dict[str, Any]:
+def kill_workers(place: Path, points: int, seed: int, lines: int = 20_000) -> dict[str, Any]:
     """Kill so many of the processes that it starts: workers, readers and what these start.
 
     Returns:
         Figures of the loop, as JSON.
     """
-    raw = write_raw(place / "raw", lines=20_000)
+    raw = write_raw(place / "raw", lines=lines)
     expected, undisturbed_s = _undisturbed(raw, place / "whole")
     kills = attempts = 0
     while kills < points:

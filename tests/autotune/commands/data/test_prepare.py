@@ -37,7 +37,7 @@ def test_the_result_is_told_and_the_next_command_comes_last(programs, tmp_path):
     result = run(f"elf:{programs}", "--out", tmp_path / "my data")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[-1] == f"next: autotune probe --model bert-mini --data '{tmp_path / 'my data'}' --memory 1GiB"
+    assert lines[-1] == f"next: autotune tune --model bert-mini --data '{tmp_path / 'my data'}' --memory 1GiB"
     for said in ("raw -> tokens", "masks not stored", "for validation", "duplicates dropped", "0.0 %", "###"):
         assert said in result.stdout
     assert max(map(len, lines[:-1])) <= 100
