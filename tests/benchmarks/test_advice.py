@@ -47,12 +47,14 @@ def test_the_document_has_every_promise():
     assert "| input | 50 | 98% | network 1 | 0 | n/a |  |" in text
 
 
-ALONE = [pytest.param(*one, id=one[0], marks=pytest.mark.soak) for one in LIMITED if not one[0].startswith("two ")]
-TOGETHER = [pytest.param(*one, id=one[0], marks=pytest.mark.slow) for one in LIMITED if one[0].startswith("two ")]
+REAL = [
+    pytest.param(*one, id=one[0], marks=pytest.mark.slow if one[0].startswith("two hosts") else pytest.mark.soak)
+    for one in LIMITED
+]
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("what", "cause", "run"), ALONE + TOGETHER)
+@pytest.mark.parametrize(("what", "cause", "run"), REAL)
 def test_a_real_training_is_judged_by_what_limits_it(tmp_path, what, cause, run):
     found = run(make_place(tmp_path))
     limit = bottleneck_of_run(found)

@@ -61,7 +61,7 @@ def _sizes_of_accelerate(rows: int) -> list[int]:
     return sizes
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_lightning_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
     pytest.importorskip("lightning")
     found = find_with_lightning(TINY, 0.0)
@@ -72,7 +72,7 @@ def test_lightning_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
     assert found.seconds > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_lightning_takes_its_margin_off():
     pytest.importorskip("lightning")
     halved = find_with_lightning(replace(TINY, memory_budget_bytes=32 * 2**20), 0.5)
@@ -80,7 +80,7 @@ def test_lightning_takes_its_margin_off():
     assert halved.trials in [len(sizes) for sizes in searches]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_accelerate_finds_rows_that_fit_and_every_size_it_tried_is_counted(fits):
     pytest.importorskip("accelerate")
     found = find_with_accelerate(TINY)

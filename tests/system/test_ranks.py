@@ -129,7 +129,7 @@ def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, oth
         assert float((gradient - second[name]).norm() / gradient.norm()) <= 1e-12, name
 
 
-COMPILED = [pytest.param(name, marks=pytest.mark.slow) for name in ("compiled", "compiled-ddp")]
+COMPILED = [pytest.param(name, marks=pytest.mark.soak) for name in ("compiled", "compiled-ddp")]
 
 
 @pytest.mark.parametrize("name", ["zero1", "fsdp2", "checkpointed", "static", "no-view", *COMPILED])

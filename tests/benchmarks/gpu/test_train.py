@@ -7,7 +7,7 @@ import torch
 from benchmarks.gpu import train
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_parts_run_in_small_without_a_gpu_and_say_what_they_are(tmp_path, capsys, monkeypatch):
     # Machine code takes a minute to compile, and is not what runs on a GPU.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
