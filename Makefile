@@ -8,9 +8,9 @@ ALONE := tests/system/test_train_faults.py
 CLUSTER := tests/system/slurm
 
 DEMO := demo
-DEMO_MODELS := bert-mini bert-small
-DEMO_FUNCTIONS := 4000
-DEMO_MEMORY := 768MiB
+DEMO_MODELS := bert-mini docs/assets/modernbert-tiny/config.json
+DEMO_FUNCTIONS := 3000
+DEMO_MEMORY := 256MiB
 DEMO_MINUTES := 3
 DEMO_STEPS := 30
 

@@ -377,7 +377,7 @@ def compare(*, a: AnyPath, b: AnyPath) -> "Comparison":
         AutotuneError: If either is nothing of these.
 
     >>> from autotune import compare
-    >>> found = compare(a="profiles/bert-mini-cpu.toml", b="profiles/bert-small-cpu.toml")
+    >>> found = compare(a="profiles/bert-mini-cpu.toml", b="profiles/modernbert-tiny-cpu.toml")
     >>> [change.key for change in found.circumstances]
     ['model']
     >>> {figure.verdict for figure in found.figures}

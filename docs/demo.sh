@@ -20,6 +20,7 @@ models=""
 profiles=""
 for model in $MODELS; do
     models="$models --model $model"
+    case $model in */*) model=$(basename "$(dirname "$model")") ;; esac # a config.json goes by its directory's name
     profiles="$profiles $DEMO/profiles/$model-cpu.toml"
 done
 first="${profiles# }"
@@ -27,7 +28,7 @@ first="${first%% *}"
 
 # shellcheck disable=SC2086  # the lists are meant to be split
 run autotune tune $models --data "$DEMO/data" --device cpu --memory "$MEMORY" --here --seq-length 128 \
-    --global-batch-tokens 4096 --minutes "$MINUTES" --out "$DEMO/profiles" --reports "$DEMO/reports"
+    --global-batch-tokens 1024 --window 0.5 --minutes "$MINUTES" --out "$DEMO/profiles" --reports "$DEMO/reports"
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # what torchrun would set by itself, with a warning
 run_directory="$DEMO/runs/$(date -u +%Y%m%dT%H%M%SZ)"

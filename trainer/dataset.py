@@ -167,6 +167,9 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     prepare = "Prepare one with: autotune data prepare SOURCE --out DIR, where SOURCE is for example text:FILE"
+    if directory.is_file():
+        first = f"Prepare it first, for example: autotune data prepare text:{directory} --out DIR"
+        raise BadConfig(f"{directory} is a file, and no prepared dataset", next_step=first)
     if not directory.is_dir():
         raise BadConfig(f"{directory} is not a directory", next_step=_close_to(directory) or prepare)
     if not path.is_file():

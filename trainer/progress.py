@@ -31,7 +31,9 @@ def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
 def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None) -> str:
     """How long the rest takes at the rate of the last lines; empty while there is none."""
     (first_s, first), (last_s, last) = told[0], told[-1]
-    bounds = [] if ends_s is None else [max(0.0, ends_s - last_s)]
+    if ends_s is not None and last_s > ends_s:
+        return "its time is over, the least is finished"
+    bounds = [] if ends_s is None else [ends_s - last_s]
     if total is not None and last > first:
         bounds.append((total - last) * (last_s - first_s) / (last - first))
     return f"{datetime.timedelta(seconds=round(min(bounds)))} left" if bounds else ""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from autotune.show.answers.advise import Applied
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
+_NAME_ONE = (
+    "Name one: autotune advise PROFILE, or autotune advise RUN. To make a profile: autotune tune --model M --data DIR"
+)
 
 
 def advise(
@@ -98,11 +101,11 @@ def _default_place() -> Path:
     if len(profiles) == 1:
         return profiles[0]
     there = (
-        f"{len(profiles)} profiles in {_PROFILES}/"
+        f"there are {len(profiles)} profiles in {_PROFILES}/"
         if profiles
-        else f"no run in {_RUNS}/ and no profile in {_PROFILES}/"
+        else f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/"
     )
-    raise UsageError(f"there is {there}", next_step="Name one: autotune advise PROFILE, or autotune advise RUN.")
+    raise UsageError(there, next_step=_NAME_ONE)
 
 
 def _profiles() -> list[Path]:

@@ -163,6 +163,13 @@ def test_another_schema_version_is_refused(make_dataset):
         read_manifest(path.parent)
 
 
+def test_raw_data_is_to_be_prepared_first(tmp_path):
+    (tmp_path / "corpus.txt").write_text("a line\n")
+    with pytest.raises(BadConfig, match="is a file") as refused:
+        read_manifest(tmp_path / "corpus.txt")
+    assert f"autotune data prepare text:{tmp_path / 'corpus.txt'} --out" in refused.value.next_step
+
+
 def test_a_dataset_whose_name_is_mistyped_is_asked_for(tmp_path):
     write_dataset(tmp_path / "proteins", SAMPLES)
     with pytest.raises(BadConfig, match="is not a directory") as refused:

@@ -39,5 +39,5 @@ def test_what_is_told_to_be_left_is_never_longer_than_the_budget(capsys, monkeyp
         "work:   0 % note, 0:00:20 left",
         "work:   1 % note, 0:00:15 left",
         "work:   2 % note, 0:00:10 left",
-        "work:   3 % note, 0:00:00 left",
+        "work:   3 % note, its time is over, the least is finished",
     ]

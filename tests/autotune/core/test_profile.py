@@ -91,7 +91,7 @@ def test_ranks_parameters_and_rows_are_the_probes_where_there_is_one_and_else_th
     assert (both.local_ranks, both.parameters, both.mean_real_tokens_per_row) == (1, None, 33.5)
 
 
-@pytest.mark.parametrize("name", ["bert-mini-cpu.toml", "bert-small-cpu.toml"])
+@pytest.mark.parametrize("name", ["bert-mini-cpu.toml", "modernbert-tiny-cpu.toml"])
 def test_profiles_from_before_there_were_estimates_read_as_they_were_written(name):
     tables = tomllib.loads((SHIPPED / name).read_text())
     profile, intact = profile_from_tables(tables, where=name)
