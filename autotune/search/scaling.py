@@ -22,6 +22,7 @@ from autotune.decide.scaling import (
     scale,
     useful_nodes,
 )
+from autotune.decide.shape import gradients_of_shape
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network import MOST_MICRO_BATCHES, NetworkTuning, further_s
 
@@ -29,7 +30,6 @@ ASSUMED_LATENCY_S = 25e-6
 ASSUMED_LINE_SHARE = 0.8
 """Of the line's rate that all-reduces reach, where only the rate is known."""
 MOST_NODES = 8192
-PARTS_PER_LAYER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,27 +214,19 @@ def _of_curve(profile: Profile, curve: Sequence[CurvePoint]) -> RankCompute:
 
 
 def assumed_gradients(profile: Profile) -> tuple[GradientPart, ...]:
-    """Gradients by the model's shape: layers one after the other, then everything else, as embeddings are ready last.
+    """Gradients by the model's shape.
 
     Raises:
         BadInput: If the number of parameters is not known.
     """
-    probe, config = profile.evidence.probe, profile.train.model.config
+    probe = profile.evidence.probe
     parameters = None if probe is None else probe.parameters
     if parameters is None:
         raise BadInput(
             "the profile does not say how many parameters the model has",
             next_step=f"Measure it: autotune network --profile PROFILE; or probe {profile.train.model.name} again.",
         )
-    layers, hidden = int(config.get("num_hidden_layers", 12)), int(config.get("hidden_size", 768))
-    intermediate = int(config.get("intermediate_size", 4 * hidden))
-    matrices = 3 if config["model_type"] == "modernbert" else 2  # a gated layer has one more
-    in_layers = min(parameters, layers * (4 * hidden**2 + matrices * hidden * intermediate))
-    parts = layers * PARTS_PER_LAYER
-    found = [
-        GradientPart(elements=max(1, in_layers // parts), ready_share=(number + 1) / parts) for number in range(parts)
-    ]
-    return (*found, GradientPart(elements=max(1, parameters - in_layers), ready_share=1.0))
+    return gradients_of_shape(profile.train, parameters)
 
 
 def _networks(
