@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.commands.completion import cards, models
-from autotune.commands.options import AsJson
+from autotune.commands.options import SEQ_LENGTH_TOKENS, AsJson, SeqLength
 from autotune.errors import AutotuneError, DoesNotFit, UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autotune.search.prediction import Asked, Target
     from autotune.show.estimate import Answer
 
-_SEQ_LENGTH, _MAX_ROWS, _HEADROOM = 512, 16_384, 0.03
+_MAX_ROWS, _HEADROOM = 16_384, 0.03
 
 
 def estimate(
@@ -39,7 +39,7 @@ def estimate(
         Path | None, typer.Option(help="Dataset, for its vocabulary and what its rows hold.", envvar="AUTOTUNE_DATA")
     ] = None,
     vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = 30_522,
-    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = _SEQ_LENGTH,
+    seq_length: SeqLength = SEQ_LENGTH_TOKENS,
     layout: Annotated[Literal["packed", "bucketed", "padded"] | None, typer.Option(help="What a row holds.")] = None,
     precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
     attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
@@ -120,7 +120,7 @@ def estimate(
         "data": data or "DIR",
         "memory": memory,
         "device": device if device == "cpu" else None,
-        "seq-length": seq_length if seq_length != _SEQ_LENGTH else None,
+        "seq-length": seq_length if seq_length != SEQ_LENGTH_TOKENS else None,
         "layout": layout,
         "precision": precision,
         "attention-dropout": attention_dropout,

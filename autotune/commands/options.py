@@ -1,9 +1,11 @@
 """Options that several commands have, each said once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from autotune.commands.completion import models
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Reports = Annotated[Path, typer.Option(help="Where ledgers and reports lie.")]
@@ -14,3 +16,35 @@ TRIAL_TIMEOUT_S = 600.0
 ProfileData = Annotated[
     Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
 ]
+
+Models = Annotated[
+    list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
+]
+Data = Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")]
+Device = Annotated[
+    Literal["auto", "cuda", "cpu"],
+    typer.Option(help="What to measure; auto takes the first visible GPU, else the CPU."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="Budget of one rank, such as 94GB or 2GiB. Default: the free GPU memory; half the RAM."),
+]
+SeqLength = Annotated[int, typer.Option(min=8, help="Tokens in a row.")]
+SEQ_LENGTH_TOKENS = 512
+Precision = Annotated[
+    Literal["bf16", "fp32"] | None,
+    typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
+]
+AttentionDropout = Annotated[
+    float | None,
+    typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
+]
+GlobalBatchTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 samples."),
+]
+Ranks = Annotated[
+    int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")
+]
+MaxRows = Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")]
+MAX_ROWS = 16384

@@ -5,9 +5,28 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards, models
+from autotune.commands.completion import cards
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
+from autotune.commands.options import (
+    MAX_ROWS,
+    REPORTS,
+    SEQ_LENGTH_TOKENS,
+    TRIAL_TIMEOUT_S,
+    AsJson,
+    AttentionDropout,
+    Data,
+    Device,
+    GlobalBatchTokens,
+    Here,
+    MaxRows,
+    Memory,
+    Models,
+    Precision,
+    Ranks,
+    Reports,
+    SeqLength,
+    TrialTimeout,
+)
 from autotune.errors import BadInput, UsageError
 
 _MINUTES_PER_MODEL = 3
@@ -17,35 +36,18 @@ _MINUTES_PER_MODEL = 3
 def probe(
     context: typer.Context,
     *,
-    model: Annotated[
-        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
-    ],
-    data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
-    device: Annotated[
-        Literal["auto", "cuda", "cpu"],
-        typer.Option(help="What to measure; auto takes the first visible GPU, else the CPU."),
-    ] = "auto",
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Budget of one rank, such as 94GB or 2GiB. Default: the free GPU memory; half the RAM."),
-    ] = None,
-    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
+    model: Models,
+    data: Data,
+    device: Device = "auto",
+    memory: Memory = None,
+    seq_length: SeqLength = SEQ_LENGTH_TOKENS,
     layout: Annotated[
         Literal["packed", "bucketed", "padded"] | None,
         typer.Option(help="What a row holds. Default: packed, where this project knows the model's attention."),
     ] = None,
-    attention_dropout: Annotated[
-        float | None,
-        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
-    ] = None,
-    precision: Annotated[
-        Literal["bf16", "fp32"] | None,
-        typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
-    ] = None,
-    global_batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 samples."),
-    ] = None,
+    attention_dropout: AttentionDropout = None,
+    precision: Precision = None,
+    global_batch_tokens: GlobalBatchTokens = None,
     checkpointing: Annotated[
         Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
     ] = "none",
@@ -53,15 +55,13 @@ def probe(
         str | None,
         typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.", autocompletion=cards),
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")
-    ] = None,
+    ranks: Ranks = None,
     accumulate: Annotated[
         bool, typer.Option(help="Let steps have several micro-batches, which needs more memory than one.")
     ] = True,
     granularity: Annotated[int, typer.Option(min=1, help="Try multiples of this many rows only.")] = 1,
     headroom: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")] = 0.03,
-    max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
+    max_rows: MaxRows = MAX_ROWS,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path | None, typer.Option(help="Profile file; with several models a directory.")] = None,
     slurm: Slurm = None,

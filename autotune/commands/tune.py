@@ -7,13 +7,32 @@ import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.completion import cards, models
+from autotune.commands.completion import cards
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, Reports, TrialTimeout
+from autotune.commands.options import (
+    MAX_ROWS,
+    REPORTS,
+    SEQ_LENGTH_TOKENS,
+    TRIAL_TIMEOUT_S,
+    AsJson,
+    AttentionDropout,
+    Data,
+    Device,
+    GlobalBatchTokens,
+    Here,
+    MaxRows,
+    Memory,
+    Models,
+    Precision,
+    Ranks,
+    Reports,
+    SeqLength,
+    TrialTimeout,
+)
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -41,11 +60,9 @@ class Skippable(StrEnum):
 def tune(
     context: typer.Context,
     *,
-    model: Annotated[
-        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
-    ],
-    data: Annotated[Path, typer.Option(help="Dataset directory.", envvar="AUTOTUNE_DATA")],
-    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="What to measure.")] = "auto",
+    model: Models,
+    data: Data,
+    device: Device = "auto",
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -54,19 +71,12 @@ def tune(
             autocompletion=cards,
         ),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Budget of one rank, such as 94GB; as probe takes it.")] = None,
-    seq_length: Annotated[int, typer.Option(min=8, help="Tokens in a row.")] = 512,
-    precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
-    attention_dropout: Annotated[
-        float | None,
-        typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use their fastest kernels."),
-    ] = None,
-    global_batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Real tokens of an optimizer step over all ranks.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Local ranks. Default: all visible GPUs; 1 on a CPU.")
-    ] = None,
+    memory: Memory = None,
+    seq_length: SeqLength = SEQ_LENGTH_TOKENS,
+    precision: Precision = None,
+    attention_dropout: AttentionDropout = None,
+    global_batch_tokens: GlobalBatchTokens = None,
+    ranks: Ranks = None,
     nodes: Annotated[
         int,
         typer.Option(min=1, help="Nodes that the training is to have. With --slurm a second job measures two of them."),
@@ -90,7 +100,7 @@ def tune(
             "accumulation steps are probed with one micro-batch."
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")] = 16384,
+    max_rows: MaxRows = MAX_ROWS,
     window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
