@@ -43,8 +43,10 @@ test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, 
 	$(BIN)/python -m pytest -m slow $(ALONE) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(CLUSTER) $(PYTEST_ARGS)
 
-soak: $(STAMP) ## run every fault loop in full (about 25 minutes on two quiet cores), and keep its figures
+soak: $(STAMP) ## run every fault loop in full, properties with many examples, and keep the figures (about an hour on two cores)
 	$(BIN)/python -m pytest -m soak tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough -m 'not slow and not soak and not system' \
+		tests/autotune/decide tests/trainer $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
 	$(BIN)/python -m benchmarks.document
 
