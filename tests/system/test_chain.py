@@ -153,7 +153,7 @@ def test_transformers_loads_the_model_and_fills_a_mask(run):
     assert all(0 < guess["score"] <= 1 and guess["token_str"] for guess in filled)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_workers_are_counted_and_written_into_the_profile(work, profile, run):
     out = autotune("workers", "--profile", str(profile), "--data", "data", "--window", "0.5", "--minutes", "0.3",
                    "--max-workers", "1", "--here", cwd=work)  # fmt: skip

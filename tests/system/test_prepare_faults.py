@@ -48,7 +48,7 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
 
 
 @pytest.mark.skipif(not may_mount(), reason="needs root to mount")
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_full_disk_is_said_plainly_and_loses_nothing(tmp_path, workers):
     raw = write_raw(tmp_path / "raw")
     expected = tmp_path / "whole"

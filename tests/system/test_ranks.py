@@ -93,7 +93,7 @@ def found(tmp_path_factory) -> Found:
     return Found(tmp_path_factory.mktemp("ranks"))
 
 
-FOUR = pytest.param(4, marks=pytest.mark.slow)
+FOUR = pytest.param(4, marks=pytest.mark.soak)
 
 
 def _furthest(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
@@ -113,9 +113,9 @@ def test_ranks_and_accumulation_give_one_gradient(found, world):
     ("one", "other"),
     [
         ((1, "fp64"), (2, "fp64")),
-        pytest.param((1, "fp64"), (4, "fp64"), marks=pytest.mark.slow),
+        pytest.param((1, "fp64"), (4, "fp64"), marks=pytest.mark.soak),
         ((1, "fp64"), (2, "fsdp2-fp64")),
-        pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.slow),
+        pytest.param((4, "modernbert"), (4, "modernbert-hsdp"), marks=pytest.mark.soak),
     ],
 )
 def test_in_fp64_every_tensor_of_the_gradient_agrees_to_rounding(found, one, other):
@@ -140,7 +140,7 @@ def test_strategies_and_knobs_lead_to_the_same_weights(found, name):
     assert _furthest(plain["parameters"], other["parameters"]) <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_hybrid_sharding_leads_to_the_weights_of_ddp(found):
     plain, hybrid = found[4, "fp32"], found[4, "hsdp"]
     assert hybrid["losses"] == pytest.approx(plain["losses"], rel=1e-5)
@@ -160,7 +160,7 @@ def test_shared_strategies_keep_a_share_of_the_optimizers_state_on_each_rank(fou
         assert 0.4 * whole < found[2, name]["share_of_state"] < 0.6 * whole
 
 
-@pytest.mark.parametrize("case", [(2, "fp64"), (2, "fsdp2-fp64"), pytest.param((4, "fp64"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [(2, "fp64"), (2, "fsdp2-fp64"), pytest.param((4, "fp64"), marks=pytest.mark.soak)])
 def test_evaluation_does_not_depend_on_how_many_ranks_share_it(found, case):
     # After one step of the same gradient.
     assert found[case]["evaluation"] == pytest.approx(found[1, "fp64"]["evaluation"], rel=1e-6)

@@ -91,7 +91,7 @@ def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     assert not (tmp_path / "scratch").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.system
 def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     scratch = tmp_path / "scratch"

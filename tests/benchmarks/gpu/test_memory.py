@@ -38,7 +38,7 @@ def test_what_was_not_measured_leaves_its_bar_unmeasured():
     assert [bar.holds for bar in bars] == [None] * 5
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.system
 def test_the_benchmark_runs_in_small_on_a_cpu(tmp_path):
     file = tmp_path / "memory.json"

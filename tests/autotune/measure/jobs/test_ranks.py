@@ -130,7 +130,7 @@ def test_ranks_without_their_device_are_bad_input(run, promptly):
         run(measured(device="cuda", local_ranks=17))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_largest_micro_batch_is_the_same_under_torchrun(run, tmp_path):
     # Halfway between what two sizes need, so that no byte of chance moves the edge.
     needs = [run(measured(rows)).figures["peak_bytes"] for rows in (6, 7)]
