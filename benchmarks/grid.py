@@ -1,18 +1,20 @@
 """``python -m benchmarks.grid``: measure every cell of the explored space of two models on this machine's CPU.
 
-``benchmarks.tune`` replays explorations against these readings. A round reads all cells in an order of chance, in
-groups beside the settings that the probe alone comes to, so that a machine's slow minutes weigh on both sides of each
-ratio. Run it on a machine that does nothing else: it takes about an hour. Interrupted, it goes on from its ledger.
-Compiled cells are left out: each would take a minute.
+``benchmarks.tune`` replays explorations against these readings. A round reads cells in an order of chance, in groups
+beside the settings that the probe alone comes to, so that a machine's slow minutes weigh on both sides of each ratio.
+The first rounds are of all cells, the others of those that may still be the best: there the means must be sure. Run it
+on a machine that does nothing else: it takes about an hour. Interrupted, it goes on from its ledger. Compiled cells are
+left out: each would take a minute.
 """
 
 import argparse
+import itertools
 import json
 import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 from autotune.core.knobs import Knobs
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures
-from autotune.decide.resampling import location
+from autotune.decide.resampling import location, residuals_of
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.profiles import read_profile
 from autotune.search.trials import TrialRunner
@@ -36,7 +38,10 @@ from trainer.presets import model_settings
 from trainer.progress import progress
 
 GRID = Path(__file__).parent.parent / "reports" / "benchmarks" / "recorded" / "grid.json"
-ROUNDS, TOGETHER, WINDOW_S, SAMPLES = 4, 4, 1.0, 4000
+ROUNDS, MOST_ROUNDS = 2, 12
+"""Of all cells, and of those that may be the best."""
+TOGETHER, WINDOW_S, SAMPLES = 4, 2.0, 4000
+MAY_BE_BEST_SIGMAS = 3.0
 MIN_STEPS = 2
 SMALL_MODERNBERT = {
     "model_type": "modernbert", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2,
@@ -72,7 +77,7 @@ class Grid:
     """What the probe alone comes to."""
     window_s: float
     ratios: dict[Knobs, list[float]] = field(default_factory=dict)
-    """Real tokens/s to the unexplored settings beside them, one figure for each round."""
+    """Real tokens/s to the unexplored settings beside them, one figure for each round that a cell was read in."""
     seconds: dict[Knobs, float] = field(default_factory=dict)
     """What a window took, start included: median."""
     reference_rates: list[float] = field(default_factory=list)
@@ -83,6 +88,23 @@ class Grid:
         import numpy as np
 
         return {cell: location(np.log(np.array(ratios))) for cell, ratios in self.ratios.items()}
+
+    def deviations(self) -> list[float]:
+        """Of the logarithms of all ratios from where their cell's lie, as wide as those of single windows are."""
+        import numpy as np
+
+        every = [residuals_of(np.array([math.log(one) for one in ratios])) for ratios in self.ratios.values()]
+        return [float(one) for some in every for one in some]
+
+    def may_be_best(self) -> list[Knobs]:
+        """Cells that are not surely slower than the fastest."""
+        means, sigma = self.mean_log_ratios(), statistics.pstdev(self.deviations())
+        best = max(means, key=lambda cell: means[cell])
+
+        def surely_off(cell: Knobs) -> float:
+            return MAY_BE_BEST_SIGMAS * sigma * math.hypot(*(len(self.ratios[one]) ** -0.5 for one in (cell, best)))
+
+        return [cell for cell in means if means[best] - means[cell] <= surely_off(cell)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -123,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=GRID, metavar="FILE", help="where the readings go")
     parser.add_argument("--place", type=Path, default=Path("grid"), help="where ledger and dataset lie")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every cell")
+    parser.add_argument("--most-rounds", type=int, default=MOST_ROUNDS, help="of those that may be the best")
     options = parser.parse_args(arguments)
     data = options.place / "data"
     if not (data / "manifest.json").is_file():
@@ -130,13 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     grids = []
     for case in CASES:
-        grids.append(measure(case, data, options.place, options.rounds))
-        content = {"rounds": options.rounds, "grids": [grid.to_json() for grid in grids]}
+        grids.append(measure(case, data, options.place, options.rounds, options.most_rounds))
+        content = {"grids": [grid.to_json() for grid in grids]}
         write_atomically(options.json, json.dumps(content) + "\n")
     return 0
 
 
-def measure(case: Case, data: Path, place: Path, rounds: int) -> Grid:
+def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) -> Grid:
     """Probe a model, and read every cell around what the probe came to."""
     asked = ProbeAsked(
         models=(case.settings,),
@@ -157,35 +180,37 @@ def measure(case: Case, data: Path, place: Path, rounds: int) -> Grid:
         )
         cells = [cell for cell in request.cells if not cell.compile_layers and request.fits(cell)]
         request = replace(request, cells=tuple(cells))
-        return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds)
+        return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)
 
 
-def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int) -> Grid:
+def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, most_rounds: int) -> Grid:
     windows, unexplored = request.windows, request.cells[0]
     grid = Grid(model=windows.config.model.name, unexplored=unexplored, window_s=windows.window_s)
     taken: dict[Knobs, list[float]] = {}
     here = bench.fingerprint(windows.config.model, read_manifest(Path(windows.data_dir)))
-    in_turn = list(groups(request.cells[1:], rounds))
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(ledger, here, lambda *_: None, expected_trials=0)
-        for number, group in enumerate(in_turn):
-            update(number, len(in_turn), f"{len(request.cells)} cells")
-            rates = _read_group(request, runner, number, [unexplored, *group], taken)
-            grid.reference_rates.append(rates[unexplored])
-            for cell in group:
-                if cell in rates:
-                    grid.ratios.setdefault(cell, []).append(rates[cell] / rates[unexplored])
+        numbers = itertools.count()
+        for turn in range(most_rounds):
+            left = request.cells if turn < rounds else grid.may_be_best()
+            others = [cell for cell in left if cell != unexplored]
+            for group in groups(others, turn):
+                number = next(numbers)
+                update(turn, most_rounds, f"{len(others)} cells, group {number}")
+                rates = _read_group(request, runner, number, [unexplored, *group], taken)
+                grid.reference_rates.append(rates[unexplored])
+                for cell in group:
+                    if cell in rates:
+                        grid.ratios.setdefault(cell, []).append(rates[cell] / rates[unexplored])
     grid.ratios[unexplored] = [1.0]
     grid.seconds = {cell: statistics.median(taken[cell]) for cell in grid.ratios}
     return grid
 
 
-def groups(cells: Sequence[Knobs], rounds: int) -> Iterator[list[Knobs]]:
-    """All cells in every round, in an order of chance, some at a time."""
-    for number in range(rounds):
-        order = random.Random(number).sample(cells, len(cells))
-        for start in range(0, len(order), TOGETHER):
-            yield order[start : start + TOGETHER]
+def groups(cells: Sequence[Knobs], turn: int) -> list[list[Knobs]]:
+    """Some at a time, in an order of chance that is another in every round."""
+    order = random.Random(turn).sample(cells, len(cells))
+    return [order[start : start + TOGETHER] for start in range(0, len(order), TOGETHER)]
 
 
 def _read_group(
