@@ -198,10 +198,10 @@ def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, 
                 number = next(numbers)
                 update(turn, most_rounds, f"{len(others)} cells, group {number}")
                 rates = _read_group(request, runner, number, [unexplored, *group], taken)
-                grid.reference_rates.append(rates[unexplored])
+                grid.reference_rates.append(round(rates[unexplored], 1))
                 for cell in group:
                     if cell in rates:
-                        grid.ratios.setdefault(cell, []).append(rates[cell] / rates[unexplored])
+                        grid.ratios.setdefault(cell, []).append(round(rates[cell] / rates[unexplored], 4))
     grid.ratios[unexplored] = [1.0]
     grid.seconds = {cell: statistics.median(taken[cell]) for cell in grid.ratios}
     return grid

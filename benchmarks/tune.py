@@ -3,12 +3,12 @@
 Overhead: a real ``autotune tune`` of a small model on this machine's CPU, in a process of its own. What does not go by
 while trials, their server or ranks run or start is overhead: Python's own start, decisions, ledgers, the report.
 
-Regret: ``benchmarks.grid`` has measured every cell of the explored space of two models on a CPU, several windows each,
-and kept the readings. Explorations are replayed against them: each window is drawn from the readings of its cell, with
-another seed of the draw each time. What was chosen is held against the best cell of the grid, by the grid's own means,
-of which the best is flattered by chance. Short windows deviate twice as much as what was recorded, which were full
-ones. Losses are taken to be equal whatever the precision: what is asked here is speed. Compiled cells are not in the
-grid: each would take a minute on a CPU.
+Regret: ``benchmarks.grid`` has measured every cell of the explored space of two models on a CPU, those that may be the
+best many times, and kept the readings. Explorations are replayed against them, with another seed each time: a window
+gives what its cell gives in the mean, off by as much as one of the recorded ratios was. What was chosen is held against
+the best cell of the grid, by the grid's own means, of which the best is flattered by chance. Short windows deviate
+twice as much as what was recorded, which were full ones. Losses are taken to be equal whatever the precision: what is
+asked here is speed. Compiled cells are not in the grid: each would take a minute on a CPU.
 """
 
 import argparse
@@ -167,18 +167,19 @@ def replay(grid: Grid, seed: int) -> Replay:
 
 
 def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
-    """Reads what was recorded, in an order of chance."""
+    """Reads what was recorded, with deviations in an order of chance."""
     rng = random.Random(seed)
-    means = grid.mean_log_ratios()
+    means, deviations = grid.mean_log_ratios(), grid.deviations()
 
     def simulate(trial: Trial) -> Outcome:
         config = trial.measured["config"]
         cell = Knobs(**{name: config[name] for name in KNOBS})
-        reading = math.log(rng.choice(grid.ratios[cell]))
         short = trial.measured["min_steps"] == 1
-        deviation = (reading - means[cell]) * (2 if short else 1)
+        # A recorded ratio deviates by what both of its windows do, so all of it is the cell's.
+        deviation = 0.0 if cell == grid.unexplored else rng.choice(deviations) * (2 if short else 1)
         clock.sleep(grid.seconds[cell])
-        rate = rng.choice(grid.reference_rates) * math.exp(means[cell] + deviation)
+        here_and_now = random.Random(f"{seed} {trial.measured['round']}").choice(grid.reference_rates)
+        rate = here_and_now * math.exp(means[cell] + deviation)
         losses = [4 - step / 100 for step in range(trial.measured["min_steps"])]
         return Measured(figures=_figures(rate) | ({"losses": losses} if trial.measured.get("losses") else {}))
 

@@ -170,8 +170,22 @@ def _log_likelihoods(covariances: Float64, y: Float64) -> Float64:
 
 def expected_improvement(found: Posterior, best: float) -> Float64:
     """By how much each cell is expected to beat a figure, in logarithms; shape (cells,)."""
-    sigma = found.sigma
-    z = (found.mean - best) / sigma
+    return _expected_gain(found.mean - best, found.sigma)
+
+
+def expected_gain_over(found: Posterior, one: int) -> Float64:
+    """By how much each cell is expected to beat another one, in logarithms; shape (cells,), next to nothing for itself.
+
+    What both have in common in what is believed of them does not count, so this is less than what
+    ``expected_improvement`` says of the same figure, were it known.
+    """
+    variance = np.diag(found.covariance) + found.covariance[one, one] - 2 * found.covariance[one]
+    return _expected_gain(found.mean - found.mean[one], np.sqrt(np.maximum(variance, 1e-12)))
+
+
+def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
+    """The mean of what is above nothing of a normal distribution."""
+    z = ahead / sigma
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in z])
     return np.asarray(np.maximum(0.0, sigma * (z * below + density)))

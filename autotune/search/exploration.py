@@ -3,9 +3,9 @@
 Every cell of the space keeps the global batch, and fits as far as memory can be predicted. A round reads the unexplored
 settings beside the proposed ones, so that what a machine's minutes do to one they do to all; a cell is first read for a
 short window, and goes on to a full one only if it may still be the best. The search stops when no cell is expected to
-win more than the noise would let anybody see; until then those that may be the best are read again. What promises most
-is then held against the unexplored settings window by window, and taken only where it is proven to be faster; where it
-rounds differently its loss must be the same as well.
+win more than the noise would let anybody see; until then those that may be the best are read again. Those that promise
+most are then held against the unexplored settings and each other, window by window, until one is left; it is taken only
+where it is proven to be faster than the unexplored settings, and learns the same where it rounds differently.
 
 Windows are on batches from memory, as loaders are counted later, at whatever settings come out of this.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from autotune.core.knobs import Knobs
 from autotune.core.outcome import Outcome
 from autotune.decide.exploration import Posterior, expected_improvement
-from autotune.search.exploration_known import Known, Tried
+from autotune.search.exploration_known import LEAST_IMPROVEMENT, Known, Tried
 from autotune.search.exploration_proof import Explored, prove
 from autotune.search.exploration_windows import SHORT_PART, ExploreRequest, Windows
 from autotune.search.trials import TrialRunner
@@ -31,8 +31,6 @@ TOGETHER = 3
 PRUNE_SIGMAS = 2.0
 """A first look so far below the best rules a cell out."""
 LEAST_TRIALS = 12
-LEAST_IMPROVEMENT = 0.003
-"""Of the logarithm: less is not worth a search, however sure."""
 VISIBLE_SHARE = 0.1
 """Of a window's noise: what a dozen windows of both in turn can tell apart."""
 
@@ -92,7 +90,7 @@ class Exploration:
                 break
             self._round(study, asked)
         self.stopped_because = why
-        return prove(self.known.best(), self.known, self.reading)
+        return prove(self.known, self.reading)
 
     # What to read next.
 

@@ -1,15 +1,20 @@
 """What an exploration knows of each cell, and which cells are left."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.core.knobs import Knobs
 from autotune.core.outcome import Contaminated, Outcome, OutOfMemory, describe
-from autotune.decide.exploration import Posterior, Seen, posterior
+from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior
+from trainer.config import Precision
 
 CRASHES = 2
 """Values of a knob that crashed so often, and never ran, are left out."""
+FINALISTS = 6
+"""As many are held against the unexplored settings, at most."""
+LEAST_IMPROVEMENT = 0.003
+"""Of the logarithm: less is not worth a search, however sure."""
 _SURE = 8
 """Windows that the unexplored settings' ratio of one counts as."""
 
@@ -153,11 +158,31 @@ class Known:
             if cell == self.unexplored or (cell in self.tried and self.tried[cell].ran)
         )
 
-    def best(self) -> Knobs:
-        """The cell that ran a full window and is believed to be the fastest."""
+    def finalists(self, precisions: Collection[Precision]) -> list[Knobs]:
+        """Cells of these precisions that ran and may well be the fastest, the most promising first."""
+        ran = [
+            cell
+            for cell, one in self.tried.items()
+            if one.ran and cell in self.cells and cell.precision in precisions and cell != self.unexplored
+        ]
+        return self.may_be_fastest(ran)[:FINALISTS]
+
+    def may_be_fastest(self, cells: Sequence[Knobs]) -> list[Knobs]:
+        """The one believed to be the fastest, and those that are expected to win something over it.
+
+        Without that one where it is the unexplored settings, which are held against these in any case.
+        """
         found, place = self.believed(), self.places
-        ran = [cell for cell, one in self.tried.items() if one.ratios and cell in place]
-        return max([self.unexplored, *ran], key=lambda cell: float(found.mean[place[cell]]))
+        fastest = max([self.unexplored, *cells], key=lambda cell: float(found.mean[place[cell]]))
+        gains = expected_gain_over(found, place[fastest])
+        others = [cell for cell in cells if cell != fastest and gains[place[cell]] >= LEAST_IMPROVEMENT]
+        others.sort(key=lambda cell: -float(gains[place[cell]]))
+        return others if fastest == self.unexplored else [fastest, *others]
+
+    def consider(self, cell: Knobs) -> None:
+        """Take one more into the space."""
+        if cell not in self.cells:
+            self._keep((*self.cells, cell))
 
 
 def said_of(value: object) -> str:

@@ -1,5 +1,7 @@
-"""Whether a candidate is faster than the unexplored settings, and learns the same."""
+"""Which finalist of a search is the fastest, whether it beats the unexplored settings, and learns the same."""
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,11 +33,25 @@ class Explored:
     """Why it is not taken although it is faster."""
 
 
-def prove(candidate: Knobs, known: Known, windows: Windows) -> Explored:
-    """Hold a candidate against the unexplored settings; where it rounds differently, in what it learns as well."""
-    if candidate == known.unexplored:
-        return Explored(candidate=candidate, ratio=UNKNOWN, equal_loss=None, adopted=False)
-    ratio = _verify(candidate, known, windows)
+def prove(known: Known, windows: Windows) -> Explored:
+    """Hold the finalists of a search against the unexplored settings and each other, and the fastest in what it learns.
+
+    Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
+    """
+    finalists = known.finalists({cell.precision for cell in known.cells})
+    if not finalists:
+        return Explored(candidate=known.unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
+    first = prove_one_of(finalists, known, windows)
+    alike = known.finalists({known.unexplored.precision})
+    if first.refused is None or not alike:
+        return first
+    second = prove_one_of(alike, known, windows)
+    return replace(second, equal_loss=first.equal_loss) if second.adopted else first
+
+
+def prove_one_of(finalists: Sequence[Knobs], known: Known, windows: Windows) -> Explored:
+    """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
+    candidate, ratio = _race(finalists, known, windows)
     faster = ratio.low is not None and ratio.low > 1.0
     if not faster or not _rounds_differently(candidate, known.unexplored):
         return Explored(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
@@ -43,22 +59,41 @@ def prove(candidate: Knobs, known: Known, windows: Windows) -> Explored:
     return Explored(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal, refused=None if equal else told)
 
 
-def _verify(candidate: Knobs, known: Known, windows: Windows) -> Interval:
-    """Windows of both in turn, until they differ or enough of them do not."""
-    pairs: list[tuple[float, float]] = []
-    while True:
-        outcomes = windows.read([candidate, known.unexplored], short=False)
-        rates = windows.rates(outcomes)
-        known.note(rates, short=False)
-        if candidate not in rates:
-            known.failed(candidate, outcomes[candidate])
-            return UNKNOWN
-        pairs.append((rates[candidate], rates[known.unexplored]))
-        ratio = paired_ratio(pairs)
-        differs = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
+def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[Knobs, Interval]:
+    """Windows of all in turn; who is not expected to win any more drops out.
+
+    It ends once one is left and differs from the unexplored settings, and after as many rounds as are worth it. Which
+    one is left is decided by all readings; its ratio is of these rounds alone, as chance in those before has chosen it.
+    """
+    left = list(finalists)
+    pairs: dict[Knobs, list[tuple[float, float]]] = {cell: [] for cell in left}
+    for turn in itertools.count(1):
+        ran = _round(left, known, windows, pairs)
+        if not ran:
+            return left[0], UNKNOWN
+        left = known.may_be_fastest(ran)
+        leader = left[0] if left else ran[0]
+        ratio = paired_ratio(pairs[leader])
+        proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
         late = windows.seconds >= windows.request.windows.budget_s
-        if len(pairs) >= MOST_VERIFYING or (len(pairs) >= FIRST_VERIFYING and (differs or late)):
-            return ratio
+        if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):
+            break
+    return leader, ratio
+
+
+def _round(
+    cells: Sequence[Knobs], known: Known, windows: Windows, pairs: Mapping[Knobs, list[tuple[float, float]]]
+) -> list[Knobs]:
+    """A window of each; those that ran, with what they and the unexplored settings gave."""
+    outcomes = windows.read([*cells, known.unexplored], short=False)
+    rates = windows.rates(outcomes)
+    known.note(rates, short=False)
+    for cell in cells:
+        if cell in rates:
+            pairs[cell].append((rates[cell], rates[known.unexplored]))
+        else:
+            known.failed(cell, outcomes[cell])
+    return [cell for cell in cells if cell in rates and cell in known.cells]
 
 
 def _rounds_differently(candidate: Knobs, unexplored: Knobs) -> bool:

@@ -15,7 +15,7 @@ from autotune.errors import DoesNotFit
 from autotune.search.estimate import CannotTrace, EstimateRequest, estimate_model, predicted_rows
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_evidence import evidence
-from autotune.search.exploration_proof import Explored, prove
+from autotune.search.exploration_proof import Explored, prove_one_of
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile, report_directory, with_exploration
@@ -106,7 +106,8 @@ def _settle(
     if chosen.micro_batch_rows > most:
         ranks = search.request.windows.limits.local_ranks
         fewer = with_dealt_rows(replace(chosen, micro_batch_rows=most), search.request.global_rows, ranks)
-        explored = prove(fewer, search.known, search.reading)
+        search.known.consider(fewer)
+        explored = prove_one_of([fewer], search.known, search.reading)
     if not explored.adopted:
         return stored.profile, explored
     train = probed.train.model_copy(update={"micro_batch_rows": explored.candidate.micro_batch_rows})

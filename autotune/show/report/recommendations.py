@@ -111,14 +111,20 @@ def _value(value: object) -> str:
 
 
 def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
-    """Every part of the report that is missing, with the command for it."""
-    rows: list[list[str | None]] = []
+    """Every part of the report that is missing, by the command for it: one often gives several."""
+    by_command: dict[tuple[str | None, str], list[tuple[str, str]]] = {}
     for section in sections:
         for block in blocks_of(Document(title="", subtitle="", sections=(section,))):
             if isinstance(block, Missing):
-                rows += [[section.title, block.what, command] for command in block.commands or (None,)]
-    if not rows:
+                for command in block.commands or (None,):
+                    alone = block.what if command is None else ""
+                    by_command.setdefault((command, alone), []).append((section.title, block.what))
+    if not by_command:
         return ()
+    rows: list[list[str | None]] = []
+    for (command, _), parts in by_command.items():
+        titles, whats = ("; ".join(dict.fromkeys(some)) for some in zip(*parts, strict=True))
+        rows.append([titles, whats, command])
     headers = ("section", "what is missing", "what would change that")
     kept, left = first_of(rows, MOST_ROWS, "missing parts")
     table = Table(caption="What is missing", headers=headers, rows=tuple(kept), long=len(kept) > LONG_TABLE_ROWS)

@@ -7,6 +7,8 @@ from autotune.core.outcome import Contaminated, Crashed, OutOfMemory
 from autotune.errors import Undecided
 from autotune.measure.clock import FakeClock
 from autotune.search.exploration_evidence import evidence
+from autotune.search.exploration_known import FINALISTS
+from autotune.search.exploration_proof import FIRST_VERIFYING, MOST_VERIFYING
 from tests.autotune.search.explorations import (
     CELLS,
     FEW,
@@ -86,6 +88,57 @@ def test_what_is_taken_is_proven_with_windows_of_both_in_turn(tmp_path):
     assert set(proof) == {found.candidate, UNEXPLORED}
     assert proof in ([found.candidate, UNEXPLORED, UNEXPLORED, found.candidate] * 2,
                      [UNEXPLORED, found.candidate, found.candidate, UNEXPLORED] * 2)  # fmt: skip
+
+
+CLOSE = additive({"bf16": 1.3, "padded": 1.02, "full": 0.98})
+"""Layouts and recomputing matter less than the noise."""
+
+
+def proven(place, rate, **changes):
+    """A search, what it found, and the cells of each round of its proof."""
+    clock, rounds = FakeClock(), {}
+    machine = machine_of(rate, clock, **changes)
+    plain, search = machine._simulate, exploration_over(machine, place, clock, cells=FEW)
+
+    def simulate(trial):
+        if search.stopped_because and not trial.measured.get("losses"):
+            rounds.setdefault(trial.measured["round"], []).append(knobs_of(trial))
+        return plain(trial)
+
+    machine._simulate = simulate
+    return search, search.run(), list(rounds.values())
+
+
+def test_finalists_are_held_against_each_other_and_drop_out_for_good(tmp_path):
+    several = 0
+    for seed in range(4):
+        search, found, rounds = proven(tmp_path / str(seed), CLOSE, noise=0.1, seed=seed)
+        assert all(len(set(cells)) == len(cells) <= 1 + FINALISTS and UNEXPLORED in cells for cells in rounds)
+        assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
+        assert all(found.candidate in cells for cells in rounds)
+        assert FIRST_VERIFYING <= len(rounds) <= MOST_VERIFYING
+        assert len(search.tried[found.candidate].ratios) >= len(rounds)
+        several += len(rounds[0]) > len(rounds[-1])
+    assert several >= 2
+
+
+def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
+    clock = FakeClock()
+    machine = machine_of(CLOSE, clock, noise=0.06)
+    plain, search, crashed = machine._simulate, exploration_over(machine, tmp_path, clock, cells=FEW), set()
+
+    def simulate(trial):
+        if search.stopped_because and knobs_of(trial) != UNEXPLORED and crashed <= {knobs_of(trial)}:
+            crashed.add(knobs_of(trial))
+            return Crashed(detail="broken")
+        return plain(trial)
+
+    machine._simulate = simulate
+    found = search.run()
+    assert len(crashed) == 1
+    assert found.adopted
+    assert found.candidate not in crashed
+    assert search.tried[crashed.pop()].outcome == "crashed"
 
 
 def test_a_candidate_that_is_not_proven_to_be_faster_is_not_taken(tmp_path):
@@ -340,6 +393,18 @@ def test_what_crashed_and_runs_now_is_read_beside_the_others_of_its_round(tmp_pa
 BF16_WINS = additive({"bf16": 1.5, "padded": 0.6, "full": 0.7})
 
 
+def bf16_learns_less(precision, step):
+    """By a fifth."""
+    return 3.0 - (0.01 if precision == "fp32" else 0.008) * step
+
+
+def bf16_alone_wins(knobs):
+    """Nothing of another kind is faster than the unexplored settings."""
+    other = 1.0 if knobs.layout == "packed" and knobs.checkpointing == "none" else 0.7
+    rows = 1.0 if knobs.micro_batch_rows == UNEXPLORED.micro_batch_rows else 0.8
+    return 1000 * other * rows * (1.5 if knobs.precision == "bf16" else 1.0)
+
+
 def test_another_precision_is_taken_where_it_learns_the_same(tmp_path):
     search, found = explored(tmp_path, BF16_WINS, cells=FEW)
     assert found.adopted
@@ -354,10 +419,7 @@ def test_another_precision_is_taken_where_it_learns_the_same(tmp_path):
 
 
 def test_another_precision_that_learns_less_is_not_taken_however_fast(tmp_path):
-    search, found = explored(
-        tmp_path, BF16_WINS, cells=FEW,
-        loss=lambda precision, step: 3.0 - (0.01 if precision == "fp32" else 0.008) * step,
-    )  # fmt: skip
+    search, found = explored(tmp_path, bf16_alone_wins, cells=FEW, loss=bf16_learns_less)
     assert not found.adopted
     assert found.ratio.low > 1
     assert "not within 1%" in found.equal_loss
@@ -366,8 +428,24 @@ def test_another_precision_that_learns_less_is_not_taken_however_fast(tmp_path):
     assert ": faster, and not taken: after 48 steps the loss was" in kept.choice
 
 
+def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
+    search, found = explored(
+        tmp_path,
+        BF16_WINS,
+        cells=FEW,
+        loss=lambda precision, step: 3.0 - (0.01 if precision == "fp32" else 0.008) * step,
+    )
+    assert found.adopted
+    assert found.candidate.precision == "fp32"
+    assert worth(BF16_WINS, found.candidate) >= 0.97 * max(
+        worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32"
+    )
+    assert "not within 1%" in found.equal_loss
+    assert "proven to be faster" in evidence(search, found).choice
+
+
 def test_a_loss_that_shows_nothing_is_no_reason_to_take_it(tmp_path):
-    search, found = explored(tmp_path, BF16_WINS, cells=FEW, loss=lambda precision, step: 3.0)
+    search, found = explored(tmp_path, bf16_alone_wins, cells=FEW, loss=lambda precision, step: 3.0)
     assert not found.adopted
     assert found.equal_loss.startswith("not checked: in 48 steps")
     checks = [trial for trial in search.runner.machine.trials if trial.measured.get("losses")]
@@ -376,7 +454,7 @@ def test_a_loss_that_shows_nothing_is_no_reason_to_take_it(tmp_path):
 
 def test_a_check_of_the_loss_that_does_not_run_is_no_reason_to_take_it(tmp_path):
     clock = FakeClock()
-    machine = machine_of(BF16_WINS, clock)
+    machine = machine_of(bf16_alone_wins, clock)
     plain = machine._simulate
     machine._simulate = lambda trial: Crashed(detail="broken") if trial.measured.get("losses") else plain(trial)
     found = exploration_over(machine, tmp_path, clock, cells=FEW).run()
