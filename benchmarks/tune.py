@@ -59,10 +59,11 @@ while trials, their server or ranks ran or started: {share:.1%} beside them.
 
 Explorations replayed against every cell of two models' spaces, as measured on this machine's CPU (windows in turns with
 the unexplored settings, so that slow minutes weigh on both). *Of best* is against the best cell by the grid's own
-means, which chance flatters. Compiled cells are left out: each would take a minute on a CPU.
+means, which chance flatters. *Noise* is the standard deviation of the ratio of two windows. Compiled cells are left
+out: each would take a minute on a CPU.
 
-| model | cells | unexplored, of best | explored, of best | least | to unexplored (median) | cells tried |
-|---|---:|---:|---:|---:|---:|---:|
+| model | cells | noise | unexplored, of best | explored, of best | least | to unexplored (median) | cells tried |
+|---|---:|---:|---:|---:|---:|---:|---:|
 """
 
 
@@ -242,7 +243,11 @@ def summary(grids: Sequence[Grid]) -> dict[str, Any]:
     for grid in grids:
         means = grid.mean_log_ratios()
         share = math.exp(means[grid.unexplored] - max(means.values()))
-        found[grid.model] = {"cells": len(means), "unexplored_of_best_share": share}
+        found[grid.model] = {
+            "cells": len(means),
+            "window_ratio_sigma": statistics.pstdev(grid.deviations()),
+            "unexplored_of_best_share": share,
+        }
     return found
 
 
@@ -252,10 +257,11 @@ def section(found: Mapping[str, Any]) -> str:
     for model, grid in found["grids"].items():
         some = found["replays"][model]
         shares, trials = ([one[key] for one in some] for key in ("of_best_share", "trials_share"))
+        ratio = statistics.median(one["to_unexplored"] for one in some)
         text += (
-            f"| {model} | {grid['cells']} | {grid['unexplored_of_best_share']:.1%} | {statistics.fmean(shares):.1%} | "
-            f"{min(shares):.1%} | {statistics.median(one['to_unexplored'] for one in some):.2f} | "
-            f"{statistics.fmean(trials):.1%} |\n"
+            f"| {model} | {grid['cells']} | {grid['window_ratio_sigma']:.1%} | "
+            f"{grid['unexplored_of_best_share']:.1%} | {statistics.fmean(shares):.1%} | {min(shares):.1%} | "
+            f"{ratio:.2f} | {statistics.fmean(trials):.1%} |\n"
         )
     return text
 

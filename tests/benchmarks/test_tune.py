@@ -126,9 +126,9 @@ def test_each_bar_can_be_short(changes):
 
 def test_the_section_has_a_row_for_each_model():
     text = section({
-        "grids": {"tiny": {"cells": 24, "unexplored_of_best_share": 0.7}},
+        "grids": {"tiny": {"cells": 24, "window_ratio_sigma": 0.08, "unexplored_of_best_share": 0.7}},
         "replays": {"tiny": [asdict(replayed()), asdict(replayed(of_best_share=0.97))]},
         "overhead": {"seconds": 100.0, "seconds_in_children": 97.0, "share": 0.03},
     })  # fmt: skip
-    assert "| tiny | 24 | 70.0% | 98.0% | 97.0% | 1.20 | 20.0% |" in text
+    assert "| tiny | 24 | 8.0% | 70.0% | 98.0% | 97.0% | 1.20 | 20.0% |" in text
     assert "3.0%" in text
