@@ -86,7 +86,8 @@ class ExploreEvidence(Table):
     """Why the settings are what they are."""
     stopped_because: str
     equal_loss: str | None = None
-    """What a check of the loss found, where rounding differs; None where there was nothing to check."""
+    """What a check of the loss found where rounding differs: of the chosen settings, or of faster ones that are not
+    taken for it. None where there was nothing to check."""
     left_out: list[str] = Field(default_factory=list)
     """Knobs and values that were not explored, and why."""
     knobs: list[KnobEffect]

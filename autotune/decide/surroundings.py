@@ -15,9 +15,10 @@ WORKSPACE_BYTES = {True: 32 * MIB, False: 8320 * 1024}
 _HOPPER = (9, 0)
 WORKSPACES = 2
 """One for the thread of forward, one for that of backward."""
-LIBRARIES_BYTES = (18 * MIB, 38 * MIB, 52 * MIB)
-"""On a CPU: matrix libraries' scratch and code, stacks, Python's objects; measured with five models on two cores, least
-on one core."""
+LIBRARIES_BYTES = (4 * MIB, 38 * MIB, 52 * MIB)
+"""On a CPU: matrix libraries' scratch and code, stacks, Python's objects. Measured with five models on two cores of an
+Intel Xeon with AMX (33 to 52 MiB), on one (18 MiB and more), and with two models on an AMD EPYC: 11 MiB on two cores,
+6 on one."""
 UNTRACED_SHARE = {"cpu": 0.005, "cuda": 0.03}
 """Of what grows with the micro-batch: how much kernels may need that a trace cannot see; measured on a CPU, on a GPU
 assumed."""

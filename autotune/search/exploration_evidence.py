@@ -87,7 +87,8 @@ def _choice(search: Exploration, found: Explored) -> str:
     if found.candidate == unexplored:
         return "nothing that was tried is believed to be faster than the unexplored settings"
     if found.adopted:
-        return f"{candidate}: proven to be faster than {unexplored.name}"
+        more = f"; {found.passed_over.name} is not taken: {found.equal_loss}" if found.passed_over else ""
+        return f"{candidate}: proven to be faster than {unexplored.name}{more}"
     if (outcome := search.tried[found.candidate].outcome) != "ran":
         return f"{candidate} promised most, and {outcome} when that was to be proven, so {unexplored.name} stays"
     if found.refused is not None:

@@ -31,6 +31,8 @@ class Explored:
     adopted: bool
     refused: str | None = None
     """Why it is not taken although it is faster."""
+    passed_over: Knobs | None = None
+    """Settings that are faster, and were not taken for what ``equal_loss`` says of them."""
 
 
 def prove(known: Known, windows: Windows) -> Explored:
@@ -46,7 +48,7 @@ def prove(known: Known, windows: Windows) -> Explored:
     if first.refused is None or not alike:
         return first
     second = prove_one_of(alike, known, windows)
-    return replace(second, equal_loss=first.equal_loss) if second.adopted else first
+    return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
 def prove_one_of(finalists: Sequence[Knobs], known: Known, windows: Windows) -> Explored:

@@ -440,8 +440,10 @@ def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tm
     assert worth(BF16_WINS, found.candidate) >= 0.97 * max(
         worth(BF16_WINS, cell) for cell in FEW if cell.precision == "fp32"
     )
-    assert "not within 1%" in found.equal_loss
-    assert "proven to be faster" in evidence(search, found).choice
+    told = evidence(search, found).choice
+    assert f"proven to be faster than {UNEXPLORED.name}; " in told
+    assert f"bf16 is not taken: {found.equal_loss}" in told
+    assert "not within 1%" in told
 
 
 def test_a_loss_that_shows_nothing_is_no_reason_to_take_it(tmp_path):
