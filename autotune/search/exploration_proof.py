@@ -40,20 +40,19 @@ def prove(known: Known, windows: Windows) -> Explored:
 
     Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
     """
-    finalists = known.finalists({cell.precision for cell in known.cells})
-    if not finalists:
-        return Explored(candidate=known.unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
-    first = prove_one_of(finalists, known, windows)
-    alike = known.finalists({known.unexplored.precision})
-    if first.refused is None or not alike:
+    first = prove_one_of(known.finalists({cell.precision for cell in known.cells}), known, windows)
+    if first.refused is None:
         return first
-    second = prove_one_of(alike, known, windows)
+    second = prove_one_of(known.finalists({known.unexplored.precision}), known, windows)
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
 def prove_one_of(finalists: Sequence[Knobs], known: Known, windows: Windows) -> Explored:
     """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
-    candidate, ratio = _race(finalists, known, windows)
+    others = [cell for cell in finalists if cell != known.unexplored]
+    if not others:
+        return Explored(candidate=known.unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
+    candidate, ratio = _race(others, known, windows)
     faster = ratio.low is not None and ratio.low > 1.0
     if not faster or not _rounds_differently(candidate, known.unexplored):
         return Explored(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
@@ -64,7 +63,7 @@ def prove_one_of(finalists: Sequence[Knobs], known: Known, windows: Windows) -> 
 def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[Knobs, Interval]:
     """Windows of all in turn; who is not expected to win any more drops out.
 
-    It ends once one is left and differs from the unexplored settings, and after as many rounds as are worth it. Which
+    It ends once one is left and is faster than the unexplored settings, and after as many rounds as are worth it. Which
     one is left is decided by all readings; its ratio is of these rounds alone, as chance in those before has chosen it.
     """
     left = list(finalists)

@@ -107,7 +107,9 @@ def _settle(
         ranks = search.request.windows.limits.local_ranks
         fewer = with_dealt_rows(replace(chosen, micro_batch_rows=most), search.request.global_rows, ranks)
         search.known.consider(fewer)
-        explored = prove_one_of([fewer], search.known, search.reading)
+        again = prove_one_of([fewer], search.known, search.reading)
+        told = again.equal_loss or explored.equal_loss
+        explored = replace(again, equal_loss=told, passed_over=explored.passed_over)
     if not explored.adopted:
         return stored.profile, explored
     train = probed.train.model_copy(update={"micro_batch_rows": explored.candidate.micro_batch_rows})
