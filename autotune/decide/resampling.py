@@ -22,10 +22,16 @@ RESAMPLES = 1000
 Array = npt.NDArray[np.float64]
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """The ratio of the first to the second of figures that were read one after the other."""
+def paired_ratio(pairs: Sequence[tuple[float, float]], *, of: int = 1) -> Interval:
+    """The ratio of the first to the second of figures that were read one after the other.
+
+    Args:
+        pairs: The figures.
+        of: As many such ratios were read, and this one may have been picked as the highest: its bounds are so wide that
+            all of them lie within theirs with the same confidence (Bonferroni).
+    """
     differences = np.array([math.log(first / second) for first, second in pairs])
-    return ratio_of(differences, residuals_of(differences))
+    return ratio_of(differences, residuals_of(differences), confidence=1 - (1 - CONFIDENCE) / of)
 
 
 def location(values: Array) -> float:
@@ -42,25 +48,25 @@ def residuals_of(differences: Array) -> Array:
     return np.asarray((differences - location(differences)) * math.sqrt(n / (n - 1)))
 
 
-def ratio_of(differences: Array, residuals: Array) -> Interval:
+def ratio_of(differences: Array, residuals: Array, *, confidence: float = CONFIDENCE) -> Interval:
     """The ratio whose logarithm lies where these do, with bounds from what they are off by; none from too few."""
     value = location(differences)
     if len(residuals) < LEAST_RESIDUALS:
         return Interval(value=math.exp(value), low=None, high=None)
-    low, high = _spread(residuals, len(differences))
+    low, high = _spread(residuals, len(differences), confidence)
     return Interval(value=math.exp(value), low=math.exp(value + low), high=math.exp(value + high))
 
 
-def _spread(residuals: Array, n: int) -> tuple[float, float]:
-    """Between what the location of so many residuals lies, with ``CONFIDENCE``."""
+def _spread(residuals: Array, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Between what the location of so many residuals lies."""
     drawn = residuals[_resampling(len(residuals), n)]
     cut = int(TRIMMED_SHARE * n)
     if cut:
         drawn = np.partition(drawn, (cut, n - cut - 1), axis=1)[:, cut : n - cut]
     locations = drawn.mean(axis=1)
-    tail = (1 - CONFIDENCE) / 2
+    tail = (1 - confidence) / 2
     low, high = np.quantile(locations, [tail, 1 - tail])
-    wider = t_quantile(CONFIDENCE, len(residuals) - 1) / normal_quantile(CONFIDENCE)
+    wider = t_quantile(confidence, len(residuals) - 1) / normal_quantile(confidence)
     return float(low) * wider, float(high) * wider
 
 

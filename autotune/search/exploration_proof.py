@@ -26,7 +26,7 @@ class Explored:
     candidate: Knobs
     """What promised most; the unexplored settings where nothing did."""
     ratio: Interval
-    """Of the candidate to the unexplored settings, with 98 % bounds."""
+    """Of the candidate to the unexplored settings, with bounds that are 98 % sure for all finalists together."""
     equal_loss: str | None
     adopted: bool
     refused: str | None = None
@@ -49,10 +49,9 @@ def prove(known: Known, windows: Windows) -> Explored:
 
 def prove_one_of(finalists: Sequence[Knobs], known: Known, windows: Windows) -> Explored:
     """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
-    others = [cell for cell in finalists if cell != known.unexplored]
-    if not others:
+    if not finalists:
         return Explored(candidate=known.unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
-    candidate, ratio = _race(others, known, windows)
+    candidate, ratio = _race(finalists, known, windows)
     faster = ratio.low is not None and ratio.low > 1.0
     if not faster or not _rounds_differently(candidate, known.unexplored):
         return Explored(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
@@ -64,7 +63,8 @@ def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[K
     """Windows of all in turn; who is not expected to win any more drops out.
 
     It ends once one is left and is faster than the unexplored settings, and after as many rounds as are worth it. Which
-    one is left is decided by all readings; its ratio is of these rounds alone, as chance in those before has chosen it.
+    one is left is decided by all readings; its ratio is of these rounds alone, as chance in those before has chosen it,
+    with bounds that hold for every finalist, as chance in these has a say in which of them is left.
     """
     left = list(finalists)
     pairs: dict[Knobs, list[tuple[float, float]]] = {cell: [] for cell in left}
@@ -74,7 +74,7 @@ def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[K
             return left[0], UNKNOWN
         left = known.may_be_fastest(ran)
         leader = left[0] if left else ran[0]
-        ratio = paired_ratio(pairs[leader])
+        ratio = paired_ratio(pairs[leader], of=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
         late = windows.seconds >= windows.request.windows.budget_s
         if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):

@@ -106,6 +106,9 @@ def _settle(
     if chosen.micro_batch_rows > most:
         ranks = search.request.windows.limits.local_ranks
         fewer = with_dealt_rows(replace(chosen, micro_batch_rows=most), search.request.global_rows, ranks)
+        if fewer == search.unexplored:
+            why = f"no more than {most} rows leave the headroom free, and with these it is the unexplored settings"
+            return stored.profile, replace(explored, adopted=False, refused=why)
         search.known.consider(fewer)
         again = prove_one_of([fewer], search.known, search.reading)
         told = again.equal_loss or explored.equal_loss

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.resampling import paired_ratio
 from autotune.decide.workers import (
-    ENOUGH_SHARE,
     FIRST_ROUNDS,
     Count,
     NextRounds,
@@ -240,30 +238,6 @@ def test_each_look_at_open_counts_asks_for_at_least_one_more_round():
         assert len(set(todo.counts)) == len(todo.counts) >= 2
         rounds += feed.measure(todo)
     assert rounds
-
-
-figures = st.floats(1.0, 1e6)
-
-
-@given(st.lists(st.tuples(figures, figures), min_size=3, max_size=30))
-@settings(max_examples=30, deadline=None)
-def test_a_paired_ratio_turns_over_with_its_pairs(pairs):
-    found, turned = paired_ratio(pairs), paired_ratio([(second, first) for first, second in pairs])
-    assert found.value == pytest.approx(1 / turned.value)
-    assert found.low is not None
-    assert found.low <= found.high
-
-
-def test_two_pairs_show_no_spread():
-    found = paired_ratio([(2.0, 1.0), (2.0, 1.0)])
-    assert (found.value, found.low, found.high) == (pytest.approx(2.0), None, None)
-
-
-def test_pairs_that_are_all_alike_prove_their_ratio():
-    found = paired_ratio([(99.0, 100.0)] * 6)
-    assert found.low == pytest.approx(0.99)
-    assert found.high == pytest.approx(0.99)
-    assert found.low >= ENOUGH_SHARE
 
 
 PEAK = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.7, 4: 0.88, 5: 0.92, 6: 0.95, 7: 0.92, 8: 0.89}

@@ -429,12 +429,7 @@ def test_another_precision_that_learns_less_is_not_taken_however_fast(tmp_path):
 
 
 def test_where_another_precision_learns_less_the_fastest_of_the_same_is_taken(tmp_path):
-    search, found = explored(
-        tmp_path,
-        BF16_WINS,
-        cells=FEW,
-        loss=lambda precision, step: 3.0 - (0.01 if precision == "fp32" else 0.008) * step,
-    )
+    search, found = explored(tmp_path, BF16_WINS, cells=FEW, loss=bf16_learns_less)
     assert found.adopted
     assert found.candidate.precision == "fp32"
     assert worth(BF16_WINS, found.candidate) >= 0.97 * max(

@@ -113,12 +113,12 @@ def test_where_nothing_is_faster_the_profile_trains_as_before_and_says_so(make):
     assert read_profile(work.path).profile.evidence.explore == found
 
 
-def refusing_bf16_above(work, rows):
+def refusing_above(work, rows, precision="bf16"):
     plain = work.machine._simulate
 
     def simulate(trial):
         config = trial.measured["config"]
-        if trial.job == "step" and config["precision"] == "bf16" and config["micro_batch_rows"] > rows:
+        if trial.job == "step" and config["precision"] == precision and config["micro_batch_rows"] > rows:
             return OutOfMemory(detail="refused")
         return plain(trial)
 
@@ -128,7 +128,7 @@ def refusing_bf16_above(work, rows):
 def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well(make):
     work = make()
     before = work.probed()
-    refusing_bf16_above(work, 9)
+    refusing_above(work, 9)
     stored, found = work.explored(before)
     train = stored.profile.train
     assert found.adopted
@@ -140,7 +140,7 @@ def test_where_a_probe_finds_that_fewer_rows_fit_these_have_to_be_proven_as_well
 def test_fewer_rows_that_are_not_faster_are_not_taken(make):
     work = make()
     before = work.probed()
-    refusing_bf16_above(work, 1)
+    refusing_above(work, 1)
     stored, found = work.explored(before)
     assert not found.adopted
     assert stored.profile.train == before.profile.train
@@ -149,10 +149,27 @@ def test_fewer_rows_that_are_not_faster_are_not_taken(make):
     assert "is not proven to be faster" in found.choice
 
 
+def more_rows_win(knobs):
+    """However many rows: nothing else does."""
+    return nothing_wins(replace(knobs, micro_batch_rows=PROBED_ROWS)) * knobs.micro_batch_rows
+
+
+def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make, monkeypatch):
+    monkeypatch.setattr(explore, "_predicted_most", lambda *_: None)
+    work = make(more_rows_win)
+    refusing_above(work, 2 * PROBED_ROWS - 1, precision="fp32")
+    before = work.probed()
+    stored, found = work.explored(before)
+    assert not found.adopted
+    assert stored.profile.train == before.profile.train
+    assert found.unexplored.micro_batch_rows == PROBED_ROWS < found.candidate.micro_batch_rows
+    assert "rows leave the headroom free, and with these it is the unexplored settings" in found.choice
+
+
 def test_settings_that_do_not_fit_at_all_are_not_taken_and_that_is_said(make):
     work = make()
     before = work.probed()
-    refusing_bf16_above(work, 0)
+    refusing_above(work, 0)
     stored, found = work.explored(before)
     assert not found.adopted
     assert stored.profile.train == before.profile.train
