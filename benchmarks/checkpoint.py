@@ -43,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, help="where to write (6 GB); default: a temporary directory")
     parser.add_argument("--model", default=MODEL, help="a preset whose state is saved")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the saves; resuming has none")
+    parser.add_argument("--only-stall", action="store_true", help="what reading a position costs is the host's alone")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="blocks of each kind")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer does on a CPU, before torch is imported
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="checkpoint-") as place:
         stall = measure_stall(Path(place), options.model, options.device, options.repeats)
-        # What reading a position costs is a matter of the host.
-        resume = measure_resume(Path(place), options.samples, options.repeats) if options.device == "cpu" else None
+        resume = None if options.only_stall else measure_resume(Path(place), options.samples, options.repeats)
     bars = make_bars(stall, resume)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "stall": stall, "resume": resume}

@@ -26,7 +26,7 @@ from autotune.search.estimate import (
     predicted_rows,
 )
 from autotune.search.trials import TrialRunner
-from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, TrainConfig
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 2)
@@ -57,6 +57,7 @@ class ProbeRequest:
     """What each GPU held before this program, by NVML; None on a CPU."""
     checkpointing: Checkpointing = "none"
     attention: Attention = "auto"
+    head: Head = "masked"
     compile_layers: bool = False
     local_ranks: int = 1
     micro_batches: int = 1
@@ -232,6 +233,7 @@ def step_config(request: ProbeRequest, rows: int) -> TrainConfig:
             "attention_dropout": request.attention_dropout,
             "checkpointing": request.checkpointing,
             "attention": request.attention,
+            "head": request.head,
             "compile_layers": request.compile_layers,
             "micro_batch_rows": rows,
             "global_batch_rows": rows * request.local_ranks * request.micro_batches,

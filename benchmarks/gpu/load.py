@@ -35,6 +35,19 @@ def measure_nvml(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         sheet.measured(f"{prefix}_matmul_flops_per_s", figures["flops_per_s"])
         start_s = figures["window_start_s"] + rig.sizes.settle_s
         write_readings(sheet, prefix, watch, start_s, figures["window_end_s"], busy_share=busy_share)
+    _write_worst_errors(sheet)
+
+
+def _write_worst_errors(sheet: Sheet) -> None:
+    """How far readings are from the load that was known, in the worst of the three."""
+    for name, ending in (("gpm", "_gpm_sm_utilisation_share"), ("nvml", "_nvml_utilisation_share")):
+        readings = [figure for figure in sheet.figures if figure.name.endswith(ending)]
+        errors = [
+            abs(one.value - one.expected) for one in readings if one.value is not None and one.expected is not None
+        ]
+        whole = len(errors) == len(readings) > 0
+        lacking = next((one.reason for one in readings if one.reason), None) or "not all loads were read"
+        sheet.measured(f"{name}_worst_error_share", max(errors) if whole else None, lacking=lacking)
 
 
 def load_trial(rig: Rig, purpose: str, seconds: float, *, duty_share: float, copy_bytes: int) -> Trial:

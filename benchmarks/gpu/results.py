@@ -1,18 +1,21 @@
 """What the GPU check finds: figures that say how they were come by, stages, and the file that holds them."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show.tables import text_table
+from benchmarks.bars import Bar, lines
 
 Label = Literal["measured", "predicted", "not measured"]
-Status = Literal["measured", "failed", "not measured"]
+Status = Literal["measured", "failed", "not measured", "not asked for"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 NO_TIME = "no time left"
 NOT_REACHED = "the check was cut off before it"
+NOT_ASKED = "left out by --only"
 REASON_WIDTH = 60
 """Characters of a reason that the table shows; the file has all of it."""
 
@@ -63,6 +66,8 @@ class StageResult:
 
     name: str
     status: Status
+    measured_utc: str | None = None
+    """When it began; None where it did not."""
     seconds: float = 0.0
     box_s: float = 0.0
     """Time that it was allowed."""
@@ -72,9 +77,19 @@ class StageResult:
     """Why it failed or was not measured."""
     traceback_tail: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "StageResult":
+        """Read what ``asdict`` wrote."""
+        return cls(**found | {"figures": tuple(Figure(**figure) for figure in found["figures"])})
+
+    def figure(self, name: str) -> Figure | None:
+        """The figure of that name, as it was written last."""
+        return next((figure for figure in reversed(self.figures) if figure.name == name), None)
+
+    def value(self, name: str) -> float | None:
+        """Its value; None where there is none."""
+        figure = self.figure(name)
+        return None if figure is None else figure.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +99,52 @@ class CheckReport:
     tool_version: str
     started_utc: str
     device: str
+    """As files are named after it."""
     sizes: str
     limit_s: float
     finished: bool
     stages: tuple[StageResult, ...]
+    bars: tuple[Bar, ...] = ()
+    """Empty for tiny sizes, of which none is asked."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and the version of this layout."""
-        return {"schema_version": SCHEMA_VERSION} | asdict(self)
+        bars = [bar.to_json() for bar in self.bars]
+        return {"schema_version": SCHEMA_VERSION} | asdict(self) | {"bars": bars}
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "CheckReport":
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ValueError: If it is of another version.
+        """
+        if found.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"the check's layout is of version {found.get('schema_version')}, not {SCHEMA_VERSION}")
+        fields = {name: found[name] for name in ("tool_version", "started_utc", "device", "sizes", "limit_s")}
+        bars = tuple(Bar(**{name: bar[name] for name in _BAR_FIELDS}) for bar in found["bars"])
+        stages = tuple(map(StageResult.of, found["stages"]))
+        return cls(**fields, finished=found["finished"], stages=stages, bars=bars)
+
+    def stage(self, name: str) -> StageResult:
+        """What became of a stage; one that this check did not know was not measured."""
+        missing = StageResult(name=name, status="not measured", reason="the check did not have it")
+        return next((stage for stage in self.stages if stage.name == name), missing)
 
     @property
     def exit_code(self) -> int:
-        """0 when all stages measured, 2 when none did, else 1."""
-        measured = [stage.status == "measured" for stage in self.stages]
-        return 0 if measured and all(measured) else 1 if any(measured) else 2
+        """0 when all that was asked for was measured and no bar is short, 2 when nothing was measured, else 1."""
+        measured = [stage.status == "measured" for stage in self.stages if stage.status != "not asked for"]
+        short = any(bar.holds is False for bar in self.bars)
+        return 2 if not any(measured) else 0 if all(measured) and not short else 1
+
+
+_BAR_FIELDS = ("name", "figure", "unit", "bar", "direction")
+
+
+def bars_text(bars: Sequence[Bar]) -> str:
+    """One line per bar; nothing for none."""
+    return f"\n{lines(bars)}" if bars else ""
 
 
 def report_table(report: CheckReport) -> str:
@@ -109,7 +156,7 @@ def report_table(report: CheckReport) -> str:
         for (reason, _), group in itertools.groupby(stage.figures, key=_alike):
             figures = list(group)
             name = figures[0].name + (f" and {len(figures) - 1} more" if len(figures) > 1 else "")
-            value = _first_line(reason) if reason else _shown(figures[0].name, figures[0].value)
+            value = _first_line(reason) if reason else shown_value(figures[0].name, figures[0].value)
             rows.append([stage.name, name, figures[0].label, value, _expected(figures[0])])
     return text_table(["stage", "figure", "label", "value", "expected"], rows, align="lllrr")
 
@@ -120,7 +167,7 @@ def _alike(figure: Figure) -> tuple[str | None, str]:
 
 
 def _expected(figure: Figure) -> str:
-    return "" if figure.expected is None else _shown(figure.name, figure.expected)
+    return "" if figure.expected is None else shown_value(figure.name, figure.expected)
 
 
 def _first_line(text: str | None) -> str:
@@ -128,7 +175,7 @@ def _first_line(text: str | None) -> str:
     return line if len(line) <= REASON_WIDTH else f"{line[: REASON_WIDTH - 1]}…"
 
 
-def _shown(name: str, value: float | None) -> str:
+def shown_value(name: str, value: float | None) -> str:
     """A value in the unit that its name ends in."""
     if value is None:
         return "n/a"

@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
+import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +18,12 @@ from autotune.measure.clock import Clock
 from autotune.measure.gpu_sampler import GpuSampler, Sampler
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import GpuMonitor
+from autotune.search.probe import Search
 from autotune.search.site import Site, fingerprint
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, write_atomically
+from benchmarks.corpora import real_lengths, write_learnable_corpus
+from benchmarks.gpu.programs import Ended, Programs
 from benchmarks.gpu.results import NO_TIME
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.watch import Watch
@@ -36,7 +42,7 @@ class NoTimeLeft(Exception):
 
 
 class TrialFailed(Exception):
-    """A trial that the stage cannot do without did not measure."""
+    """What the stage cannot do without did not measure."""
 
 
 class TrialServer(Machine, Protocol):
@@ -104,6 +110,8 @@ class Rig:
         clock: The time.
         out: Where the files go.
         scratch: A private directory; trials of an earlier check are not in it, so every figure is measured anew.
+        data: A prepared dataset; None makes one, of real lengths and ids that mean nothing.
+        nproc: Ranks that step together in the stage of several.
     """
 
     def __init__(
@@ -118,6 +126,8 @@ class Rig:
         clock: Clock,
         out: Path,
         scratch: Path,
+        data: Path | None = None,
+        nproc: int = 1,
     ) -> None:
         self.site = site
         self.monitor = monitor
@@ -129,12 +139,30 @@ class Rig:
         self.machine = make_machine()
         self._ledger = Ledger(scratch, "check")
         self.scratch = scratch
-        self._out = out
+        self.out = out
+        self.nproc = nproc
+        self._data = data
+        self._data_lock = threading.Lock()
+        self.programs = Programs()
+        self.largest: Search | None = None
+        """The search for the largest micro-batch that the long run trains at, once there was one."""
 
     @property
     def settings(self) -> ModelSettings:
         """The model that is probed and trained."""
         return model_settings(self.sizes.model)
+
+    @property
+    def data(self) -> Path:
+        """The dataset that is trained on; made when it is first asked for."""
+        with self._data_lock:
+            if self._data is None:
+                lengths = real_lengths(self.sizes.samples, seed=0), real_lengths(self.sizes.validation_samples, seed=1)
+                partial = self.scratch / "data.partial"
+                shutil.rmtree(partial, ignore_errors=True)
+                write_learnable_corpus(partial, *lengths, vocab_size=self.sizes.vocab_size)
+                self._data = partial.rename(self.scratch / "data")
+            return self._data
 
     @property
     def watched_uuid(self) -> str | None:
@@ -149,11 +177,19 @@ class Rig:
     def watch(self) -> Watch:
         """What watches the GPU, where there is one."""
         uuid = self.watched_uuid
-        sampler = self._make_sampler([] if uuid is None else [uuid], self.sizes.gpm_window_s)
-        return Watch(sampler, uuid, self.unwatched_reason)
+        return Watch(self.sampler([] if uuid is None else [uuid]), uuid, self.unwatched_reason)
 
-    def runner(self, box: TimeBox) -> TrialRunner:
-        """Runs trials within a time box, keeps them in the ledger and says so on standard error."""
+    def sampler(self, uuids: Sequence[str]) -> Sampler:
+        """What samples GPUs."""
+        return self._make_sampler(uuids, self.sizes.gpm_window_s)
+
+    def runner(self, box: TimeBox, machine: Machine | None = None) -> TrialRunner:
+        """Runs trials within a time box, keeps them in the ledger and says so on standard error.
+
+        Args:
+            box: The time.
+            machine: Where they run; None takes the rig's own.
+        """
 
         def on_trial(label: str, outcome: Outcome | None) -> None:
             if outcome is not None:
@@ -162,7 +198,7 @@ class Rig:
 
         here = fingerprint(self.site, self.settings, self.manifest, self.machine.versions.get("cuda"))
         return TrialRunner(
-            machine=BoxedMachine(machine=self.machine, box=box),
+            machine=BoxedMachine(machine=machine or self.machine, box=box),
             ledger=self._ledger,
             site=canonical_sha256(here.model_dump(mode="json"))[:16],
             clock=self.clock,
@@ -181,6 +217,22 @@ class Rig:
             return outcome.figures
         raise TrialFailed(f"the trial {label!r} {describe(outcome)}: {outcome.detail}")
 
+    def program(self, module: str, arguments: Sequence[str], box: TimeBox) -> tuple[dict[str, Any], Ended]:
+        """Run a program of this checkout that takes the device for itself and writes what it finds to ``--json FILE``.
+
+        Returns:
+            What it had written when it ended, empty if nothing; and how it ended.
+        """
+        found = self.scratch / f"{module}.json"
+        found.unlink(missing_ok=True)
+        words = ["-m", module, *arguments, "--json", str(found)]
+        ended = self.programs.run(words, box.left_s, lambda line: say(f"  {line}"))
+        return (json.loads(found.read_text()) if found.is_file() else {}), ended
+
+    def another_machine(self) -> TrialServer:
+        """A second one, for what needs no device; whoever asks for it closes it."""
+        return self._make_machine()
+
     def replace_machine(self) -> None:
         """Give up a machine that hangs; its processes are killed."""
         hung, self.machine = self.machine, self._make_machine()
@@ -188,17 +240,26 @@ class Rig:
 
     def close(self) -> None:
         """End whatever runs."""
+        self.programs.close()
         self.machine.close()
         self.monitor.close()
 
     def _publish_ledger(self) -> None:
         lines = [path.read_text(encoding="utf-8") for path in sorted(self.scratch.glob("*.jsonl"))]
-        write_atomically(self._out / LEDGER_NAME, "".join(lines))
+        write_atomically(self.out / LEDGER_NAME, "".join(lines))
 
 
 @contextlib.contextmanager
 def open_rig(
-    *, site: Site, monitor: GpuMonitor, manifest: Manifest, sizes: Sizes, clock: Clock, out: Path
+    *,
+    site: Site,
+    monitor: GpuMonitor,
+    manifest: Manifest,
+    sizes: Sizes,
+    clock: Clock,
+    out: Path,
+    data: Path | None = None,
+    nproc: int = 1,
 ) -> Iterator[Rig]:
     """A rig on this very machine, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
@@ -212,6 +273,8 @@ def open_rig(
             clock=clock,
             out=out,
             scratch=Path(scratch),
+            data=data,
+            nproc=nproc,
         )
         try:
             yield rig

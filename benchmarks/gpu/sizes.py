@@ -5,9 +5,6 @@ from typing import Literal
 
 from trainer.config import Precision
 
-H100_NVL_TOTAL_BYTES = 95_830 * 2**20
-"""What NVML calls the total of an H100 NVL, sold as 94 GB."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
@@ -24,14 +21,23 @@ class Sizes:
     """A driver's reading covers up to a second before it, so readings begin that much after the load."""
     gpm_window_s: float
     model: str
+    """Whose loader is swept, and which several ranks train."""
     seq_length_tokens: int
     precision: Precision
     vocab_size: int
-    probe_budget_bytes: int | None
-    """None: the whole card, and an H100 NVL's memory where the card has more."""
-    max_rows: int
-    train_rows: int
-    train_steps: int
+    samples: int
+    """Of the dataset that is made where none is given."""
+    validation_samples: int
+    memory_budget_bytes: int | None
+    """None: the whole card, or an H100 NVL's memory where the card has more."""
+    workers_rows: int
+    window_s: float
+    """Of a sweep."""
+    sweep_most_s: float
+    tuned_models: tuple[str, ...]
+    endurance_steps: int
+    saved_model: str
+    save_repeats: int
 
 
 FULL = Sizes(
@@ -48,10 +54,16 @@ FULL = Sizes(
     seq_length_tokens=512,
     precision="bf16",
     vocab_size=30_522,
-    probe_budget_bytes=None,
-    max_rows=16_384,
-    train_rows=64,
-    train_steps=60,
+    samples=200_000,
+    validation_samples=2_000,
+    memory_budget_bytes=None,
+    workers_rows=96,
+    window_s=2.0,
+    sweep_most_s=240.0,
+    tuned_models=("bert-120m", "bert-350m"),
+    endurance_steps=2_000,
+    saved_model="bert-120m",
+    save_repeats=5,
 )
 
 TINY_ON_CPU = Sizes(
@@ -67,11 +79,17 @@ TINY_ON_CPU = Sizes(
     model="bert-mini",
     seq_length_tokens=64,
     precision="fp32",
-    vocab_size=8192,
-    probe_budget_bytes=200 * 2**20,
-    max_rows=64,
-    train_rows=4,
-    train_steps=6,
+    vocab_size=4096,
+    samples=2_000,
+    validation_samples=256,
+    memory_budget_bytes=192 * 2**20,
+    workers_rows=4,
+    window_s=0.4,
+    sweep_most_s=10.0,
+    tuned_models=("bert-mini",),
+    endurance_steps=30,
+    saved_model="bert-mini",
+    save_repeats=2,
 )
 
 
@@ -82,4 +100,4 @@ def sizes_for(device: Literal["cpu", "cuda"], *, tiny: bool) -> Sizes:
     if device == "cpu":
         return TINY_ON_CPU
     # A CUDA context and its workspaces alone take more than a tiny budget on a CPU holds.
-    return replace(TINY_ON_CPU, precision="bf16", matmul_dtype="bfloat16", matmul_size=2048, probe_budget_bytes=2**31)
+    return replace(TINY_ON_CPU, precision="bf16", matmul_dtype="bfloat16", matmul_size=2048, memory_budget_bytes=2**31)

@@ -25,6 +25,8 @@ class Stage:
     """Its part of the time that is left when it begins, among the stages from it on: what one leaves, the next have."""
     least_s: float
     """Less time than this is not worth a start."""
+    ranks: int = 1
+    """That it needs: a stage of two is left out unless two were asked for."""
 
 
 class Hung(Exception):
@@ -45,7 +47,7 @@ def run_stage(stage: Stage, rig: Rig, seconds: float) -> StageResult:
     if seconds < stage.least_s:
         return StageResult(name=stage.name, status="not measured", box_s=seconds, reason=NO_TIME)
     sheet = Sheet()
-    started_s = rig.clock.monotonic_s()
+    started_s, now_utc = rig.clock.monotonic_s(), rig.clock.utc_now().isoformat()
     error = _bounded(stage, rig, sheet, TimeBox(clock=rig.clock, end_s=started_s + seconds), seconds)
     if isinstance(error, Hung):
         rig.replace_machine()
@@ -53,6 +55,7 @@ def run_stage(stage: Stage, rig: Rig, seconds: float) -> StageResult:
     return StageResult(
         name=stage.name,
         status="measured" if error is None else "failed" if failed else "not measured",
+        measured_utc=now_utc,
         seconds=round(rig.clock.monotonic_s() - started_s, 3),
         box_s=round(seconds, 3),
         figures=tuple(sheet.figures),

@@ -1,0 +1,69 @@
+"""``python -m benchmarks.gpu.keep DIR``: put what a check found into ``reports/gpu/GPU/DATE``, and write the documents.
+
+What ``autotune tune`` wrote is unpacked beside it, so that reports open and profiles read as everywhere else. A check
+of tiny sizes, which tries the check itself, is refused: it says nothing of a device.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import document
+from benchmarks.gpu.all import PAGE_NAME, REPORT_NAME
+from benchmarks.gpu.page import check_page
+from benchmarks.gpu.results import CheckReport
+from benchmarks.gpu.rig import LEDGER_NAME
+from benchmarks.gpu.tuning import ARCHIVE_NAME
+
+KEPT = Path(__file__).parents[2] / "reports" / "gpu"
+EXIT_BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Keep a check, and say where."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.keep", description="Keep what a check found.")
+    parser.add_argument("found", type=Path, metavar="DIR", help="what --out named")
+    options = parser.parse_args(arguments)
+    try:
+        place = keep(options.found, KEPT)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"error: {error}\n  next: python -m benchmarks.gpu.all --out {options.found}\n")
+        return EXIT_BAD_INPUT
+    print(f"kept: {place}")
+    return document.main()
+
+
+def keep(found: Path, kept: Path) -> Path:
+    """Copy a check, and unpack what came with it.
+
+    Args:
+        found: Directory of the check.
+        kept: Where checks are kept, by GPU and date; one of the same day is replaced.
+
+    Raises:
+        ValueError: If it is of tiny sizes, or of another version.
+        OSError: If it cannot be read.
+    """
+    report = CheckReport.of(json.loads((found / REPORT_NAME).read_text()))
+    if report.sizes == "tiny":
+        raise ValueError(f"{found} tried the check itself: its sizes are tiny, and it says nothing of a device")
+    place = kept / report.device / report.started_utc[:10]
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for name in (REPORT_NAME, LEDGER_NAME):
+        if (found / name).is_file():
+            shutil.copyfile(found / name, place / name)
+    # Written anew, as the page may say more by now than when it was measured.
+    (place / PAGE_NAME).write_text(check_page(report), encoding="utf-8")
+    if (found / ARCHIVE_NAME).is_file():
+        with zipfile.ZipFile(found / ARCHIVE_NAME) as packed:
+            packed.extractall(place / "tune")
+    return place
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Programs that stages start: each in a session of its own, bounded by a time box, and never left behind."""
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.results import NO_TIME
+
+ROOT = Path(__file__).parents[2]
+ENDING_S = 3.0
+"""Of the time, kept for a program that is asked to end and has to be killed."""
+_TAIL_LINES = 15
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What became of a program."""
+
+    exit_code: int
+    cut_off: bool
+    """Whether it was ended because its time was over."""
+    tail: str
+    """The last lines of its standard error."""
+
+    @property
+    def why(self) -> str:
+        """Why it did not come to its own good end."""
+        if self.cut_off:
+            return f"{NO_TIME}: it was cut off"
+        return f"it ended with code {self.exit_code}: {self.tail or 'nothing was said'}"
+
+
+class Programs:
+    """Runs programs of this checkout, one at a time or several."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._closed = False
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        limit_s: float,
+        on_line: Callable[[str], None],
+        *,
+        cwd: Path = ROOT,
+        stdout: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run ``python ARGUMENTS`` for at most so many seconds, and end all of its processes.
+
+        Args:
+            arguments: After the interpreter, such as ``-m module``.
+            limit_s: Asked to end that much later, less what ending may take, and killed at the latest then.
+            on_line: Takes each line of its standard error.
+            cwd: Its working directory; the project is found from any.
+            stdout: A file for its standard output; None drops it.
+            environment: Beside this process's.
+        """
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with contextlib.ExitStack() as files:
+            out = subprocess.DEVNULL if stdout is None else files.enter_context(stdout.open("w"))
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | dict(environment or {}),
+            )
+        self._running.add(process)
+        if self._closed:  # the check has ended meanwhile
+            _kill(process)
+        tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        reader = threading.Thread(target=_read, args=(process, tail, on_line), daemon=True)
+        reader.start()
+        try:
+            cut_off = not _within(process, max(0.0, limit_s - ENDING_S))
+        finally:
+            _end(process)
+            self._running.discard(process)
+        reader.join(timeout=1.0)
+        return Ended(exit_code=process.returncode, cut_off=cut_off, tail="\n".join(tail))
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self._closed = True
+        for process in tuple(self._running):
+            _kill(process)
+
+
+def _within(process: "subprocess.Popen[str]", seconds: float) -> bool:
+    """Whether it ends by itself in time; it is not reaped, so that nobody else gets its number."""
+    end_s = time.monotonic() + seconds
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Ask it, and then kill it and all that it started."""
+    if not _within(process, 0.0):
+        process.terminate()
+        _within(process, ENDING_S / 2)
+    _kill(process)
+    process.wait()
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _read(process: "subprocess.Popen[str]", tail: "collections.deque[str]", on_line: Callable[[str], None]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip():
+            tail.append(line.rstrip())
+            on_line(line.rstrip())

@@ -1,0 +1,108 @@
+"""Stage ``tune``: ``autotune tune`` end to end, as a user types it, to profiles and a report.
+
+On a card with more memory than an H100 NVL the tuning is for that card, whose memory it then keeps to. Everything that
+it writes goes into one archive, also when it is cut off: the same command would go on from there.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.core.profile import Profile
+from autotune.errors import AutotuneError
+from autotune.search.profiles import read_profile
+from benchmarks.gpu.memory import IMITATED, imitated_card
+from benchmarks.gpu.results import Sheet
+from benchmarks.gpu.rig import Rig, TimeBox, say
+from benchmarks.gpu.train import check_end
+
+ARCHIVE_NAME = "tune.zip"
+PROFILES, REPORTS, DATA = "profiles", "reports", "data"
+TIME_SHARE = 0.85
+"""Of the box, for ``--minutes``: probes and the report take what they take."""
+LEAST_MINUTES = 0.1
+
+
+def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
+    """Tune all models, and read what the profiles say.
+
+    Raises:
+        NoTimeLeft: If it was cut off.
+        TrialFailed: If it failed.
+    """
+    place = rig.scratch / "tune"
+    place.mkdir(exist_ok=True)
+    # By a name of its own: where the dataset lies on this machine is nobody's business.
+    (place / DATA).symlink_to(rig.data.resolve())
+    answer = place / "answer.json"
+    arguments = ["-m", "autotune", *tune_arguments(rig, max(LEAST_MINUTES, TIME_SHARE * box.left_s / 60))]
+    sheet.details["command"] = ["autotune", *arguments[2:]]
+    ended = rig.programs.run(arguments, box.left_s, lambda line: say(f"  {line}"), cwd=place, stdout=answer)
+    profiles = dict(_profiles(place / PROFILES))
+    _pack(place, rig.out / ARCHIVE_NAME)
+    for name, profile in profiles.items():
+        _write_profile(sheet, name, profile)
+    result = _result(answer)
+    lacking = "it was not finished"
+    sheet.measured("all_models_s", result.get("seconds"), lacking=lacking)
+    sheet.measured("profiles_count", len(profiles), expected=len(rig.sizes.tuned_models))
+    waits = [wait for wait in map(_data_wait_share, profiles.values()) if wait is not None]
+    complete = len(waits) == len(rig.sizes.tuned_models)
+    sheet.measured("chosen_data_wait_share", max(waits) if complete else None, lacking=lacking)
+    sheet.details["stages"] = result.get("stages", [])
+    check_end(ended)
+
+
+def tune_arguments(rig: Rig, minutes: float) -> list[str]:
+    """After ``autotune``."""
+    models = [word for model in rig.sizes.tuned_models for word in ("--model", model)]
+    words = ["tune", *models, "--data", DATA, "--out", PROFILES, "--reports", REPORTS, "--here", "--json"]
+    words += ["--device", rig.site.device, "--minutes", f"{minutes:.2f}", "--attention-dropout", "0"]
+    words += ["--window", f"{rig.sizes.window_s:g}", "--seq-length", str(rig.sizes.seq_length_tokens)]
+    words += ["--gpu", IMITATED] if imitated_card(rig.site) else []
+    tiny_bytes = rig.sizes.memory_budget_bytes
+    return words + (["--memory", f"{tiny_bytes // 2**20}MiB"] if tiny_bytes else [])
+
+
+def _profiles(place: Path) -> Iterator[tuple[str, Profile]]:
+    for path in sorted(place.glob("*.toml")):
+        try:
+            yield path.stem, read_profile(path).profile
+        except AutotuneError as error:
+            say(f"  {path.name}: {error.message}")
+
+
+def _write_profile(sheet: Sheet, name: str, profile: Profile) -> None:
+    """What it decided, and its evidence."""
+    train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
+    key = name.replace("-", "_")
+    sheet.measured(f"{key}_micro_batch_rows_count", train.micro_batch_rows)
+    if probe is not None:
+        sheet.measured(f"{key}_largest_rows_count", probe.feasible_max)
+    sheet.measured(f"{key}_data_wait_share", _data_wait_share(profile), lacking="loader workers were not tuned")
+    if workers is not None:
+        sheet.measured(f"{key}_loader_workers_count", workers.chosen)
+
+
+def _data_wait_share(profile: Profile) -> float | None:
+    workers = profile.evidence.workers
+    if workers is None:
+        return None
+    return next(row.data_wait_share for row in workers.rows if row.loader_workers == workers.chosen)
+
+
+def _result(answer: Path) -> dict[str, Any]:
+    text = answer.read_text() if answer.is_file() else ""
+    found: dict[str, Any] = json.loads(text) if text.strip() else {}
+    return found
+
+
+def _pack(place: Path, archive: Path) -> None:
+    """Profiles, ledgers and reports as one file, as results come back flat."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for part in (PROFILES, REPORTS):
+            for path in sorted((place / part).rglob("*")):
+                if path.is_file():
+                    packed.write(path, path.relative_to(place))
