@@ -1,7 +1,8 @@
 """``python -m benchmarks.document``: write the documents that quote figures, from the files that hold them.
 
-``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/reliability.md`` from ``reports/faults.json``,
-``docs/paper.md`` from figures and arithmetic, ``docs/reference/`` from the code.
+``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/gpu-results.md`` from ``reports/gpu/``,
+``docs/reliability.md`` from ``reports/faults.json``, ``docs/paper.md`` from figures and arithmetic, ``docs/reference/``
+from the code.
 """
 
 import json
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.units import format_bytes
+from autotune.show.report.markdown import report_markdown
 from autotune.store import write_atomically
 from benchmarks import advice, recommendations, tune
+from benchmarks.gpu.page import results_document
+from benchmarks.gpu.results import CheckReport
 from benchmarks.reference import pages as reference
 
-GPU_TRAIN = Path(__file__).parent.parent / "reports" / "gpu" / "train.json"
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
+GPU_CHECKS = ROOT / "reports" / "gpu"
 FAULTS = ROOT / "reports" / "faults.json"
 
 _TRAINING, _TUNING, _FURTHEST = "training", "tuning", "largest_relative_difference_of_loss"
@@ -112,18 +116,10 @@ the tokenised dataset.
 | dataset | expected | found | windows | because |
 |---|---:|---:|---:|---|
 """
-_GPU_TRAIN = """
-## The training step on a GPU
+_ON_GPUS = """
+## On GPUs
 
-Measured on one {device} with torch {torch}: bf16, rows of 512, real tokens/s.
-
-| | real tokens/s | MFU |
-|---|---:|---:|
-"""
-_NO_GPU = """
-## The training step on a GPU
-
-Not measured: no figure of this project comes from a GPU yet. `make gpu-train` measures it.
+In [a document of their own](gpu-results.md), measured by one command on a machine that has one.
 """
 _RELIABILITY = """\
 # Reliability
@@ -220,7 +216,8 @@ def _network(found: Mapping[str, Any]) -> str:
 def main() -> int:
     """Write all documents."""
     figures = read_figures()
-    write_atomically(ROOT / "docs" / "performance.md", performance(figures, read_gpu_figures()))
+    write_atomically(ROOT / "docs" / "performance.md", performance(figures))
+    write_atomically(ROOT / "docs" / "gpu-results.md", report_markdown(results_document(read_gpu_checks(GPU_CHECKS))))
     write_atomically(ROOT / "docs" / "paper.md", recommendations.page(figures))
     write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
     reference.write()
@@ -232,15 +229,19 @@ def read_figures() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted(FIGURES.glob("*.json"))}
 
 
-def read_gpu_figures() -> dict[str, Any] | None:
-    """What the benchmark on a GPU wrote; None where there is nothing."""
-    found: dict[str, Any] | None = json.loads(GPU_TRAIN.read_text()) if GPU_TRAIN.is_file() else None
-    return found
+def read_gpu_checks(kept: Path) -> list[CheckReport]:
+    """The newest check of every kind of GPU, by its name.
+
+    Args:
+        kept: Holds ``GPU/DATE/gpu-check.json``.
+    """
+    newest = {path.parts[-3]: path for path in sorted(kept.glob("*/*/gpu-check.json"))}
+    return [CheckReport.of(json.loads(path.read_text())) for _, path in sorted(newest.items())]
 
 
-def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> str:
+def performance(figures: Mapping[str, Any]) -> str:
     """All bars, and the tables of those that have more to say."""
-    bars = [bar for one in (*figures.values(), gpu or {"bars": []}) for bar in one["bars"]]
+    bars = [bar for one in figures.values() for bar in one["bars"]]
     text = _PERFORMANCE + "".join(_bar(bar) for bar in bars)
     if "feed" in figures:
         text += _FEED
@@ -274,7 +275,7 @@ def performance(figures: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> st
         text += advice.section(figures["advice"])
     if "tune" in figures:
         text += tune.section(figures["tune"])
-    return text + (_NO_GPU if gpu is None else _gpu_training(gpu))
+    return text + _ON_GPUS
 
 
 def _workers(found: Mapping[str, Any]) -> str:
@@ -346,18 +347,6 @@ def _resuming(resume: Mapping[str, Any]) -> str:
     text = _RESUME.format(samples=resume["samples"], cache=resume["page_cache"])
     for name, key in (("near the start of the epoch", "start_s"), ("in its middle", "middle_s")):
         text += f"| {name} | {_median(resume[key]):.3f} s | {_median(resume['first_batch'][key]):.3f} s |\n"
-    return text
-
-
-def _gpu_training(gpu: Mapping[str, Any]) -> str:
-    text = _GPU_TRAIN.format(device=gpu["device"], torch=gpu["versions"]["torch"])
-    for part in ("mfu", "ablation"):
-        for name, found in gpu.get(part, {}).items():
-            if isinstance(found, dict) and "real_tokens_per_s" in found:
-                mfu = "n/a" if found["mfu"] is None else f"{found['mfu']:.1%}"
-                text += f"| {part}: {name} | {found['real_tokens_per_s']:,.0f} | {mfu} |\n"
-    for name, rates in gpu.get("rivals", {}).get("real_tokens_per_s", {}).items():
-        text += f"| rivals: {name} | {_median(rates):,.0f} | |\n"
     return text
 
 

@@ -66,16 +66,16 @@ def _largest(rig: Rig, box: TimeBox) -> Search:
     """What the stage of memory found, or found now."""
     if rig.largest is None:
         setting = (TINY if rig.sizes.name == "tiny" else SETTINGS)[0]
-        rig.largest = _found(Search(request=request_for(rig, setting), runner=rig.runner(box)))
+        rig.largest = _found(Search(request=request_for(rig.site, rig.sizes, setting), runner=rig.runner(box)))
     return rig.largest
 
 
 def _smaller(rig: Rig, search: Search, rows: int, box: TimeBox) -> Search:
     """The largest micro-batch under what so many rows are expected to take."""
-    expected = predict_bytes(search.tried, rows, search.prediction)
-    if expected is None:
-        raise TrialFailed("nothing is known of what fewer rows take")
-    smaller = Search(request=replace(search.request, memory_budget_bytes=round(expected)), runner=rig.runner(box))
+    more = [one for one in search.tried if one.peak_bytes is not None and one.rows >= rows]
+    # Untraced, the next larger size that was tried is as near as can be known.
+    expected_bytes = predict_bytes(search.tried, rows, search.prediction) or min(one.peak_bytes or 0 for one in more)
+    smaller = Search(request=replace(search.request, memory_budget_bytes=expected_bytes), runner=rig.runner(box))
     smaller.estimate = search.estimate
     return _found(smaller)
 

@@ -25,6 +25,7 @@ from autotune.search.site import Site, memory_budget
 from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, say
+from benchmarks.gpu.sizes import Sizes
 from trainer.config import Checkpointing, Head, Layout, Precision
 from trainer.errors import TrainerError
 from trainer.presets import model_settings
@@ -121,13 +122,12 @@ def imitated_card(site: Site) -> Card | None:
     return card if site.gpu is not None and site.gpu.total_bytes > card.total_bytes else None
 
 
-def request_for(rig: Rig, one: Setting) -> ProbeRequest:
+def request_for(site: Site, sizes: Sizes, one: Setting) -> ProbeRequest:
     """What is probed of a configuration."""
-    site, tiny_bytes = rig.site, rig.sizes.memory_budget_bytes
     as_card = imitated_card(site) if one.card == "imitated" else None
     return ProbeRequest(
         settings=model_settings(one.model),
-        manifest=synthetic_manifest(rig.sizes.vocab_size),
+        manifest=synthetic_manifest(sizes.vocab_size),
         seq_length_tokens=one.seq_length_tokens,
         layout=one.layout,
         attention_dropout=one.dropout,
@@ -135,7 +135,7 @@ def request_for(rig: Rig, one: Setting) -> ProbeRequest:
         checkpointing=one.checkpointing,
         head=one.head,
         device=site.device,
-        memory_budget_bytes=tiny_bytes or memory_budget(site, None, as_card),
+        memory_budget_bytes=sizes.memory_budget_bytes or memory_budget(site, None, as_card),
         headroom_share=0.0,
         max_rows=MAX_ROWS,
         trial_timeout_s=TRIAL_TIMEOUT_S,
@@ -151,7 +151,7 @@ def _traces(rig: Rig, settings: Sequence[Setting]) -> Iterator[Mapping[str, "Fut
     """Trace one configuration after the other, on a machine of their own: it needs no GPU, and trials need no CPU."""
 
     def trace(machine: Machine, one: Setting) -> Estimate:
-        return estimate_model(trace_request(request_for(rig, one)), machine)
+        return estimate_model(trace_request(request_for(rig.site, rig.sizes, one)), machine)
 
     machine = rig.another_machine()
     pool = ThreadPoolExecutor(max_workers=1)
@@ -168,15 +168,15 @@ def _measure(rig: Rig, one: Setting, traced: "Future[Estimate]", box: TimeBox) -
     Raises:
         NoTimeLeft: If the time is over.
     """
-    search = Search(request=request_for(rig, one), runner=rig.runner(box))
+    search = Search(request=request_for(rig.site, rig.sizes, one), runner=rig.runner(box))
     try:
         search.estimate = traced.result(timeout=box.left_s)
+        search.predict()
     except TimeoutError as error:
         raise NoTimeLeft("no time left: its trace had not ended") from error
     except CannotTrace as error:
-        return {"not measured": f"it cannot be traced: {error.message}"}
+        search.not_traced = error.message
     try:
-        search.predict()
         search.find()
     except (AutotuneError, TrainerError) as error:  # one configuration must not cost the others
         return {"not measured": error.message}
@@ -196,6 +196,7 @@ def account(search: Search) -> dict[str, Any]:
         "budget_bytes": search.request.memory_budget_bytes,
         "largest_rows": largest,
         "predicted_rows": search.predicted_rows(),
+        "not_traced": search.not_traced,
         "peak_bytes": peaks[0],
         "traced_peak_bytes": search.traced_bytes(largest) if search.traced_bytes else None,
         "corrected_peak_bytes": predict_bytes(search.tried, largest, search.prediction),

@@ -19,7 +19,10 @@ from benchmarks.gpu.results import CheckReport, Figure, StageResult, shown_value
 from benchmarks.gpu.train import RIVALS
 from benchmarks.gpu.train_program import RIVAL_ROWS
 
-PAPER_CASE = Path(__file__).parents[2] / "reports" / "benchmarks" / "paper_case.json"
+_FIGURES = Path(__file__).parents[2] / "reports" / "benchmarks"
+PREDICTED = _FIGURES / "gpu_memory.json"
+"""What ``benchmarks.gpu.predicted`` wrote."""
+PAPER_CASE = _FIGURES / "paper_case.json"
 """What is predicted of the paper's two models on its card, with two ranks."""
 REPORTED_ROWS = {"bert-120m": 184, "bert-350m": 20}
 """Of the paper, arXiv 2509.05258, recommendation 5."""
@@ -30,9 +33,36 @@ PUBLISHED: tuple[tuple[str, float | None, float], ...] = (
 )
 """Real tokens/s of one GPU where published, and MFU by arithmetic from what was published, of the card's bf16 peak."""
 COMMAND = "python -m benchmarks.gpu.all --out DIR --minutes {minutes} --only {stage}"
+STAGE_NAMES = (
+    "machine", "ceilings", "nvml", "memory", "train", "workers", "maths", "tune", "endurance", "saves", "ranks",
+)  # fmt: skip
+"""Of the check."""
 MINUTES = {"memory": 8, "train": 9, "tune": 16, "endurance": 8}
 """That a stage alone takes in full, about; the others take five at most."""
 WHAT = f"bert-120m, {RIVAL_ROWS} rows of 512"
+_MEANINGS = {
+    "bars": "Set before anything was measured. One that is short is said to be, and is not lowered.",
+    "machine": "What the check ran on, and what the device reaches with large matrix products and copies.",
+    "nvml": "Matrix products keep the device busy for a known part of the time, by events on the device itself; NVML "
+    "and GPM are read beside them.",
+    "memory": "Each configuration is traced, its largest micro-batch is predicted, and the true one is proven from "
+    "both sides by trials under the allocator's own limit. Traced, off by: the error of the peak that was predicted "
+    "before any trial. Corrected, off by: the same after the trials before it.",
+    "train": "Whole training loops, loaders and logging included, steps of contenders in turns, medians. MFU counts "
+    "what the mathematics of the real tokens asks for: layers, attention within documents, the head where something "
+    "is to be predicted, times three; no padding, no recomputing.",
+    "workers": "Every sample of the slow dataset takes so long to read that, by arithmetic, three workers are enough. "
+    "GPM's figures are those of the sweep's own windows.",
+    "maths": "In bf16 sums differ by their order, so a right way is about as far from fp32 as the plain one; a wrong "
+    "one, such as attention across documents, is many times farther.",
+    "tune": "autotune tune as a user types it, for both models, to profiles and a report; for an H100 NVL where the "
+    "card has more memory than that.",
+    "endurance": "An allocation that has to be tried a second time shows that the largest micro-batch was too large. "
+    "Where 2,000 steps at the largest of an H100 NVL take too long, a smaller limit of memory is filled the same way.",
+    "saves": "Blocks of steps with a save at their beginning, against such without.",
+    "ranks": "What only several GPUs of a node can show: NCCL's own memory, the link between them, and that one rank's "
+    "running out of memory ends all at once.",
+}
 _LOADS = {"idle": "idle", "full_load": "full load", "half_load": "half a load"}
 
 
@@ -65,8 +95,9 @@ def results_document(reports: Sequence[CheckReport]) -> Document:
         "Speeds belong to the card that they were measured on; only memory carries over.",
     )
     if not reports:
+        stages = tuple(StageResult(name=name, status="not measured") for name in STAGE_NAMES)
         nothing = CheckReport(
-            tool_version="", started_utc="", device="", sizes="full", limit_s=0.0, finished=False, stages=()
+            tool_version="", started_utc="", device="", sizes="full", limit_s=0.0, finished=False, stages=stages
         )
         subtitle = (
             "No GPU has been measured yet: every figure that this project gives for one is predicted, and what could "
@@ -92,7 +123,7 @@ def sections(report: CheckReport) -> tuple[Section, ...]:
         ("The bars", "bars", (_bars(report),)),
         ("The machine", "machine", _listed(report, "machine") + _listed(report, "ceilings")),
         ("Counters against a known load", "nvml", _part(report, "nvml", _counters)),
-        ("Memory", "memory", (*_part(report, "memory", _memory), _beside_the_paper(report))),
+        ("Memory", "memory", (*_part(report, "memory", _memory), _predicted(report), _beside_the_paper(report))),
         ("Training", "train", (*_part(report, "train", _training), _published(report))),
         ("Loader workers", "workers", _part(report, "workers", _workers)),
         ("Mathematics", "maths", _listed(report, "maths")),
@@ -101,7 +132,10 @@ def sections(report: CheckReport) -> tuple[Section, ...]:
         ("Saving", "saves", _listed(report, "saves")),
         ("Several ranks", "ranks", _listed(report, "ranks")),
     )
-    return tuple(Section(title=title, key=key, blocks=tuple(blocks)) for title, key, blocks in parts)
+    return tuple(
+        Section(title=title, key=key, blocks=(Paragraph(words=(_MEANINGS[key],)), *blocks))
+        for title, key, blocks in parts
+    )
 
 
 def device_name(report: CheckReport) -> str:
@@ -122,8 +156,8 @@ def _missing(result: StageResult) -> Missing:
     command = COMMAND.format(minutes=MINUTES.get(result.name, 5), stage=result.name) + ranks
     reason = f" ({result.reason.splitlines()[0]})" if result.reason else ""
     state = "failed" if result.status == "failed" else "not measured"
-    what = "The rest of this" if result.figures else "This"
-    return Missing(what=f"{what}{reason}", state=state, commands=(command,))
+    what = "the rest of it" if result.figures else "all of it"
+    return Missing(what=f"The stage {result.name}, {what}{reason}", state=state, commands=(command,))
 
 
 def _listed(report: CheckReport, stage: str) -> tuple[Block, ...]:
@@ -201,9 +235,37 @@ def _memory(result: StageResult) -> Sequence[Block]:
         predicted = None if one["predicted_rows"] is None else f"{one['predicted_rows']:,}"
         sizes = [format_bytes(one[key]) for key in ("budget_bytes", "peak_bytes")]
         rows.append([name, predicted, f"{one['largest_rows']:,}", *sizes, *errors, f"{len(one['trials'])} trials"])
-    headers = ("configuration", "rows, predicted", "rows, true", "budget", "peak", "traced by", "corrected by", "")
+    headers = (
+        "configuration",
+        "rows, predicted",
+        "rows, true",
+        "budget",
+        "peak",
+        "traced, off by",
+        "corrected, off by",
+        "",
+    )
     caption = "Largest micro-batches, and how far the peak that was predicted for them is off"
     return (Table(caption=caption, headers=headers, rows=tuple(rows), align="lrrrrrrl"),)
+
+
+def _predicted(report: CheckReport) -> Table:
+    """What was predicted for the same configurations before any GPU was measured, beside what was measured."""
+    predicted = json.loads(PREDICTED.read_text())
+    found = {} if report.sizes == "tiny" else report.stage("memory").details.get("settings", {})
+    rows = [
+        [
+            name,
+            format_bytes(one["budget_bytes"]),
+            f"{one['rows']:,}",
+            f"{one['rows_low']:,} to {one['rows_high']:,}",
+            f"{found[name]['largest_rows']:,}" if "largest_rows" in found.get(name, {}) else "not measured",
+        ]
+        for name, one in predicted["settings"].items()
+    ]
+    headers = ("configuration", "budget", "rows, predicted", "range", "rows, measured")
+    caption = "Predicted without a GPU for one H200, most of it with the memory of an H100 NVL"
+    return Table(caption=caption, headers=headers, rows=tuple(rows), align="lrrrr")
 
 
 def _beside_the_paper(report: CheckReport) -> Table:

@@ -59,7 +59,7 @@ def _request(rig: Rig, ranks: int) -> ProbeRequest:
     used: Any = rig.site.device_used_bytes
     if rig.site.device == "cuda":
         used = [bytes_ or 0 for bytes_ in rig.site.used_bytes_by_gpu[:ranks]]
-    return replace(request_for(rig, setting), local_ranks=ranks, device_used_before_bytes=used)
+    return replace(request_for(rig.site, sizes, setting), local_ranks=ranks, device_used_before_bytes=used)
 
 
 def _steps(rig: Rig, ranks: int, box: TimeBox) -> StepFigures:

@@ -1,27 +1,35 @@
 import json
 
-from benchmarks.document import FAULTS, ROOT, performance, read_figures, read_gpu_figures, reliability
+from autotune.show.report.markdown import report_markdown
+from benchmarks.document import FAULTS, GPU_CHECKS, ROOT, performance, read_figures, read_gpu_checks, reliability
+from benchmarks.gpu.page import results_document
+from tests.benchmarks.gpu.reports import full_report
 
 
 def test_what_the_documents_quote_is_what_the_files_hold():
-    assert (ROOT / "docs" / "performance.md").read_text() == performance(read_figures(), read_gpu_figures())
+    assert (ROOT / "docs" / "performance.md").read_text() == performance(read_figures())
     assert (ROOT / "docs" / "reliability.md").read_text() == reliability(json.loads(FAULTS.read_text()))
 
 
 def test_a_bar_that_is_short_is_not_hidden():
     bar = {"name": "x_s", "figure": 2.0, "unit": "s", "bar": 1.0, "direction": "<=", "holds": False}
-    assert "| `x_s` | 2 s | ≤ 1 s | **short** |" in performance({"x": {"bars": [bar]}}, None)
+    assert "| `x_s` | 2 s | ≤ 1 s | **short** |" in performance({"x": {"bars": [bar]}})
     missing = bar | {"figure": None, "holds": None}
-    assert "| `x_s` | n/a | ≤ 1 s | not measured |" in performance({"x": {"bars": [missing]}}, None)
+    assert "| `x_s` | n/a | ≤ 1 s | not measured |" in performance({"x": {"bars": [missing]}})
 
 
-def test_figures_from_a_gpu_carry_the_name_of_their_card_and_their_absence_is_said():
-    assert "Not measured: no figure" in performance({}, None)
-    found = {"real_tokens_per_s": 1e6, "mfu": 0.47}
-    gpu = {"device": "NVIDIA H200", "versions": {"torch": "2.11"}, "mfu": {"bert-120m": found}, "bars": []}
-    text = performance({}, gpu)
-    assert "Measured on one NVIDIA H200 with torch 2.11" in text
-    assert "| mfu: bert-120m | 1,000,000 | 47.0% |" in text
+def test_the_document_of_gpus_is_what_the_kept_checks_hold():
+    page = report_markdown(results_document(read_gpu_checks(GPU_CHECKS)))
+    assert (ROOT / "docs" / "gpu-results.md").read_text() == page
+
+
+def test_of_every_gpu_the_newest_check_counts(tmp_path):
+    for day, figure in (("2026-01-01", 0.4), ("2026-02-01", 0.5)):
+        place = tmp_path / "nvidia-h200" / day
+        place.mkdir(parents=True)
+        (place / "gpu-check.json").write_text(json.dumps(full_report(mfu=figure).to_json()))
+    (found,) = read_gpu_checks(tmp_path)
+    assert found.stage("train").value("bert_120m_mfu_share") == 0.5
 
 
 def test_loops_of_training_say_what_was_injected_and_what_held():

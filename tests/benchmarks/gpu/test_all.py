@@ -3,18 +3,20 @@ import os
 import subprocess
 import sys
 import threading
+import tomllib
+import zipfile
 
 import pytest
 
-from autotune.decide.surroundings import expected_on_cpu
 from autotune.measure.clock import FakeClock
 from benchmarks.gpu import all as check
 from benchmarks.gpu import stages as stages_module
-from benchmarks.gpu.results import NO_TIME, NOT_REACHED
+from benchmarks.gpu.results import NO_TIME, NOT_REACHED, CheckReport
+from benchmarks.gpu.sizes import FULL
 from benchmarks.gpu.stages import Stage
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
-NAMES = ["machine", "ceilings", "nvml", "probe", "same", "train"]
+NAMES = [stage.name for stage in check.STAGES]
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +27,10 @@ def tiny(tmp_path_factory):
     # Threads that wait for others without spinning: whatever else runs here costs then a share of the time, not most.
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(
-        [*command, "--device", "cpu", "--tiny", "--minutes", "5"],
+        [*command, "--device", "cpu", "--tiny", "--minutes", "10", "--nproc", "2"],
         capture_output=True,
         text=True,
-        timeout=320,
+        timeout=660,
         env=environment,
         check=False,
     )
@@ -47,14 +49,15 @@ def test_every_stage_measures_on_a_cpu(tiny):
     assert [(stage["name"], stage["status"]) for stage in report["stages"]] == [(name, "measured") for name in NAMES]
     assert done.returncode == 0, done.stderr
     assert report["finished"]
-    assert (report["schema_version"], report["device"], report["sizes"]) == (1, "cpu", "tiny")
+    assert (report["schema_version"], report["device"], report["sizes"]) == (2, "cpu", "tiny")
 
 
 @pytest.mark.slow
 @pytest.mark.system
 def test_files_are_few_and_flat(tiny):
     _, out, _ = tiny
-    assert sorted(path.name for path in out.iterdir()) == ["gpu-check.json", "ledger.jsonl"]
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["gpu-check.html", "gpu-check.json", "ledger.jsonl", "tune.zip"]
     assert all(path.is_file() and path.stat().st_size < 2**20 for path in out.iterdir())
 
 
@@ -83,38 +86,98 @@ def test_readings_without_a_gpu_are_not_measured_and_say_why(tiny):
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_probe_finds_a_largest_size_with_a_prediction_beside_it(tiny):
-    probe = by_name(tiny[2], "probe")
-    feasible = probe["tiny_budget_feasible_max_rows"]["value"]
-    assert feasible >= 1
-    assert probe["tiny_budget_infeasible_min_rows"]["value"] == feasible + 1
-    assert probe["tiny_budget_feasible_peak_traced_bytes"]["label"] == "predicted"
-    measured = probe["tiny_budget_feasible_peak_bytes"]["value"]
-    predicted = probe["tiny_budget_feasible_peak_traced_bytes"]["value"]
-    libraries = expected_on_cpu()
-    traced = predicted - libraries.usual.outside_bytes
-    least, most = (traced + one.outside_bytes for one in (libraries.least, libraries.most))
-    assert 0.98 * least <= measured <= 1.02 * most
-    assert probe["tiny_budget_best_slot_tokens_per_s"]["value"] > 0
+def test_largest_micro_batches_are_found_with_a_prediction_beside_them(tiny):
+    memory = by_name(tiny[2], "memory")
+    assert memory["configurations_count"]["value"] == 2
+    for style in ("tuned", "paper_style"):
+        largest = memory[f"{style}_bert_mini_largest_rows_count"]
+        # In so small a budget the libraries' own memory, which the prediction can only assume, is up to a third.
+        assert 0.6 * largest["value"] <= largest["expected"] <= 1.2 * largest["value"]
+    assert memory["median_error_after_trials_share"]["value"] < 0.02
+    (settings,) = (stage["details"]["settings"] for stage in tiny[2]["stages"] if stage["name"] == "memory")
+    for one in settings.values():
+        fits = {rows: fit for rows, fit, _ in one["trials"]}
+        assert fits[one["largest_rows"]]
+        assert fits[one["largest_rows"] + 1] is False
 
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_training_has_its_step_time_and_memory(tiny):
+def test_training_is_compared_and_taken_apart(tiny):
     train = by_name(tiny[2], "train")
-    assert train["slot_tokens_per_s"]["value"] > 0
-    assert train["step_median_s"]["value"] > 0
-    assert train["peak_bytes"]["value"] > 2**20
+    for model in ("bert_120m", "bert_350m"):
+        assert train[f"{model}_real_tokens_per_s"]["value"] > 0
+        assert train[f"{model}_mfu_share"]["label"] == "not measured"
+    assert train["against_paper_style_ratio"]["value"] > 1
+    assert train["against_hf_trainer_ratio"]["value"] > 0
+    assert len([name for name in train if name.endswith("_of_everything_share")]) == 8
 
 
 @pytest.mark.slow
 @pytest.mark.system
-def test_the_ledger_holds_every_trial(tiny):
+def test_fast_ways_compute_what_plain_ones_do(tiny):
+    maths = {name: figure["value"] for name, figure in by_name(tiny[2], "maths").items()}
+    assert maths["kernels_varlen_whole_last_layer_distance_share"] < 1e-5
+    assert maths["layouts_fp32_tokens_count"] > 100
+    assert maths["layouts_fp32_largest_loss_difference_nats"] < 1e-4
+    assert maths["documents_varlen_largest_change_of_others"] == 0
+    assert maths["documents_varlen_least_change_of_itself"] > 1e-3
+    assert 0 < maths["compiled_distance_share"] < 1e-4
+    assert maths["waits_recompilations_count"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_loaders_are_swept_for_both_datasets(tiny):
+    workers = by_name(tiny[2], "workers")
+    assert workers["fast_dataset_data_wait_share"]["value"] < 0.2
+    assert workers["slow_dataset_windows_count"]["value"] > workers["slow_dataset_workers_count"]["value"]
+    assert workers["fast_dataset_gpm_sm_share"]["label"] == "not measured"
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_a_whole_tuning_leaves_profile_and_report_in_one_archive(tiny):
     _, out, report = tiny
+    tune = by_name(report, "tune")
+    assert tune["profiles_count"]["value"] == tune["profiles_count"]["expected"] == 1
+    assert tune["all_models_s"]["value"] > 0
+    with zipfile.ZipFile(out / "tune.zip") as packed:
+        names = set(packed.namelist())
+        profile = tomllib.loads(packed.read("profiles/bert-mini-cpu.toml").decode())
+    assert {"reports/bert-mini-cpu/report.html", "reports/bert-mini-cpu/report.json"} <= names
+    assert profile["train"]["micro_batch_rows"] == tune["bert_mini_cpu_micro_batch_rows_count"]["value"]
+    assert "gpu-check-" not in profile["provenance"].get("command", "")
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_largest_micro_batch_keeps_fitting_and_saves_cost_little(tiny):
+    endurance, saves = by_name(tiny[2], "endurance"), by_name(tiny[2], "saves")
+    assert endurance["steps_without_retry_count"]["value"] == 30
+    assert endurance["peak_bytes"]["value"] <= endurance["memory_budget_bytes"]["value"]
+    assert saves["state_bytes"]["value"] > 2**20
+    assert saves["synchronous_save_s"]["value"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_two_ranks_step_together_and_one_that_runs_out_of_memory_is_named(tiny):
+    ranks = by_name(tiny[2], "ranks")
+    assert ranks["ranks_count"]["value"] == 2
+    assert ranks["one_rank_out_of_memory_named_count"]["value"] == 1
+    assert ranks["link_bytes_per_s"]["value"] > 1e6
+    assert ranks["communication_outside_allocator_bytes"]["label"] == "not measured"
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_ledger_holds_every_trial_of_its_own(tiny):
+    _, out, _ = tiny
     records = [json.loads(line)["record"] for line in (out / "ledger.jsonl").read_text().splitlines()]
+    jobs = {record["job"] for record in records}
+    assert {"matmul", "step", "feed", "links"} <= jobs
     assert [record["job"] for record in records].count("matmul") == 3
-    probed = by_name(report, "probe")["tiny_budget_trials_count"]["value"]
-    assert [record["job"] for record in records].count("step") == probed + 1
 
 
 @pytest.mark.slow
@@ -253,3 +316,76 @@ def test_asking_for_a_gpu_where_there_is_none_is_code_2(tmp_path):
     )
     assert done.returncode == 2
     assert "there is no GPU here" in done.stderr
+
+
+def named(*names: str) -> tuple[Stage, ...]:
+    return tuple(stage(name, one_figure) for name in names)
+
+
+def statuses(report) -> dict[str, str]:
+    return {one.name: one.status for one in report.stages}
+
+
+def test_stages_that_are_left_out_stay_as_an_earlier_check_left_them(tmp_path):
+    rig, table, out = make_rig(tmp_path, no_trial), named("a", "b", "c"), tmp_path / "out"
+    first = check.run_check(rig, table, 60, out, only=["a"])
+    assert statuses(first) == {"a": "measured", "b": "not asked for", "c": "not asked for"}
+    assert first.exit_code == 0
+    second = check.run_check(rig, table, 60, out, only=["b"])
+    assert statuses(second) == {"a": "measured", "b": "measured", "c": "not asked for"}
+    assert written(tmp_path)["stages"][0]["figures"][0]["name"] == "something_count"
+    again = check.run_check(rig, (stage("a", broken), *table[1:]), 60, out, only=["a"])
+    assert statuses(again) == {"a": "failed", "b": "measured", "c": "not asked for"}
+
+
+def test_a_check_of_another_device_or_a_broken_file_is_replaced(tmp_path):
+    table, out = named("a", "b"), tmp_path / "out"
+    check.run_check(make_rig(tmp_path / "cpu", no_trial), table, 60, out)
+    on_gpu = check.run_check(make_rig(tmp_path / "gpu", no_trial, gpu=facts()), table, 60, out, only=["b"])
+    assert statuses(on_gpu) == {"a": "not asked for", "b": "measured"}
+    (out / check.REPORT_NAME).write_text('{"stages": [')
+    after = check.run_check(make_rig(tmp_path / "more", no_trial), table, 60, out, only=["b"])
+    assert statuses(after) == {"a": "not asked for", "b": "measured"}
+
+
+def test_a_stage_of_several_ranks_is_left_out_unless_they_are_asked_for(tmp_path):
+    rig = make_rig(tmp_path, no_trial)
+    table = (*named("a"), Stage(name="ranks", measure=one_figure, weight=1, least_s=1.0, ranks=2))
+    report = check.run_check(rig, table, 60, tmp_path / "out")
+    assert (report.stages[1].status, report.exit_code) == ("not asked for", 0)
+    assert "--nproc 2" in report.stages[1].reason
+    rig.nproc = 2
+    assert statuses(check.run_check(rig, table, 60, tmp_path / "out"))["ranks"] == "measured"
+
+
+def test_a_bar_that_is_short_is_code_1(tmp_path):
+    def slow(rig, sheet, box):
+        sheet.measured("bert_120m_mfu_share", 0.3)
+
+    rig = make_rig(tmp_path, no_trial, gpu=facts(), sizes=FULL)
+    report = check.run_check(rig, (stage("train", slow),), 60, tmp_path / "out")
+    bars = {bar["name"]: bar for bar in written(tmp_path)["bars"]}
+    assert bars["gpu_train_bert_120m_mfu_share"]["holds"] is False
+    assert bars["gpu_train_bert_350m_mfu_share"]["holds"] is None
+    assert report.exit_code == 1
+
+
+def test_what_a_check_wrote_is_read_back_whole(tmp_path):
+    table = (stage("first", broken), stage("second", one_figure))
+    report = check.run_check(make_rig(tmp_path, no_trial, gpu=facts(), sizes=FULL), table, 60, tmp_path / "out")
+    assert CheckReport.of(written(tmp_path)) == report
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--only", "train,nosuch"], "no such stage for --nproc 1: nosuch"),
+        (["--only", "ranks"], "no such stage for --nproc 1: ranks"),
+        (["--nproc", "0"], "--nproc 0"),
+        (["--minutes", "0"], "--minutes 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(words, says, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        check.main(["--out", str(tmp_path), *words])
+    assert says in capsys.readouterr().err

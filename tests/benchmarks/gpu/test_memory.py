@@ -1,10 +1,16 @@
-import json
-import subprocess
-import sys
-
 import pytest
 
-from benchmarks.gpu.memory import SETTINGS, make_bars
+from autotune.core.cards import find_card
+from autotune.measure.clock import FakeClock
+from benchmarks.gpu import memory
+from benchmarks.gpu.memory import IMITATED, SETTINGS, Setting, imitated_card, paper_style, request_for, tuned
+from benchmarks.gpu.results import Sheet
+from benchmarks.gpu.rig import NoTimeLeft, TimeBox
+from benchmarks.gpu.sizes import FULL
+from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
+from tests.benchmarks.gpu.rigs import facts, make_rig
+
+NVL_BYTES = find_card(IMITATED).cuda_total_bytes
 
 
 def account(traced=1.0, corrected=1.0, predicted=100):
@@ -14,8 +20,21 @@ def account(traced=1.0, corrected=1.0, predicted=100):
     }  # fmt: skip
 
 
-def by_name(bars):
-    return {bar.name.removeprefix("gpu_memory_"): bar for bar in bars}
+def errors(*accounts) -> dict[str, float | None]:
+    sheet = Sheet()
+    memory._write_errors(sheet, accounts)
+    return {figure.name: figure.value for figure in sheet.figures}
+
+
+def measured(tmp_path, *, seconds: float, total_bytes: int = 143_771 * 2**20):
+    clock = FakeClock()
+    rig = make_rig(tmp_path, card(clock), gpu=facts(total_bytes), sizes=FULL, clock=clock)
+    sheet, error = Sheet(), None
+    try:
+        memory.measure(rig, sheet, TimeBox(clock=clock, end_s=clock.monotonic_s() + seconds))
+    except NoTimeLeft as no_time:
+        error = no_time
+    return {figure.name: figure.value for figure in sheet.figures}, sheet.details["settings"], error, rig
 
 
 def test_there_are_a_dozen_configurations_and_all_differ():
@@ -23,35 +42,65 @@ def test_there_are_a_dozen_configurations_and_all_differ():
     assert len(set(names)) == len(names) >= 12
 
 
+def test_both_presets_come_first_as_the_paper_sets_them_up_and_tuned():
+    assert {(one.model, one.style) for one in SETTINGS[:4]} == {
+        (model, style) for model in ("bert-120m", "bert-350m") for style in memory.STYLES
+    }
+    paper = paper_style("bert-120m")
+    assert (paper.precision, paper.layout, paper.head, paper.micro_batches) == ("fp32", "padded", "dense", 1)
+    assert tuned("bert-120m").dropout == 0.0
+
+
+def test_the_configuration_reaches_the_trial(tmp_path):
+    rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(), sizes=FULL)
+    request = request_for(rig.site, rig.sizes, paper_style("bert-120m"))
+    config = memory.trace_request(request).config
+    assert (config.head, config.layout, config.precision) == ("dense", "padded", "fp32")
+    assert config.global_batch_rows == config.micro_batch_rows
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "imitated"), [(143_771 * 2**20, True), (81_559 * 2**20, False), (95_830 * 2**20, False)]
+)
+def test_only_a_larger_card_is_limited_to_an_h100_nvl(tmp_path, total_bytes, imitated):
+    rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(total_bytes), sizes=FULL)
+    assert (imitated_card(rig.site) is not None) == imitated
+    budget = request_for(rig.site, rig.sizes, Setting(model="bert-120m")).memory_budget_bytes
+    assert budget == (NVL_BYTES if imitated else total_bytes - 2**29)
+    whole = request_for(rig.site, rig.sizes, Setting(model="bert-120m", card="whole")).memory_budget_bytes
+    assert whole == total_bytes - 2**29
+
+
 def test_errors_count_in_both_directions_and_only_too_many_rows_count_as_above():
-    found = {"settings": {"a": account(0.98, 1.005, 90), "b": account(1.05, 0.99, 102)}, "held": {"steps": 2000}}
-    bars = by_name(make_bars(found))
-    assert bars["median_error_before_trials_share"].figure == pytest.approx(0.035)
-    assert bars["worst_error_before_trials_share"].figure == pytest.approx(0.05)
-    assert bars["median_error_after_trials_share"].figure == pytest.approx(0.0075)
-    assert bars["predicted_rows_above_true_share"].figure == pytest.approx(0.02)
-    assert bars["held_steps_count"].holds
+    found = errors(account(0.98, 1.005, 90), account(1.05, 0.99, 102))
+    assert found["configurations_count"] == 2
+    assert found["median_error_before_trials_share"] == pytest.approx(0.035)
+    assert found["worst_error_before_trials_share"] == pytest.approx(0.05)
+    assert found["median_error_after_trials_share"] == pytest.approx(0.0075)
+    assert found["predicted_rows_above_true_share"] == pytest.approx(0.02)
 
 
-def test_what_was_not_measured_leaves_its_bar_unmeasured():
-    bars = make_bars({"settings": {"a": {"not measured": "no time left"}}})
-    assert [bar.holds for bar in bars] == [None] * 5
+def test_what_was_not_measured_counts_for_nothing():
+    found = errors({"not measured": "no time left"})
+    assert found.pop("configurations_count") == 0
+    assert set(found.values()) == {None}
 
 
-@pytest.mark.soak
-@pytest.mark.system
-def test_the_benchmark_runs_in_small_on_a_cpu(tmp_path):
-    file = tmp_path / "memory.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.memory", "--tiny", "--minutes", "0.7", "--json", str(file)],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, 1), done.stderr
-    found = json.loads(file.read_text())
-    measured = [one for one in found["settings"].values() if "peak_bytes" in one]
-    assert measured, done.stderr
-    for one in measured:
-        assert one["corrected_peak_bytes"] == pytest.approx(one["peak_bytes"], rel=0.05)
-        # In so small a budget the libraries' own memory, which the prediction can only assume, is up to a tenth.
-        assert 0.75 * one["largest_rows"] <= one["predicted_rows"] <= 1.1 * one["largest_rows"]
-    assert "gpu_memory_median_error_before_trials_share" in done.stdout
+def test_the_largest_micro_batch_of_every_configuration_is_found_even_untraced(tmp_path):
+    figures, settings, error, rig = measured(tmp_path, seconds=36_000)
+    assert error is None
+    rows = (NVL_BYTES - FIXED_BYTES) // ROW_BYTES
+    assert figures["tuned_bert_120m_largest_rows_count"] == rows
+    assert figures["paper_style_bert_350m_largest_rows_count"] == rows
+    assert len(settings) == len(SETTINGS)
+    assert all(one["not_traced"] for one in settings.values())
+    assert rig.largest.request.settings.name == "bert-120m"
+
+
+def test_a_cut_off_stage_keeps_what_it_had(tmp_path):
+    figures, settings, error, _ = measured(tmp_path, seconds=200)
+    assert error is not None
+    assert figures["tuned_bert_120m_largest_rows_count"]
+    done = [one for one in settings.values() if "peak_bytes" in one]
+    assert 0 < len(done) < len(SETTINGS)
+    assert {one["not measured"] for one in settings.values() if "peak_bytes" not in one} == {"no time"}
