@@ -64,7 +64,7 @@ docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an er
 
 gpu-check: $(STAMP) ## measure on a GPU all that is claimed of one, in nine minutes, and keep it (GPU_MINUTES=40 for all)
 	@# 1 says that something is missing or short: what there is, is kept all the same.
-	$(BIN)/python -m benchmarks.gpu.all --out build/gpu-check --minutes $(GPU_MINUTES) || [ $$? = 1 ]
+	$(BIN)/python -m benchmarks.gpu.all --out build/gpu-check --device cuda --minutes $(GPU_MINUTES) || [ $$? = 1 ]
 	$(BIN)/python -m benchmarks.gpu.keep build/gpu-check
 
 bench: $(STAMP) ## benchmarks with a bar, and keep their figures

@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         place = keep(options.found, KEPT)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"error: {error}\n  next: python -m benchmarks.gpu.all --out {options.found}\n")
+        again = f"python -m benchmarks.gpu.all --device cuda --out {options.found}"
+        sys.stderr.write(f"error: {error}\n  next: where there is a GPU, {again}\n")
         return EXIT_BAD_INPUT
     print(f"kept: {place}")
     return document.main()

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox
-from benchmarks.gpu.train import check_end, program_arguments
+from benchmarks.gpu.rig import Rig, TimeBox, check_end
+from benchmarks.gpu.train import program_arguments
 
 PROGRAM = "benchmarks.gpu.maths_program"
 EXPECTED = {

@@ -204,8 +204,7 @@ def _logits(training: Any, batch: Any, match: Any) -> Any:  # noqa: ANN401 - a t
 def _predicted(training: Any, batch: Any, match: Any) -> Any:  # noqa: ANN401 - logits and labels
     import torch
 
-    bf16 = match.config.precision == "bf16"
-    with torch.no_grad(), torch.autocast(match.ranks.device.type, dtype=torch.bfloat16, enabled=bf16):
+    with torch.no_grad():
         return training.module._predict(batch.to(match.ranks.device))
 
 

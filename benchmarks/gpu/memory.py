@@ -24,7 +24,7 @@ from autotune.search.probe import ProbeRequest, Search, trace_request
 from autotune.search.site import Site, memory_budget
 from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, say
+from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, check_end, say
 from benchmarks.gpu.sizes import Sizes
 from trainer.config import Checkpointing, Head, Layout, Precision
 from trainer.errors import TrainerError
@@ -35,6 +35,7 @@ IMITATED = "h100-nvl-94gb"
 DOCUMENTS_PER_ROW = 4.0
 MAX_ROWS = 16_384
 TRIAL_TIMEOUT_S = 240.0
+PAPER_PROGRAM = "benchmarks.gpu.paper_program"
 STYLES = ("tuned", "paper-style")
 """Of the configurations whose largest micro-batch is a figure of its own."""
 
@@ -111,6 +112,7 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
                 say(f"  {one.name}: {_told(account)}")
                 if one.style:
                     _write_largest(sheet, one, account)
+        _measure_paper(rig, sheet, box)
     finally:
         sheet.details["settings"] = {one.name: accounts.get(one.name, {"not measured": "no time"}) for one in settings}
         _write_errors(sheet, list(accounts.values()))
@@ -203,6 +205,30 @@ def account(search: Search) -> dict[str, Any]:
         "trials": [[one.rows, one.fits, one.peak_bytes] for one in search.tried],
         "outside_allocator_bytes": measured[0]["outside_allocator_bytes"],
     }
+
+
+def _measure_paper(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
+    """The largest micro-batch of the paper-style step itself, of each model.
+
+    Raises:
+        NoTimeLeft: If it was cut off.
+        TrialFailed: If it failed.
+    """
+    sizes, site = rig.sizes, rig.site
+    budget_bytes = sizes.paper_budget_bytes or memory_budget(site, None, imitated_card(site))
+    models = sizes.tuned_models
+    words = [word for model in models for word in ("--model", model)]
+    words += ["--device", site.device, "--budget-bytes", str(budget_bytes), "--vocab-size", str(sizes.vocab_size)]
+    used_bytes = site.device_used_bytes
+    found, ended = rig.program(
+        PAPER_PROGRAM, words + ([] if used_bytes is None else ["--used-before-bytes", str(used_bytes)]), box
+    )
+    sheet.details["paper_step"] = found
+    for model in models:
+        rows = found.get(model, {}).get("largest_rows")
+        name = f"paper_step_{model.replace('-', '_')}_largest_rows_count"
+        sheet.measured(name, rows, lacking="the program did not come to it")
+    check_end(ended)
 
 
 def _write_largest(sheet: Sheet, one: Setting, account: Mapping[str, Any]) -> None:

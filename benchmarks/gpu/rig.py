@@ -282,6 +282,23 @@ def open_rig(
             rig.close()
 
 
+def check_end(ended: Ended, accepted: Sequence[int] = (0,)) -> None:
+    """Say what a program did not come to.
+
+    Args:
+        ended: How it ended.
+        accepted: Exit codes of good ends.
+
+    Raises:
+        NoTimeLeft: If it was cut off.
+        TrialFailed: If it failed.
+    """
+    if ended.cut_off:
+        raise NoTimeLeft(ended.why)
+    if ended.exit_code not in accepted:
+        raise TrialFailed(ended.why)
+
+
 def say(line: str) -> None:
     """Progress, on standard error."""
     sys.stderr.write(f"{line}\n")

@@ -2,8 +2,7 @@
 
 from benchmarks.checkpoint import extra_s
 from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox
-from benchmarks.gpu.train import check_end
+from benchmarks.gpu.rig import Rig, TimeBox, check_end
 
 
 def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:

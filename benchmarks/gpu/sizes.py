@@ -30,11 +30,16 @@ class Sizes:
     validation_samples: int
     memory_budget_bytes: int | None
     """None: the whole card, or an H100 NVL's memory where the card has more."""
+    paper_budget_bytes: int | None
+    """The same, for the paper-style step, whose rows are larger."""
     workers_rows: int
     window_s: float
     """Of a sweep."""
     sweep_most_s: float
+    slow_most_workers: int
+    """Of the slow dataset, whatever the CPUs: its workers mostly sleep."""
     tuned_models: tuple[str, ...]
+    tune_most_minutes: float
     endurance_steps: int
     saved_model: str
     save_repeats: int
@@ -57,10 +62,13 @@ FULL = Sizes(
     samples=200_000,
     validation_samples=2_000,
     memory_budget_bytes=None,
+    paper_budget_bytes=None,
     workers_rows=96,
     window_s=2.0,
     sweep_most_s=240.0,
+    slow_most_workers=8,
     tuned_models=("bert-120m", "bert-350m"),
+    tune_most_minutes=15.0,
     endurance_steps=2_000,
     saved_model="bert-120m",
     save_repeats=5,
@@ -83,10 +91,13 @@ TINY_ON_CPU = Sizes(
     samples=2_000,
     validation_samples=256,
     memory_budget_bytes=192 * 2**20,
+    paper_budget_bytes=384 * 2**20,
     workers_rows=4,
     window_s=0.4,
-    sweep_most_s=10.0,
+    sweep_most_s=6.0,
+    slow_most_workers=2,
     tuned_models=("bert-mini",),
+    tune_most_minutes=0.3,
     endurance_steps=30,
     saved_model="bert-mini",
     save_repeats=2,
@@ -100,4 +111,11 @@ def sizes_for(device: Literal["cpu", "cuda"], *, tiny: bool) -> Sizes:
     if device == "cpu":
         return TINY_ON_CPU
     # A CUDA context and its workspaces alone take more than a tiny budget on a CPU holds.
-    return replace(TINY_ON_CPU, precision="bf16", matmul_dtype="bfloat16", matmul_size=2048, memory_budget_bytes=2**31)
+    return replace(
+        TINY_ON_CPU,
+        precision="bf16",
+        matmul_dtype="bfloat16",
+        matmul_size=2048,
+        memory_budget_bytes=2**31,
+        paper_budget_bytes=2**31,
+    )

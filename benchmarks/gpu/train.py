@@ -1,12 +1,11 @@
 """Stage ``train``: tokens/s and MFU, against what others take, and what each trick is worth alone."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.programs import Ended
 from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, TrialFailed
+from benchmarks.gpu.rig import Rig, TimeBox, check_end
 from benchmarks.gpu.watch import Watch, write_readings
 
 PROGRAM = "benchmarks.gpu.train_program"
@@ -40,23 +39,6 @@ def program_arguments(rig: Rig) -> list[str]:
     """What all programs are told."""
     tiny = ["--tiny"] if rig.sizes.name == "tiny" else []
     return ["--data", str(rig.data.resolve()), "--device", rig.site.device, *tiny]
-
-
-def check_end(ended: Ended, accepted: Sequence[int] = (0,)) -> None:
-    """Say what a program did not come to.
-
-    Args:
-        ended: How it ended.
-        accepted: Exit codes of good ends.
-
-    Raises:
-        NoTimeLeft: If it was cut off.
-        TrialFailed: If it failed.
-    """
-    if ended.cut_off:
-        raise NoTimeLeft(ended.why)
-    if ended.exit_code not in accepted:
-        raise TrialFailed(ended.why)
 
 
 def _write_models(sheet: Sheet, found: Mapping[str, Any], watch: Watch) -> None:

@@ -15,8 +15,7 @@ from autotune.errors import AutotuneError
 from autotune.search.profiles import read_profile
 from benchmarks.gpu.memory import IMITATED, imitated_card
 from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, say
-from benchmarks.gpu.train import check_end
+from benchmarks.gpu.rig import Rig, TimeBox, check_end, say
 
 ARCHIVE_NAME = "tune.zip"
 PROFILES, REPORTS, DATA = "profiles", "reports", "data"
@@ -37,7 +36,8 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     # By a name of its own: where the dataset lies on this machine is nobody's business.
     (place / DATA).symlink_to(rig.data.resolve())
     answer = place / "answer.json"
-    arguments = ["-m", "autotune", *tune_arguments(rig, max(LEAST_MINUTES, TIME_SHARE * box.left_s / 60))]
+    minutes = min(rig.sizes.tune_most_minutes, max(LEAST_MINUTES, TIME_SHARE * box.left_s / 60))
+    arguments = ["-m", "autotune", *tune_arguments(rig, minutes)]
     sheet.details["command"] = ["autotune", *arguments[2:]]
     ended = rig.programs.run(arguments, box.left_s, lambda line: say(f"  {line}"), cwd=place, stdout=answer)
     profiles = dict(_profiles(place / PROFILES))
@@ -103,6 +103,8 @@ def _pack(place: Path, archive: Path) -> None:
     """Profiles, ledgers and reports as one file, as results come back flat."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for part in (PROFILES, REPORTS):
-            for path in sorted((place / part).rglob("*")):
+            for number, path in enumerate(sorted((place / part).rglob("*"))):
                 if path.is_file():
-                    packed.write(path, path.relative_to(place))
+                    # Ledgers are named after the host that wrote them; whichever it was, all of a directory are read.
+                    named = path.with_name(f"{number}.jsonl") if path.suffix == ".jsonl" else path
+                    packed.write(path, named.relative_to(place))

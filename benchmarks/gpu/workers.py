@@ -1,11 +1,11 @@
 """Stage ``workers``: the loader's sweep, for a fast and a slow dataset, with NVML's and GPM's figures of every window.
 
 Both sweeps take the same packed rows under the same model; every sample of the slow dataset takes longer to read, by as
-much as makes one worker need three steps for a batch, so that the answer follows by arithmetic.
+much as makes one worker need 2.7 steps for a batch, so that by arithmetic three are enough, with some air, and two not.
 """
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from autotune.core.evidence import WorkersEvidence, WorkersRow
@@ -16,16 +16,15 @@ from autotune.search.gpu_source import gpu_source
 from autotune.search.workers import Sweep, SweepRequest, evidence, with_loader
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import Rig, TimeBox, say
+from trainer.batch import row_statistics
 from trainer.config import DataSettings, TrainConfig
-from trainer.dataset import read_manifest
+from trainer.dataset import TokenDataset, read_manifest
 from trainer.presets import model_settings
 
-SLOW_STEPS = 3.0
+SLOW_STEPS = 2.7
 """How many steps one worker takes for a batch of the slow dataset."""
-SLOW_ANSWER, SLOW_MOST = 3, 8
-"""The count that follows, and how many may be tried whatever the CPUs: they only sleep."""
-SAMPLES_PER_ROW = {512: 2.1, 64: 1.0}
-"""Of packed rows of real functions, by their length."""
+SLOW_ANSWER = 3
+"""The count that follows."""
 TRIAL_TIMEOUT_S = 120.0
 SWEEP_SHARE = 0.8
 """Of a sweep's box, for its windows: processes start beside them."""
@@ -40,17 +39,20 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         seq_length_tokens=sizes.seq_length_tokens,
         layout="packed",
         micro_batch_rows=sizes.workers_rows,
+        global_batch_rows=sizes.workers_rows,  # so that a step is one batch of the loader's
         attention_dropout=0.0,
         precision=sizes.precision,
         device=rig.site.device,
     )
+    with contextlib.closing(TokenDataset.open(rig.data)) as dataset:
+        samples_per_step = config.micro_batch_rows * row_statistics(config, dataset).mean_samples
     delay_s, waits = 0.0, []
     for name in ("fast", "slow"):
         found, step_s = _sweep(rig, config, delay_s, name, box.part(0.5) if name == "fast" else box)
         chosen = next(row for row in found.rows if row.loader_workers == found.chosen)
         waits.append(chosen.data_wait_share)
         _write(sheet, name, found, chosen)
-        delay_s = SLOW_STEPS * step_s / (config.micro_batch_rows * SAMPLES_PER_ROW[config.seq_length_tokens])
+        delay_s = SLOW_STEPS * step_s / samples_per_step
     sheet.measured("chosen_data_wait_share", max(waits), expected=0.0)
     sheet.measured("slow_dataset_workers_off_count", abs(found.chosen - SLOW_ANSWER), expected=0.0)
 
@@ -63,7 +65,7 @@ def _sweep(rig: Rig, config: TrainConfig, delay_s: float, name: str, box: TimeBo
         local_ranks=1,
         batch_bytes=4 * config.micro_batch_rows * config.seq_length_tokens,
         prefetch_batches=config.data.prefetch_batches,
-        asked=SLOW_MOST if delay_s else None,
+        asked=rig.sizes.slow_most_workers if delay_s else None,
     )
     request = SweepRequest(
         config=with_loader(config, workers=0),
@@ -84,7 +86,7 @@ def _sweep(rig: Rig, config: TrainConfig, delay_s: float, name: str, box: TimeBo
     return evidence(swept, choice, gpu_source=source, disk=None), step_s
 
 
-@contextmanager
+@contextlib.contextmanager
 def _watched(rig: Rig) -> Iterator[Machine]:
     """The rig's machine, with its GPU watched."""
     gpu = rig.site.gpu

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import re
 from typing import Any
 
@@ -17,6 +18,8 @@ from trainer.__main__ import command_line as trainer_command_line
 
 OTHERS = frozenset({".", "cat", "cd", "export", "mkdir", "rsync", "scp", "sed", "tar", "tensorboard"})
 """Programs that are not this project's; a line that begins with none of these and none of ours is a mistake."""
+_ASSIGNMENT = re.compile(r"[A-Z_]+=")
+"""Of a variable, before a program."""
 _INTERPRETERS = frozenset({"python", "python3"})
 
 
@@ -60,6 +63,7 @@ def check_named(command: Command) -> None:
 
 
 def _check(words: list[str], *, elided: bool) -> None:
+    words = [*itertools.dropwhile(_ASSIGNMENT.match, words)]
     program, rest = words[0].rpartition("/")[2], words[1:]
     if program == "autotune":
         _check_autotune(rest, elided=elided)
@@ -71,6 +75,8 @@ def _check(words: list[str], *, elided: bool) -> None:
         _check_target(rest)
     elif program == "ssh":
         _check(rest[1:], elided=elided)
+    elif program == "srun":  # each of its options in one word
+        _check([*itertools.dropwhile(lambda word: word.startswith("--"), rest)], elided=elided)
     elif program == "sh":
         if not (ROOT / rest[0]).is_file():
             raise Wrong(f"there is no {rest[0]}")

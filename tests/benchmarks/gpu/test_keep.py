@@ -38,4 +38,4 @@ def test_a_check_of_the_check_itself_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="sizes are tiny"):
         keep(directory, tmp_path / "kept")
     assert keeping.main([str(directory)]) == 2
-    assert "next: python -m benchmarks.gpu.all" in capsys.readouterr().err
+    assert "next: where there is a GPU, python -m benchmarks.gpu.all" in capsys.readouterr().err

@@ -55,8 +55,8 @@ def test_nothing_of_a_report_becomes_markup():
 
 def test_the_papers_rows_stand_beside_ours():
     rows = cells(check_document(full_report()), "the paper's shape")
-    assert rows["bert-120m, paper-style"][0] == "184"
-    assert rows["bert-350m, paper-style"][0] == "20"
+    assert rows["bert-120m, the paper-style step itself"][0] == "184"
+    assert rows["bert-350m, set up as the paper's trainer"][0] == "20"
     assert all(row[-1] == "not measured" for row in rows.values())
 
 
