@@ -53,7 +53,7 @@ five recommendations. Here each of them stands beside what this project makes of
 
 Every figure is one of four: **measured** (on two CPU cores, or on small networks between hosts of one machine),
 **simulated**, **predicted** (by arithmetic or by a trace, with what is assumed), or **not measured**. Nothing here
-was measured on a GPU.
+was measured on a GPU; what was, and what stands open, is [in a document of its own](gpu-results.md).
 
 {summary}
 ## 1. Tokenise ahead, and keep only what training needs

@@ -8,6 +8,7 @@ from autotune.core.allocations import Trace
 from autotune.core.outcome import Measured, Outcome, TimedOut
 from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, affine_law, holds_for, largest_rows, peak_bytes
+from autotune.decide.surroundings import UNTRACED_SHARE, Expected
 from autotune.errors import NotCheckable
 from autotune.measure.machine import Machine
 from trainer.config import TrainConfig
@@ -89,6 +90,15 @@ def confirm(estimate: Estimate, machine: Machine, rows: int) -> Estimate:
 def predicted_rows(estimate: Estimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
     """The largest micro-batch that is predicted to fit."""
     return largest_rows(estimate.law, budget_bytes, surroundings, max_rows=max_rows)
+
+
+def rows_range(estimate: Estimate, budget_bytes: float, expected: Expected, *, max_rows: int) -> tuple[int, int]:
+    """The same with everything that is assumed at its most, and at its least."""
+    share = UNTRACED_SHARE[expected.usual.kind]
+    room = max(0, budget_bytes - peak_bytes(estimate.law, 1, expected.usual))
+    low = predicted_rows(estimate, budget_bytes - share * room, expected.most, max_rows=max_rows)
+    high = predicted_rows(estimate, budget_bytes + share * room, expected.least, max_rows=max_rows)
+    return low, high
 
 
 def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[[int], float]:

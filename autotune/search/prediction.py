@@ -11,9 +11,9 @@ from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.rows import RowContents
 from autotune.core.units import format_bytes, parse_bytes
-from autotune.decide.memory import Ledger, ledger, peak_bytes
+from autotune.decide.memory import Ledger, ledger
 from autotune.decide.sharding import Layout, ShardedBytes, fewest_that_share, shard, state_of_terms
-from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
+from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
@@ -24,6 +24,7 @@ from autotune.search.estimate import (
     confirm,
     estimate_model,
     predicted_rows,
+    rows_range,
 )
 from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.show.estimate import Answer, Predicted, WhatIf
@@ -167,7 +168,7 @@ def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: T
         raise _does_not_fit(asked, choices, target, estimate, machine)
     estimate = confirm(estimate, machine, rows)
     found = ledger(estimate.law, rows, usual)
-    low, high = _range(asked, estimate, target)
+    low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
     return Predicted(
         config=config,
         parameters=estimate.parameters,
@@ -184,16 +185,6 @@ def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: T
         sharded=tuple(_shards(asked, estimate, found)),
         limited=rows == asked.max_rows,
     )
-
-
-def _range(asked: Asked, estimate: Estimate, target: Target) -> tuple[int, int]:
-    """Rows with everything that is assumed at its most, and at its least."""
-    share = UNTRACED_SHARE[target.expected.usual.kind]
-    fixed = peak_bytes(estimate.law, 1, target.expected.usual)
-    room = max(0, target.budget_bytes - fixed)
-    low = predicted_rows(estimate, target.budget_bytes - share * room, target.expected.most, max_rows=asked.max_rows)
-    high = predicted_rows(estimate, target.budget_bytes + share * room, target.expected.least, max_rows=asked.max_rows)
-    return low, high
 
 
 def _per_row(estimate: Estimate, rows: int) -> float:

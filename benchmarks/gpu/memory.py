@@ -60,10 +60,12 @@ class Setting:
     @property
     def name(self) -> str:
         """In a few words."""
-        attention = "varlen" if self.dropout == 0.0 and self.precision == "bf16" else "sdpa"
-        style = f"{self.style} " if self.style else ""
-        words = (self.model, self.precision, attention, self.layout, self.head, self.checkpointing, self.card)
-        return f"{style}{' '.join(words)} {self.seq_length_tokens}"
+        varlen = self.dropout == 0.0 and self.precision == "bf16"
+        words = [self.precision, "varlen" if varlen else "sdpa", f"{self.layout} rows of {self.seq_length_tokens}"]
+        words += ["head on all places"] if self.head == "dense" else []
+        words += [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
+        words.append("94 GB" if self.card == "imitated" else "whole card")
+        return f"{self.model}{f' {self.style}' if self.style else ''}: {', '.join(words)}"
 
 
 def tuned(model: str, **changes: Any) -> Setting:  # noqa: ANN401 - any of its fields

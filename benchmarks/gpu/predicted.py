@@ -17,7 +17,7 @@ from autotune.core.hardware import GpuFacts, SlurmFacts
 from autotune.decide.surroundings import expected_on_gpu
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
-from autotune.search.estimate import estimate_model, predicted_bytes, predicted_rows
+from autotune.search.estimate import estimate_model, predicted_bytes, predicted_rows, rows_range
 from autotune.search.probe import trace_request
 from autotune.search.site import Site
 from autotune.show.tables import text_table
@@ -70,16 +70,14 @@ def site_of(key: str) -> Site:
 
 
 def predict(site: Site, one: Setting, machine: ForkServerMachine) -> dict[str, Any]:
-    """Rows that fit, by the usual surroundings and by the most and the least of them; bytes of the usual."""
+    """Rows that fit, and their range by all that is assumed; bytes of the usual."""
     request = request_for(site, FULL, one)
     estimate = estimate_model(trace_request(request), machine)
     assert site.gpu is not None
     expected = expected_on_gpu(site.gpu.compute_capability, 1)
     budget_bytes = request.memory_budget_bytes
-    low, usual, high = (
-        predicted_rows(estimate, budget_bytes, around, max_rows=request.max_rows)
-        for around in (expected.most, expected.usual, expected.least)
-    )
+    usual = predicted_rows(estimate, budget_bytes, expected.usual, max_rows=request.max_rows)
+    low, high = rows_range(estimate, budget_bytes, expected, max_rows=request.max_rows)
     return {
         "rows": usual,
         "rows_low": low,

@@ -119,6 +119,7 @@ def make_rig(
     gpu: GpuFacts | None = None,
     sizes: Sizes = TINY_ON_CPU,
     clock: Clock | None = None,
+    data: Path | None = None,
 ) -> Rig:
     host: HostFacts = FakeHost().facts([tmp_path])
     site = Site(
@@ -143,4 +144,5 @@ def make_rig(
         clock=clock or SystemClock(),
         out=out,
         scratch=scratch,
+        data=data,
     )

@@ -4,6 +4,7 @@ from autotune.core.cards import find_card
 from autotune.measure.clock import FakeClock
 from benchmarks.gpu import memory
 from benchmarks.gpu.memory import IMITATED, SETTINGS, Setting, imitated_card, paper_style, request_for, tuned
+from benchmarks.gpu.programs import Ended
 from benchmarks.gpu.results import Sheet
 from benchmarks.gpu.rig import NoTimeLeft, TimeBox
 from benchmarks.gpu.sizes import FULL
@@ -29,6 +30,8 @@ def errors(*accounts) -> dict[str, float | None]:
 def measured(tmp_path, *, seconds: float, total_bytes: int = 143_771 * 2**20):
     clock = FakeClock()
     rig = make_rig(tmp_path, card(clock), gpu=facts(total_bytes), sizes=FULL, clock=clock)
+    of_paper = {model: {"largest_rows": 150} for model in FULL.tuned_models}
+    rig.program = lambda *_: (of_paper, Ended(exit_code=0, cut_off=False, tail=""))  # type: ignore[method-assign]
     sheet, error = Sheet(), None
     try:
         memory.measure(rig, sheet, TimeBox(clock=clock, end_s=clock.monotonic_s() + seconds))
@@ -92,6 +95,7 @@ def test_the_largest_micro_batch_of_every_configuration_is_found_even_untraced(t
     rows = (NVL_BYTES - FIXED_BYTES) // ROW_BYTES
     assert figures["tuned_bert_120m_largest_rows_count"] == rows
     assert figures["paper_style_bert_350m_largest_rows_count"] == rows
+    assert figures["paper_step_bert_350m_largest_rows_count"] == 150
     assert len(settings) == len(SETTINGS)
     assert all(one["not_traced"] for one in settings.values())
     assert rig.largest.request.settings.name == "bert-120m"

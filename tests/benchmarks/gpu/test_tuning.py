@@ -1,0 +1,95 @@
+import shlex
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import BadInput
+from benchmarks.gpu import tuning
+from benchmarks.gpu.programs import Ended
+from benchmarks.gpu.results import Sheet
+from benchmarks.gpu.rig import NoTimeLeft, TimeBox
+from benchmarks.gpu.sizes import FULL, TINY_ON_CPU
+from tests.benchmarks.gpu.rigs import facts, make_rig
+from tests.documentation.blocks import ROOT, Command
+from tests.documentation.command_line import check
+
+SHIPPED = Path(__file__).parents[3] / "profiles" / "bert-mini-cpu.toml"
+
+
+def no_trial(trial):
+    raise AssertionError("no trial was expected")
+
+
+def words(tmp_path, gpu=None, sizes=FULL) -> list[str]:
+    return tuning.tune_arguments(make_rig(tmp_path, no_trial, gpu=gpu, sizes=sizes), 12.5)
+
+
+def test_a_larger_card_is_tuned_for_an_h100_nvl_and_others_for_themselves(tmp_path):
+    large = words(tmp_path / "h200", facts())
+    assert large[large.index("--gpu") + 1] == "h100-nvl-94gb"
+    assert [large[number + 1] for number, word in enumerate(large) if word == "--model"] == ["bert-120m", "bert-350m"]
+    assert "--gpu" not in words(tmp_path / "nvl", facts(95_830 * 2**20))
+    assert "--memory" not in large
+
+
+@pytest.mark.parametrize("sizes", [FULL, TINY_ON_CPU], ids=["full", "tiny"])
+def test_the_command_is_one_that_autotune_knows(tmp_path, sizes):
+    line = shlex.join(["autotune", *words(tmp_path, sizes=sizes)])
+    check(Command(page=ROOT, line=0, text=line))
+
+
+def tuned(tmp_path, monkeypatch, ended: Ended, answer: str = ""):
+    """As if the command had written one profile and come to that end."""
+    rig = make_rig(tmp_path, no_trial, sizes=replace(TINY_ON_CPU, tuned_models=("bert-mini",)))
+    rig.out.mkdir()
+
+    def run(arguments, limit_s, on_line, *, cwd, stdout):
+        (cwd / "profiles").mkdir()
+        (cwd / "profiles" / SHIPPED.name).write_bytes(SHIPPED.read_bytes())
+        ledger = cwd / "reports" / "bert-mini-cpu" / "ledger"
+        ledger.mkdir(parents=True)
+        (ledger / "some-host-17-ab.jsonl").write_text("{}\n")
+        stdout.write_text(answer)
+        return ended
+
+    monkeypatch.setattr(rig.programs, "run", run)
+    sheet, error = Sheet(), None
+    try:
+        tuning.measure(rig, sheet, TimeBox(clock=rig.clock, end_s=rig.clock.monotonic_s() + 60))
+    except NoTimeLeft as no_time:
+        error = no_time
+    with zipfile.ZipFile(rig.out / tuning.ARCHIVE_NAME) as packed:
+        names = packed.namelist()
+    return {figure.name: figure for figure in sheet.figures}, names, error
+
+
+def test_what_it_wrote_is_read_and_kept_without_the_name_of_the_host(tmp_path, monkeypatch):
+    done = Ended(exit_code=0, cut_off=False, tail="")
+    figures, names, error = tuned(tmp_path, monkeypatch, done, '{"seconds": 98.5, "stages": []}')
+    assert error is None
+    assert figures["all_models_s"].value == 98.5
+    assert figures["chosen_data_wait_share"].label == "measured"
+    assert figures["profiles_count"].value == 1
+    assert "profiles/bert-mini-cpu.toml" in names
+    assert not [name for name in names if "some-host" in name]
+    assert [name for name in names if name.endswith(".jsonl")]
+
+
+def test_one_that_is_cut_off_keeps_what_it_had(tmp_path, monkeypatch):
+    figures, names, error = tuned(tmp_path, monkeypatch, Ended(exit_code=-9, cut_off=True, tail=""))
+    assert isinstance(error, NoTimeLeft)
+    assert figures["all_models_s"].label == "not measured"
+    assert figures["bert_mini_cpu_micro_batch_rows_count"].value > 0
+    assert "profiles/bert-mini-cpu.toml" in names
+
+
+def test_a_profile_that_cannot_be_read_costs_nothing_else(tmp_path, monkeypatch):
+    def refuse(path):
+        raise BadInput("broken", next_step="")
+
+    monkeypatch.setattr(tuning, "read_profile", refuse)
+    figures, _, _ = tuned(tmp_path, monkeypatch, Ended(exit_code=0, cut_off=False, tail=""), '{"seconds": 1.0}')
+    assert figures["profiles_count"].value == 0
+    assert figures["chosen_data_wait_share"].label == "not measured"
