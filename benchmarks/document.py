@@ -16,8 +16,8 @@ from autotune.core.units import format_bytes
 from autotune.show.report.markdown import report_markdown
 from autotune.store import write_atomically
 from benchmarks import advice, recommendations, tune
-from benchmarks.gpu.page import results_document
-from benchmarks.gpu.results import CheckReport
+from benchmarks.gpu.check.page import results_document
+from benchmarks.gpu.check.results import CheckReport
 from benchmarks.reference import pages as reference
 
 ROOT = Path(__file__).parent.parent

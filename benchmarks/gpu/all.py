@@ -57,12 +57,12 @@ from autotune.measure.nvml import NvmlMonitor
 from autotune.search.site import Site, open_site
 from autotune.store import check_writable, write_atomically
 from benchmarks.corpora import synthetic_manifest
-from benchmarks.gpu import endurance, load, machine, maths, memory, ranks, saves, train, tuning, workers
-from benchmarks.gpu.bars import bars_of
-from benchmarks.gpu.results import NOT_ASKED, NOT_REACHED, CheckReport, StageResult, bars_text, report_table
-from benchmarks.gpu.rig import Rig, open_rig, say
-from benchmarks.gpu.sizes import sizes_for
-from benchmarks.gpu.stages import Stage, box_s, run_stage
+from benchmarks.gpu.check.bars import bars_of
+from benchmarks.gpu.check.results import NOT_ASKED, NOT_REACHED, CheckReport, StageResult, bars_text, report_table
+from benchmarks.gpu.check.rig import Rig, open_rig, say
+from benchmarks.gpu.check.sizes import sizes_for
+from benchmarks.gpu.check.stages import Stage, box_s, run_stage
+from benchmarks.gpu.stage import endurance, load, machine, maths, memory, ranks, saves, train, tuning, workers
 from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
 
@@ -225,7 +225,7 @@ def _because(result: StageResult) -> str:
 
 def _write(report: CheckReport, out: Path) -> CheckReport:
     """Write both forms, the bars held against what there is by now; returns it with them."""
-    from benchmarks.gpu.page import check_page
+    from benchmarks.gpu.check.page import check_page
 
     report = report if report.sizes == "tiny" else replace(report, bars=bars_of(report))
     write_atomically(out / REPORT_NAME, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")

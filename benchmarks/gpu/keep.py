@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks import document
 from benchmarks.gpu.all import PAGE_NAME, REPORT_NAME
-from benchmarks.gpu.page import check_page
-from benchmarks.gpu.results import CheckReport
-from benchmarks.gpu.rig import LEDGER_NAME
-from benchmarks.gpu.tuning import ARCHIVE_NAME
+from benchmarks.gpu.check.page import check_page
+from benchmarks.gpu.check.results import CheckReport
+from benchmarks.gpu.check.rig import LEDGER_NAME
+from benchmarks.gpu.stage.tuning import ARCHIVE_NAME
 
 KEPT = Path(__file__).parents[2] / "reports" / "gpu"
 EXIT_BAD_INPUT = 2

@@ -22,8 +22,8 @@ from autotune.search.probe import trace_request
 from autotune.search.site import Site
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
-from benchmarks.gpu.memory import SETTINGS, Setting, request_for
-from benchmarks.gpu.sizes import FULL
+from benchmarks.gpu.check.sizes import FULL
+from benchmarks.gpu.stage.memory import SETTINGS, Setting, request_for
 
 CARD = "h200"
 

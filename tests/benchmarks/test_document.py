@@ -2,7 +2,7 @@ import json
 
 from autotune.show.report.markdown import report_markdown
 from benchmarks.document import FAULTS, GPU_CHECKS, ROOT, performance, read_figures, read_gpu_checks, reliability
-from benchmarks.gpu.page import results_document
+from benchmarks.gpu.check.page import results_document
 from tests.benchmarks.gpu.reports import full_report
 
 

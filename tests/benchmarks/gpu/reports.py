@@ -1,8 +1,8 @@
 """A report of the check, as a GPU machine would leave it."""
 
 from benchmarks.gpu.all import STAGES
-from benchmarks.gpu.bars import bars_of
-from benchmarks.gpu.results import CheckReport, Sheet, StageResult
+from benchmarks.gpu.check.bars import bars_of
+from benchmarks.gpu.check.results import CheckReport, Sheet, StageResult
 
 GPU = {"facts": {"name": "NVIDIA H200"}}
 

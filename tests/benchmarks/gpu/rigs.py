@@ -18,8 +18,8 @@ from autotune.measure.machine import FakeMachine
 from autotune.measure.nvml import FakeGpu, FakeGpuMonitor, GpuMonitor
 from autotune.search.site import Site
 from benchmarks.corpora import synthetic_manifest
-from benchmarks.gpu.rig import Rig
-from benchmarks.gpu.sizes import TINY_ON_CPU, Sizes
+from benchmarks.gpu.check.rig import Rig
+from benchmarks.gpu.check.sizes import TINY_ON_CPU, Sizes
 
 
 class FakeServer(FakeMachine):

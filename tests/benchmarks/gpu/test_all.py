@@ -10,10 +10,10 @@ import pytest
 
 from autotune.measure.clock import FakeClock
 from benchmarks.gpu import all as check
-from benchmarks.gpu import stages as stages_module
-from benchmarks.gpu.results import NO_TIME, NOT_REACHED, CheckReport
-from benchmarks.gpu.sizes import FULL
-from benchmarks.gpu.stages import Stage
+from benchmarks.gpu.check import stages as stages_module
+from benchmarks.gpu.check.results import NO_TIME, NOT_REACHED, CheckReport
+from benchmarks.gpu.check.sizes import FULL
+from benchmarks.gpu.check.stages import Stage
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
 NAMES = [stage.name for stage in check.STAGES]
@@ -185,7 +185,7 @@ def test_the_ledger_holds_every_trial_of_its_own(tiny):
 def test_the_check_itself_imports_no_heavy_library(tiny):
     done = tiny[0]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "benchmarks.gpu.rig" in imported
+    assert "benchmarks.gpu.check.rig" in imported
     assert not imported & {"torch", "transformers", "optuna", "tomlkit", "typer", "rich"}
 
 

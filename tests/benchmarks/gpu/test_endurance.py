@@ -1,8 +1,8 @@
 from autotune.measure.clock import FakeClock
-from benchmarks.gpu import endurance
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, TimeBox, TrialFailed
-from benchmarks.gpu.sizes import FULL
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
+from benchmarks.gpu.check.sizes import FULL
+from benchmarks.gpu.stage import endurance
 from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
 from tests.benchmarks.gpu.rigs import facts, make_rig
 

@@ -3,9 +3,9 @@ import time
 import pytest
 
 from autotune.core.outcome import Crashed, Measured
-from benchmarks.gpu import load
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, TimeBox, TrialFailed
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
+from benchmarks.gpu.stage import load
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
 

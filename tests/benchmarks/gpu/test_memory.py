@@ -2,12 +2,12 @@ import pytest
 
 from autotune.core.cards import find_card
 from autotune.measure.clock import FakeClock
-from benchmarks.gpu import memory
-from benchmarks.gpu.memory import IMITATED, SETTINGS, Setting, imitated_card, paper_style, request_for, tuned
-from benchmarks.gpu.programs import Ended
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, TimeBox
-from benchmarks.gpu.sizes import FULL
+from benchmarks.gpu.check.children import Ended
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox
+from benchmarks.gpu.check.sizes import FULL
+from benchmarks.gpu.stage import memory
+from benchmarks.gpu.stage.memory import IMITATED, SETTINGS, Setting, imitated_card, paper_style, request_for, tuned
 from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
 from tests.benchmarks.gpu.rigs import facts, make_rig
 

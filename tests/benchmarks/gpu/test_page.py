@@ -4,8 +4,8 @@ from dataclasses import replace
 from autotune.show.report.document import Missing, Table, blocks_of
 from autotune.show.report.markdown import report_markdown
 from benchmarks.gpu.all import STAGES
-from benchmarks.gpu.bars import GPU_BARS
-from benchmarks.gpu.page import STAGE_NAMES, check_document, check_page, results_document
+from benchmarks.gpu.check.bars import GPU_BARS
+from benchmarks.gpu.check.page import STAGE_NAMES, check_document, check_page, results_document
 from tests.benchmarks.gpu.reports import full_report
 
 

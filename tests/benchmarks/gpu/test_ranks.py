@@ -1,10 +1,10 @@
 import pytest
 
 from autotune.core.outcome import Crashed, Measured, OutOfMemory
-from benchmarks.gpu import ranks
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import TimeBox, TrialFailed
-from benchmarks.gpu.sizes import FULL
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import TimeBox, TrialFailed
+from benchmarks.gpu.check.sizes import FULL
+from benchmarks.gpu.stage import ranks
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
 NCCL_BYTES = 700 * 2**20

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from benchmarks.corpora import real_lengths, write_learnable_corpus
-from benchmarks.gpu import maths, train, train_program
-from benchmarks.gpu.programs import Ended
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, TimeBox, TrialFailed
+from benchmarks.gpu.alone import train as train_program
+from benchmarks.gpu.check.children import Ended
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
+from benchmarks.gpu.stage import maths, train
 from tests.benchmarks.gpu.rigs import make_rig
 
 GOOD = Ended(exit_code=0, cut_off=False, tail="")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
-from benchmarks.gpu import tuning
-from benchmarks.gpu.programs import Ended
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, TimeBox
-from benchmarks.gpu.sizes import FULL, TINY_ON_CPU
+from benchmarks.gpu.check.children import Ended
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox
+from benchmarks.gpu.check.sizes import FULL, TINY_ON_CPU
+from benchmarks.gpu.stage import tuning
 from tests.benchmarks.gpu.rigs import facts, make_rig
 from tests.documentation.blocks import ROOT, Command
 from tests.documentation.command_line import check

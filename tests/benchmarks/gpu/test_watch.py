@@ -3,8 +3,8 @@ import time
 import pytest
 
 from autotune.core.hardware import Unavailable
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.watch import Watch, write_readings
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.watch import Watch, write_readings
 from tests.benchmarks.gpu.rigs import ThreadSampler, facts, monitor_of
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries, Unavailable
 from autotune.decide.gpu_use import NO_COUNTERS, NO_SAMPLE
 from autotune.measure.gpu_sampler import Sampler
-from benchmarks.gpu.results import Sheet
+from benchmarks.gpu.check.results import Sheet
 
 GPM_FIELDS = ("sm_utilisation", "sm_occupancy", "tensor_active", "dram_active")
 

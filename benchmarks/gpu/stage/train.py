@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, check_end
-from benchmarks.gpu.watch import Watch, write_readings
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox, check_end
+from benchmarks.gpu.check.watch import Watch, write_readings
 
-PROGRAM = "benchmarks.gpu.train_program"
+PROGRAM = "benchmarks.gpu.alone.train"
 MODELS = ("bert-120m", "bert-350m")
 RIVALS = {
     "paper_style": "paper-style",

@@ -1,8 +1,8 @@
 """Stage ``saves``: what saving the state of training costs, by ``benchmarks.checkpoint``."""
 
 from benchmarks.checkpoint import extra_s
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, check_end
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox, check_end
 
 
 def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:

@@ -14,12 +14,12 @@ from autotune.core.units import format_bytes, format_seconds, format_share
 from autotune.show.report.document import Block, Document, Missing, Paragraph, Section, Table
 from autotune.show.report.html import report_html
 from autotune.show.tables import Row
-from benchmarks.gpu.bars import GPU_BARS, bars_of
-from benchmarks.gpu.results import CheckReport, Figure, StageResult, shown_value
-from benchmarks.gpu.train import RIVALS
-from benchmarks.gpu.train_program import RIVAL_ROWS
+from benchmarks.gpu.alone.train import RIVAL_ROWS
+from benchmarks.gpu.check.bars import GPU_BARS, bars_of
+from benchmarks.gpu.check.results import CheckReport, Figure, StageResult, shown_value
+from benchmarks.gpu.stage.train import RIVALS
 
-_FIGURES = Path(__file__).parents[2] / "reports" / "benchmarks"
+_FIGURES = Path(__file__).parents[3] / "reports" / "benchmarks"
 PREDICTED = _FIGURES / "gpu_memory.json"
 """What ``benchmarks.gpu.predicted`` wrote."""
 PAPER_CASE = _FIGURES / "paper_case.json"

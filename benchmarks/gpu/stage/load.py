@@ -3,9 +3,9 @@
 from typing import Any
 
 from autotune.core.trial import Trial
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox
-from benchmarks.gpu.watch import write_readings
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox
+from benchmarks.gpu.check.watch import write_readings
 
 START_ALLOWANCE_S = 60.0
 """A trial may take this much longer than its load: the device's context, libraries, random data, the copy."""

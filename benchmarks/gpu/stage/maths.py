@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, check_end
-from benchmarks.gpu.train import program_arguments
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox, check_end
+from benchmarks.gpu.stage.train import program_arguments
 
-PROGRAM = "benchmarks.gpu.maths_program"
+PROGRAM = "benchmarks.gpu.alone.maths"
 EXPECTED = {
     "documents_varlen_largest_change_of_others": 0.0,
     "documents_masked_largest_change_of_others": 0.0,

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.train_program --json FILE``: the training step on one device, against what others take.
+"""``python -m benchmarks.gpu.alone.train --json FILE``: the training step on one device, against what others take.
 
 The stage ``train`` runs it in a process of its own, as it takes the device for itself. The parts, in this order, some
 of which can be chosen with ``--only``:
@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, clean, options_of, run_parts
+from benchmarks.gpu.alone.bench import Bench, clean, options_of, run_parts
 
 MODELS = {"bert-120m": 96, "bert-350m": 48}
 """Rows of a micro-batch; large enough that kernels are, small enough for any 80 GB card."""
@@ -44,7 +44,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for; returns 0 unless a whole part failed."""
-    return run_parts(options_of("benchmarks.gpu.train_program", "The step on a GPU.", list(PARTS), arguments), PARTS)
+    return run_parts(options_of("benchmarks.gpu.alone.train", "The step on a GPU.", list(PARTS), arguments), PARTS)
 
 
 def mfu(bench: Bench) -> None:

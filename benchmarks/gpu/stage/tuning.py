@@ -13,9 +13,9 @@ from typing import Any
 from autotune.core.profile import Profile
 from autotune.errors import AutotuneError
 from autotune.search.profiles import read_profile
-from benchmarks.gpu.memory import IMITATED, imitated_card
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, check_end, say
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox, check_end, say
+from benchmarks.gpu.stage.memory import IMITATED, imitated_card
 
 ARCHIVE_NAME = "tune.zip"
 PROFILES, REPORTS, DATA = "profiles", "reports", "data"

@@ -16,9 +16,9 @@ from autotune.decide.links import fit_link
 from autotune.measure.together import TogetherMachine
 from autotune.search.network import REPEATS, SIZE_SECONDS, SIZES_BYTES, has_trees
 from autotune.search.probe import ProbeRequest, step_trial
-from benchmarks.gpu.memory import Setting, request_for
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, TrialFailed
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox, TrialFailed
+from benchmarks.gpu.stage.memory import Setting, request_for
 
 ROWS = 8
 STEPS = (2, 4)

@@ -14,9 +14,9 @@ from autotune.core.trial import StepFigures
 from autotune.core.units import format_bytes
 from autotune.decide.search import bracket, predict_bytes
 from autotune.search.probe import Search, step_trial
-from benchmarks.gpu.memory import SETTINGS, TINY, request_for
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, TrialFailed, say
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, TrialFailed, say
+from benchmarks.gpu.stage.memory import SETTINGS, TINY, request_for
 
 STEPS_SHARE = 0.6
 """Of the time, that the steps are planned to take: a step of few rows takes longer than its share of one of many."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.maths_program --json FILE``: whether the fast ways compute what the plain ones do.
+"""``python -m benchmarks.gpu.alone.maths --json FILE``: whether the fast ways compute what the plain ones do.
 
 The stage ``maths`` runs it. The parts, in this order:
 
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.gpu.bench import Bench, clean, options_of, run_parts
+from benchmarks.gpu.alone.bench import Bench, clean, options_of, run_parts
 
 MODEL, ROWS = "bert-120m", 32
 WARM_UP_STEPS, STEPS = 6, 6
@@ -32,7 +32,7 @@ EXACT: Changes = {"precision": "fp32", "attention": "sdpa", "tf32": False}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compute what was asked for; returns 0 unless a whole part failed."""
-    return run_parts(options_of("benchmarks.gpu.maths_program", "The mathematics.", list(PARTS), arguments), PARTS)
+    return run_parts(options_of("benchmarks.gpu.alone.maths", "The mathematics.", list(PARTS), arguments), PARTS)
 
 
 def kernels(bench: Bench) -> None:

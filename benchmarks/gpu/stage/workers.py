@@ -14,8 +14,8 @@ from autotune.measure.machine import Machine
 from autotune.measure.watched import WatchedMachine
 from autotune.search.gpu_source import gpu_source
 from autotune.search.workers import Sweep, SweepRequest, evidence, with_loader
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox, say
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox, say
 from trainer.batch import row_statistics
 from trainer.config import DataSettings, TrainConfig
 from trainer.dataset import TokenDataset, read_manifest

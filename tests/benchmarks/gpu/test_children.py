@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.programs import ENDING_S, Programs
+from benchmarks.gpu.check.children import ENDING_S, Programs
 
 CHILD = (
     "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
@@ -48,7 +48,7 @@ def test_a_program_ends_by_itself_and_its_lines_are_passed_on(programs, tmp_path
 
 
 def test_the_project_is_found_from_any_directory(programs, tmp_path):
-    ended = programs.run(["-c", "import benchmarks.gpu.results"], 30, lambda _: None, cwd=tmp_path)
+    ended = programs.run(["-c", "import benchmarks.gpu.check.results"], 30, lambda _: None, cwd=tmp_path)
     assert ended.exit_code == 0, ended.tail
 
 

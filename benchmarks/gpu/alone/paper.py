@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.paper_program --json FILE``: the largest micro-batch of the paper-style step itself.
+"""``python -m benchmarks.gpu.alone.paper --json FILE``: the largest micro-batch of the paper-style step itself.
 
 The stage ``memory`` runs it. The trainer, set up as the paper's is, still has its own attention; the paper's public
 trainer keeps a matrix of attention weights for every head. This takes that step (``benchmarks.paper``) in fp32 on full
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.bench import Findings
+from benchmarks.gpu.alone.bench import Findings
 
 ROW_TOKENS = 512
 STEPS = 2
@@ -23,7 +23,7 @@ MOST_ROWS = 4096
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Find it for each model; returns 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.paper_program", description="The paper's rows.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.alone.paper", description="The paper's rows.")
     parser.add_argument("--json", type=Path, metavar="FILE", required=True)
     parser.add_argument("--model", action="append", required=True, help="a preset; repeat")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -23,9 +23,9 @@ from autotune.search.estimate import CannotTrace, Estimate, estimate_model
 from autotune.search.probe import ProbeRequest, Search, trace_request
 from autotune.search.site import Site, memory_budget
 from benchmarks.corpora import synthetic_manifest
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, check_end, say
-from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, check_end, say
+from benchmarks.gpu.check.sizes import Sizes
 from trainer.config import Checkpointing, Head, Layout, Precision
 from trainer.errors import TrainerError
 from trainer.presets import model_settings
@@ -35,7 +35,7 @@ IMITATED = "h100-nvl-94gb"
 DOCUMENTS_PER_ROW = 4.0
 MAX_ROWS = 16_384
 TRIAL_TIMEOUT_S = 240.0
-PAPER_PROGRAM = "benchmarks.gpu.paper_program"
+PAPER_PROGRAM = "benchmarks.gpu.alone.paper"
 STYLES = ("tuned", "paper-style")
 """Of the configurations whose largest micro-batch is a figure of its own."""
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.results import NO_TIME
+from benchmarks.gpu.check.results import NO_TIME
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENDING_S = 3.0
 """Of the time, kept for a program that is asked to end and has to be killed."""
 _TAIL_LINES = 15

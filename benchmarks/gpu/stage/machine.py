@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 from autotune.core.hardware import GpuStatus
 from autotune.errors import MachineLacks
-from benchmarks.gpu.results import Sheet
-from benchmarks.gpu.rig import Rig, TimeBox
+from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.rig import Rig, TimeBox
 
 PACKAGES = (
     "torch", "transformers", "numpy", "nvidia-ml-py", "optuna", "psutil", "pydantic", "rich", "safetensors",

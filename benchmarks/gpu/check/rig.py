@@ -23,10 +23,10 @@ from autotune.search.site import Site, fingerprint
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, write_atomically
 from benchmarks.corpora import real_lengths, write_learnable_corpus
-from benchmarks.gpu.programs import Ended, Programs
-from benchmarks.gpu.results import NO_TIME
-from benchmarks.gpu.sizes import Sizes
-from benchmarks.gpu.watch import Watch
+from benchmarks.gpu.check.children import Ended, Programs
+from benchmarks.gpu.check.results import NO_TIME
+from benchmarks.gpu.check.sizes import Sizes
+from benchmarks.gpu.check.watch import Watch
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
 from trainer.presets import model_settings

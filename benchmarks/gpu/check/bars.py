@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.bars import Bar
-from benchmarks.gpu.results import CheckReport
+from benchmarks.gpu.check.results import CheckReport
 
 UNITS = ("share", "ratio", "count", "nats", "s")
 """Those that figures end in; a logit has none."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.results import NO_TIME, Sheet, StageResult
-from benchmarks.gpu.rig import NoTimeLeft, Rig, TimeBox, TrialFailed
+from benchmarks.gpu.check.results import NO_TIME, Sheet, StageResult
+from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, TrialFailed
 
 HANG_ALLOWANCE_S = 5.0
 """A stage ends its trials by itself when its time is over; one that has not returned so much later hangs."""
@@ -95,7 +95,7 @@ def _traceback_tail(error: Exception) -> str:
 
 def _without_places(text: str) -> str:
     """Results are passed on, so where this checkout and this Python lie is left out of them."""
-    for directory, name in ((Path(__file__).parents[2], ""), (Path(sys.prefix), "python/"), (Path.home(), "~/")):
+    for directory, name in ((Path(__file__).parents[3], ""), (Path(sys.prefix), "python/"), (Path.home(), "~/")):
         if len(directory.parts) > 1:
             text = text.replace(f"{directory}/", name)
     return text

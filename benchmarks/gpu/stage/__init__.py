@@ -1,0 +1,1 @@
+"""What the check measures: a room for each stage; none of them loads torch."""
