@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +40,14 @@ class Ended:
 
 
 class Programs:
-    """Runs programs of this checkout, one at a time or several."""
+    """Runs programs of this checkout, one at a time or several.
 
-    def __init__(self) -> None:
+    Args:
+        scratch: Where they put temporary files, so that those of one that was killed go with the directory.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         self._running: set[subprocess.Popen[str]] = set()
         self._closed = False
 
@@ -54,7 +59,6 @@ class Programs:
         *,
         cwd: Path = ROOT,
         stdout: Path | None = None,
-        environment: Mapping[str, str] | None = None,
     ) -> Ended:
         """Run ``python ARGUMENTS`` for at most so many seconds, and end all of its processes.
 
@@ -64,7 +68,6 @@ class Programs:
             on_line: Takes each line of its standard error.
             cwd: Its working directory; the project is found from any.
             stdout: A file for its standard output; None drops it.
-            environment: Beside this process's.
         """
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         with contextlib.ExitStack() as files:
@@ -78,7 +81,7 @@ class Programs:
                 text=True,
                 errors="replace",
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | dict(environment or {}),
+                env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._scratch)},
             )
         self._running.add(process)
         if self._closed:  # the check has ended meanwhile

@@ -143,7 +143,7 @@ class Rig:
         self.nproc = nproc
         self._data = data
         self._data_lock = threading.Lock()
-        self.programs = Programs()
+        self.programs = Programs(scratch)
         self.largest: Search | None = None
         """The search for the largest micro-batch that the long run trains at, once there was one."""
 

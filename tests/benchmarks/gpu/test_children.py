@@ -14,8 +14,8 @@ CHILD = (
 
 
 @pytest.fixture
-def programs():
-    made = Programs()
+def programs(tmp_path):
+    made = Programs(tmp_path)
     yield made
     made.close()
 
@@ -68,6 +68,11 @@ def test_what_an_ended_program_left_behind_is_ended_too(programs):
     lines: list[str] = []
     programs.run(["-c", CHILD], 30, lines.append)
     assert gone_within(int(lines[0]), 5)
+
+
+def test_temporary_files_lie_where_they_are_removed_with_the_rest(programs, tmp_path):
+    programs.run(["-c", "import os, tempfile; tempfile.mkdtemp(prefix='left-'); os._exit(1)"], 30, lambda _: None)
+    assert list(tmp_path.glob("left-*"))
 
 
 def test_closing_ends_what_runs(programs):
