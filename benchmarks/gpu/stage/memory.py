@@ -19,7 +19,7 @@ from autotune.decide.search import bracket, predict_bytes
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError
 from autotune.measure.machine import Machine
-from autotune.search.estimate import CannotTrace, Estimate, estimate_model
+from autotune.search.estimate import Estimate, estimate_model
 from autotune.search.probe import ProbeRequest, Search, trace_request
 from autotune.search.site import Site, memory_budget
 from benchmarks.corpora import synthetic_manifest
@@ -178,7 +178,7 @@ def _measure(rig: Rig, one: Setting, traced: "Future[Estimate]", box: TimeBox) -
         search.predict()
     except TimeoutError as error:
         raise NoTimeLeft("no time left: its trace had not ended") from error
-    except CannotTrace as error:
+    except AutotuneError as error:  # trials alone show the way then
         search.not_traced = error.message
     try:
         search.find()
