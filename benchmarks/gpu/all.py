@@ -30,7 +30,8 @@ time box:
     ranks      with ``--nproc 2``: memory of NCCL, the link between GPUs, one rank out of memory
 
 Nine minutes are enough for the first half. ``--only memory,train`` measures some stages; what an earlier check in the
-same directory found of the others is kept, so a scarce GPU can be used in several visits. All of it takes about 40.
+same directory found of the others is kept, and ``memory`` and ``train`` go on where they were cut off, so a scarce GPU
+can be used in several visits. All of it takes about 40 minutes.
 
 ``DIR/gpu-check.json`` and ``DIR/gpu-check.html`` are whole after every stage, so a check that is cut off keeps what it
 had; ``DIR/ledger.jsonl`` holds every trial, ``DIR/tune.zip`` what ``autotune tune`` wrote. The units are in the names,
@@ -136,6 +137,8 @@ def run_check(
     clock: Clock = rig.clock
     end_s = clock.monotonic_s() + limit_s - min(CLOSING_MOST_S, CLOSING_SHARE * limit_s)
     asked = tuple(stage for stage in stages if stage.ranks <= rig.nproc and (not only or stage.name in only))
+    earlier = _earlier(rig, out)
+    rig.cut_off = {one.name: one for one in earlier if one.status == "not measured" and one.measured_utc}
     report = CheckReport(
         tool_version=autotune.__version__,
         started_utc=clock.utc_now().isoformat(),
@@ -143,13 +146,15 @@ def run_check(
         sizes=rig.sizes.name,
         limit_s=limit_s,
         finished=False,
-        stages=_before(stages, asked, rig, out),
+        stages=tuple(_before(stage, asked, rig, earlier) for stage in stages),
     )
     _write(report, out)
     for number, stage in enumerate(asked):
         seconds = box_s(asked, number, max(0.0, end_s - clock.monotonic_s()))
         say(f"{stage.name}: at most {seconds:.0f} s")
         result = run_stage(stage, rig, seconds)
+        if result.measured_utc is None:  # not begun: what was there stays
+            result = rig.cut_off.get(stage.name, result)
         say(f"{stage.name}: {result.status} after {result.seconds:.1f} s{_because(result)}")
         done = tuple(result if one.name == stage.name else one for one in report.stages)
         report = replace(report, stages=done, finished=number + 1 == len(asked))
@@ -157,29 +162,24 @@ def run_check(
     return report
 
 
-def _before(stages: Sequence[Stage], asked: Sequence[Stage], rig: Rig, out: Path) -> tuple[StageResult, ...]:
-    """How stages stand before the first runs: those that are not asked for as an earlier check here left them."""
-    earlier = _earlier(rig, out)
-    results = []
-    for stage in stages:
-        if stage in asked:
-            results.append(StageResult(name=stage.name, status="not measured", reason=NOT_REACHED))
-            continue
-        reason = NOT_ASKED if stage.ranks <= rig.nproc else f"it needs {stage.ranks} ranks: --nproc {stage.ranks}"
-        kept = None if earlier is None else earlier.stage(stage.name)
-        left_out = StageResult(name=stage.name, status="not asked for", reason=reason)
-        results.append(kept if kept is not None and kept.measured_utc else left_out)
-    return tuple(results)
+def _before(stage: Stage, asked: Sequence[Stage], rig: Rig, earlier: Sequence[StageResult]) -> StageResult:
+    """How a stage stands before the first runs: one that is not asked for as an earlier check here left it."""
+    if stage in asked:
+        not_reached = StageResult(name=stage.name, status="not measured", reason=NOT_REACHED)
+        return rig.cut_off.get(stage.name, not_reached)
+    reason = NOT_ASKED if stage.ranks <= rig.nproc else f"it needs {stage.ranks} ranks: --nproc {stage.ranks}"
+    left_out = StageResult(name=stage.name, status="not asked for", reason=reason)
+    return next((one for one in earlier if one.name == stage.name and one.measured_utc), left_out)
 
 
-def _earlier(rig: Rig, out: Path) -> CheckReport | None:
+def _earlier(rig: Rig, out: Path) -> tuple[StageResult, ...]:
     """What a check of the same device, sizes and version found in this directory."""
     try:
         found = CheckReport.of(json.loads((out / REPORT_NAME).read_text()))
     except (OSError, ValueError, TypeError, KeyError):
-        return None
+        return ()
     here = (rig.site.name, rig.sizes.name, autotune.__version__)
-    return found if (found.device, found.sizes, found.tool_version) == here else None
+    return found.stages if (found.device, found.sizes, found.tool_version) == here else ()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from autotune.core.units import format_bytes
 from trainer.parallel import Ranks
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
@@ -23,6 +24,14 @@ class Budget(Protocol):
 
     def peak_bytes(self) -> int:
         """The highest use so far, in bytes of the budget."""
+        ...
+
+    def check(self) -> None:
+        """Say so where the work so far went through, and a long run's would not.
+
+        Raises:
+            torch.OutOfMemoryError: If it went through by a second try, or by more than the budget.
+        """
         ...
 
 
@@ -82,30 +91,58 @@ class CpuBudget:
         """Growth of the address space to its highest point (the kernel keeps no peak of the limited part alone)."""
         return max(0, _status_bytes("VmPeak") - self._before_bytes)
 
+    def check(self) -> None:
+        """The kernel's refusal is final: nothing goes through by luck."""
+
 
 class CudaBudget:
-    """The caching allocator's own limit: the budget less what lies outside the allocator, which is measured."""
+    """The caching allocator's own limit: the budget less what lies outside the allocator, which is measured.
+
+    The outside grows while the work runs, as kernels are loaded when they are first launched, and no limit holds it:
+    it is measured again whenever somebody asks.
+    """
 
     def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
+        self._budget_bytes = budget_bytes
         self._device = device
-        reserved_bytes = torch.cuda.memory_reserved(device)
-        if used_before_bytes is None:
-            # Whatever is on the device and not the allocator's counts, other programs' memory too.
-            free_bytes, all_bytes = torch.cuda.mem_get_info(device)
-            outside_bytes = all_bytes - free_bytes - reserved_bytes
-        else:
-            # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
-            outside_bytes = torch.cuda.device_memory_used(device) - used_before_bytes - reserved_bytes
-        self.outside_allocator_bytes: int | None = max(0, outside_bytes)
+        self._used_before_bytes = used_before_bytes
+        self._outside_bytes = max(0, self._outside_now_bytes())
         if budget_bytes is not None:
             total_bytes = torch.cuda.get_device_properties(device).total_memory
-            share = max(1, budget_bytes - self.outside_allocator_bytes) / total_bytes
+            share = max(1, budget_bytes - self._outside_bytes) / total_bytes
             torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
         torch.cuda.reset_peak_memory_stats(device)
 
+    @property
+    def outside_allocator_bytes(self) -> int:
+        """The most that was seen so far."""
+        self._outside_bytes = max(self._outside_bytes, self._outside_now_bytes())
+        return self._outside_bytes
+
     def peak_bytes(self) -> int:
         """The allocator's highest reserve, and what lies outside it."""
-        return torch.cuda.max_memory_reserved(self._device) + (self.outside_allocator_bytes or 0)
+        return torch.cuda.max_memory_reserved(self._device) + self.outside_allocator_bytes
+
+    def check(self) -> None:
+        """Neither may the allocator have given cached blocks back and tried again, nor the outside have grown too far.
+
+        Raises:
+            torch.OutOfMemoryError: If one of them did.
+        """
+        if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
+            raise torch.OutOfMemoryError("the allocator had to retry")
+        if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
+            grown = "what lies outside the allocator grew while steps ran"
+            raise torch.OutOfMemoryError(f"{grown}: they need {format_bytes(beyond_bytes)} more than the budget")
+
+    def _outside_now_bytes(self) -> int:
+        reserved_bytes = torch.cuda.memory_reserved(self._device)
+        if self._used_before_bytes is None:
+            # Whatever is on the device and not the allocator's counts, other programs' memory too.
+            free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
+            return all_bytes - free_bytes - reserved_bytes
+        # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
+        return torch.cuda.device_memory_used(self._device) - self._used_before_bytes - reserved_bytes
 
 
 def _status_bytes(name: str) -> int:

@@ -50,7 +50,7 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     # What joining made is there by now, and the model is not.
     budget = enforce(_budget_bytes(measured, place, ranks), ranks, _used_before_bytes(place, ranks))
     step_s, loss = _take_steps(measured, place, config, ranks)
-    _check_retries(ranks.device)
+    budget.check()
     figures = _of_all(ranks, budget, step_s, loss)
     leave_ranks(together=True)
     return figures | {
@@ -110,12 +110,6 @@ def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device
     with torch.no_grad(), eager:
         float(training.module.evaluate(batch.to(device)).loss_sum)
     training.module.train()
-
-
-def _check_retries(device: torch.device) -> None:
-    if device.type == "cuda" and torch.cuda.memory_stats(device).get("num_alloc_retries", 0):
-        # It went through only because the allocator gave cached blocks back and tried again; a long run would not.
-        raise torch.OutOfMemoryError("the allocator had to retry")
 
 
 def _of_all(ranks: Ranks, budget: Budget, step_s: list[float], loss: float) -> dict[str, Any]:

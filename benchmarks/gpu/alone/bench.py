@@ -23,11 +23,20 @@ _TINY_TURNS = 1
 
 
 class Findings:
-    """What a program has found so far; the file holds all of it after every call."""
+    """What a program has found so far; the file holds all of it after every call.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: The file.
+        go_on: Whether what it holds already is kept.
+    """
+
+    def __init__(self, file: Path, *, go_on: bool) -> None:
         self._file = file
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, dict[str, Any]] = json.loads(file.read_text()) if go_on and file.is_file() else {}
+
+    def has(self, part: str, name: str) -> bool:
+        """Whether one finding of a part is there."""
+        return name in self.found.get(part, {})
 
     def write(self, part: str, name: str, value: Any) -> None:  # noqa: ANN401 - any JSON value
         """Write one finding of a part."""
@@ -99,7 +108,7 @@ def options_of(program: str, description: str, parts: Sequence[str], arguments: 
     Of several GPUs one is left to be seen: transformers' Trainer would take every one it sees.
     """
     parser = ArgumentParser(prog=f"python -m {program}", description=description)
-    parser.add_argument("--json", type=Path, metavar="FILE", required=True)
+    add_file(parser)
     parser.add_argument("--data", type=Path, metavar="DIR", required=True, help="a prepared dataset")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default=",".join(parts), help=f"some of {', '.join(parts)}")
@@ -112,9 +121,15 @@ def options_of(program: str, description: str, parts: Sequence[str], arguments: 
     return options
 
 
+def add_file(parser: ArgumentParser) -> None:
+    """The file of what was found, and whether to keep what it holds."""
+    parser.add_argument("--json", type=Path, metavar="FILE", required=True)
+    parser.add_argument("--go-on", action="store_true", help="keep what FILE holds, and measure what is missing")
+
+
 def run_parts(options: Namespace, parts: Mapping[str, Callable[[Bench], None]]) -> int:
     """Run the parts that were asked for, one's failure at no cost to the others; 1 if one failed, else 0."""
-    findings, failed = Findings(options.json), False
+    findings, failed = Findings(options.json, go_on=options.go_on), False
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as place:
         bench = Bench(Path(place), options.data, findings, device=options.device, tiny=options.tiny)
         for name in options.only:

@@ -11,10 +11,9 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.alone.bench import Findings
+from benchmarks.gpu.alone.bench import Findings, add_file
 
 ROW_TOKENS = 512
 STEPS = 2
@@ -24,16 +23,18 @@ MOST_ROWS = 4096
 def main(arguments: Sequence[str] | None = None) -> int:
     """Find it for each model; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.alone.paper", description="The paper's rows.")
-    parser.add_argument("--json", type=Path, metavar="FILE", required=True)
+    add_file(parser)
     parser.add_argument("--model", action="append", required=True, help="a preset; repeat")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--budget-bytes", type=int, required=True, help="all of this process's device memory")
     parser.add_argument("--used-before-bytes", type=int, default=None, help="what the device held before, by NVML")
     parser.add_argument("--vocab-size", type=int, default=30_522)
     options = parser.parse_args(arguments)
-    findings = Findings(options.json)
+    findings = Findings(options.json, go_on=options.go_on)
     limit(options.device, options.budget_bytes, options.used_before_bytes)
     for model in options.model:
+        if findings.has(model, "trials"):
+            continue
         tried = largest_rows(functools.partial(fits, model, vocab_size=options.vocab_size, device=options.device))
         rows = max((rows for rows, fit in tried.items() if fit), default=0)
         findings.write(model, "largest_rows", rows)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, write_atomically
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.check.children import Ended, Programs
-from benchmarks.gpu.check.results import NO_TIME
+from benchmarks.gpu.check.results import NO_TIME, Sheet, StageResult
 from benchmarks.gpu.check.sizes import Sizes
 from benchmarks.gpu.check.watch import Watch
 from trainer.config import ModelSettings
@@ -146,6 +146,8 @@ class Rig:
         self.programs = Programs(scratch)
         self.largest: Search | None = None
         """The search for the largest micro-batch that the long run trains at, once there was one."""
+        self.cut_off: Mapping[str, StageResult] = {}
+        """Stages that an earlier check in the same directory had no time to end, by name: some go on from there."""
 
     @property
     def settings(self) -> ModelSettings:
@@ -217,8 +219,16 @@ class Rig:
             return outcome.figures
         raise TrialFailed(f"the trial {label!r} {describe(outcome)}: {outcome.detail}")
 
-    def program(self, module: str, arguments: Sequence[str], box: TimeBox) -> tuple[dict[str, Any], Ended]:
+    def program(
+        self, module: str, arguments: Sequence[str], box: TimeBox, *, known: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], Ended]:
         """Run a program of this checkout that takes the device for itself and writes what it finds to ``--json FILE``.
+
+        Args:
+            module: The program.
+            arguments: Its own.
+            box: The time.
+            known: What it had found when it was cut off another time, to go on from there.
 
         Returns:
             What it had written when it ended, empty if nothing; and how it ended.
@@ -226,8 +236,18 @@ class Rig:
         found = self.scratch / f"{module}.json"
         found.unlink(missing_ok=True)
         words = ["-m", module, *arguments, "--json", str(found)]
+        if known:
+            write_atomically(found, json.dumps(known))
+            words.append("--go-on")
         ended = self.programs.run(words, box.left_s, lambda line: say(f"  {line}"))
         return (json.loads(found.read_text()) if found.is_file() else {}), ended
+
+    def go_on(self, stage: str, sheet: Sheet) -> StageResult | None:
+        """What an earlier check had of a stage before it was cut off, if one was; the sheet says from when it is."""
+        earlier = self.cut_off.get(stage)
+        if earlier is not None:
+            sheet.details["gone_on_from_utc"] = [*earlier.details.get("gone_on_from_utc", ()), earlier.measured_utc]
+        return earlier
 
     def another_machine(self) -> TrialServer:
         """A second one, for what needs no device; whoever asks for it closes it."""

@@ -23,6 +23,7 @@ from autotune.search.estimate import Estimate, estimate_model
 from autotune.search.probe import ProbeRequest, Search, trace_request
 from autotune.search.site import Site, memory_budget
 from benchmarks.corpora import synthetic_manifest
+from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet
 from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, check_end, say
 from benchmarks.gpu.check.sizes import Sizes
@@ -36,6 +37,8 @@ DOCUMENTS_PER_ROW = 4.0
 MAX_ROWS = 16_384
 TRIAL_TIMEOUT_S = 240.0
 PAPER_PROGRAM = "benchmarks.gpu.alone.paper"
+PAPER_SHARE = 0.5
+"""Of the time that is left, that the paper-style step's own rows may take."""
 STYLES = ("tuned", "paper-style")
 """Of the configurations whose largest micro-batch is a figure of its own."""
 
@@ -104,19 +107,32 @@ TINY = (
 
 
 def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
-    """All configurations that there is time for."""
+    """All configurations that there is time for; those that an earlier check had before it was cut off are kept.
+
+    Raises:
+        NoTimeLeft: If the time was over before all of them, or before the paper-style step's own.
+        TrialFailed: If the paper-style step failed.
+    """
     settings = TINY if rig.sizes.name == "tiny" else SETTINGS
-    accounts: dict[str, dict[str, Any]] = {}
+    earlier = rig.go_on("memory", sheet)
+    kept = earlier.details if earlier else {}
+    accounts: dict[str, dict[str, Any]] = {
+        name: account for name, account in kept.get("settings", {}).items() if "peak_bytes" in account
+    }
+    missing = [one for one in settings if one.name not in accounts]
+    # The paper's own figures come before configurations that only widen the comparison.
+    of_figures = [one for one in missing if one.style]
     try:
-        with _traces(rig, settings) as traces:
-            for one in settings:
-                accounts[one.name] = account = _measure(rig, one, traces[one.name], box)
-                say(f"  {one.name}: {_told(account)}")
-                if one.style:
-                    _write_largest(sheet, one, account)
-        _measure_paper(rig, sheet, box)
+        with _traces(rig, missing) as traces:
+            _measure_all(rig, of_figures, traces, accounts, box)
+            ended = _measure_paper(rig, sheet, kept.get("paper_step", {}), box.part(PAPER_SHARE))
+            _measure_all(rig, [one for one in missing if not one.style], traces, accounts, box)
+        check_end(ended)
     finally:
         sheet.details["settings"] = {one.name: accounts.get(one.name, {"not measured": "no time"}) for one in settings}
+        for one in settings:
+            if one.style and one.name in accounts:
+                _write_largest(sheet, one, accounts[one.name])
         _write_errors(sheet, list(accounts.values()))
 
 
@@ -166,6 +182,23 @@ def _traces(rig: Rig, settings: Sequence[Setting]) -> Iterator[Mapping[str, "Fut
         machine.close()
 
 
+def _measure_all(
+    rig: Rig,
+    settings: Sequence[Setting],
+    traces: Mapping[str, "Future[Estimate]"],
+    accounts: dict[str, dict[str, Any]],
+    box: TimeBox,
+) -> None:
+    """Some configurations, into the accounts.
+
+    Raises:
+        NoTimeLeft: If the time is over.
+    """
+    for one in settings:
+        accounts[one.name] = account = _measure(rig, one, traces[one.name], box)
+        say(f"  {one.name}: {_told(account)}")
+
+
 def _measure(rig: Rig, one: Setting, traced: "Future[Estimate]", box: TimeBox) -> dict[str, Any]:
     """One configuration: predict, and find.
 
@@ -209,28 +242,22 @@ def account(search: Search) -> dict[str, Any]:
     }
 
 
-def _measure_paper(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
-    """The largest micro-batch of the paper-style step itself, of each model.
-
-    Raises:
-        NoTimeLeft: If it was cut off.
-        TrialFailed: If it failed.
-    """
+def _measure_paper(rig: Rig, sheet: Sheet, known: Mapping[str, Any], box: TimeBox) -> Ended:
+    """The largest micro-batch of the paper-style step itself, of each model; returns how the program ended."""
     sizes, site = rig.sizes, rig.site
     budget_bytes = sizes.paper_budget_bytes or memory_budget(site, None, imitated_card(site))
     models = sizes.tuned_models
     words = [word for model in models for word in ("--model", model)]
     words += ["--device", site.device, "--budget-bytes", str(budget_bytes), "--vocab-size", str(sizes.vocab_size)]
     used_bytes = site.device_used_bytes
-    found, ended = rig.program(
-        PAPER_PROGRAM, words + ([] if used_bytes is None else ["--used-before-bytes", str(used_bytes)]), box
-    )
+    words += [] if used_bytes is None else ["--used-before-bytes", str(used_bytes)]
+    found, ended = rig.program(PAPER_PROGRAM, words, box, known=known)
     sheet.details["paper_step"] = found
     for model in models:
         rows = found.get(model, {}).get("largest_rows")
         name = f"paper_step_{model.replace('-', '_')}_largest_rows_count"
         sheet.measured(name, rows, lacking="the program did not come to it")
-    check_end(ended)
+    return ended
 
 
 def _write_largest(sheet: Sheet, one: Setting, account: Mapping[str, Any]) -> None:

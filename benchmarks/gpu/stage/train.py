@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.results import Sheet, StageResult
 from benchmarks.gpu.check.rig import Rig, TimeBox, check_end
 from benchmarks.gpu.check.watch import Watch, write_readings
 
 PROGRAM = "benchmarks.gpu.alone.train"
+PARTS = ("mfu", "rivals", "ablation")
 MODELS = ("bert-120m", "bert-350m")
 RIVALS = {
     "paper_style": "paper-style",
@@ -20,16 +21,18 @@ RIVALS = {
 
 
 def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
-    """Run the program, and watch the GPU beside it.
+    """Run the program, and watch the GPU beside it; what it had when it was cut off another time is kept.
 
     Raises:
         NoTimeLeft: If it was cut off; what it had by then is kept.
         TrialFailed: If one of its parts failed.
     """
+    earlier = rig.go_on("train", sheet)
+    known = _known(earlier) if earlier else {}
     with rig.watch() as watch:
-        found, ended = rig.program(PROGRAM, program_arguments(rig), box)
-    sheet.details |= found
-    _write_models(sheet, found.get("mfu", {}), watch)
+        found, ended = rig.program(PROGRAM, program_arguments(rig), box, known=known)
+    sheet.details |= (earlier.details if earlier else {}) | sheet.details | found
+    _write_models(sheet, found.get("mfu", {}), watch, earlier)
     _write_rivals(sheet, found.get("rivals", {}))
     _write_ablation(sheet, found.get("ablation", {}))
     check_end(ended)
@@ -41,7 +44,19 @@ def program_arguments(rig: Rig) -> list[str]:
     return ["--data", str(rig.data.resolve()), "--device", rig.site.device, *tiny]
 
 
-def _write_models(sheet: Sheet, found: Mapping[str, Any], watch: Watch) -> None:
+def _known(earlier: StageResult) -> dict[str, Any]:
+    """What the program found then; the times are those of another clock, and the watch of that time is over."""
+    found = {part: dict(earlier.details[part]) for part in PARTS if part in earlier.details}
+    if "mfu" in found:
+        times = ("window_start_s", "window_end_s")
+        found["mfu"] = {
+            model: {name: value for name, value in row.items() if name not in times}
+            for model, row in found["mfu"].items()
+        }
+    return found
+
+
+def _write_models(sheet: Sheet, found: Mapping[str, Any], watch: Watch, earlier: StageResult | None) -> None:
     for model in MODELS:
         row, name = found.get(model, {}), model.replace("-", "_")
         lacking = str(row.get("not measured") or found.get("not measured") or "the program did not come to it")
@@ -53,6 +68,9 @@ def _write_models(sheet: Sheet, found: Mapping[str, Any], watch: Watch) -> None:
         sheet.measured(f"{name}_peak_memory_bytes", row.get("peak_memory_bytes"), lacking=lacking)
         if "window_start_s" in row:
             write_readings(sheet, name, watch, row["window_start_s"], row["window_end_s"], busy_share=None)
+        elif earlier:
+            readings = (f"{name}_nvml_", f"{name}_gpm_")
+            sheet.figures += [figure for figure in earlier.figures if figure.name.startswith(readings)]
 
 
 def _write_rivals(sheet: Sheet, found: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from autotune.measure.clock import FakeClock
 from benchmarks.gpu import all as check
 from benchmarks.gpu.check import stages as stages_module
 from benchmarks.gpu.check.results import NO_TIME, NOT_REACHED, CheckReport
+from benchmarks.gpu.check.rig import NoTimeLeft
 from benchmarks.gpu.check.sizes import FULL
 from benchmarks.gpu.check.stages import Stage
 from tests.benchmarks.gpu.rigs import facts, make_rig
@@ -336,6 +337,27 @@ def test_stages_that_are_left_out_stay_as_an_earlier_check_left_them(tmp_path):
     assert written(tmp_path)["stages"][0]["figures"][0]["name"] == "something_count"
     again = check.run_check(rig, (stage("a", broken), *table[1:]), 60, out, only=["a"])
     assert statuses(again) == {"a": "failed", "b": "measured", "c": "not asked for"}
+
+
+def test_a_stage_that_was_cut_off_is_known_to_the_next_check_and_lost_by_none(tmp_path):
+    out, seen = tmp_path / "out", []
+
+    def cut_off(rig, sheet, box):
+        sheet.details["had"] = [1]
+        raise NoTimeLeft("no time left")
+
+    def look(rig, sheet, box):
+        seen.append((rig.go_on("a", sheet), written(tmp_path)["stages"][0]["details"], sheet.details))
+
+    first = check.run_check(make_rig(tmp_path / "1", no_trial), (stage("a", cut_off),), 60, out)
+    begun = first.stages[0].measured_utc
+    late = check.run_check(make_rig(tmp_path / "2", no_trial), (stage("a", look, least_s=1000.0),), 60, out)
+    assert late.stages == first.stages  # it was not begun, so what there was stays
+    again = check.run_check(make_rig(tmp_path / "3", no_trial), (stage("a", look),), 60, out)
+    assert seen == [(first.stages[0], {"had": [1]}, {"gone_on_from_utc": [begun]})]
+    assert statuses(again) == {"a": "measured"}
+    check.run_check(make_rig(tmp_path / "4", no_trial), (stage("a", look),), 60, out)
+    assert seen[1][0] is None  # what was whole is measured anew
 
 
 def test_a_check_of_another_device_or_a_broken_file_is_replaced(tmp_path):

@@ -3,8 +3,8 @@ import pytest
 from autotune.core.cards import find_card
 from autotune.measure.clock import FakeClock
 from benchmarks.gpu.check.children import Ended
-from benchmarks.gpu.check.results import Sheet
-from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox
+from benchmarks.gpu.check.results import Sheet, StageResult
+from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
 from benchmarks.gpu.check.sizes import FULL
 from benchmarks.gpu.stage import memory
 from benchmarks.gpu.stage.memory import IMITATED, SETTINGS, Setting, imitated_card, paper_style, request_for, tuned
@@ -27,16 +27,20 @@ def errors(*accounts) -> dict[str, float | None]:
     return {figure.name: figure.value for figure in sheet.figures}
 
 
-def measured(tmp_path, *, seconds: float, total_bytes: int = 143_771 * 2**20):
+OF_PAPER = {model: {"largest_rows": 150, "trials": []} for model in FULL.tuned_models}
+GOOD = Ended(exit_code=0, cut_off=False, tail="")
+
+
+def measured(tmp_path, *, seconds: float, paper=OF_PAPER, paper_ended=GOOD, earlier=None):
     clock = FakeClock()
-    rig = make_rig(tmp_path, card(clock), gpu=facts(total_bytes), sizes=FULL, clock=clock)
-    of_paper = {model: {"largest_rows": 150} for model in FULL.tuned_models}
-    rig.program = lambda *_: (of_paper, Ended(exit_code=0, cut_off=False, tail=""))  # type: ignore[method-assign]
+    rig = make_rig(tmp_path, card(clock), gpu=facts(), sizes=FULL, clock=clock)
+    rig.cut_off = {"memory": earlier} if earlier else {}
+    rig.program = lambda *_, known: (paper | known, paper_ended)
     sheet, error = Sheet(), None
     try:
         memory.measure(rig, sheet, TimeBox(clock=clock, end_s=clock.monotonic_s() + seconds))
-    except NoTimeLeft as no_time:
-        error = no_time
+    except (NoTimeLeft, TrialFailed) as no_end:
+        error = no_end
     return {figure.name: figure.value for figure in sheet.figures}, sheet.details["settings"], error, rig
 
 
@@ -108,3 +112,33 @@ def test_a_cut_off_stage_keeps_what_it_had(tmp_path):
     done = [one for one in settings.values() if "peak_bytes" in one]
     assert 0 < len(done) < len(SETTINGS)
     assert {one["not measured"] for one in settings.values() if "peak_bytes" not in one} == {"no time"}
+
+
+def test_what_was_cut_off_goes_on_with_what_is_missing(tmp_path, capsys):
+    _, settings, error, _ = measured(tmp_path / "first", seconds=300)
+    assert error is not None
+    capsys.readouterr()
+    had = {name: one for name, one in settings.items() if "peak_bytes" in one}
+    cut_off = {"bert-120m": {"largest_rows": 170, "trials": [[170, True]]}}
+    earlier = StageResult(
+        name="memory", status="not measured", measured_utc="2026-01-02T03:04:05+00:00",
+        details={"settings": settings, "paper_step": cut_off},
+    )  # fmt: skip
+    figures, settings, error, _ = measured(tmp_path / "second", seconds=36_000, earlier=earlier)
+    assert error is None
+    assert figures["configurations_count"] == 0  # nothing can be traced on this card
+    assert all("peak_bytes" in one for one in settings.values())
+    assert {name: settings[name] for name in had} == had
+    told = [line.strip().partition(": ") for line in capsys.readouterr().err.splitlines() if "rows fit" in line]
+    assert [f"{name}: {rest.rpartition(': ')[0]}" for name, _, rest in told] == [
+        one.name for one in SETTINGS if one.name not in had
+    ]
+    assert figures["tuned_bert_120m_largest_rows_count"] == had[tuned("bert-120m").name]["largest_rows"]
+    assert figures["paper_step_bert_120m_largest_rows_count"] == 170
+
+
+def test_a_paper_style_step_that_fails_costs_no_configuration(tmp_path):
+    broken = Ended(exit_code=1, cut_off=False, tail="no such kernel")
+    _, settings, error, _ = measured(tmp_path, seconds=36_000, paper={}, paper_ended=broken)
+    assert isinstance(error, TrialFailed)
+    assert all("peak_bytes" in one for one in settings.values())

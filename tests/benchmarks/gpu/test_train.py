@@ -7,7 +7,7 @@ import torch
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.alone import train as train_program
 from benchmarks.gpu.check.children import Ended
-from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.results import Figure, Sheet, StageResult
 from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
 from benchmarks.gpu.stage import maths, train
 from tests.benchmarks.gpu.rigs import make_rig
@@ -15,9 +15,10 @@ from tests.benchmarks.gpu.rigs import make_rig
 GOOD = Ended(exit_code=0, cut_off=False, tail="")
 
 
-def written(tmp_path, monkeypatch, found: dict, ended: Ended = GOOD, stage=train):
+def written(tmp_path, monkeypatch, found: dict, ended: Ended = GOOD, stage=train, earlier=None):
     rig = make_rig(tmp_path, lambda trial: None)
-    monkeypatch.setattr(rig, "program", lambda *_: (found, ended))
+    rig.cut_off = {"train": earlier} if earlier else {}
+    monkeypatch.setattr(rig, "program", lambda *_, known=None: ((known or {}) | found, ended))
     sheet, error = Sheet(), None
     try:
         stage.measure(rig, sheet, TimeBox(clock=rig.clock, end_s=rig.clock.monotonic_s() + 60))
@@ -42,6 +43,33 @@ def test_a_cut_off_program_keeps_what_it_had(tmp_path, monkeypatch):
     assert isinstance(error, NoTimeLeft)
     assert figures["bert_120m_mfu_share"].value == 0.47
     assert figures["bert_350m_mfu_share"].reason == "the program did not come to it"
+
+
+def test_what_was_cut_off_goes_on_and_keeps_the_readings_of_its_time(tmp_path, monkeypatch):
+    row = {"real_tokens_per_s": 6e5, "mfu": 0.47, "mfu_6n": 0.5, "step_s": 0.08, "peak_memory_bytes": 1}
+    reading = Figure(name="bert_120m_gpm_sm_utilisation_share", label="measured", value=0.97)
+    earlier = StageResult(
+        name="train", status="not measured", measured_utc="2026-01-02T03:04:05+00:00", figures=(reading,),
+        details={"mfu": {"bert-120m": row | {"window_start_s": 1.0, "window_end_s": 2.0}}},
+    )  # fmt: skip
+    rates = {"ours": [30.0], "HF Trainer": [10.0]}
+    figures, error = written(tmp_path, monkeypatch, {"rivals": {"real_tokens_per_s": rates}}, earlier=earlier)
+    assert error is None
+    assert figures["bert_120m_mfu_share"].value == 0.47
+    assert figures["bert_120m_gpm_sm_utilisation_share"] == reading
+    assert figures["against_hf_trainer_ratio"].value == 3.0
+
+
+def test_the_program_goes_on_with_rows_that_are_missing(tmp_path, monkeypatch):
+    out = tmp_path / "train.json"
+    out.write_text(json.dumps({"mfu": {"bert-120m": {"real_tokens_per_s": 1.0}}}))
+    monkeypatch.setattr(train_program, "_ours", lambda bench, make_match: {"real_tokens_per_s": 2.0})
+    words = ["--device", "cpu", "--data", str(tmp_path), "--json", str(out), "--only", "mfu"]
+    assert train_program.main([*words, "--go-on"]) == 0
+    found = json.loads(out.read_text())["mfu"]
+    assert {name: row["real_tokens_per_s"] for name, row in found.items()} == {"bert-120m": 1.0, "bert-350m": 2.0}
+    assert train_program.main(words) == 0
+    assert json.loads(out.read_text())["mfu"]["bert-120m"] == {"real_tokens_per_s": 2.0}
 
 
 def test_a_program_that_fails_says_why(tmp_path, monkeypatch):
