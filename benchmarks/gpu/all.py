@@ -45,6 +45,7 @@ could be measured.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,24 +74,28 @@ CLOSING_SHARE, CLOSING_MOST_S = 0.05, 20.0
 """Kept back from the time, to end what hangs and to write the report."""
 
 STAGES = (
-    Stage(name="machine", measure=machine.measure, weight=1.5, least_s=2.0),
-    Stage(name="ceilings", measure=load.measure_ceilings, weight=2, least_s=5.0),
-    Stage(name="nvml", measure=load.measure_nvml, weight=5, least_s=8.0),
-    Stage(name="memory", measure=memory.measure, weight=16, least_s=10.0),
-    Stage(name="train", measure=train.measure, weight=14, least_s=15.0),
-    Stage(name="workers", measure=workers.measure, weight=6, least_s=10.0),
-    Stage(name="maths", measure=maths.measure, weight=5, least_s=15.0),
-    Stage(name="tune", measure=tuning.measure, weight=14, least_s=20.0),
-    Stage(name="endurance", measure=endurance.measure, weight=6, least_s=5.0),
-    Stage(name="saves", measure=saves.measure, weight=3, least_s=10.0),
-    Stage(name="ranks", measure=ranks.measure, weight=6, least_s=20.0, ranks=2),
+    # The first imports torch, which takes a minute from a cold disk; what it leaves, the others have.
+    Stage(name="machine", measure=machine.measure, weight=6, least_s=30.0),
+    Stage(name="ceilings", measure=load.measure_ceilings, weight=3, least_s=20.0),
+    Stage(name="nvml", measure=load.measure_nvml, weight=6, least_s=45.0),
+    Stage(name="memory", measure=memory.measure, weight=30, least_s=120.0),
+    Stage(name="train", measure=train.measure, weight=24, least_s=120.0),
+    Stage(name="workers", measure=workers.measure, weight=20, least_s=150.0),
+    Stage(name="maths", measure=maths.measure, weight=10, least_s=60.0),
+    Stage(name="tune", measure=tuning.measure, weight=50, least_s=240.0),
+    Stage(name="endurance", measure=endurance.measure, weight=24, least_s=120.0),
+    Stage(name="saves", measure=saves.measure, weight=8, least_s=60.0),
+    Stage(name="ranks", measure=ranks.measure, weight=12, least_s=60.0, ranks=2),
 )
+TINY_LEAST_SHARE = 0.05
+"""Of the least time of a stage, where sizes are tiny."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check and return the exit code."""
     options = _parse(arguments)
     monitor, clock = NvmlMonitor(), SystemClock()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's end is a user's: nothing is left behind
     try:
         check_writable(options.out)
         site = _site(options, monitor)
@@ -138,7 +143,10 @@ def run_check(
     end_s = clock.monotonic_s() + limit_s - min(CLOSING_MOST_S, CLOSING_SHARE * limit_s)
     asked = tuple(stage for stage in stages if stage.ranks <= rig.nproc and (not only or stage.name in only))
     earlier = _earlier(rig, out)
-    rig.cut_off = {one.name: one for one in earlier if one.status == "not measured" and one.measured_utc}
+    rig.unfinished = {one.name: one for one in earlier if one.status in ("not measured", "failed") and one.measured_utc}
+    if earlier:
+        rig.keep_trials()
+    least_share = TINY_LEAST_SHARE if rig.sizes.name == "tiny" else 1.0
     report = CheckReport(
         tool_version=autotune.__version__,
         started_utc=clock.utc_now().isoformat(),
@@ -150,11 +158,11 @@ def run_check(
     )
     _write(report, out)
     for number, stage in enumerate(asked):
-        seconds = box_s(asked, number, max(0.0, end_s - clock.monotonic_s()))
+        seconds = box_s(asked, number, max(0.0, end_s - clock.monotonic_s()), least_share=least_share)
         say(f"{stage.name}: at most {seconds:.0f} s")
-        result = run_stage(stage, rig, seconds)
+        result = run_stage(stage, rig, seconds, least_share=least_share)
         if result.measured_utc is None:  # not begun: what was there stays
-            result = rig.cut_off.get(stage.name, result)
+            result = rig.unfinished.get(stage.name, result)
         say(f"{stage.name}: {result.status} after {result.seconds:.1f} s{_because(result)}")
         done = tuple(result if one.name == stage.name else one for one in report.stages)
         report = replace(report, stages=done, finished=number + 1 == len(asked))
@@ -166,7 +174,7 @@ def _before(stage: Stage, asked: Sequence[Stage], rig: Rig, earlier: Sequence[St
     """How a stage stands before the first runs: one that is not asked for as an earlier check here left it."""
     if stage in asked:
         not_reached = StageResult(name=stage.name, status="not measured", reason=NOT_REACHED)
-        return rig.cut_off.get(stage.name, not_reached)
+        return rig.unfinished.get(stage.name, not_reached)
     reason = NOT_ASKED if stage.ranks <= rig.nproc else f"it needs {stage.ranks} ranks: --nproc {stage.ranks}"
     left_out = StageResult(name=stage.name, status="not asked for", reason=reason)
     return next((one for one in earlier if one.name == stage.name and one.measured_utc), left_out)
@@ -228,8 +236,14 @@ def _write(report: CheckReport, out: Path) -> CheckReport:
     from benchmarks.gpu.check.page import check_page
 
     report = report if report.sizes == "tiny" else replace(report, bars=bars_of(report))
-    write_atomically(out / REPORT_NAME, json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n")
-    write_atomically(out / PAGE_NAME, check_page(report))
+    written = json.dumps(report.to_json(), indent=1, allow_nan=False, default=str)
+    write_atomically(out / REPORT_NAME, written + "\n")
+    try:
+        page = check_page(CheckReport.of(json.loads(written)))
+    except Exception as error:  # noqa: BLE001 - the page can be written another time, the figures cannot
+        say(f"the page could not be written ({type(error).__name__}: {error}); the figures are in {REPORT_NAME}")
+    else:
+        write_atomically(out / PAGE_NAME, page)
     return report
 
 

@@ -87,8 +87,11 @@ class Bench:
                 "max_steps": FOR_EVER,
                 "compile_layers": not self.tiny,
                 "precision": "fp32" if self.device == "cpu" else "bf16",
+                # By its name, so that it is refused, rather than replaced in silence, where it cannot be had.
+                "attention": "auto" if self.device == "cpu" else "varlen",
                 "device": self.device,
                 "log_interval_steps": 1 if self.tiny else _STEPS_PER_TURN,
+                "checkpoint": {"enabled": False},  # the others save nothing either
             }
             | changes
         )

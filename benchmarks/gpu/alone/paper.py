@@ -11,9 +11,12 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.alone.bench import Findings, add_file
+
+if TYPE_CHECKING:
+    from autotune.measure.jobs.budget import Budget
 
 ROW_TOKENS = 512
 STEPS = 2
@@ -31,11 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vocab-size", type=int, default=30_522)
     options = parser.parse_args(arguments)
     findings = Findings(options.json, go_on=options.go_on)
-    limit(options.device, options.budget_bytes, options.used_before_bytes)
+    budget = limit(options.device, options.budget_bytes, options.used_before_bytes)
     for model in options.model:
         if findings.has(model, "trials"):
             continue
-        tried = largest_rows(functools.partial(fits, model, vocab_size=options.vocab_size, device=options.device))
+        fit = functools.partial(fits, model, vocab_size=options.vocab_size, device=options.device, budget=budget)
+        tried = largest_rows(fit)
         rows = max((rows for rows, fit in tried.items() if fit), default=0)
         findings.write(model, "largest_rows", rows)
         findings.write(model, "trials", sorted(tried.items()))
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def limit(device: str, budget_bytes: int, used_before_bytes: int | None) -> None:
+def limit(device: str, budget_bytes: int, used_before_bytes: int | None) -> "Budget":
     """Have allocations beyond the budget refused, as in trials of the trainer's own step."""
     from autotune.measure.jobs.budget import enforce, keep_one_arena
     from trainer.config import TrainConfig
@@ -53,7 +57,7 @@ def limit(device: str, budget_bytes: int, used_before_bytes: int | None) -> None
     if device == "cpu":
         keep_one_arena()
     config = TrainConfig.model_validate({"model": model_settings("bert-mini"), "device": device})
-    enforce(budget_bytes, join_ranks(config, environment={}), used_before_bytes)
+    return enforce(budget_bytes, join_ranks(config, environment={}), used_before_bytes)
 
 
 def largest_rows(fit: Callable[[int], bool]) -> dict[int, bool]:
@@ -72,13 +76,14 @@ def largest_rows(fit: Callable[[int], bool]) -> dict[int, bool]:
     return tried
 
 
-def fits(model: str, rows: int, vocab_size: int, device: str) -> bool:
-    """Whether so many rows go through; everything is given back afterwards."""
+def fits(model: str, rows: int, vocab_size: int, device: str, budget: "Budget") -> bool:
+    """Whether so many rows go through, by the rules of other trials; everything is given back afterwards."""
     import torch
 
     refused = False
     try:
         _step(model, rows, vocab_size, device)
+        budget.check()
     except (torch.OutOfMemoryError, MemoryError):
         refused = True
     except RuntimeError as error:  # a CPU's allocator has no error of its own
@@ -88,6 +93,8 @@ def fits(model: str, rows: int, vocab_size: int, device: str) -> bool:
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()  # of it the second tries that a refusal began with
     return not refused
 
 
@@ -105,7 +112,8 @@ def _step(model: str, rows: int, vocab_size: int, device: str) -> None:
     }
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
-    module = PaperModel(BertConfig(**shape | {"vocab_size": vocab_size})).to(device)
+    with torch.device(device):
+        module = PaperModel(BertConfig(**shape | {"vocab_size": vocab_size}))
     optimizer = torch.optim.AdamW(module.parameters(), fused=False)
     ids_BS = torch.randint(5, vocab_size, (rows, ROW_TOKENS), device=device)
     allowed_BS = torch.ones_like(ids_BS, dtype=torch.bool)

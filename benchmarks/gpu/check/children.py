@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.process import end_with_parent
 from benchmarks.gpu.check.results import NO_TIME
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +83,8 @@ class Programs:
                 text=True,
                 errors="replace",
                 start_new_session=True,
+                # A check that is killed leaves nothing behind.
+                preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509 - two system calls, no locks
                 env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TMPDIR": str(self._scratch)},
             )
         self._running.add(process)

@@ -1,6 +1,7 @@
 """What the GPU check finds: figures that say how they were come by, stages, and the file that holds them."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from benchmarks.bars import Bar, lines
 Label = Literal["measured", "predicted", "not measured"]
 Status = Literal["measured", "failed", "not measured", "not asked for"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 NO_TIME = "no time left"
 NOT_REACHED = "the check was cut off before it"
 NOT_ASKED = "left out by --only"
@@ -42,9 +43,11 @@ class Sheet:
         self.details: dict[str, Any] = {}
 
     def measured(self, name: str, value: float | None, *, expected: float | None = None, lacking: str = "") -> None:
-        """Write a measured figure; a missing one is kept as not measured, with the reason."""
+        """Write a measured figure; one that is missing or no number is kept as not measured, with the reason."""
         if value is None:
             self.missing(name, lacking or "this machine does not give it")
+        elif not math.isfinite(value):
+            self.missing(name, f"it is {value}")
         else:
             self.figures.append(Figure(name=name, label="measured", value=value, expected=expected))
 
@@ -73,6 +76,8 @@ class StageResult:
     """Time that it was allowed."""
     figures: tuple[Figure, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, str | None] = field(default_factory=dict)
+    """What it was measured with and what it depends on, by ``made_with``."""
     reason: str | None = None
     """Why it failed or was not measured."""
     traceback_tail: str | None = None
@@ -110,7 +115,8 @@ class CheckReport:
     def to_json(self) -> dict[str, Any]:
         """All fields, and the version of this layout."""
         bars = [bar.to_json() for bar in self.bars]
-        return {"schema_version": SCHEMA_VERSION} | asdict(self) | {"bars": bars}
+        plain: dict[str, Any] = _plain({"schema_version": SCHEMA_VERSION} | asdict(self) | {"bars": bars})
+        return plain
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> "CheckReport":
@@ -137,6 +143,17 @@ class CheckReport:
         measured = [stage.status == "measured" for stage in self.stages if stage.status != "not asked for"]
         short = any(bar.holds is False for bar in self.bars)
         return 2 if not any(measured) else 0 if all(measured) and not short else 1
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """With words for numbers that JSON does not have: one odd detail must not cost the report."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 _BAR_FIELDS = ("name", "figure", "unit", "bar", "direction")

@@ -24,6 +24,7 @@ from autotune.search.trials import TrialRunner
 from autotune.store import Ledger, write_atomically
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.check.children import Ended, Programs
+from benchmarks.gpu.check.made_with import made_with
 from benchmarks.gpu.check.results import NO_TIME, Sheet, StageResult
 from benchmarks.gpu.check.sizes import Sizes
 from benchmarks.gpu.check.watch import Watch
@@ -78,6 +79,8 @@ class BoxedMachine:
 
     machine: Machine
     box: TimeBox
+    closed: Callable[[], bool]
+    """Whether the check has ended meanwhile, so that nothing may be started any more."""
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial within the box.
@@ -85,6 +88,8 @@ class BoxedMachine:
         Raises:
             NoTimeLeft: If there is no time for it, or if the end of the box cut it off.
         """
+        if self.closed():
+            raise NoTimeLeft("the check has ended")
         left_s = self.box.left_s
         if left_s < SHORTEST_TRIAL_S:
             raise NoTimeLeft(NO_TIME)
@@ -138,6 +143,8 @@ class Rig:
         self._make_sampler = make_sampler
         self.machine = make_machine()
         self._ledger = Ledger(scratch, "check")
+        self._earlier_trials = ""
+        self._closed = False
         self.scratch = scratch
         self.out = out
         self.nproc = nproc
@@ -146,8 +153,10 @@ class Rig:
         self.programs = Programs(scratch)
         self.largest: Search | None = None
         """The search for the largest micro-batch that the long run trains at, once there was one."""
-        self.cut_off: Mapping[str, StageResult] = {}
-        """Stages that an earlier check in the same directory had no time to end, by name: some go on from there."""
+        self.unfinished: Mapping[str, StageResult] = {}
+        """Stages that an earlier check in the same directory did not end, by name: some go on from there."""
+        self.made_with = made_with(site, manifest)
+        """What figures depend on beside the device."""
 
     @property
     def settings(self) -> ModelSettings:
@@ -198,9 +207,11 @@ class Rig:
                 say(f"  {label}: {describe(outcome) if not isinstance(outcome, Measured) else 'measured'}")
                 self._publish_ledger()
 
+        if machine is None:
+            self.machine.start()  # before the first trial's time is counted
         here = fingerprint(self.site, self.settings, self.manifest, self.machine.versions.get("cuda"))
         return TrialRunner(
-            machine=BoxedMachine(machine=machine or self.machine, box=box),
+            machine=BoxedMachine(machine=machine or self.machine, box=box, closed=lambda: self._closed),
             ledger=self._ledger,
             site=canonical_sha256(here.model_dump(mode="json"))[:16],
             clock=self.clock,
@@ -243,11 +254,20 @@ class Rig:
         return (json.loads(found.read_text()) if found.is_file() else {}), ended
 
     def go_on(self, stage: str, sheet: Sheet) -> StageResult | None:
-        """What an earlier check had of a stage before it was cut off, if one was; the sheet says from when it is."""
-        earlier = self.cut_off.get(stage)
-        if earlier is not None:
-            sheet.details["gone_on_from_utc"] = [*earlier.details.get("gone_on_from_utc", ()), earlier.measured_utc]
+        """What an earlier check had of a stage that it did not end, and the sheet says from when it is.
+
+        None where there was none, or where it was made with another version of something that figures depend on.
+        """
+        earlier = self.unfinished.get(stage)
+        if earlier is None or earlier.made_with != self.made_with:
+            return None
+        sheet.details["gone_on_from_utc"] = [*earlier.details.get("gone_on_from_utc", ()), earlier.measured_utc]
         return earlier
+
+    def keep_trials(self) -> None:
+        """Keep an earlier check's trials in the ledger, as its figures are kept."""
+        ledger = self.out / LEDGER_NAME
+        self._earlier_trials = ledger.read_text(encoding="utf-8") if ledger.is_file() else ""
 
     def another_machine(self) -> TrialServer:
         """A second one, for what needs no device; whoever asks for it closes it."""
@@ -259,14 +279,15 @@ class Rig:
         hung.close()
 
     def close(self) -> None:
-        """End whatever runs."""
+        """End whatever runs, and start nothing any more."""
+        self._closed = True
         self.programs.close()
         self.machine.close()
         self.monitor.close()
 
     def _publish_ledger(self) -> None:
         lines = [path.read_text(encoding="utf-8") for path in sorted(self.scratch.glob("*.jsonl"))]
-        write_atomically(self.out / LEDGER_NAME, "".join(lines))
+        write_atomically(self.out / LEDGER_NAME, "".join([self._earlier_trials, *lines]))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ class Stage:
     weight: float
     """Its part of the time that is left when it begins, among the stages from it on: what one leaves, the next have."""
     least_s: float
-    """Less time than this is not worth a start."""
+    """Less time than this is not worth a start, with full sizes."""
     ranks: int = 1
     """That it needs: a stage of two is left out unless two were asked for."""
 
@@ -33,18 +33,28 @@ class Hung(Exception):
     """A stage did not return."""
 
 
-def box_s(stages: tuple[Stage, ...], number: int, left_s: float) -> float:
-    """Seconds for the stage of that number out of those that are left."""
-    return left_s * stages[number].weight / sum(stage.weight for stage in stages[number:])
+def box_s(stages: tuple[Stage, ...], number: int, left_s: float, *, least_share: float = 1.0) -> float:
+    """Seconds for the stage of that number out of those that are left.
+
+    Time that is too short for all later stages is not spread so thin that it is enough for none: the last ones, which
+    are worth the least, go without, unless others leave them theirs.
+    """
+    sharing = list(stages[number:])
+    while len(sharing) > 1:
+        whole = sum(stage.weight for stage in sharing)
+        if all(left_s * stage.weight / whole >= least_share * stage.least_s for stage in sharing):
+            break
+        sharing.pop()
+    return left_s * sharing[0].weight / sum(stage.weight for stage in sharing)
 
 
-def run_stage(stage: Stage, rig: Rig, seconds: float) -> StageResult:
+def run_stage(stage: Stage, rig: Rig, seconds: float, *, least_share: float = 1.0) -> StageResult:
     """Run one stage for at most so many seconds.
 
     Returns:
         What it measured; or what it had measured when it failed, ran out of time, or hung, and why.
     """
-    if seconds < stage.least_s:
+    if seconds < least_share * stage.least_s:
         return StageResult(name=stage.name, status="not measured", box_s=seconds, reason=NO_TIME)
     sheet = Sheet()
     started_s, now_utc = rig.clock.monotonic_s(), rig.clock.utc_now().isoformat()
@@ -60,6 +70,7 @@ def run_stage(stage: Stage, rig: Rig, seconds: float) -> StageResult:
         box_s=round(seconds, 3),
         figures=tuple(sheet.figures),
         details=dict(sheet.details),
+        made_with=rig.made_with,
         reason=None if error is None else _without_places(_message(error)),
         traceback_tail=_traceback_tail(error) if failed and error is not None else None,
     )

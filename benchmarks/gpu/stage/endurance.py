@@ -1,23 +1,26 @@
 """Stage ``endurance``: thousands of steps at the largest micro-batch, of which no allocation may be tried twice.
 
-The largest micro-batch of ``bert-120m`` under the memory of an H100 NVL takes about a second for a step, so that 2,000
-of them take more than half an hour. Where there is less time, the same is done under a smaller limit of memory: the
-largest micro-batch that fits it is found, and trained at. What is tried is whether the largest size keeps fitting, so
-the limit matters less than the number of steps; which limit it was is said.
+The largest micro-batch is found by trials of the worst case. What is tried here is whether it keeps fitting in a real
+training: with the loop, the loaders and evaluation, and micro-batches of which no two are alike. The largest of
+``bert-120m`` under the memory of an H100 NVL takes about a second for a step, so that 2,000 of them take more than half
+an hour. Where there is less time, the same is done under a smaller limit of memory, and which limit it was is said.
 """
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
-from autotune.core.outcome import Measured, describe
+from autotune.core.outcome import Measured
 from autotune.core.trial import StepFigures
 from autotune.core.units import format_bytes
 from autotune.decide.search import bracket, predict_bytes
-from autotune.search.probe import Search, step_trial
+from autotune.search.probe import ProbeRequest, Search, step_config
+from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet
-from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, TrialFailed, say
+from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, TrialFailed, check_end, say
 from benchmarks.gpu.stage.memory import SETTINGS, TINY, request_for
 
+PROGRAM = "benchmarks.gpu.alone.steps"
 STEPS_SHARE = 0.6
 """Of the time, that the steps are planned to take: a step of few rows takes longer than its share of one of many."""
 SEARCH_SHARE = 0.4
@@ -47,19 +50,34 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     sheet.measured("memory_budget_bytes", request.memory_budget_bytes)
     if steps < 1:
         raise NoTimeLeft("no time left for a single step")
-    trial = step_trial(replace(request, trial_timeout_s=box.left_s), rows, (0, steps), request.memory_budget_bytes)
-    outcome = rig.runner(box).run(trial, f"endurance: {words}")
-    if not isinstance(outcome, Measured):
-        sheet.measured("steps_without_retry_count", 0)
-        raise TrialFailed(f"{words}: {describe(outcome)}: {outcome.detail}")
-    figures = StepFigures.of(outcome)
-    sheet.measured("peak_bytes", figures.peak_bytes, expected=request.memory_budget_bytes)
-    sheet.measured("step_median_s", statistics.median(figures.step_s))
-    if steps < wanted:
-        reason = f"no time left for {wanted}: all of {steps} went without a second try"
+    found, ended = _train(rig, request, rows, steps, box)
+    done = found.get("optimizer_steps", 0)
+    limit_bytes = request.memory_budget_bytes if request.device == "cuda" else None
+    sheet.measured("peak_bytes", found.get("peak_bytes"), expected=limit_bytes, lacking="it did not come to its end")
+    sheet.measured("step_median_s", found.get("step_median_s"), lacking="it did not come to its end")
+    if found.get("refused"):
+        sheet.measured("steps_without_retry_count", done)
+        raise TrialFailed(f"{words}: after {done} steps: {found['refused']}")
+    if done < wanted:
+        reason = f"no time left for {wanted}: all of {done} went without a second try"
         sheet.missing("steps_without_retry_count", reason)
+        if not ended.cut_off:
+            check_end(ended)
         raise NoTimeLeft(reason)
-    sheet.measured("steps_without_retry_count", figures.optimizer_steps)
+    sheet.measured("steps_without_retry_count", done)
+    check_end(ended)
+
+
+def _train(rig: Rig, request: ProbeRequest, rows: int, steps: int, box: TimeBox) -> tuple[dict[str, Any], Ended]:
+    """What a training of so many steps found, and how it ended."""
+    settings = rig.scratch / "endurance.json"
+    settings.write_text(step_config(request, rows).model_dump_json())
+    words = ["--data", str(rig.data.resolve()), "--config", str(settings), "--steps", str(steps)]
+    words += ["--budget-bytes", str(request.memory_budget_bytes)]
+    used_bytes = rig.site.device_used_bytes
+    words += [] if used_bytes is None else ["--used-before-bytes", str(used_bytes)]
+    found, ended = rig.program(PROGRAM, words, box)
+    return found.get("run", {}), ended
 
 
 def _largest(rig: Rig, box: TimeBox) -> Search:

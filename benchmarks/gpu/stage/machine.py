@@ -2,8 +2,9 @@
 
 import importlib.metadata
 from dataclasses import asdict
+from typing import Any
 
-from autotune.core.hardware import GpuStatus
+from autotune.core.hardware import GpuFacts, Unavailable
 from autotune.errors import MachineLacks
 from benchmarks.gpu.check.results import Sheet
 from benchmarks.gpu.check.rig import Rig, TimeBox
@@ -22,16 +23,7 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     missing = [name for name in PACKAGES if name not in versions]
     sheet.details |= {
         "host": asdict(site.host) | {"allotted_cpus": site.host.allotted_cpus},
-        "gpus": [
-            asdict(
-                GpuStatus(
-                    facts=gpu,
-                    sample=rig.monitor.sample(gpu.uuid),
-                    processes=rig.monitor.compute_processes(gpu.uuid),
-                )
-            )
-            for gpu in site.gpus
-        ],
+        "gpus": [_gpu(rig, gpu) for gpu in site.gpus],
         "gpu_absent": site.gpu_absent,
         "gpu_unreadable": list(rig.monitor.unreadable()),
         "slurm_job": site.slurm.in_job,
@@ -48,6 +40,13 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         raise MachineLacks(
             "there is a GPU, and torch is built without CUDA", next_step="Install a CUDA build of torch."
         )
+
+
+def _gpu(rig: Rig, gpu: GpuFacts) -> dict[str, Any]:
+    """What NVML says of a GPU; whose processes are on it is nobody's business."""
+    processes = rig.monitor.compute_processes(gpu.uuid)
+    used = asdict(processes) if isinstance(processes, Unavailable) else [one.used_bytes for one in processes]
+    return {"facts": asdict(gpu), "sample": asdict(rig.monitor.sample(gpu.uuid)), "processes_used_bytes": used}
 
 
 def package_versions() -> dict[str, str]:

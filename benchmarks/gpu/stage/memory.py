@@ -1,13 +1,13 @@
 """Stage ``memory``: predicted memory beside a GPU's, and the largest micro-batch, over many configurations.
 
 For each configuration: trace, predict the largest micro-batch, then find the true one by trials under the allocator's
-own limit. Kept are the error of the peak that the trace alone predicted, the error after the trials that came before,
-and the predicted largest beside the true one. Where the card has more memory than an H100 NVL, most of them run with
-that card's memory, and memory is what carries over to it; speed does not.
+own limit. Kept are the error of the peak that the trace alone predicted, the error once the first trial that fitted, of
+fewer rows, has calibrated it, and the predicted largest beside the true one. Where the card has more memory than an
+H100 NVL, most of them run with that card's memory, and memory is what carries over to it; speed does not.
 """
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,13 +61,18 @@ class Setting:
     """One of ``STYLES``."""
 
     @property
+    def varlen(self) -> bool:
+        """Whether a GPU computes its attention with varlen kernels."""
+        return self.dropout == 0.0 and self.precision == "bf16"
+
+    @property
     def name(self) -> str:
         """In a few words."""
-        varlen = self.dropout == 0.0 and self.precision == "bf16"
-        words = [self.precision, "varlen" if varlen else "sdpa", f"{self.layout} rows of {self.seq_length_tokens}"]
+        kernel = "varlen" if self.varlen else "sdpa"
+        words = [self.precision, kernel, f"{self.layout} rows of {self.seq_length_tokens}"]
         words += ["head on all places"] if self.head == "dense" else []
         words += [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
-        words.append("94 GB" if self.card == "imitated" else "whole card")
+        words.append("at most 94 GB" if self.card == "imitated" else "whole card")
         return f"{self.model}{f' {self.style}' if self.style else ''}: {', '.join(words)}"
 
 
@@ -120,16 +125,23 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         name: account for name, account in kept.get("settings", {}).items() if "peak_bytes" in account
     }
     missing = [one for one in settings if one.name not in accounts]
+    shown = sheet.details["settings"] = {
+        one.name: accounts.get(one.name, {"not measured": "no time"}) for one in settings
+    }
+
+    def measure_all(some: Iterable[Setting], traces: Mapping[str, "Future[Estimate]"]) -> None:
+        for one in some:
+            shown[one.name] = accounts[one.name] = account = _measure(rig, one, traces[one.name], box)
+            say(f"  {one.name}: {_told(account)}")
+
     # The paper's own figures come before configurations that only widen the comparison.
-    of_figures = [one for one in missing if one.style]
     try:
         with _traces(rig, missing) as traces:
-            _measure_all(rig, of_figures, traces, accounts, box)
+            measure_all((one for one in missing if one.style), traces)
             ended = _measure_paper(rig, sheet, kept.get("paper_step", {}), box.part(PAPER_SHARE))
-            _measure_all(rig, [one for one in missing if not one.style], traces, accounts, box)
+            measure_all((one for one in missing if not one.style), traces)
         check_end(ended)
     finally:
-        sheet.details["settings"] = {one.name: accounts.get(one.name, {"not measured": "no time"}) for one in settings}
         for one in settings:
             if one.style and one.name in accounts:
                 _write_largest(sheet, one, accounts[one.name])
@@ -151,6 +163,8 @@ def request_for(site: Site, sizes: Sizes, one: Setting) -> ProbeRequest:
         seq_length_tokens=one.seq_length_tokens,
         layout=one.layout,
         attention_dropout=one.dropout,
+        # By its name, so that it is refused, rather than replaced in silence, where it cannot be had.
+        attention="varlen" if one.varlen and site.device == "cuda" else "auto",
         precision=one.precision,
         checkpointing=one.checkpointing,
         head=one.head,
@@ -182,23 +196,6 @@ def _traces(rig: Rig, settings: Sequence[Setting]) -> Iterator[Mapping[str, "Fut
         machine.close()
 
 
-def _measure_all(
-    rig: Rig,
-    settings: Sequence[Setting],
-    traces: Mapping[str, "Future[Estimate]"],
-    accounts: dict[str, dict[str, Any]],
-    box: TimeBox,
-) -> None:
-    """Some configurations, into the accounts.
-
-    Raises:
-        NoTimeLeft: If the time is over.
-    """
-    for one in settings:
-        accounts[one.name] = account = _measure(rig, one, traces[one.name], box)
-        say(f"  {one.name}: {_told(account)}")
-
-
 def _measure(rig: Rig, one: Setting, traced: "Future[Estimate]", box: TimeBox) -> dict[str, Any]:
     """One configuration: predict, and find.
 
@@ -223,12 +220,17 @@ def _measure(rig: Rig, one: Setting, traced: "Future[Estimate]", box: TimeBox) -
 
 
 def account(search: Search) -> dict[str, Any]:
-    """Predicted beside measured."""
+    """Predicted beside measured; calibrated is what the first trial that fitted makes of the prediction."""
     largest = bracket(search.tried).feasible_max
     if not largest:
         return {"not measured": "not even one row fits"}
     peaks = [one.peak_bytes for one in search.tried if one.rows == largest and one.peak_bytes is not None]
-    measured = [done.outcome.figures for done in search.runner.finished if isinstance(done.outcome, Measured)]
+    first = next((one for one in search.tried if one.fits and one.rows < largest), None)
+    outside = [
+        done.outcome.figures["outside_allocator_bytes"] or 0
+        for done in search.runner.finished
+        if isinstance(done.outcome, Measured)
+    ]
     return {
         "budget_bytes": search.request.memory_budget_bytes,
         "largest_rows": largest,
@@ -236,9 +238,10 @@ def account(search: Search) -> dict[str, Any]:
         "not_traced": search.not_traced,
         "peak_bytes": peaks[0],
         "traced_peak_bytes": search.traced_bytes(largest) if search.traced_bytes else None,
-        "corrected_peak_bytes": predict_bytes(search.tried, largest, search.prediction),
+        "calibrated_by_rows": first.rows if first else None,
+        "calibrated_peak_bytes": predict_bytes([first], largest, search.prediction) if first else None,
         "trials": [[one.rows, one.fits, one.peak_bytes] for one in search.tried],
-        "outside_allocator_bytes": measured[0]["outside_allocator_bytes"],
+        "outside_allocator_bytes": max(outside, default=None),
     }
 
 
@@ -276,14 +279,14 @@ def _write_errors(sheet: Sheet, accounts: Sequence[Mapping[str, Any]]) -> None:
     measured = [one for one in accounts if one.get("peak_bytes") and one["traced_peak_bytes"]]
     before = [abs(one["traced_peak_bytes"] / one["peak_bytes"] - 1) for one in measured]
     after = [
-        abs(one["corrected_peak_bytes"] / one["peak_bytes"] - 1) for one in measured if one["corrected_peak_bytes"]
+        abs(one["calibrated_peak_bytes"] / one["peak_bytes"] - 1) for one in measured if one["calibrated_peak_bytes"]
     ]
     above = [one["predicted_rows"] / one["largest_rows"] - 1 for one in measured]
     nothing = "no configuration was measured"
     sheet.measured("configurations_count", len(measured))
     for name, figure in (
         ("median_error_before_trials_share", statistics.median(before) if before else None),
-        ("median_error_after_trials_share", statistics.median(after) if after else None),
+        ("median_error_after_calibration_share", statistics.median(after) if after else None),
         ("worst_error_before_trials_share", max(before, default=None)),
         ("predicted_rows_above_true_share", max(above, default=None)),
     ):

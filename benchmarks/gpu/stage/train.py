@@ -10,6 +10,7 @@ from benchmarks.gpu.check.watch import Watch, write_readings
 
 PROGRAM = "benchmarks.gpu.alone.train"
 PARTS = ("mfu", "rivals", "ablation")
+TIMES = ("window_start_s", "window_end_s")
 MODELS = ("bert-120m", "bert-350m")
 RIVALS = {
     "paper_style": "paper-style",
@@ -45,15 +46,13 @@ def program_arguments(rig: Rig) -> list[str]:
 
 
 def _known(earlier: StageResult) -> dict[str, Any]:
-    """What the program found then; the times are those of another clock, and the watch of that time is over."""
-    found = {part: dict(earlier.details[part]) for part in PARTS if part in earlier.details}
-    if "mfu" in found:
-        times = ("window_start_s", "window_end_s")
-        found["mfu"] = {
-            model: {name: value for name, value in row.items() if name not in times}
-            for model, row in found["mfu"].items()
-        }
-    return found
+    """What the program measured then; the times are those of another clock, and the watch of that time is over."""
+    known: dict[str, Any] = {}
+    for part in PARTS:
+        for name, row in earlier.details.get(part, {}).items():
+            if isinstance(row, dict) and "not measured" not in row:
+                known.setdefault(part, {})[name] = {key: value for key, value in row.items() if key not in TIMES}
+    return known
 
 
 def _write_models(sheet: Sheet, found: Mapping[str, Any], watch: Watch, earlier: StageResult | None) -> None:

@@ -1,18 +1,20 @@
 """Stage ``tune``: ``autotune tune`` end to end, as a user types it, to profiles and a report.
 
 On a card with more memory than an H100 NVL the tuning is for that card, whose memory it then keeps to. Everything that
-it writes goes into one archive, also when it is cut off: the same command would go on from there.
+it writes goes into one archive, also when it is cut off: the next check in the same directory goes on from there, with
+the same command.
 """
 
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.core.profile import Profile
 from autotune.errors import AutotuneError
 from autotune.search.profiles import read_profile
+from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet
 from benchmarks.gpu.check.rig import Rig, TimeBox, check_end, say
 from benchmarks.gpu.stage.memory import IMITATED, imitated_card
@@ -31,28 +33,46 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
         NoTimeLeft: If it was cut off.
         TrialFailed: If it failed.
     """
-    place = rig.scratch / "tune"
-    place.mkdir(exist_ok=True)
+    place, archive = rig.scratch / "tune", rig.out / ARCHIVE_NAME
+    place.mkdir()
+    earlier = rig.go_on("tune", sheet)
+    if earlier and archive.is_file():
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(place)
     # By a name of its own: where the dataset lies on this machine is nobody's business.
     (place / DATA).symlink_to(rig.data.resolve())
     answer = place / "answer.json"
     minutes = min(rig.sizes.tune_most_minutes, max(LEAST_MINUTES, TIME_SHARE * box.left_s / 60))
     arguments = ["-m", "autotune", *tune_arguments(rig, minutes)]
     sheet.details["command"] = ["autotune", *arguments[2:]]
+    began_s = rig.clock.monotonic_s()
     ended = rig.programs.run(arguments, box.left_s, lambda line: say(f"  {line}"), cwd=place, stdout=answer)
+    spent_s = rig.clock.monotonic_s() - began_s + (earlier.details.get("spent_s", 0.0) if earlier else 0.0)
     profiles = dict(_profiles(place / PROFILES))
-    _pack(place, rig.out / ARCHIVE_NAME)
+    _pack(place, archive)
     for name, profile in profiles.items():
         _write_profile(sheet, name, profile)
-    result = _result(answer)
-    lacking = "it was not finished"
-    sheet.measured("all_models_s", result.get("seconds"), lacking=lacking)
+    sheet.details |= {"spent_s": spent_s, "stages": _result(answer).get("stages", [])}
     sheet.measured("profiles_count", len(profiles), expected=len(rig.sizes.tuned_models))
+    sheet.measured("commands_s", spent_s)
+    # A tuning that time ended takes the time that it was given, whatever that was: it is no measure of a tuning.
+    open_ = _open(rig, profiles, sheet.details["stages"], ended)
+    sheet.measured("all_models_s", None if open_ else spent_s, lacking=open_)
     waits = [wait for wait in map(_data_wait_share, profiles.values()) if wait is not None]
-    complete = len(waits) == len(rig.sizes.tuned_models)
-    sheet.measured("chosen_data_wait_share", max(waits) if complete else None, lacking=lacking)
-    sheet.details["stages"] = result.get("stages", [])
+    sheet.measured("chosen_data_wait_share", None if open_ else max(waits), lacking=open_)
     check_end(ended)
+
+
+def _open(rig: Rig, profiles: Mapping[str, Profile], stages: Sequence[Mapping[str, Any]], ended: Ended) -> str:
+    """What the tuning left open, in words; empty for nothing."""
+    if ended.exit_code or ended.cut_off or len(profiles) < len(rig.sizes.tuned_models):
+        return "it was not finished"
+    if failed := [f"{one['name']} of {one['model']}" for one in stages if one["status"] == "failed"]:
+        return f"failed: {', '.join(failed)}"
+    workers = {name: profile.evidence.workers for name, profile in profiles.items()}
+    if untuned := [name for name, found in workers.items() if found is None or found.undecided_between]:
+        return f"its time ended before the loader workers of {', '.join(untuned)} were decided"
+    return ""
 
 
 def tune_arguments(rig: Rig, minutes: float) -> list[str]:

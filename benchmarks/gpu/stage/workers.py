@@ -46,15 +46,18 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     )
     with contextlib.closing(TokenDataset.open(rig.data)) as dataset:
         samples_per_step = config.micro_batch_rows * row_statistics(config, dataset).mean_samples
-    delay_s, waits = 0.0, []
+    delay_s, waits, undecided = 0.0, [], []
     for name in ("fast", "slow"):
         found, step_s = _sweep(rig, config, delay_s, name, box.part(0.5) if name == "fast" else box)
         chosen = next(row for row in found.rows if row.loader_workers == found.chosen)
         waits.append(chosen.data_wait_share)
+        undecided += [name] if found.undecided_between else []
         _write(sheet, name, found, chosen)
         delay_s = SLOW_STEPS * step_s / samples_per_step
-    sheet.measured("chosen_data_wait_share", max(waits), expected=0.0)
-    sheet.measured("slow_dataset_workers_off_count", abs(found.chosen - SLOW_ANSWER), expected=0.0)
+    lacking = f"its time ended before the sweep of the {' and the '.join(undecided)} dataset was decided"
+    sheet.measured("chosen_data_wait_share", None if undecided else max(waits), expected=0.0, lacking=lacking)
+    off = None if "slow" in undecided else abs(found.chosen - SLOW_ANSWER)
+    sheet.measured("slow_dataset_workers_off_count", off, expected=0.0, lacking=lacking)
 
 
 def _sweep(rig: Rig, config: TrainConfig, delay_s: float, name: str, box: TimeBox) -> tuple[WorkersEvidence, float]:

@@ -6,14 +6,13 @@ from autotune.measure.clock import FakeClock
 ROW_BYTES, FIXED_BYTES, TRIAL_S = 300 * 2**20, 4 * 2**30, 5.0
 
 
-def card(clock: FakeClock, trial_s: float = TRIAL_S, step_s_per_row: float = 0.01, *, retries_from: int | None = None):
+def card(clock: FakeClock, trial_s: float = TRIAL_S, step_s_per_row: float = 0.01):
     """A GPU on which a row takes 300 MiB, and a trial some seconds; nothing can be traced.
 
     Args:
         clock: Its time.
         trial_s: Of a trial, beside its steps.
         step_s_per_row: Of a step.
-        retries_from: Steps after which an allocation has to be tried again; None for never.
     """
 
     def simulate(trial):
@@ -28,8 +27,8 @@ def card(clock: FakeClock, trial_s: float = TRIAL_S, step_s_per_row: float = 0.0
         clock.sleep(seconds)
         peak_bytes = FIXED_BYTES + rows * ROW_BYTES
         budget_bytes = measured["memory_budget_bytes"]
-        if (budget_bytes and peak_bytes > budget_bytes) or (retries_from is not None and steps >= retries_from):
-            return OutOfMemory(detail="the allocator had to retry" if retries_from else "refused")
+        if budget_bytes and peak_bytes > budget_bytes:
+            return OutOfMemory(detail="refused")
         figures = {"optimizer_steps": steps, "step_s": [rows * step_s_per_row], "slot_tokens_per_step": rows * 512}
         return Measured(figures=figures | {"peak_bytes": peak_bytes, "outside_allocator_bytes": 2**29, "loss": 10.0})
 

@@ -1,7 +1,9 @@
 import pytest
 
 from autotune.core.cards import find_card
+from autotune.decide.posterior import Prediction, Tried
 from autotune.measure.clock import FakeClock
+from autotune.search.probe import Search
 from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet, StageResult
 from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
@@ -14,9 +16,9 @@ from tests.benchmarks.gpu.rigs import facts, make_rig
 NVL_BYTES = find_card(IMITATED).cuda_total_bytes
 
 
-def account(traced=1.0, corrected=1.0, predicted=100):
+def account(traced=1.0, calibrated=1.0, predicted=100):
     return {
-        "peak_bytes": 1000, "traced_peak_bytes": 1000 * traced, "corrected_peak_bytes": 1000 * corrected,
+        "peak_bytes": 1000, "traced_peak_bytes": 1000 * traced, "calibrated_peak_bytes": 1000 * calibrated,
         "largest_rows": 100, "predicted_rows": predicted, "trials": [],
     }  # fmt: skip
 
@@ -34,7 +36,7 @@ GOOD = Ended(exit_code=0, cut_off=False, tail="")
 def measured(tmp_path, *, seconds: float, paper=OF_PAPER, paper_ended=GOOD, earlier=None):
     clock = FakeClock()
     rig = make_rig(tmp_path, card(clock), gpu=facts(), sizes=FULL, clock=clock)
-    rig.cut_off = {"memory": earlier} if earlier else {}
+    rig.unfinished = {"memory": earlier} if earlier else {}
     rig.program = lambda *_, known: (paper | known, paper_ended)
     sheet, error = Sheet(), None
     try:
@@ -83,7 +85,7 @@ def test_errors_count_in_both_directions_and_only_too_many_rows_count_as_above()
     assert found["configurations_count"] == 2
     assert found["median_error_before_trials_share"] == pytest.approx(0.035)
     assert found["worst_error_before_trials_share"] == pytest.approx(0.05)
-    assert found["median_error_after_trials_share"] == pytest.approx(0.0075)
+    assert found["median_error_after_calibration_share"] == pytest.approx(0.0075)
     assert found["predicted_rows_above_true_share"] == pytest.approx(0.02)
 
 
@@ -114,14 +116,42 @@ def test_a_cut_off_stage_keeps_what_it_had(tmp_path):
     assert {one["not measured"] for one in settings.values() if "peak_bytes" not in one} == {"no time"}
 
 
-def test_what_was_cut_off_goes_on_with_what_is_missing(tmp_path, capsys):
-    _, settings, error, _ = measured(tmp_path / "first", seconds=300)
+def test_what_was_made_with_another_version_is_measured_anew(tmp_path):
+    _, settings, _, rig = measured(tmp_path / "first", seconds=300)
+    earlier = StageResult(
+        name="memory", status="not measured", measured_utc="2026-01-02T03:04:05+00:00",
+        details={"settings": settings}, made_with=rig.made_with | {"torch": "1.0"},
+    )  # fmt: skip
+    sheet = Sheet()
+    rig.unfinished = {"memory": earlier}
+    assert rig.go_on("memory", sheet) is None
+    assert not sheet.details
+
+
+def test_a_prediction_is_calibrated_by_the_first_trial_that_fitted_and_by_no_later_one(tmp_path):
+    rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(), sizes=FULL)
+    search = Search(request=request_for(rig.site, rig.sizes, tuned("bert-120m")), runner=rig.runner(None))
+    search.prediction = Prediction(
+        peak_bytes=lambda rows: rows * 10.0**9, slope_sigma=1e-6, constant_sigma_bytes=10.0**10
+    )
+    search.tried = [
+        Tried(rows=30, fits=False), Tried(rows=10, fits=True, peak_bytes=11 * 10**9),
+        Tried(rows=19, fits=True, peak_bytes=25 * 10**9), Tried(rows=20, fits=True, peak_bytes=26 * 10**9),
+    ]  # fmt: skip
+    found = memory.account(search)
+    assert (found["largest_rows"], found["calibrated_by_rows"]) == (20, 10)
+    assert found["calibrated_peak_bytes"] == pytest.approx(21 * 10**9, rel=0.001)
+
+
+@pytest.mark.parametrize("status", ["not measured", "failed"])
+def test_what_was_not_ended_goes_on_with_what_is_missing(status, tmp_path, capsys):
+    _, settings, error, rig = measured(tmp_path / "first", seconds=300)
     assert error is not None
     capsys.readouterr()
     had = {name: one for name, one in settings.items() if "peak_bytes" in one}
     cut_off = {"bert-120m": {"largest_rows": 170, "trials": [[170, True]]}}
     earlier = StageResult(
-        name="memory", status="not measured", measured_utc="2026-01-02T03:04:05+00:00",
+        name="memory", status=status, measured_utc="2026-01-02T03:04:05+00:00", made_with=rig.made_with,
         details={"settings": settings, "paper_step": cut_off},
     )  # fmt: skip
     figures, settings, error, _ = measured(tmp_path / "second", seconds=36_000, earlier=earlier)

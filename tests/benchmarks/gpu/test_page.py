@@ -1,11 +1,14 @@
 import re
 from dataclasses import replace
 
+from autotune.core.cards import find_card
 from autotune.show.report.document import Missing, Table, blocks_of
 from autotune.show.report.markdown import report_markdown
 from benchmarks.gpu.all import STAGES
 from benchmarks.gpu.check.bars import GPU_BARS
 from benchmarks.gpu.check.page import STAGE_NAMES, check_document, check_page, results_document
+from benchmarks.gpu.check.results import Figure, StageResult
+from benchmarks.gpu.stage.memory import tuned
 from tests.benchmarks.gpu.reports import full_report
 
 
@@ -58,6 +61,29 @@ def test_the_papers_rows_stand_beside_ours():
     assert rows["bert-120m, the paper-style step itself"][0] == "184"
     assert rows["bert-350m, set up as the paper's trainer"][0] == "20"
     assert all(row[-1] == "not measured" for row in rows.values())
+
+
+def with_memory(budget_bytes: int):
+    name = tuned("bert-120m").name
+    account = {
+        "budget_bytes": budget_bytes, "largest_rows": 430, "predicted_rows": 432, "peak_bytes": budget_bytes - 1,
+        "traced_peak_bytes": budget_bytes, "calibrated_peak_bytes": budget_bytes, "trials": [[430, True, 1]],
+    }  # fmt: skip
+    figure = Figure(name="tuned_bert_120m_largest_rows_count", label="measured", value=430)
+    stage = StageResult(name="memory", status="measured", figures=(figure,), details={"settings": {name: account}})
+    report = full_report()
+    return name, replace(report, stages=tuple(stage if one.name == "memory" else one for one in report.stages))
+
+
+def test_rows_stand_beside_those_of_an_h100_nvl_only_under_its_memory():
+    of_nvl, of_80_gb = find_card("h100-nvl-94gb").cuda_total_bytes, 79 * 2**30
+    name, report = with_memory(of_nvl)
+    assert cells(check_document(report), "Predicted without")[name][-1] == "430"
+    assert cells(check_document(report), "the paper's shape")["bert-120m, tuned"][-1] == "430"
+    name, report = with_memory(of_80_gb)
+    assert cells(check_document(report), "Predicted without")[name][-1] == "430 under 79.0 GiB"
+    assert cells(check_document(report), "the paper's shape")["bert-120m, tuned"][-1] == "not measured"
+    assert cells(check_document(report), "Largest micro-batches")[name][1] == "430"
 
 
 def test_without_any_gpu_all_figures_are_predicted_or_not_measured():

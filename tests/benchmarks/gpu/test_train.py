@@ -1,5 +1,6 @@
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from tests.benchmarks.gpu.rigs import make_rig
 GOOD = Ended(exit_code=0, cut_off=False, tail="")
 
 
-def written(tmp_path, monkeypatch, found: dict, ended: Ended = GOOD, stage=train, earlier=None):
+def written(tmp_path, monkeypatch, found: dict, ended: Ended = GOOD, stage=train, earlier=None, told=()):
+    told = told if isinstance(told, list) else []
     rig = make_rig(tmp_path, lambda trial: None)
-    rig.cut_off = {"train": earlier} if earlier else {}
-    monkeypatch.setattr(rig, "program", lambda *_, known=None: ((known or {}) | found, ended))
+    rig.unfinished = {"train": replace(earlier, made_with=rig.made_with)} if earlier else {}
+    monkeypatch.setattr(rig, "program", lambda *_, known=None: (told.append(known), ((known or {}) | found, ended))[1])
     sheet, error = Sheet(), None
     try:
         stage.measure(rig, sheet, TimeBox(clock=rig.clock, end_s=rig.clock.monotonic_s() + 60))
@@ -50,11 +52,17 @@ def test_what_was_cut_off_goes_on_and_keeps_the_readings_of_its_time(tmp_path, m
     reading = Figure(name="bert_120m_gpm_sm_utilisation_share", label="measured", value=0.97)
     earlier = StageResult(
         name="train", status="not measured", measured_utc="2026-01-02T03:04:05+00:00", figures=(reading,),
-        details={"mfu": {"bert-120m": row | {"window_start_s": 1.0, "window_end_s": 2.0}}},
+        details={
+            "mfu": {"bert-120m": row | {"window_start_s": 1.0, "window_end_s": 2.0}},
+            "ablation": {"everything": {"not measured": "no such kernel"}},
+        },
     )  # fmt: skip
-    rates = {"ours": [30.0], "HF Trainer": [10.0]}
-    figures, error = written(tmp_path, monkeypatch, {"rivals": {"real_tokens_per_s": rates}}, earlier=earlier)
+    rates, told = {"ours": [30.0], "HF Trainer": [10.0]}, []
+    figures, error = written(
+        tmp_path, monkeypatch, {"rivals": {"real_tokens_per_s": rates}}, earlier=earlier, told=told
+    )
     assert error is None
+    assert told == [{"mfu": {"bert-120m": row}}]  # what failed is tried again
     assert figures["bert_120m_mfu_share"].value == 0.47
     assert figures["bert_120m_gpm_sm_utilisation_share"] == reading
     assert figures["against_hf_trainer_ratio"].value == 3.0

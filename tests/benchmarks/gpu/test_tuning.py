@@ -1,3 +1,5 @@
+import functools
+import json
 import shlex
 import zipfile
 from dataclasses import replace
@@ -6,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import BadInput
+from autotune.search.profiles import read_profile
 from benchmarks.gpu.check.children import Ended
-from benchmarks.gpu.check.results import Sheet
+from benchmarks.gpu.check.results import Sheet, StageResult
 from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox
 from benchmarks.gpu.check.sizes import FULL, TINY_ON_CPU
 from benchmarks.gpu.stage import tuning
@@ -40,16 +43,31 @@ def test_the_command_is_one_that_autotune_knows(tmp_path, sizes):
     check(Command(page=ROOT, line=0, text=line))
 
 
-def tuned(tmp_path, monkeypatch, ended: Ended, answer: str = ""):
+def answer(status: str = "done") -> str:
+    return json.dumps({"seconds": 98.5, "stages": [{"name": "baseline", "model": "bert-mini", "status": status}]})
+
+
+def deciding(undecided, path):
+    """A profile whose loader workers are decided, or not."""
+    found = read_profile(path)
+    workers = found.profile.evidence.workers.model_copy(update={"undecided_between": list(undecided)})
+    evidence = found.profile.evidence.model_copy(update={"workers": workers})
+    return replace(found, profile=found.profile.model_copy(update={"evidence": evidence}))
+
+
+def tuned(tmp_path, monkeypatch, ended: Ended, answer: str = "", *, undecided=(), earlier=None, read=None):
     """As if the command had written one profile and come to that end."""
     rig = make_rig(tmp_path, no_trial, sizes=replace(TINY_ON_CPU, tuned_models=("bert-mini",)))
-    rig.out.mkdir()
+    rig.out.mkdir(exist_ok=True)
+    rig.unfinished = {"tune": replace(earlier, made_with=rig.made_with)} if earlier else {}
+    monkeypatch.setattr(tuning, "read_profile", read or functools.partial(deciding, undecided))
 
     def run(arguments, limit_s, on_line, *, cwd, stdout):
-        (cwd / "profiles").mkdir()
+        assert bool(earlier) == (cwd / "reports").exists()
+        (cwd / "profiles").mkdir(exist_ok=True)
         (cwd / "profiles" / SHIPPED.name).write_bytes(SHIPPED.read_bytes())
         ledger = cwd / "reports" / "bert-mini-cpu" / "ledger"
-        ledger.mkdir(parents=True)
+        ledger.mkdir(parents=True, exist_ok=True)
         (ledger / "some-host-17-ab.jsonl").write_text("{}\n")
         stdout.write_text(answer)
         return ended
@@ -67,9 +85,9 @@ def tuned(tmp_path, monkeypatch, ended: Ended, answer: str = ""):
 
 def test_what_it_wrote_is_read_and_kept_without_the_name_of_the_host(tmp_path, monkeypatch):
     done = Ended(exit_code=0, cut_off=False, tail="")
-    figures, names, error = tuned(tmp_path, monkeypatch, done, '{"seconds": 98.5, "stages": []}')
+    figures, names, error = tuned(tmp_path, monkeypatch, done, answer())
     assert error is None
-    assert figures["all_models_s"].value == 98.5
+    assert 0 < figures["all_models_s"].value == figures["commands_s"].value
     assert figures["chosen_data_wait_share"].label == "measured"
     assert figures["profiles_count"].value == 1
     assert "profiles/bert-mini-cpu.toml" in names
@@ -85,11 +103,39 @@ def test_one_that_is_cut_off_keeps_what_it_had(tmp_path, monkeypatch):
     assert "profiles/bert-mini-cpu.toml" in names
 
 
+@pytest.mark.parametrize(
+    ("status", "undecided", "says"),
+    [("failed", (), "failed: baseline of bert-mini"), ("done", (0, 2), "before the loader workers of bert-mini-cpu")],
+)
+def test_a_tuning_that_left_something_open_took_no_time_that_counts(status, undecided, says, tmp_path, monkeypatch):
+    done = Ended(exit_code=0, cut_off=False, tail="")
+    figures, _, _ = tuned(tmp_path, monkeypatch, done, answer(status), undecided=undecided)
+    for name in ("all_models_s", "chosen_data_wait_share"):
+        assert figures[name].label == "not measured"
+        assert says in figures[name].reason
+    assert figures["commands_s"].label == "measured"
+
+
+def test_one_that_was_cut_off_goes_on_from_what_it_wrote_and_all_of_its_time_counts(tmp_path, monkeypatch):
+    tuned(tmp_path / "first", monkeypatch, Ended(exit_code=-9, cut_off=True, tail=""))
+    second = tmp_path / "second" / "out"
+    second.mkdir(parents=True)
+    (tmp_path / "first" / "out" / tuning.ARCHIVE_NAME).rename(second / tuning.ARCHIVE_NAME)
+    earlier = StageResult(
+        name="tune", status="not measured", measured_utc="2026-01-02T03:04:05+00:00", details={"spent_s": 500.0}
+    )
+    done = Ended(exit_code=0, cut_off=False, tail="")
+    figures, names, _ = tuned(tmp_path / "second", monkeypatch, done, answer(), earlier=earlier)
+    assert figures["all_models_s"].value > 500
+    assert len([name for name in names if name.endswith(".jsonl")]) == 2
+
+
 def test_a_profile_that_cannot_be_read_costs_nothing_else(tmp_path, monkeypatch):
     def refuse(path):
         raise BadInput("broken", next_step="")
 
-    monkeypatch.setattr(tuning, "read_profile", refuse)
-    figures, _, _ = tuned(tmp_path, monkeypatch, Ended(exit_code=0, cut_off=False, tail=""), '{"seconds": 1.0}')
+    done = Ended(exit_code=0, cut_off=False, tail="")
+    figures, _, _ = tuned(tmp_path, monkeypatch, done, answer(), read=refuse)
     assert figures["profiles_count"].value == 0
+    assert figures["all_models_s"].label == "not measured"
     assert figures["chosen_data_wait_share"].label == "not measured"
