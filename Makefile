@@ -62,7 +62,7 @@ check: $(STAMP) ## lint, types, import contracts, documentation
 docs: $(STAMP) ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-gpu-check: $(STAMP) ## measure on a GPU all that is claimed of one, in nine minutes, and keep it (GPU_MINUTES=40 for all)
+gpu-check: $(STAMP) ## measure on a GPU what is claimed of one, and keep it: nine minutes, or all with GPU_MINUTES=40
 	@# 1 says that something is missing or short: what there is, is kept all the same.
 	$(BIN)/python -m benchmarks.gpu.all --out build/gpu-check --device cuda --minutes $(GPU_MINUTES) || [ $$? = 1 ]
 	$(BIN)/python -m benchmarks.gpu.keep build/gpu-check

@@ -18,20 +18,20 @@ time box:
     machine    the GPU, the driver, the host, the versions of the libraries, and what is missing
     ceilings   the rate of large bf16 matrix products, and the bandwidth of copies within the GPU's memory
     nvml       what NVML and GPM read on the idle GPU, under full load and under half a load, beside the load itself
-    memory     predicted memory beside the GPU's over 14 configurations, and the largest micro-batch of each; on a card
-               with more memory than an H100 NVL, most of them with that card's
+    memory     predicted memory beside the GPU's over 14 configurations, and the largest micro-batch of each, and of the
+               paper-style step; on a card with more memory than an H100 NVL, most of them with that card's
     train      tokens/s and MFU of bert-120m and bert-350m, against the paper-style step and transformers' Trainer, and
                with one thing left out at a time
     workers    the sweep of loader workers, for a fast and a slow dataset
     maths      whether varlen attention, packed rows and compiled layers compute what plain ones do
     tune       ``autotune tune`` of both models, end to end, to profiles and a report
-    endurance  2,000 steps at the largest micro-batch, of which no allocation may be tried twice
+    endurance  2,000 steps of a real training at the largest micro-batch, of which no allocation may be tried twice
     saves      what saving the state of training costs
     ranks      with ``--nproc 2``: memory of NCCL, the link between GPUs, one rank out of memory
 
 Nine minutes are enough for the first half. ``--only memory,train`` measures some stages; what an earlier check in the
-same directory found of the others is kept, and ``memory`` and ``train`` go on where they were cut off, so a scarce GPU
-can be used in several visits. All of it takes about 40 minutes.
+same directory found of the others is kept, and ``memory``, ``train`` and ``tune`` go on where they were not ended, so a
+scarce GPU can be used in several visits. All of it takes about 40 minutes.
 
 ``DIR/gpu-check.json`` and ``DIR/gpu-check.html`` are whole after every stage, so a check that is cut off keeps what it
 had; ``DIR/ledger.jsonl`` holds every trial, ``DIR/tune.zip`` what ``autotune tune`` wrote. The units are in the names,

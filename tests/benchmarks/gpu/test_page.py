@@ -81,7 +81,7 @@ def test_rows_stand_beside_those_of_an_h100_nvl_only_under_its_memory():
     assert cells(check_document(report), "Predicted without")[name][-1] == "430"
     assert cells(check_document(report), "the paper's shape")["bert-120m, tuned"][-1] == "430"
     name, report = with_memory(of_80_gb)
-    assert cells(check_document(report), "Predicted without")[name][-1] == "430 under 79.0 GiB"
+    assert cells(check_document(report), "Predicted without")[name][-1] == "430 under 79 GiB"
     assert cells(check_document(report), "the paper's shape")["bert-120m, tuned"][-1] == "not measured"
     assert cells(check_document(report), "Largest micro-batches")[name][1] == "430"
 
