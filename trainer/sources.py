@@ -1,12 +1,14 @@
-"""Which version of this package runs here, told by its sources. No torch here."""
+"""Which version of a package runs here, told by its sources. No torch here."""
 
 import hashlib
 from pathlib import Path
 
+HERE = Path(__file__).parent
 
-def code_sha256() -> str:
-    """Over the sources of this package."""
+
+def code_sha256(package: Path = HERE) -> str:
+    """Over the sources below a package's directory; of this package unless told otherwise."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

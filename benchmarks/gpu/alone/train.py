@@ -9,9 +9,8 @@ of which can be chosen with ``--only``:
     ablation  bert-120m with one thing left out at a time
 
 The file is whole after every model, turn and row, so a program that is cut off leaves what it had; with ``--go-on`` it
-measures what is missing. Where ``accelerate``
-is missing, transformers' Trainer cannot run; the same recipe as a plain loop is measured in any case, under a name of
-its own. A row that could not be had says "not measured", and why.
+measures what is missing. Where ``accelerate`` is missing, transformers' Trainer cannot run; the same recipe as a plain
+loop is measured in any case, under a name of its own. A row that could not be had says "not measured", and why.
 """
 
 import functools

@@ -17,6 +17,7 @@ from autotune.show.report.html import report_html
 from autotune.show.tables import Row
 from benchmarks.gpu.alone.train import RIVAL_ROWS
 from benchmarks.gpu.check.bars import GPU_BARS, bars_of
+from benchmarks.gpu.check.made_with import PACKAGES
 from benchmarks.gpu.check.results import CheckReport, Figure, StageResult, shown_value
 from benchmarks.gpu.stage.memory import IMITATED
 from benchmarks.gpu.stage.train import RIVALS
@@ -193,12 +194,12 @@ def _stages(report: CheckReport) -> Table:
             format_seconds(one.seconds),
             format_seconds(one.box_s),
             ", ".join(begun[:19] for begun in (*one.details.get("gone_on_from_utc", ()), one.measured_utc or "")),
-            (one.made_with.get("code") or "")[:8],
+            " ".join(one.made_with.get(package) or "" for package in PACKAGES),
             one.reason or "",
         ]
         for one in report.stages
     ]
-    headers = ("stage", "status", "took", "was allowed", "begun, UTC", "code", "because")
+    headers = ("stage", "status", "took", "was allowed", "begun, UTC", "sources", "because")
     return Table(caption="Stages, each in its own time box", headers=headers, rows=tuple(rows), align="llrrlll")
 
 

@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError
 from autotune.search.profiles import read_profile
 from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet
-from benchmarks.gpu.check.rig import Rig, TimeBox, check_end, say
+from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, check_end, say
 from benchmarks.gpu.stage.memory import IMITATED, imitated_card
 
 ARCHIVE_NAME = "tune.zip"
@@ -30,7 +30,7 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     """Tune all models, and read what the profiles say.
 
     Raises:
-        NoTimeLeft: If it was cut off.
+        NoTimeLeft: If it was cut off, or left something open for want of time.
         TrialFailed: If it failed.
     """
     place, archive = rig.scratch / "tune", rig.out / ARCHIVE_NAME
@@ -61,6 +61,8 @@ def measure(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     waits = [wait for wait in map(_data_wait_share, profiles.values()) if wait is not None]
     sheet.measured("chosen_data_wait_share", None if open_ else max(waits), lacking=open_)
     check_end(ended)
+    if open_ and minutes < rig.sizes.tune_most_minutes:
+        raise NoTimeLeft(open_)  # and another check goes on from here
 
 
 def _open(rig: Rig, profiles: Mapping[str, Profile], stages: Sequence[Mapping[str, Any]], ended: Ended) -> str:

@@ -55,9 +55,13 @@ def deciding(undecided, path):
     return replace(found, profile=found.profile.model_copy(update={"evidence": evidence}))
 
 
-def tuned(tmp_path, monkeypatch, ended: Ended, answer: str = "", *, undecided=(), earlier=None, read=None):
+def tuned(
+    tmp_path, monkeypatch, ended: Ended, answer: str = "", *, undecided=(), earlier=None, read=None, most_minutes=0.3
+):
     """As if the command had written one profile and come to that end."""
-    rig = make_rig(tmp_path, no_trial, sizes=replace(TINY_ON_CPU, tuned_models=("bert-mini",)))
+    rig = make_rig(
+        tmp_path, no_trial, sizes=replace(TINY_ON_CPU, tuned_models=("bert-mini",), tune_most_minutes=most_minutes)
+    )
     rig.out.mkdir(exist_ok=True)
     rig.unfinished = {"tune": replace(earlier, made_with=rig.made_with)} if earlier else {}
     monkeypatch.setattr(tuning, "read_profile", read or functools.partial(deciding, undecided))
@@ -107,9 +111,15 @@ def test_one_that_is_cut_off_keeps_what_it_had(tmp_path, monkeypatch):
     ("status", "undecided", "says"),
     [("failed", (), "failed: baseline of bert-mini"), ("done", (0, 2), "before the loader workers of bert-mini-cpu")],
 )
-def test_a_tuning_that_left_something_open_took_no_time_that_counts(status, undecided, says, tmp_path, monkeypatch):
+@pytest.mark.parametrize("most_minutes", [0.3, 15.0])
+def test_a_tuning_that_left_something_open_took_no_time_that_counts(
+    most_minutes, status, undecided, says, tmp_path, monkeypatch
+):
     done = Ended(exit_code=0, cut_off=False, tail="")
-    figures, _, _ = tuned(tmp_path, monkeypatch, done, answer(status), undecided=undecided)
+    figures, _, error = tuned(
+        tmp_path, monkeypatch, done, answer(status), undecided=undecided, most_minutes=most_minutes
+    )
+    assert (error is None) == (most_minutes == 0.3)  # with more time it may be decided
     for name in ("all_models_s", "chosen_data_wait_share"):
         assert figures[name].label == "not measured"
         assert says in figures[name].reason
