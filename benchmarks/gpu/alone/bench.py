@@ -130,6 +130,12 @@ def add_file(parser: ArgumentParser) -> None:
     parser.add_argument("--go-on", action="store_true", help="keep what FILE holds, and measure what is missing")
 
 
+def add_limit(parser: ArgumentParser) -> None:
+    """The device memory that a program keeps to."""
+    parser.add_argument("--budget-bytes", type=int, required=True, help="all of this process's device memory")
+    parser.add_argument("--used-before-bytes", type=int, default=None, help="what the device held before, by NVML")
+
+
 def run_parts(options: Namespace, parts: Mapping[str, Callable[[Bench], None]]) -> int:
     """Run the parts that were asked for, one's failure at no cost to the others; 1 if one failed, else 0."""
     findings, failed = Findings(options.json, go_on=options.go_on), False

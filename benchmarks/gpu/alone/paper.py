@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.alone.bench import Findings, add_file
+from benchmarks.gpu.alone.bench import Findings, add_file, add_limit
 
 if TYPE_CHECKING:
     from autotune.measure.jobs.budget import Budget
@@ -29,8 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_file(parser)
     parser.add_argument("--model", action="append", required=True, help="a preset; repeat")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--budget-bytes", type=int, required=True, help="all of this process's device memory")
-    parser.add_argument("--used-before-bytes", type=int, default=None, help="what the device held before, by NVML")
+    add_limit(parser)
     parser.add_argument("--vocab-size", type=int, default=30_522)
     options = parser.parse_args(arguments)
     findings = Findings(options.json, go_on=options.go_on)

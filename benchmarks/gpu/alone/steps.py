@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.alone.bench import FOR_EVER, LOADER_WORKERS, Findings, add_file
+from benchmarks.gpu.alone.bench import FOR_EVER, LOADER_WORKERS, Findings, add_file, add_limit
 
 MOST_STEPS_PER_ROW = 20
 EVALUATION_STEPS = 500
@@ -30,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="DIR", required=True, help="a prepared dataset")
     parser.add_argument("--config", type=Path, metavar="FILE", required=True, help="a trainer's settings, as JSON")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--budget-bytes", type=int, required=True, help="all of this process's device memory")
-    parser.add_argument("--used-before-bytes", type=int, default=None, help="what the device held before, by NVML")
+    add_limit(parser)
     options = parser.parse_args(arguments)
     findings = Findings(options.json, go_on=options.go_on)
     settings: dict[str, Any] = json.loads(options.config.read_text())

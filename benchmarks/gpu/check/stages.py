@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.units import format_seconds
 from benchmarks.gpu.check.results import NO_TIME, Sheet, StageResult
 from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, TrialFailed
 
@@ -54,8 +55,10 @@ def run_stage(stage: Stage, rig: Rig, seconds: float, *, least_share: float = 1.
     Returns:
         What it measured; or what it had measured when it failed, ran out of time, or hung, and why.
     """
-    if seconds < least_share * stage.least_s:
-        return StageResult(name=stage.name, status="not measured", box_s=seconds, reason=NO_TIME)
+    least_s = least_share * stage.least_s
+    if seconds < least_s:
+        reason = f"{NO_TIME}: it takes {format_seconds(least_s)} at least"
+        return StageResult(name=stage.name, status="not measured", box_s=seconds, reason=reason)
     sheet = Sheet()
     started_s, now_utc = rig.clock.monotonic_s(), rig.clock.utc_now().isoformat()
     error = _bounded(stage, rig, sheet, TimeBox(clock=rig.clock, end_s=started_s + seconds), seconds)
