@@ -21,7 +21,7 @@ from autotune.search.estimate import (
     CannotTrace,
     Estimate,
     EstimateRequest,
-    confirm,
+    Room,
     estimate_model,
     predicted_rows,
     rows_range,
@@ -161,12 +161,11 @@ def _card_here() -> Card | None:
 def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> Predicted:
     config = config_of(asked, choices, model)
     rows_hold = contents(asked, config)
-    estimate = estimate_model(_request(asked, config, rows_hold), machine)
+    estimate = estimate_model(_request(asked, config, rows_hold), machine, _room(asked, target))
     usual = target.expected.usual
     rows = predicted_rows(estimate, target.budget_bytes, usual, max_rows=asked.max_rows)
     if not rows:
         raise _does_not_fit(asked, choices, target, estimate, machine)
-    estimate = confirm(estimate, machine, rows)
     found = ledger(estimate.law, rows, usual)
     low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
     return Predicted(
@@ -207,6 +206,10 @@ def config_of(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConf
         head=choices.head,
         device=asked.device,
     )
+
+
+def _room(asked: Asked, target: Target) -> Room:
+    return Room(budget_bytes=target.budget_bytes, surroundings=target.expected.usual, max_rows=asked.max_rows)
 
 
 def _request(asked: Asked, config: TrainConfig, rows: RowContents) -> EstimateRequest:
@@ -317,7 +320,7 @@ def _rows_or_why(
     """What fits with these settings, and a word on it: where there is no answer, why."""
     config = config_of(asked, choices, model)
     try:
-        estimate = estimate_model(_request(asked, config, contents(asked, config)), machine)
+        estimate = estimate_model(_request(asked, config, contents(asked, config)), machine, _room(asked, target))
     except BadInput:
         return None, "not possible"
     except CannotTrace:

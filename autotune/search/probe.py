@@ -21,6 +21,7 @@ from autotune.search.estimate import (
     CannotTrace,
     Estimate,
     EstimateRequest,
+    Room,
     estimate_model,
     predicted_bytes,
     predicted_rows,
@@ -112,7 +113,7 @@ class Search:
         if self.estimate is None:
             self.runner.on_trial(f"{request.settings.name}: tracing, to predict its memory", None)
             try:
-                self.estimate = estimate_model(trace_request(request), self.runner.machine)
+                self.estimate = estimate_model(trace_request(request), self.runner.machine, room_of(request))
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
@@ -167,6 +168,17 @@ class Search:
             self.tried.append(Tried(rows=size, fits=None))
         else:
             raise _undecided(outcome, label, self.runner)
+
+
+def room_of(request: ProbeRequest) -> Room | None:
+    """Return the memory that the largest micro-batch fills; None if nothing is known of the device."""
+    if request.expected is None:
+        return None
+    return Room(
+        budget_bytes=request.memory_budget_bytes,
+        surroundings=request.expected.usual,
+        max_rows=request.max_rows,
+    )
 
 
 def trace_request(request: ProbeRequest) -> EstimateRequest:

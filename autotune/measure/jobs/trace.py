@@ -77,9 +77,10 @@ def trace_steps(
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
         training = build_training(config.model_copy(update={"compile_layers": False}), vocab_size, special_ids, alone)
+        training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
-        inside.enter_context(_phases(training, parameters, tape, rules))
+        inside.enter_context(_phases(training, parameters, tape))
         buckets = GradientBuckets(parameters, config, tape)
         if ranks > 1 and config.parallel.strategy != "fsdp2":
             inside.enter_context(buckets.kept())
@@ -132,17 +133,8 @@ def _head_of(training: Training) -> list[torch.nn.Module]:
 
 
 @contextlib.contextmanager
-def _phases(
-    training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape, rules: DeviceRules
-) -> Iterator[None]:
+def _phases(training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape) -> Iterator[None]:
     """Who owns what outside of modules: gradients, and the optimizer's state."""
-
-    def forward_begins(*_: object) -> None:
-        rules.keeps_copies = True
-
-    def forward_ends(*_: object) -> None:
-        rules.keeps_copies = False
-        rules.forgets_copies()
 
     def update_begins(*_: object) -> None:
         tape.relabel([one.grad for one in parameters if one.grad is not None], GRADIENTS)
@@ -157,8 +149,6 @@ def _phases(
             tape.relabel([parameter.grad], GRADIENTS)
 
     handles = [
-        training.module.register_forward_pre_hook(forward_begins),
-        training.module.register_forward_hook(forward_ends),
         training.optimizer.register_step_pre_hook(update_begins),
         training.optimizer.register_step_post_hook(update_ends),
     ]
