@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from autotune.measure.jobs.tape import OUTPUTS, Requests, Within
+from autotune.measure.jobs.tape import OUTPUTS, Block, Requests, Within
 
 aten = torch.ops.aten
 
@@ -133,10 +133,10 @@ def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Req
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
         return ()
     wider = torch.result_type(one, other)
-    copied = sum(
-        operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim()
+    copied = Block(
+        sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
     )
-    return (OUTPUTS, copied, -copied)
+    return (OUTPUTS, copied, copied)
 
 
 def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -157,37 +157,40 @@ def _varlen_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__
 
 
 def _accumulated(rows: int, heads: int, width: int) -> Requests:
-    each = _FP32_BYTES * rows * heads
-    sums = each * _up(width, _FLASH_WIDTH)
-    return (OUTPUTS, each, sums, -sums, -each)
+    numbers = Block(_FP32_BYTES * rows * heads)
+    sums = Block(numbers.size_bytes * _up(width, _FLASH_WIDTH))
+    return (OUTPUTS, numbers, sums, sums, numbers)
 
 
 def _efficient_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
     # A number for each row, and gradients of queries in blocks with a header of 16 bytes: kernel_backward.h.
     batch, heads, rows, width = query.shape
-    delta = _FP32_BYTES * batch * heads * rows
+    delta = Block(_FP32_BYTES * batch * heads * rows)
     padded = 64 if width <= 64 else 128
     block_rows = 128 if padded == 128 and query.dtype != torch.float32 else 64
     blocks = batch * heads * -(-rows // block_rows)
-    workspace = blocks * (block_rows * padded * _FP32_BYTES + 16)
+    workspace = Block(blocks * (block_rows * padded * _FP32_BYTES + 16))
     if query.dtype == torch.float32:  # no fused kernel multiplies gradients with results
-        product = _FP32_BYTES * query.numel()
-        return (OUTPUTS, product, delta, delta, -delta, -product, workspace, -delta, -workspace)
-    return (OUTPUTS, delta, workspace, -delta, -workspace)
+        product, copied = Block(_FP32_BYTES * query.numel()), Block(delta.size_bytes)
+        return (OUTPUTS, product, copied, delta, copied, product, workspace, delta, workspace)
+    return (OUTPUTS, delta, workspace, delta, workspace)
 
 
 def _embedding_backward(
     gradient: torch.Tensor, indices: torch.Tensor, weights: int, *_: object, **__: object
 ) -> Requests:
     count = indices.numel() if indices.numel() > _MOST_SIMPLE_INDICES else 0
-    ids = _INT64_BYTES * count
-    sorting = 2 * ids + ids // 32
-    found = _INT64_BYTES * min(count, weights)
-    partials = count // _SEGMENT_INDICES + min(count, weights)
-    starts = _INT64_BYTES * partials
-    sums = starts if weights <= _MOST_SIMPLE_WEIGHTS else _FP32_BYTES * partials * gradient.shape[-1]
-    before = (ids, ids, ids, sorting, -sorting, -ids)
-    return (*before, OUTPUTS, ids, ids, -ids, found, found, starts, sums, -sums, -starts, -found, -found, *3 * (-ids,))
+    ids, again, ordered, offsets, unique = (Block(_INT64_BYTES * count) for _ in range(5))
+    sorting = Block(2 * ids.size_bytes + ids.size_bytes // 32)
+    segments = min(count, weights)
+    sizes, ends = (Block(_INT64_BYTES * segments) for _ in range(2))
+    partials = (count // _SEGMENT_INDICES + segments) if count else 0
+    starts = Block(_INT64_BYTES * partials)
+    small = weights <= _MOST_SIMPLE_WEIGHTS
+    sums = Block(starts.size_bytes if small else _FP32_BYTES * partials * gradient.shape[-1])
+    before = (ids, again, ordered, sorting, sorting, ordered)
+    after = (offsets, unique, unique, sizes, ends, starts, sums, sums, starts, ends, sizes, offsets, again, ids)
+    return (*before, OUTPUTS, *after)
 
 
 def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> Requests:  # noqa: ANN401
@@ -195,9 +198,8 @@ def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> R
     rows, wanted = gradient.numel() // width, sum(others[-1][1:])
     keeps = rows > _PARTIAL_ROWS_FROM and width // _WARP < _MULTIPROCESSORS // 2
     partial_rows = min(-(-rows // 32), _PARTIAL_VALUES // width) if keeps else 0
-    partial = _FP32_BYTES * partial_rows * width
-    reduced = _reduction(partial_rows, width, torch.float32)
-    return (OUTPUTS, *wanted * (partial,), *wanted * reduced, *wanted * (-partial,))
+    partial = [Block(_FP32_BYTES * partial_rows * width) for _ in range(wanted)]
+    return (OUTPUTS, *partial, *_reduction(partial_rows, width, torch.float32), *partial)
 
 
 def _sum(tensor: torch.Tensor, dims: Sequence[int] | None = None, *_: object, **__: object) -> Requests:
@@ -224,9 +226,9 @@ def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
     filled = _MULTIPROCESSORS * (_THREADS_OF_ONE // (width * height))
     shares = max(min(-(-filled // blocks), -(-values // least)), -(-values // most))
     alone = values < most or blocks > filled or shares == 1
-    staged = 0 if alone else _FP32_BYTES * columns * shares * width * vector
-    sums = _FP32_BYTES * columns if parts > 1 and dtype != torch.float32 else 0
-    return (sums, staged, -staged, -sums)
+    staged = Block(0 if alone else _FP32_BYTES * columns * shares * width * vector)
+    sums = Block(_FP32_BYTES * columns if parts > 1 and dtype != torch.float32 else 0)
+    return (sums, staged, staged, sums)
 
 
 def _power_of_two(value: int) -> int:

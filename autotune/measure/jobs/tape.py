@@ -8,6 +8,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +18,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.core.allocations import Allocation, Trace
 
-OUTPUTS = None
-Requests = tuple[int | None, ...]
-"""Bytes that a kernel requests of the allocator, in order: negative where it gives a block of that size back, and
-``OUTPUTS`` where its results are made. The same number of entries at any size, 0 for a block that is not needed."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A block of so many bytes that a kernel takes and gives back; 0 where it needs none at this size."""
+
+    size_bytes: int
+
+
+OUTPUTS = Block(0)
+Requests = tuple[Block, ...]
+"""What a kernel requests of the allocator, in order: a block is taken where it stands first and given back where it
+stands again; ``OUTPUTS`` stands where the kernel's results are made. The same order at any size."""
 Within = Callable[..., Requests]
 """What a kernel requests, from the arguments of the call."""
 
@@ -76,28 +85,26 @@ class Tape(TorchDispatchMode):
         rule = self._within.get(func)
         requests = rule(*args, **(kwargs or {})) if rule is not None else ()
         split = requests.index(OUTPUTS) if requests else 0
-        held: list[tuple[int, int]] = []
+        held: dict[Block, int] = {}
         self._request(requests[:split], held)
         if passes:  # views and operators in place; and those that return nothing
             result = func(*args, **(kwargs or {}))
         elif func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled():
             return args[0]
-        elif func is torch.ops.aten.add.Tensor and (into := _added_into(*args)) is not None:
-            return into
+        elif func is torch.ops.aten.add.Tensor and _adds_into(*args):
+            return args[0]
         else:
             result = self._result(func, args, kwargs or {})
         self._request(requests[split + 1 :], held)
         return result
 
-    def _request(self, requests: Requests, held: list[tuple[int, int]]) -> None:
-        """Play a part of what a kernel requests; ``held`` are blocks taken and not given back yet."""
-        for size in requests:
-            assert size is not None
-            if size < 0 or (size == 0 and any(not one for one, _ in held)):
-                index = max(index for index, (one, _) in enumerate(held) if one == -size)
-                self._events.append(-1 - held.pop(index)[1])
+    def _request(self, requests: Requests, held: dict[Block, int]) -> None:
+        """Record a part of what a kernel requests; ``held`` are the blocks that it has."""
+        for block in requests:
+            if block in held:
+                self._events.append(-1 - held.pop(block))
             else:
-                held.append((size, self.lasting(size, TEMPORARIES)))
+                held[block] = self.lasting(block.size_bytes, TEMPORARIES)
 
     def passing(self, size_bytes: int, term: str = TEMPORARIES) -> None:
         """A block that is released at once."""
@@ -200,16 +207,18 @@ class Tape(TorchDispatchMode):
         return size_bytes == tensor.element_size() * tensor.numel()
 
 
-def _added_into(one: Any, other: Any) -> torch.Tensor | None:  # noqa: ANN401 - operands of a sum
-    """Return the operand that autograd adds the other one to, where it adds up gradients of one tensor.
+def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a sum
+    """Return whether autograd adds up gradients of one tensor here, in place without a mode that watches its operators.
 
-    It adds in place to a tensor that nothing else refers to; but not while a mode watches its operators.
+    It adds to the gradient that came first, if nothing else refers to that.
     """
-    if torch.is_grad_enabled() or not isinstance(other, torch.Tensor):
-        return None
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return None
-    return next((operand for operand in (one, other) if _references(operand) == _references_of_gradient()), None)
+    return (
+        not torch.is_grad_enabled()
+        and isinstance(other, torch.Tensor)
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+        and _references(one) == _references_of_gradient()
+    )
 
 
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
