@@ -31,8 +31,8 @@ from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 2)
-"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the first and
-the last. The optimizer's state exists from the second on, and the third finds the allocator as all later ones do."""
+"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the last two.
+The optimizer's state exists from the second on, and the third finds the allocator as an evaluation leaves it."""
 CURVE_STEPS = (1, 4)
 CLOSE_BYTES = 2**20
 """A largest size that leaves less than this free is tried a second time: processes differ by a little."""

@@ -128,8 +128,12 @@ class DeviceRules(TorchFunctionMode):
         return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        lowered, more = self._cast(args, torch.bfloat16), self._cast(kwargs, torch.bfloat16)
-        return func(*lowered, **more)
+        more = self._cast(kwargs, torch.bfloat16)
+        lowered = list(self._cast(args, torch.bfloat16))
+        result = func(*lowered, **more)
+        while lowered:  # copies that nothing saved are released from the first to the last
+            del lowered[0]
+        return result
 
     def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return func(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))

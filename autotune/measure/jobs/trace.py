@@ -26,8 +26,9 @@ from trainer.model import family_of
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
 
-STEPS = 2
-"""The first makes the optimizer's state; the second is like all others."""
+STEPS = {"cpu": 2, "cuda": 3}
+"""The first makes the optimizer's state; the second is like all others. An evaluation before the last one leaves free
+blocks in other places of a GPU's memory, and the next step is not served by the same ones."""
 META = torch.device("meta")
 
 
@@ -84,15 +85,17 @@ def trace_steps(
         buckets = GradientBuckets(parameters, config, tape)
         if ranks > 1 and config.parallel.strategy != "fsdp2":
             inside.enter_context(buckets.kept())
-        for number in range(STEPS):
-            if number == STEPS - 1:
+        steps = STEPS[config.device]
+        for number in range(steps):
+            if number == steps - 1:
                 tape.marks_repetition()
             tape.owner = INPUTS
-            # Only the last step has to be whole.
-            count = batches_per_step if number == STEPS - 1 else 1
+            count = batches_per_step if number else 1  # the first one need not be whole
             buckets.step_begins(count)
             batches = [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
             training.step.run(batches, config.learning_rate)
+            if number == steps - 2 and config.device == "cuda":
+                _evaluate(training, batches[0])
             del batches
     model = {
         "parameters": training.work.parameters,
@@ -100,6 +103,13 @@ def trace_steps(
         "attention_reason": training.module.attention.reason,
     }
     return tape.trace(config.micro_batch_rows, _predicted(config)), model
+
+
+def _evaluate(training: Training, batch: MicroBatch) -> None:
+    training.module.eval()
+    with torch.no_grad():
+        training.module.evaluate(batch)
+    training.module.train()
 
 
 def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) -> MicroBatch:

@@ -160,7 +160,7 @@ def test_the_largest_micro_batch_is_found_in_few_looks_even_where_the_law_has_a_
     law = simple_law(
         (10**8, 0, PARAMETERS),
         (4 * 10**9, 0, "optimizer"),
-        (0, 310_000, "activations"),
+        (0, 480_000, "activations"),
         (0, 90_000, "activations"),
         events=[0, 1, -2, 2, 3],
     )

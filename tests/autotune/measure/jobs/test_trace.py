@@ -106,7 +106,7 @@ def test_bf16_needs_less_than_fp32(device):
     ],
     ids=str,
 )
-def test_a_size_between_two_traced_ones_is_predicted_within_a_thousandth(family, settings):
+def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, settings):
     case = replace(BASE, family=family, documents_per_row=3.0)
 
     def at(rows: int) -> Trace:
@@ -116,7 +116,7 @@ def test_a_size_between_two_traced_ones_is_predicted_within_a_thousandth(family,
     assert law is not None
     trace = at(61)
     assert tuple(law.events) == trace.events
-    assert max(law.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.001)
+    assert max(law.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
 
 
 def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
