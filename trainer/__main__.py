@@ -137,8 +137,6 @@ class _Job:
 
     def run(self) -> int:
         """Join the others and train."""
-        import torch
-
         from trainer.loop import train
         from trainer.parallel import join_ranks, leave_ranks, longest_join_s, lost_ranks
 
@@ -173,12 +171,10 @@ class _Job:
             code, reason, steps, checkpoint = ending.exit_code, ending.reason, ending.steps, ending.checkpoint
         except TrainerError as error:
             code, reason, next_step = error.exit_code, error.message, error.next_step
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            code, reason = DoesNotFit.exit_code, f"out of memory: {error}"
-            next_step = _SMALLER
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
             code, reason, next_step = _explain(error, lost=lost_ranks(error))
-            self._keep_traceback()
+            if code != DoesNotFit.exit_code:
+                self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
         code = self._settle(code, reason, steps, checkpoint)
@@ -312,11 +308,13 @@ def _record(
 
 def _explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     """Exit code, reason and next step of what nobody has translated."""
+    from trainer.out_of_memory import out_of_memory
+
     again = "start it again: it goes on from the newest checkpoint"
     told = str(error)
+    if (refusal := out_of_memory(error)) is not None:
+        return DoesNotFit.exit_code, f"out of memory: {refusal}", _SMALLER
     if "NCCL" in told or "CUDA" in told or "Cuda" in told:
-        if "out of memory" in told:
-            return DoesNotFit.exit_code, f"out of memory: {_first_line(error)}", _SMALLER
         if "invalid usage" in told or "Duplicate GPU" in told:
             reason = f"NCCL cannot be used so: {_first_line(error)}"
             return BadConfig.exit_code, reason, "start one rank for each GPU, with one torchrun on each node"
