@@ -39,7 +39,6 @@ def test_one_node_alone_meets_nobody():
 
 def test_options_that_torch_does_not_have_are_left_out():
     assert not any("shutdown" in word for word in words(torch_version="2.12.1"))
-    assert not any("numa" in word for word in words(torch_version="2.8.0"))
     assert not any("numa" in word for word in words(device="cpu"))
     assert not any("numa" in word for word in words(numa_binding=None))
     assert version_of("nonsense") == (0, 0)
