@@ -18,6 +18,10 @@ _MIB = 2**20
 _GIB = 2**30
 _GB = 10**9
 
+RESERVE_BYTES = 512 * _MIB
+"""Of a GPU's memory, what no default budget includes: kernels that are loaded when first launched and library handles
+grow outside PyTorch's allocator, where no limit holds them, in steps that no trial has run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -49,6 +53,16 @@ class Card:
     power_limit_w: int
     """The board's power limit as delivered, the highest where boards of this memory differ or it may be configured."""
     power_source: Source
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return the memory that a CUDA process sees."""
+        return self.cuda_total_bytes or self.total_bytes
+
+    @property
+    def default_budget_bytes(self) -> int:
+        """Return the memory budget of a rank that is not given one."""
+        return self.usable_bytes - RESERVE_BYTES
 
 
 _MODAL = Source(

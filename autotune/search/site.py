@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.cluster.slurm import read_slurm
-from autotune.core.cards import Card
+from autotune.core.cards import RESERVE_BYTES, Card
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.core.profile import Fingerprint, model_sha256
 from autotune.core.units import format_bytes
@@ -88,7 +88,7 @@ def open_site(
 
 
 def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None, *, ranks: int = 1) -> int:
-    """The budget of one rank: what was asked for, or a named card's, or the GPU's free memory, or half of the host's.
+    """Return the budget of one rank: as asked for, else a GPU's free memory less a reserve, or half of the host's.
 
     Each rank has a GPU to itself; on a CPU all of them share the host.
 
@@ -107,16 +107,15 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
                 f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
             )
-        usable_bytes = as_card.cuda_total_bytes or as_card.total_bytes
         if asked_bytes is not None and asked_bytes > as_card.marketed_bytes:
             raise BadInput(
                 f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has",
                 next_step=f"Ask for at most {as_card.marketed_bytes // 10**9}GB.",
             )
-        asked_bytes = min(usable_bytes, asked_bytes or usable_bytes)
+        asked_bytes = min(as_card.usable_bytes, asked_bytes or as_card.default_budget_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
-        default_bytes = there_bytes - (site.device_used_bytes or 0)
+        default_bytes = there_bytes - (site.device_used_bytes or 0) - RESERVE_BYTES
     else:
         there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
         if ranks > 1:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.cards import find_card
+from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.core.hardware import GpuFacts, SlurmFacts
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import FakeHost
@@ -31,9 +31,15 @@ def site(gpus: tuple[GpuFacts, ...]) -> Site:
 
 def test_a_larger_card_takes_the_memory_that_a_process_sees_of_a_smaller_one():
     nvl = find_card("h100-nvl-94gb")
-    assert memory_budget(site((H200,)), None, nvl) == nvl.cuda_total_bytes
+    assert memory_budget(site((H200,)), None, nvl) == nvl.cuda_total_bytes - RESERVE_BYTES
     assert memory_budget(site((H200,)), 80 * 10**9, nvl) == 80 * 10**9
     assert memory_budget(site((H200,)), 94 * 10**9, nvl) == 94 * 10**9  # what is sold as 94 GB is asked for as that
+
+
+def test_a_reserve_is_left_free_unless_the_budget_is_given():
+    free_bytes = H200.total_bytes - 500 * MIB
+    assert memory_budget(site((H200,)), None) == free_bytes - 512 * MIB
+    assert memory_budget(site((H200,)), free_bytes) == free_bytes
 
 
 def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
