@@ -88,7 +88,9 @@ def open_together(
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
         with TogetherMachine(start, site.device, scratch) as machine:
-            sys.stderr.write(f"starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n")
+            sys.stderr.write(
+                f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
+            )
             machine.start()
             yield TogetherBench(site=site, machine=machine, nodes=nodes, ranks_per_node=each)
     finally:
