@@ -83,7 +83,7 @@ def open_together(
                 next_step="Submit the command with --slurm and a site file that names the container as command_prefix "
                 "(which must pass the environment on), or measure on one node: --nodes 1.",
             )
-        arguments = (each, site.device, site.versions["torch"])
+        arguments = (each, site.versions["torch"])
         start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
