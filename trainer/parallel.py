@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.binding import bind_near
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
@@ -47,6 +48,8 @@ class Ranks:
     local_world_size: int
     world_size: int
     device: torch.device
+    cpus_before_binding: int | None = None
+    """Processors that this process could run on before it was bound to those near its GPU; None if it never was."""
 
     @property
     def leads(self) -> bool:
@@ -151,10 +154,15 @@ def join_ranks(
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    number_by_bus(os.environ)
     device = pick_device(config.device, local_rank)
-    if device.type == "cpu":
+    cpus = len(os.sched_getaffinity(0))
+    if device.type == "cuda":
+        gpu: Any = torch.cuda.get_device_properties(device)
+        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+    else:
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        torch.set_num_threads(max(1, cpus // local_world_size))
     if world_size > 1:
         timeout = datetime.timedelta(seconds=longest_join_s(config))
         # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
@@ -170,7 +178,17 @@ def join_ranks(
         local_world_size=local_world_size,
         world_size=world_size,
         device=device,
+        cpus_before_binding=cpus,
     )
+
+
+def number_by_bus(environment: MutableMapping[str, str]) -> None:
+    """Have CUDA number GPUs by their place on the PCI bus unless the environment says otherwise.
+
+    NVML does, whose counters are joined with what ranks measure; CUDA by itself puts the fastest first. Call it before
+    CUDA is first used in this process.
+    """
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def longest_join_s(config: TrainConfig) -> float:

@@ -78,16 +78,6 @@ def address(*, interface: Interface = None) -> None:
     print(own_address(interface, read_addresses(), resolve_own_name()))
 
 
-def near() -> None:
-    """Print how torchrun is to bind ranks to processors near their GPUs; nothing where it cannot."""
-    from autotune.commands.launch.training import how_to_bind
-
-    bound, why_not = how_to_bind()
-    if not bound:
-        sys.stderr.write(f"launch: ranks are not bound to processors near their GPUs: {why_not}\n")
-    print(bound)
-
-
 def ended(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
     *,

@@ -71,7 +71,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(capsys, warm_tr
     assert max(len(line) for line in lines) <= 100
     assert "128 nodes are" in text
     assert "ModernBERT" in text
-    assert lines[-1] == "next: autotune probe --model bert-120m --data DIR --memory 94GB"
+    assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
 
 @pytest.mark.system
