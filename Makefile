@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CUDA := .venv-cuda/.made
+CUDA_LOWEST := .venv-cuda-lowest/.made
 
 ALONE := tests/system/test_train_faults.py
 CLUSTER := tests/system/slurm
@@ -17,7 +19,7 @@ DEMO_STEPS := 30
 GPU_MINUTES := 9
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow soak check docs gpu-check bench figures clean
+.PHONY: help install demo test test-slow test-cuda soak check docs gpu-check bench figures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -37,7 +39,7 @@ demo: $(STAMP) ## the whole chain on this machine's own programs: dataset, tunin
 
 test: $(STAMP) ## run the tests, with a sample of every fault loop
 	@# Two at a time, each with a core of its own; training fault loops are several jobs at once by themselves.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not soak' tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not soak and not cuda' tests --ignore $(ALONE) --ignore $(CLUSTER) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m 'not slow and not soak' $(ALONE) $(PYTEST_ARGS)
 
 test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, a slow link, a SLURM cluster
@@ -45,8 +47,21 @@ test-slow: $(STAMP) ## run the other tests: benchmarks in small, compiled code, 
 	$(BIN)/python -m pytest -m slow $(ALONE) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(CLUSTER) $(PYTEST_ARGS)
 
-soak: $(STAMP) ## run every fault loop in full, properties with many examples, and keep the figures (about an hour on two cores)
-	$(BIN)/python -m pytest -m soak tests $(PYTEST_ARGS)
+$(CUDA): $(STAMP) tests/nullgpu/versions.toml tests/nullgpu/environment.py
+	$(BIN)/python -m tests.nullgpu.environment newest
+	@touch $@
+
+$(CUDA_LOWEST): $(STAMP) tests/nullgpu/versions.toml tests/nullgpu/environment.py
+	$(BIN)/python -m tests.nullgpu.environment lowest
+	@touch $@
+
+test-cuda: $(CUDA) ## run torch's CUDA build on pretended GPUs, in an environment of its own (2 GB)
+	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'cuda and not soak' tests/cuda $(PYTEST_ARGS)
+
+soak: $(STAMP) $(CUDA) $(CUDA_LOWEST) ## run every fault loop in full, properties with many examples, and keep the figures (about an hour on two cores)
+	$(BIN)/python -m pytest -m 'soak and not cuda' tests $(PYTEST_ARGS)
+	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cuda $(PYTEST_ARGS)
+	NULLGPU_REQUIRED=1 NULLGPU_TORCH=lowest $(BIN)/python -m pytest -n 2 --dist loadfile tests/cuda $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough -m 'not slow and not soak and not system' \
 		tests/autotune/decide tests/trainer $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
@@ -78,5 +93,5 @@ figures: $(STAMP) ## write the documents that quote figures anew from the files 
 	$(BIN)/python -m benchmarks.document
 	$(BIN)/python -m benchmarks.schemas
 
-clean: ## remove .venv and what the demo wrote
-	rm -rf $(VENV) $(DEMO)
+clean: ## remove all environments and what the demo wrote
+	rm -rf $(VENV) .venv-cuda .venv-cuda-lowest .cuda $(DEMO)

@@ -33,14 +33,13 @@ from autotune.decide.posterior import Prediction, Tried
 from autotune.decide.search import bracket, next_rows
 from autotune.errors import NotCheckable
 from autotune.measure.machine import FakeMachine, ForkServerMachine
-from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, EstimateRequest, estimate_model, traced_rows
+from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, estimate_model
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.simulated import MACHINES, MAX_ROWS, SimulatedMachine
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
-from trainer.masking import most_predicted
 from trainer.presets import model_settings
 
 BARS: dict[str, tuple[str, Literal["<=", ">="], float]] = {
@@ -139,7 +138,7 @@ def speed(_: int) -> Figures:
     shape = model_settings("bert-120m")
     small = shape.model_copy(update={"config": shape.config | {"num_hidden_layers": 1}})
     times_s: dict[str, list[float]] = {"law_s": [], "mem_tracker_s": []}
-    rows = traced_rows(lambda count: most_predicted(count * ROW_TOKENS, MASKING_PROBABILITY), ROW_TOKENS)
+    rows = FIRST_ROWS
     for repeat in range(-1, SPEED_REPEATS):
         # What is imported or made ready with the first call is nobody's.
         model = small if repeat < 0 else shape

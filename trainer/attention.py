@@ -8,19 +8,18 @@ Shapes: B rows of a micro-batch, S places of a row, T = B * S, N documents, H he
 prediction head, R slots of a row.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PretrainedConfig
 
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
 from trainer.narrow import AskedInDocuments, AskedInRows
+from trainer.varlen import attend_documents
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
 
@@ -130,24 +129,19 @@ def attend_within_documents(
     """
     if dropout or attention_mask is not None:
         raise ValueError("varlen attention has neither dropout nor masks")
-    # Only what is not the default: the first torch that has varlen knows neither.
-    more: dict[str, Any] = {}
-    if sliding_window is not None:  # how many places it reaches to one side, plus one
-        more["window_size"] = (sliding_window - 1, sliding_window - 1)
-    if scaling is not None and not math.isclose(scaling, query_BHSE.shape[-1] ** -0.5):
-        more["scale"] = scaling
     query_THE, key_THE, value_THE = (tensor.squeeze(0).transpose(0, 1) for tensor in (query_BHSE, key_BHSE, value_BHSE))
-    attended_THE = varlen_attn(
+    attended_THE = attend_documents(
         query_THE,
         key_THE,
         value_THE,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        **more,
+        query_edges=cu_seq_lens_q,
+        key_edges=cu_seq_lens_q,
+        longest_query=max_length_q,
+        longest_key=max_length_q,
+        # transformers counts the token itself
+        window_tokens=None if sliding_window is None else sliding_window - 1,
+        scale=scaling,
     )
-    assert isinstance(attended_THE, torch.Tensor)
     return attended_THE.unsqueeze(0), None
 
 

@@ -57,6 +57,9 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     attention = choose_attention(config, model_config, ranks.device, known=family is not None)
     if ranks.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+        # cuDNN's attention keeps other tensors and takes workspaces that no prediction knows, rounds a dropout of 0.1
+        # to 1/16 or 2/16 in torch 2.11, and gives NaN in gradients of some masked widths (pytorch issue 196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(config.seed)
     model = build_model(model_config, ranks.device, VARLEN_NAME if attention.kind == "varlen" else "sdpa")
     # From here on ranks draw different dropout masks.

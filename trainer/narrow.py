@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from trainer.families import Family
+from trainer.varlen import attend_documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +67,15 @@ class AskedInDocuments:
     ) -> torch.Tensor:
         """Attention of the asking places over their documents; shape (K, H, E)."""
         assert not dropout, "varlen attention has no dropout"
-        attended_KHE = varlen_attn(
+        return attend_documents(
             query_KHE,
             key_BSHE.flatten(0, 1),
             value_BSHE.flatten(0, 1),
-            self.query_edges,
-            self.key_edges,
-            self.most_queries,
-            self.most_keys,
+            query_edges=self.query_edges,
+            key_edges=self.key_edges,
+            longest_query=self.most_queries,
+            longest_key=self.most_keys,
         )
-        assert isinstance(attended_KHE, torch.Tensor)
-        return attended_KHE
 
 
 Asked = AskedInRows | AskedInDocuments

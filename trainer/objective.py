@@ -3,8 +3,10 @@
 Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K slots of the head, V words.
 """
 
+import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +67,10 @@ class MaskedLM(nn.Module):
         places = config.micro_batch_rows * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
         self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
+        self.autocast: Callable[[str], AbstractContextManager[None]] = functools.partial(
+            torch.autocast, dtype=torch.bfloat16, enabled=self._bf16
+        )
+        """What the encoder and its head are computed under, by the kind of device."""
         self.narrow = _can_be_narrow(model, config, attention)
         """Whether the last layer is computed for the places to predict only."""
         if self.narrow and family is not None:
@@ -84,10 +90,7 @@ class MaskedLM(nn.Module):
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and labels, of the head's slots or of all places."""
-        device_type = batch.ids_BS.device.type
-        # torch.autocast knows no meta device, where nothing is computed anyway.
-        autocast = self._bf16 and device_type != "meta"
-        with torch.autocast(device_type if autocast else "cpu", dtype=torch.bfloat16, enabled=autocast):
+        with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
                 batch,
                 self.attention.kind,

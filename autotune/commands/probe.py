@@ -27,7 +27,7 @@ from autotune.commands.options import (
     SeqLength,
     TrialTimeout,
 )
-from autotune.errors import BadInput, UsageError
+from autotune.errors import UsageError
 
 _MINUTES_PER_MODEL = 3
 """What a probe takes in the mean: ten to twenty trials, most of which end in seconds."""
@@ -74,6 +74,7 @@ def probe(
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.core.cards import find_card
+    from autotune.core.units import parse_bytes
     from autotune.show.answers import answer_json
     from autotune.show.answers.probe import probe_answer
     from autotune.show.probe import probe_text
@@ -92,7 +93,7 @@ def probe(
         data=data,
         out=out,
         reports=reports,
-        memory_bytes=None if memory is None else size_of(memory),
+        memory_bytes=None if memory is None else parse_bytes(memory),
         as_card=None if as_gpu is None else find_card(as_gpu),
         seq_length_tokens=seq_length,
         layout=layout,
@@ -133,17 +134,3 @@ def _job(
         on_gpus=on_gpus,
         reports=reports,
     )
-
-
-def size_of(text: str) -> int:
-    """A size in bytes, as ``--memory`` takes it.
-
-    Raises:
-        BadInput: If it is none.
-    """
-    from autotune.core.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise BadInput(str(error), next_step="Try --memory 2GiB.") from error

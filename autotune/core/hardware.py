@@ -260,8 +260,8 @@ def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str])
     """The GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
 
     Entries are indices or the beginning of a GPU's or MIG slice's UUID. As in CUDA, an entry that names nothing ends
-    the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares when
-    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID`` or all GPUs are alike.
+    the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares unless the user has set
+    another ``CUDA_DEVICE_ORDER`` and GPUs differ.
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:

@@ -21,6 +21,7 @@ from autotune.search.estimate import (
     CannotTrace,
     Estimate,
     EstimateRequest,
+    Room,
     estimate_model,
     predicted_bytes,
     predicted_rows,
@@ -30,8 +31,8 @@ from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 2)
-"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the first and
-the last. The optimizer's state exists from the second on, and the third finds the allocator as all later ones do."""
+"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the last two.
+The optimizer's state exists from the second on, and the third finds the allocator as an evaluation leaves it."""
 CURVE_STEPS = (1, 4)
 CLOSE_BYTES = 2**20
 """A largest size that leaves less than this free is tried a second time: processes differ by a little."""
@@ -112,7 +113,7 @@ class Search:
         if self.estimate is None:
             self.runner.on_trial(f"{request.settings.name}: tracing, to predict its memory", None)
             try:
-                self.estimate = estimate_model(trace_request(request), self.runner.machine)
+                self.estimate = estimate_model(trace_request(request), self.runner.machine, room_of(request))
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
@@ -167,6 +168,17 @@ class Search:
             self.tried.append(Tried(rows=size, fits=None))
         else:
             raise _undecided(outcome, label, self.runner)
+
+
+def room_of(request: ProbeRequest) -> Room | None:
+    """Return the memory that the largest micro-batch fills; None if nothing is known of the device."""
+    if request.expected is None:
+        return None
+    return Room(
+        budget_bytes=request.memory_budget_bytes,
+        surroundings=request.expected.usual,
+        max_rows=request.max_rows,
+    )
 
 
 def trace_request(request: ProbeRequest) -> EstimateRequest:

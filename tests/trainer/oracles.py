@@ -43,7 +43,7 @@ def attend_document_by_document(
     most_keys,
     *,
     scale=None,
-    window_size=(-1, -1),
+    window_size,
 ):
     """Varlen attention as its definition says it, one document after the other."""
     parts = []
@@ -58,7 +58,7 @@ def attend_document_by_document(
         if not query.shape[1]:
             continue
         mask = None
-        if window_size != (-1, -1):
+        if 0 <= window_size[0] < most_keys:
             place = torch.arange(key.shape[1])
             mask = (place[:, None] - place[None, :]).abs() <= window_size[0]
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)

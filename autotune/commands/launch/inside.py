@@ -86,16 +86,6 @@ def address(
     print(f"{own} {interface_of(own, addresses)}" if with_interface else own)
 
 
-def near() -> None:
-    """Print how torchrun is to bind ranks to processors near their GPUs; nothing where it cannot."""
-    from autotune.commands.launch.training import how_to_bind
-
-    bound, why_not = how_to_bind()
-    if not bound:
-        sys.stderr.write(f"launch: ranks are not bound to processors near their GPUs: {why_not}\n")
-    print(bound)
-
-
 def ended(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
     *,

@@ -26,8 +26,9 @@ from trainer.model import family_of
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
 
-STEPS = 2
-"""The first makes the optimizer's state; the second is like all others."""
+STEPS = {"cpu": 2, "cuda": 3}
+"""The first makes the optimizer's state; the second is like all others. An evaluation before the last one leaves free
+blocks in other places of a GPU's memory, and the next step is not served by the same ones."""
 META = torch.device("meta")
 
 
@@ -77,21 +78,24 @@ def trace_steps(
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
         training = build_training(config.model_copy(update={"compile_layers": False}), vocab_size, special_ids, alone)
+        training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
-        inside.enter_context(_phases(training, parameters, tape, rules))
+        inside.enter_context(_phases(training, parameters, tape))
         buckets = GradientBuckets(parameters, config, tape)
         if ranks > 1 and config.parallel.strategy != "fsdp2":
             inside.enter_context(buckets.kept())
-        for number in range(STEPS):
-            if number == STEPS - 1:
+        steps = STEPS[config.device]
+        for number in range(steps):
+            if number == steps - 1:
                 tape.marks_repetition()
             tape.owner = INPUTS
-            # Only the last step has to be whole.
-            count = batches_per_step if number == STEPS - 1 else 1
+            count = batches_per_step if number else 1  # the first one need not be whole
             buckets.step_begins(count)
             batches = [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
             training.step.run(batches, config.learning_rate)
+            if number == steps - 2 and config.device == "cuda":
+                _evaluate(training, batches[0])
             del batches
     model = {
         "parameters": training.work.parameters,
@@ -99,6 +103,13 @@ def trace_steps(
         "attention_reason": training.module.attention.reason,
     }
     return tape.trace(config.micro_batch_rows, _predicted(config)), model
+
+
+def _evaluate(training: Training, batch: MicroBatch) -> None:
+    training.module.eval()
+    with torch.no_grad():
+        training.module.evaluate(batch)
+    training.module.train()
 
 
 def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) -> MicroBatch:
@@ -132,17 +143,8 @@ def _head_of(training: Training) -> list[torch.nn.Module]:
 
 
 @contextlib.contextmanager
-def _phases(
-    training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape, rules: DeviceRules
-) -> Iterator[None]:
+def _phases(training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape) -> Iterator[None]:
     """Who owns what outside of modules: gradients, and the optimizer's state."""
-
-    def forward_begins(*_: object) -> None:
-        rules.keeps_copies = True
-
-    def forward_ends(*_: object) -> None:
-        rules.keeps_copies = False
-        rules.forgets_copies()
 
     def update_begins(*_: object) -> None:
         tape.relabel([one.grad for one in parameters if one.grad is not None], GRADIENTS)
@@ -157,8 +159,6 @@ def _phases(
             tape.relabel([parameter.grad], GRADIENTS)
 
     handles = [
-        training.module.register_forward_pre_hook(forward_begins),
-        training.module.register_forward_hook(forward_ends),
         training.optimizer.register_step_pre_hook(update_begins),
         training.optimizer.register_step_post_hook(update_ends),
     ]

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.core.cards import find_card
+from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.decide.posterior import Prediction, Tried
 from autotune.measure.clock import FakeClock
 from autotune.search.probe import Search
@@ -13,7 +13,7 @@ from benchmarks.gpu.stage.memory import IMITATED, SETTINGS, Setting, imitated_ca
 from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
-NVL_BYTES = find_card(IMITATED).cuda_total_bytes
+NVL_BYTES = find_card(IMITATED).default_budget_bytes
 
 
 def account(traced=1.0, calibrated=1.0, predicted=100):
@@ -75,9 +75,9 @@ def test_only_a_larger_card_is_limited_to_an_h100_nvl(tmp_path, total_bytes, imi
     rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(total_bytes), sizes=FULL)
     assert (imitated_card(rig.site) is not None) == imitated
     budget = request_for(rig.site, rig.sizes, Setting(model="bert-120m")).memory_budget_bytes
-    assert budget == (NVL_BYTES if imitated else total_bytes - 2**29)
+    assert budget == (NVL_BYTES if imitated else total_bytes - 2**29 - RESERVE_BYTES)
     whole = request_for(rig.site, rig.sizes, Setting(model="bert-120m", card="whole")).memory_budget_bytes
-    assert whole == total_bytes - 2**29
+    assert whole == total_bytes - 2**29 - RESERVE_BYTES
 
 
 def test_errors_count_in_both_directions_and_only_too_many_rows_count_as_above():

@@ -1,0 +1,38 @@
+"""Pretended GPUs for tests; ``tests/nullgpu/README.md`` says what they prove."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.nullgpu.environment import Environment, find
+from tests.nullgpu.machine import Machine
+
+
+@pytest.fixture(scope="session")
+def cuda_environment() -> Environment:
+    which = os.environ.get("NULLGPU_TORCH", "newest")
+    if found := find(which):
+        return found
+    reason = f"the {which} CUDA environment is not made; next: make test-cuda"
+    if os.environ.get("NULLGPU_REQUIRED"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def null_gpus(cuda_environment, tmp_path_factory) -> Callable[..., Machine]:
+    """A function that sets up a machine with pretended GPUs, for several tests; see ``Machine``."""
+
+    def make(*, state: Path | None = None, **options) -> Machine:
+        folder = state or tmp_path_factory.mktemp("machine")
+        return Machine(environment=cuda_environment, folder=folder, **options)
+
+    return make
+
+
+@pytest.fixture
+def null_gpu(null_gpus) -> Callable[..., Machine]:
+    """A function that sets up a machine with pretended GPUs."""
+    return null_gpus

@@ -1,0 +1,43 @@
+"""What the stubs counted: kernels by name, calls of libraries, copies, and waits of the host."""
+
+import struct
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+_ENTRY = struct.Struct("q504s")  # as counts.c writes it
+
+
+class Counts(Counter[tuple[str, str]]):
+    """How often, by kind and name.
+
+    Kinds are ``kernel``, ``call`` (of a library), ``copy``, ``wait`` (the host waits for the device) and ``poll``.
+    """
+
+    @classmethod
+    def read(cls, files: Iterable[Path]) -> "Counts":
+        """Add up what processes have counted so far."""
+        counts = cls()
+        for path in files:
+            for number, name in _ENTRY.iter_unpack(path.read_bytes()):
+                if not number:
+                    break
+                kind, _, what = name.rstrip(b"\0").decode().partition(":")
+                counts[kind, what] += number
+        return counts
+
+    def of(self, kind: str) -> dict[str, int]:
+        """Return one kind by name, the most frequent first."""
+        return {name: number for (its, name), number in self.most_common() if its == kind}
+
+    def total(self, kind: str | None = None) -> int:
+        """Return how many there are of one kind."""
+        return sum(number for (its, _), number in self.items() if kind in (None, its))
+
+    def kernels(self, text: str) -> int:
+        """Return how many launches have a text in their kernel's readable name."""
+        found = self.of("kernel")
+        readable = subprocess.run(["c++filt"], input="\n".join(found), capture_output=True, text=True, check=True)
+        names = readable.stdout.splitlines()
+        return sum(number for name, number in zip(names, found.values(), strict=True) if text in name)

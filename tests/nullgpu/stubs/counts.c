@@ -1,0 +1,109 @@
+/* Calls counted in a mapped file of each process, so that no way of ending loses them; and faults on purpose. */
+#define _GNU_SOURCE
+#include "nullgpu.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#define ROOM 4096
+#define TABLE (1u << 18)
+
+typedef struct {
+    int64_t count;
+    char name[504];
+} entry;
+typedef struct {
+    const void *key;
+    const char *name;
+    entry *entry;
+} known;
+static entry *entries;
+static int used;
+static known *table;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static known *find(const void *key) {
+    if (!table) table = calloc(TABLE, sizeof *table);
+    size_t at = (((uintptr_t)key >> 3) * 0x9E3779B97F4A7C15ull) >> 46;
+    while (table[at].key && table[at].key != key) at = (at + 1) % TABLE;
+    table[at].key = key;
+    return &table[at];
+}
+static void forked(void) {
+    entries = 0, used = 0;
+    for (size_t i = 0; table && i < TABLE; i++) table[i].entry = 0;
+}
+static entry *enter(const char *kind, const char *name) {
+    if (!entries) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%d", ng_get()->counts, getpid());
+        int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
+        if (file < 0 || ftruncate(file, ROOM * sizeof *entries)) abort();
+        entries = mmap(0, ROOM * sizeof *entries, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+        pthread_atfork(0, 0, forked);
+    }
+    entry *new = &entries[used < ROOM - 1 ? used++ : used];
+    snprintf(new->name, sizeof new->name, "%s:%s", kind, name);
+    return new;
+}
+static void count(const char *kind, const void *key, const char *name) {
+    if (!ng_get()->counts) return;
+    pthread_mutex_lock(&lock);
+    known *at = find(key);
+    if (!at->entry) at->entry = enter(kind, at->name ? at->name : name ? name : "?");
+    at->entry->count++;
+    pthread_mutex_unlock(&lock);
+}
+void ng_count(const char *kind, const char *literal) { count(kind, literal, literal); }
+void ng_count_kernel(const void *kernel, const char *name) { count("kernel", kernel, name); }
+void ng_name_kernel(const void *key, const char *name) {
+    if (!ng_get()->counts) return;
+    pthread_mutex_lock(&lock);
+    find(key)->name = name;
+    pthread_mutex_unlock(&lock);
+}
+
+/* NULLGPU_FAULTS: FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES], with commas between; ANSWER is a number or hang, FIRST and
+ * LAST count calls from 1, BYTES are what must be free for the call to succeed. */
+typedef struct {
+    char function[96];
+    int answer, hangs;
+    long first, last, calls;
+    size_t needed;
+} fault;
+static fault faults[16];
+static int fault_count;
+__attribute__((constructor(103))) static void plan_faults(void) {
+    char words[2048], *rest = words;
+    snprintf(words, sizeof words, "%s", ng_get()->faults ? ng_get()->faults : "");
+    for (char *word; (word = strsep(&rest, ",")) && fault_count < 16;) {
+        fault *f = &faults[fault_count];
+        char *answer = strchr(word, '='), *at, *below;
+        if (!answer) continue;
+        *answer++ = 0;
+        at = strchr(answer, '@'), below = strchr(answer, '<');
+        *f = (fault){.answer = atoi(answer), .hangs = !strncmp(answer, "hang", 4), .first = 1, .last = 1l << 60};
+        snprintf(f->function, sizeof f->function, "%s", word);
+        if (at && sscanf(at, "@%ld-%ld", &f->first, &f->last) < 1) abort();
+        if (below) f->needed = strtoull(below + 1, 0, 10);
+        fault_count++;
+    }
+}
+int ng_called(const char *function, int *answer) {
+    ng_count("call", function);
+    for (int i = 0; i < fault_count; i++) {
+        fault *f = &faults[i];
+        if (strcmp(f->function, function)) continue;
+        long call = __sync_add_and_fetch(&f->calls, 1);
+        if (call < f->first || call > f->last) continue;
+        if (f->needed && ng_used(ng_get()->card_of[0]) + f->needed <= ng_device_bytes()) continue;
+        while (f->hangs) pause();
+        *answer = f->answer;
+        return 1;
+    }
+    return 0;
+}

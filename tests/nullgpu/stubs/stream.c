@@ -1,0 +1,114 @@
+/* Streams and events: work is done when it is asked for, unless a collective waits for a dead peer. */
+#include "nullgpu.h"
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+#pragma GCC visibility push(default)
+
+cudaError_t ng_fail(cudaError_t error);
+int ng_current(void);
+static volatile int stalled;
+void ng_stall(int on) { stalled = on; }
+int ng_stalled(void) { return stalled; }
+static cudaError_t wait_for_device(void) {
+    while (stalled) usleep(10000);
+    return cudaSuccess;
+}
+static cudaError_t ready(int yes) { return yes ? cudaSuccess : cudaErrorNotReady; }
+
+typedef struct {
+    int priority;
+} stream;
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority) {
+    stream *made = calloc(1, sizeof *made);
+    made->priority = priority;
+    *out = (cudaStream_t)made;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned f) { return cudaStreamCreateWithPriority(out, f, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithPriority(out, 0, 0); }
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    free(s);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t s, int *out) {
+    *out = (uintptr_t)s > 16 ? ((stream *)s)->priority : 0;  /* small numbers are the default streams */
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out) {
+    *out = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *g, const cudaGraphNode_t **d, const cudaGraphEdgeData **e, size_t *n) {
+    if (id) *id = 0;
+    if (n) *n = 0;
+    return cudaStreamIsCapturing(s, status);
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) {
+    *mode = cudaStreamCaptureModeGlobal;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t s) {
+    ng_count("poll", "cudaStreamQuery");
+    return ready(!stalled);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    NG_CALL;
+    ng_count("wait", "cudaStreamSynchronize");
+    return wait_for_device();
+}
+cudaError_t cudaDeviceSynchronize(void) {
+    NG_CALL;
+    ng_count("wait", "cudaDeviceSynchronize");
+    return ng_context(ng_current()) ? wait_for_device() : ng_fail(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t call, void *data, unsigned flags) {
+    call(s, cudaSuccess, data);
+    return cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t call, void *data) {
+    call(data);
+    return cudaSuccess;
+}
+
+typedef struct {
+    double at_ms;
+    unsigned flags;
+    int recorded, after_stall;
+} event;
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
+    event *made = calloc(1, sizeof *made);
+    made->flags = flags;
+    *out = (cudaEvent_t)made;
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    free(e);
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    *(event *)e = (event){t.tv_sec * 1e3 + t.tv_nsec * 1e-6, ((event *)e)->flags, 1, stalled};
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
+cudaError_t cudaEventQuery(cudaEvent_t e) {
+    NG_CALL;
+    ng_count("poll", "cudaEventQuery");
+    return ready(!(stalled && ((event *)e)->after_stall));
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    ng_count("wait", "cudaEventSynchronize");
+    return ((event *)e)->after_stall ? wait_for_device() : cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    event *a = (event *)from, *b = (event *)to;
+    if (!a->recorded || !b->recorded || ((a->flags | b->flags) & cudaEventDisableTiming))
+        return ng_fail(cudaErrorInvalidResourceHandle);
+    *ms = (float)(b->at_ms - a->at_ms);
+    return cudaSuccess;
+}
