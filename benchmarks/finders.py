@@ -104,7 +104,7 @@ class _Trials:
         To the favour of both: they know torch's own allocator only. A refusal of oneDNN's, of the C++ library's or of
         Python's would end their search.
         """
-        from trainer.out_of_memory import out_of_memory
+        from trainer.failure import out_of_memory
 
         try:
             yield

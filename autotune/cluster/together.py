@@ -45,7 +45,12 @@ def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Map
             nodes=nodes, endpoint=f"{here}:{port}", job=job, address="$address", node_rank="$SLURM_NODEID"
         )
         words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
-        own = f"address=$({shlex.quote(sys.executable)} -m autotune launch address{option}) || exit\nexec "
+        asking = f"{shlex.quote(sys.executable)} -m autotune launch address --with-interface{option}"
+        # gloo would otherwise go by the node's name, which may stand for an address that leads to no other node.
+        own = (
+            f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
+            'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
+        )
         # Words with a $ are the node's own to fill in.
         script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
         if environment.get(STARTER_VARIABLE):

@@ -52,10 +52,10 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     A power cap is no fault.
     """
     readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
-    found = [faults for reasons in readings if (faults := throttle_faults(reasons))]
-    if len(found) <= SLOWED_SHARE_TOLERATED * len(readings):
+    slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
+    if len(slowed) <= SLOWED_SHARE_TOLERATED * len(readings):
         return None
-    faults = Counter(fault for several in found for fault in several)
+    faults = Counter(fault for found in slowed for fault in found)
     shares = ", ".join(f"{name} in {count} of {len(readings)} samples" for name, count in faults.items())
     temperatures_c = [sample.temperature_c for sample in samples if sample.temperature_c is not None]
     heat = f", at up to {max(temperatures_c)} °C" if temperatures_c else ""

@@ -71,11 +71,19 @@ def meet(
     print(f"{here}:{port}")
 
 
-def address(*, interface: Interface = None) -> None:
+def address(
+    *,
+    interface: Interface = None,
+    with_interface: Annotated[
+        bool, typer.Option("--with-interface", help="Print the name of its interface as well, after a space.")
+    ] = False,
+) -> None:
     """Print this node's address, as other nodes reach it."""
-    from autotune.cluster.rendezvous import own_address, read_addresses, resolve_own_name
+    from autotune.cluster.rendezvous import interface_of, own_address, read_addresses, resolve_own_name
 
-    print(own_address(interface, read_addresses(), resolve_own_name()))
+    addresses = read_addresses()
+    own = own_address(interface, addresses, resolve_own_name())
+    print(f"{own} {interface_of(own, addresses)}" if with_interface else own)
 
 
 def ended(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainerError
-from trainer.out_of_memory import out_of_memory
+from trainer.failure import out_of_memory
 
 JOBS = frozenset({"step", "feed", "matmul", "fault", "trace"})
 

@@ -79,7 +79,7 @@ def fits(model: str, rows: int, vocab_size: int, device: str, budget: "Budget") 
     """Whether so many rows go through, by the rules of other trials; everything is given back afterwards."""
     import torch
 
-    from trainer.out_of_memory import out_of_memory
+    from trainer.failure import out_of_memory
 
     refused = False
     try:

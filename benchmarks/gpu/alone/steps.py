@@ -43,7 +43,7 @@ def _trains(options: argparse.Namespace, settings: dict[str, Any], findings: Fin
     from autotune.measure.jobs.budget import enforce
     from benchmarks.rivals import Match, Ours
     from trainer.config import TrainConfig
-    from trainer.out_of_memory import out_of_memory
+    from trainer.failure import out_of_memory
     from trainer.parallel import join_ranks
 
     on_gpu = settings["device"] == "cuda"

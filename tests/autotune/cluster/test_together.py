@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from autotune.cluster.together import on_nodes_of_job
 from autotune.cluster.torchrun import Meeting, torchrun_command
 
@@ -24,6 +26,21 @@ def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told
     assert "--node-rank=$SLURM_NODEID" in script
     assert "--nproc-per-node=2" in script
     assert script.endswith("-m module 'a b'")
+
+
+@pytest.mark.parametrize(("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")])
+def test_gloo_goes_by_the_interface_of_the_nodes_own_address(tmp_path, monkeypatch, named, interface):
+    (tmp_path / "python").write_text(
+        '#!/bin/bash\n[ "$4" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"'
+    )
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    script = on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
+    told = subprocess.check_output(
+        ["bash", "-c", script], text=True, env={"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
+    )
+    assert told.startswith(f"{interface} -m torch.distributed.run")
+    assert "--local-addr=10.0.0.1 " in told
 
 
 def test_in_a_container_the_script_of_the_job_is_asked():

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from trainer.__main__ import _explain
-from trainer.out_of_memory import out_of_memory
+from trainer.failure import explain, out_of_memory
 
 MIB = 2**20
 OUTRIGHT = [
@@ -77,6 +76,6 @@ def test_everything_else_is_none_even_on_a_full_gpu(error, monkeypatch):
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_training_that_a_library_refuses_memory_ends_with_4_and_says_what_to_do(lost):
-    code, reason, next_step = _explain(RuntimeError(OUTRIGHT[3]), lost=lost)
+    code, reason, next_step = explain(RuntimeError(OUTRIGHT[3]), lost=lost)
     assert (code, reason) == (4, f"out of memory: {OUTRIGHT[3]}")
     assert "autotune probe" in next_step
