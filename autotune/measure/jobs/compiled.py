@@ -1,12 +1,14 @@
-"""What compiled functions allocate: their graphs as AOTAutograd makes them, run without content, fused as Inductor does.
+"""What compiled functions allocate: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
 
-``torch.compile`` decides from the graph alone which activations a backward finds in memory and which it computes again;
-that decision is torch's own here, on the meta device, without a compiler. Of the generated kernels only this is assumed:
-pointwise operations and reductions are fused into what uses them, so that memory is taken only for what a library's
-kernel reads or writes, and for what a graph returns.
+``torch.compile`` decides from the graph alone which activations backward finds in memory and which it recomputes; that
+decision is torch's own here, without a compiler. Only this is assumed of the generated kernels: pointwise operations
+and reductions are fused into the kernels that use them, so that memory is taken for what a library's kernel reads or
+writes, and for what a graph returns.
 """
 
 import functools
+import importlib
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -62,11 +64,10 @@ class Compiled:
         self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
-        state = (
-            {}
-            if self._module is None
-            else {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        )
+        """Call the function."""
+        state: dict[str, torch.Tensor] = {}
+        if self._module is not None:
+            state = dict(itertools.chain(self._module.named_parameters(), self._module.named_buffers()))
         leaves, spec = pytree.tree_flatten((args, {name: _opened(value) for name, value in kwargs.items()}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
@@ -84,7 +85,7 @@ class Compiled:
             self._tape.owner = owner
 
     def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
-        from functorch.compile import aot_function, make_boxed_func
+        compile_: Any = importlib.import_module("functorch.compile")
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.decomposition import select_decomp_table
 
@@ -103,9 +104,11 @@ class Compiled:
                 self._module._compiled_call_impl = compiled
 
         def run(graph: fx.GraphModule, _: object) -> Callable[..., Any]:
-            return make_boxed_func(_Plan(graph, self._tape).run)
+            return compile_.make_boxed_func(  # type: ignore[no-any-return]
+                _Plan(graph, self._tape).run
+            )
 
-        function = aot_function(
+        function = compile_.aot_function(
             whole,
             fw_compiler=run,
             bw_compiler=run,
