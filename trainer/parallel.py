@@ -154,7 +154,6 @@ def join_ranks(
     local_rank = int(environment.get("LOCAL_RANK", "0"))
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-    number_by_bus(os.environ)
     device = pick_device(config.device, local_rank)
     cpus = len(os.sched_getaffinity(0))
     if device.type == "cuda":
@@ -180,15 +179,6 @@ def join_ranks(
         device=device,
         cpus_before_binding=cpus,
     )
-
-
-def number_by_bus(environment: MutableMapping[str, str]) -> None:
-    """Have CUDA number GPUs by their place on the PCI bus unless the environment says otherwise.
-
-    NVML does, whose counters are joined with what ranks measure; CUDA by itself puts the fastest first. Call it before
-    CUDA is first used in this process.
-    """
-    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def longest_join_s(config: TrainConfig) -> float:
@@ -226,12 +216,15 @@ def lost_ranks(error: Exception) -> bool:
     )
 
 
-def let_segments_grow(environment: MutableMapping[str, str]) -> None:
-    """Have torch's CUDA allocator extend its segments instead of adding more, unless the environment says otherwise.
+def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
+    """Set what CUDA and its allocator read from the environment, unless it says otherwise.
 
-    Memory then grows almost evenly with the micro-batch: with activation checkpointing, segments of fixed sizes can
-    waste 10 GB at one size and nothing at the next. Call it before CUDA is first used in this process.
+    GPUs are numbered by their place on the PCI bus, as NVML does, whose counters are joined with what ranks measure;
+    CUDA alone puts the fastest first. The allocator extends its segments instead of adding more: memory then grows
+    almost evenly with the micro-batch, where segments of fixed sizes can waste 10 GB at one size and nothing at the
+    next. Call it before CUDA is first used in this process.
     """
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), _ALLOCATOR_SETTINGS[0])
     settings = environment.get(name, "")
     if "expandable_segments" not in settings:
@@ -246,7 +239,7 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     """
     if kind == "cpu":
         return torch.device("cpu")
-    let_segments_grow(os.environ)
+    set_cuda_defaults(os.environ)
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         raise DeviceMissing(

@@ -2,12 +2,8 @@
 
 import pytest
 
-from tests.nullgpu.machine import NCCL_REMOTE_ERROR, Faults
-from tests.system.faults.interruptions import kill_rank, signal_rank
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Workplace
-from tests.system.faults.moves import MOVED, Stage, move
-from tests.system.faults.sick import leave_out, roll_back
-from tests.system.faults.train import PRESSED, interrupt
+from tests.system.faults.moves import MOVED
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}

@@ -91,12 +91,10 @@ def test_every_thread_and_every_child_is_bound(root):
 
 def test_joining_binds_a_rank_and_keeps_how_many_processors_there_were(monkeypatch):
     """Trials, sweeps of workers and training join alike: their figures are of the same processors."""
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     seen = {}
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=0)
 
     def pick(kind, local_rank):
-        seen["order"] = os.environ["CUDA_DEVICE_ORDER"]
         return torch.device("cuda", local_rank)
 
     def bind(address):
@@ -108,11 +106,5 @@ def test_joining_binds_a_rank_and_keeps_how_many_processors_there_were(monkeypat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))
     ranks = join_ranks(CONFIG.model_copy(update={"device": "cuda"}), environment={})
-    assert seen == {"order": "PCI_BUS_ID", "address": "0000:dc:00.0"}
+    assert seen == {"address": "0000:dc:00.0"}
     assert ranks.cpus_before_binding == 128
-
-
-def test_an_order_of_gpus_that_the_user_set_is_kept(monkeypatch):
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    join_ranks(CONFIG, environment={})
-    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

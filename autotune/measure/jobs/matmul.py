@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.parallel import number_by_bus, pick_device
+from trainer.parallel import pick_device
 
 SLICE_S = 0.05
 """Length of one busy slice: a small part of any window in which a driver counts, and many products of a fast GPU."""
@@ -100,7 +100,6 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     duty_share, seconds = float(measured["duty_share"]), float(measured["seconds"])
     if not 0 <= duty_share <= 1:
         raise ValueError(f"duty_share is {duty_share}: it must lie between 0 and 1")
-    number_by_bus(os.environ)
     device = pick_device(measured["device"], 0)
     if device.type == "cpu":
         torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -138,6 +138,13 @@ class Tape(TorchDispatchMode):
             if isinstance(one, torch.Tensor):
                 self._made(one)
 
+    def drop(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Record that the blocks of some tensors are released, though the tensors stay for what is computed here."""
+        for tensor in tensors:
+            found = self._live.pop(tensor.untyped_storage()._cdata, None)
+            if found is not None:
+                self._events.append(-1 - found[1])
+
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
         """Say what the blocks of some tensors turned out to be."""
         if self._paused:
@@ -220,8 +227,8 @@ class Tape(TorchDispatchMode):
         number = self.lasting(size_bytes, self.owner)
 
         def released(_: object, live: dict[int, Any] = self._live, events: list[int] = self._events) -> None:
-            del live[key]
-            events.append(-1 - number)
+            if live.pop(key, None) is not None:
+                events.append(-1 - number)
 
         self._live[key] = (weakref.ref(storage, released), number)
         return size_bytes == tensor.element_size() * tensor.numel()

@@ -16,6 +16,7 @@ from autotune.measure.jobs.buckets import GradientBuckets
 from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
+from autotune.measure.jobs.shards import Shards, keep_largest_part
 from autotune.measure.jobs.tape import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, Tape, owners_by_module
 from autotune.measure.jobs.worst_case import documents_of
 from trainer.build import Training, build_training
@@ -86,18 +87,29 @@ def trace_steps(
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
         inside.enter_context(_phases(training, parameters, tape))
         buckets = GradientBuckets(parameters, config, tape)
-        if ranks > 1 and config.parallel.strategy != "fsdp2":
+        shards = None
+        if ranks > 1 and config.parallel.strategy == "fsdp2":
+            together = config.parallel.shard_ranks or ranks
+            shards = Shards(training, model_layers(training.model), together, tape)
+            inside.enter_context(shards.kept())
+        elif ranks > 1:
             inside.enter_context(buckets.kept())
+            if config.parallel.strategy == "zero1":
+                keep_largest_part(training.optimizer, ranks)
         steps = STEPS[config.device]
         for number in range(steps):
             if number == steps - 1:
                 tape.marks_repetition()
             tape.owner = INPUTS
             count = batches_per_step if number else 1  # the first one need not be whole
-            buckets.step_begins(count)
+            for each in (buckets, shards):
+                if each is not None:
+                    each.step_begins(count)
             batches = [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
             training.step.run(batches, config.learning_rate)
             if number == steps - 2 and config.device == "cuda":
+                if shards is not None:
+                    shards.forward_begins()
                 _evaluate(training, batches[0])
             del batches
     model = {
