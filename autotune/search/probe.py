@@ -6,16 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.core.evidence import CurvePoint
-from autotune.core.outcome import Crashed, Measured, Outcome, OutOfMemory, describe
+from autotune.core.outcome import Contaminated, Crashed, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import curve_rows, rows_with_headroom
 from autotune.decide.memory import ledger
-from autotune.decide.posterior import Prediction, Tried
-from autotune.decide.search import MAX_FAILURES, bracket, next_rows, predict_bytes
+from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import mean_interval
-from autotune.decide.surroundings import UNTRACED_SHARE, Expected
+from autotune.decide.surroundings import Expected
 from autotune.errors import AutotuneError, DoesNotFit, Undecided
 from autotune.search.estimate import (
     CannotTrace,
@@ -120,8 +119,7 @@ class Search:
         by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * request.granularity_rows),
-            slope_sigma=UNTRACED_SHARE[expected.usual.kind],
-            constant_sigma_bytes=max(1.0, (expected.most.outside_bytes - expected.least.outside_bytes) / 4),
+            unsure_bytes=(expected.most.outside_bytes - expected.least.outside_bytes) / 4,
         )
 
     def predicted_rows(self) -> int | None:
@@ -164,7 +162,7 @@ class Search:
             self.tried.append(Tried(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
         elif isinstance(outcome, OutOfMemory):
             self.tried.append(Tried(rows=size, fits=False))
-        elif isinstance(outcome, Crashed) and failed < MAX_FAILURES - 1:
+        elif isinstance(outcome, Crashed | Contaminated) and failed < MAX_FAILURES - 1:
             self.tried.append(Tried(rows=size, fits=None))
         else:
             raise _undecided(outcome, label, self.runner)
@@ -284,7 +282,7 @@ def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
     for attempt in range(MAX_FAILURES):
         trial = step_trial(request, rows, CURVE_STEPS, budget_bytes, attempt=attempt)
         outcome = runner.run(trial, f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else ""))
-        if not isinstance(outcome, Crashed):
+        if not isinstance(outcome, Crashed | Contaminated):
             break
     if isinstance(outcome, OutOfMemory):
         raise Undecided(

@@ -120,11 +120,10 @@ class Machine:
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start Python in a session of its own; counting begins anew."""
         shutil.rmtree(self._counts, ignore_errors=True)
-        self._counts.mkdir()
         return subprocess.Popen(
             [str(word) for word in (self.environment.python, *words)],
             env=self.variables_of_commands(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
+            cwd=self.folder, start_new_session=True,
         )  # fmt: skip
 
     def variables_of_commands(self) -> dict[str, str]:

@@ -28,7 +28,7 @@ from trainer.parallel import Ranks, join_ranks, leave_ranks
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     dataset = TokenDataset.open(Path(request["data"]))
-    ranks = join_ranks(config_of())
+    ranks = join_ranks(config_of(device=request.get("device", "cpu")))
     # Graphs and their backward as they are compiled, without machine code, which takes a minute.
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for name, case in request["cases"].items():

@@ -65,6 +65,7 @@ class Tape(TorchDispatchMode):
         self._events: list[int] = []
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._repeats_from = 0
+        self._paused = False
         self._forward_from = 0
         self._passes: dict[Any, bool] = {}
         self._shapes: dict[Any, list[Any]] = {}
@@ -78,6 +79,8 @@ class Tape(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        if self._paused:
+            return func(*args, **(kwargs or {}))
         passes = self._passes.get(func)
         if passes is None:
             returns = func._schema.returns
@@ -89,9 +92,9 @@ class Tape(TorchDispatchMode):
         self._request(requests[:split], held)
         if passes:  # views and operators in place; and those that return nothing
             result = func(*args, **(kwargs or {}))
-        elif func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled():
-            return args[0]
-        elif func is torch.ops.aten.add.Tensor and _adds_into(*args):
+        elif (func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled()) or (
+            func is torch.ops.aten.add.Tensor and _adds_into(*args)
+        ):
             return args[0]
         else:
             result = self._result(func, args, kwargs or {})
@@ -120,8 +123,25 @@ class Tape(TorchDispatchMode):
         self._events.append(number)
         return number
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing that is computed within the block, only what is handed to ``keep``."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
+        """Record tensors that were computed while the tape was paused."""
+        for one in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(one, torch.Tensor):
+                self._made(one)
+
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
         """Say what the blocks of some tensors turned out to be."""
+        if self._paused:
+            return
         for tensor in tensors:
             found = self._live.get(tensor.untyped_storage()._cdata)
             if found is not None:

@@ -13,6 +13,7 @@ import torch
 
 from autotune.core.allocations import Trace
 from autotune.measure.jobs.buckets import GradientBuckets
+from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
 from autotune.measure.jobs.tape import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, Tape, owners_by_module
@@ -21,8 +22,8 @@ from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import most_predicted
-from trainer.model import family_of
+from trainer.masking import IGNORED_LABEL, most_predicted
+from trainer.model import family_of, model_layers
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
 
@@ -77,7 +78,9 @@ def trace_steps(
     with contextlib.ExitStack() as inside:
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
-        training = build_training(config.model_copy(update={"compile_layers": False}), vocab_size, special_ids, alone)
+        training = build_training(config, vocab_size, special_ids, alone)
+        if config.compile_layers:
+            _compile_without_content(training, tape)
         training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
@@ -103,6 +106,21 @@ def trace_steps(
         "attention_reason": training.module.attention.reason,
     }
     return tape.trace(config.micro_batch_rows, _predicted(config)), model
+
+
+def _compile_without_content(training: Training, tape: Tape) -> None:
+    """Put graphs without kernels in the place of what torch.compile would make of layers and loss."""
+    graphs: dict[Any, Any] = {}
+    for layer in model_layers(training.model):
+        layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
+    training.module.loss = Compiled(_cross_entropy, None, tape, graphs)
+
+
+def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+    # The trainer's, in operators that AOTAutograd differentiates on the meta device; nll_loss is none of them there.
+    likelihood_K1 = logits_KV.float().log_softmax(1).gather(1, labels_K.clamp_min(0).unsqueeze(1))
+    nothing = likelihood_K1.new_zeros(())
+    return -torch.where(labels_K == IGNORED_LABEL, nothing, likelihood_K1.squeeze(1)).sum()
 
 
 def _evaluate(training: Training, batch: MicroBatch) -> None:

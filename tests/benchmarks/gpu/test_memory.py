@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.core.cards import RESERVE_BYTES, find_card
-from autotune.decide.posterior import Prediction, Tried
+from autotune.decide.search import Prediction, Tried
 from autotune.measure.clock import FakeClock
 from autotune.search.probe import Search
 from benchmarks.gpu.check.children import Ended
@@ -131,9 +131,7 @@ def test_what_was_made_with_another_version_is_measured_anew(tmp_path):
 def test_a_prediction_is_calibrated_by_the_first_trial_that_fitted_and_by_no_later_one(tmp_path):
     rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(), sizes=FULL)
     search = Search(request=request_for(rig.site, rig.sizes, tuned("bert-120m")), runner=rig.runner(None))
-    search.prediction = Prediction(
-        peak_bytes=lambda rows: rows * 10.0**9, slope_sigma=1e-6, constant_sigma_bytes=10.0**10
-    )
+    search.prediction = Prediction(peak_bytes=lambda rows: rows * 10.0**9)
     search.tried = [
         Tried(rows=30, fits=False), Tried(rows=10, fits=True, peak_bytes=11 * 10**9),
         Tried(rows=19, fits=True, peak_bytes=25 * 10**9), Tried(rows=20, fits=True, peak_bytes=26 * 10**9),

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #define ROOM 4096
 #define TABLE (1u << 18)
@@ -40,6 +41,7 @@ static entry *enter(const char *kind, const char *name) {
     if (!entries) {
         char path[512];
         snprintf(path, sizeof path, "%s/%d", ng_get()->counts, getpid());
+        mkdir(ng_get()->counts, 0777);
         int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
         if (file < 0 || ftruncate(file, ROOM * sizeof *entries)) abort();
         entries = mmap(0, ROOM * sizeof *entries, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -1,5 +1,5 @@
 /* Communicators whose ranks meet in shared memory at each collective, compare what they ask for and, with values,
- * exchange it. Where a peer has died the device never ends that collective, as NCCL's kernels would not. */
+ * exchange all of it. Where a peer has died the device never ends that collective, as NCCL's kernels would not. */
 #define _GNU_SOURCE
 #include "nullgpu.h"
 #include <fcntl.h>
@@ -227,9 +227,9 @@ static int collective(communicator *c, enum what what, const char *send, char *r
                 count, type, rank, words[its[0]], (long)its[1], (long)its[2]);
         return INVALID_USAGE;
     }
-    if (!ng_get()->values) {  /* a rank's own data where its output belongs */
-        size_t own = what == GATHER ? c->rank * count * width : 0;
-        ng_copy(recv + own, send + (what == SCATTER ? c->rank * count * width : 0), count * width);
+    if (!ng_get()->values && total > chunk) {  /* a rank's own data in every place; what is small may steer the host */
+        for (int place = 0; place < (what == GATHER ? c->ranks : 1); place++)
+            ng_copy(recv + place * count * width, send + (what == SCATTER ? c->rank * count * width : 0), count * width);
         return SUCCESS;
     }
     size_t mine = what == SCATTER ? c->rank * count : 0;

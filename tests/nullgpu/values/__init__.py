@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
@@ -36,10 +35,10 @@ class Values(TorchDispatchMode):
     ) -> Any:
         """Compute on the CPU first, run the operator on the GPU for its allocations, then put the values in."""
         kwargs = kwargs or {}
-        if DTensor in types:
-            return NotImplemented  # its operators come again, with what lies on this rank
         if FakeTensor in types:
             return func(*args, **kwargs)
+        if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented  # such as of a DTensor: its operators come again, with what lies on this rank
         name = func.overloadpacket.__name__
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         device = kwargs.get("device")

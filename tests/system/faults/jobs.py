@@ -72,10 +72,23 @@ class Workplace:
 
     Args:
         place: A directory of its own.
+        python: Runs the jobs.
+        variables: Added to their environment.
+        settings: Of every job, unless it has others.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(
+        self,
+        place: Path,
+        *,
+        python: Path = Path(sys.executable),
+        variables: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
         self.place = place
+        self.python = python
+        self.variables = dict(variables or {})
+        self._settings = dict(settings or {})
         rng = random.Random(0)
         starts = [(rng.randrange(5, 65), rng.randrange(8, 40)) for _ in range(900)]
         samples = [[5 + (start + step) % 60 for step in range(length)] for start, length in starts]
@@ -91,7 +104,7 @@ class Workplace:
     def job(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
         """Another one."""
         directory = self.place / f"run-{next(self._numbers)}"
-        return Job(place=self, directory=directory, ranks=ranks, settings=dict(settings or {}))
+        return Job(place=self, directory=directory, ranks=ranks, settings=self._settings | dict(settings or {}))
 
     def undisturbed(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
         """One that came to its end; made once, however many loops ask for it at the same time."""
@@ -143,6 +156,7 @@ class Job:
         request = json.dumps({"faults": list(faults), "pace_s": pace_s, "notes": str(notes)})
         # Threads that wait by spinning would make a step a hundred times slower when somebody else uses a core.
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment |= self.place.variables
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 self._command(self.settings | dict(settings or {})),
@@ -156,7 +170,7 @@ class Job:
     def _command(self, settings: Settings) -> list[str]:
         sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         return [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", str(JOB),
+            str(self.place.python), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", str(JOB),
             "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
         ]  # fmt: skip
 

@@ -92,7 +92,7 @@ class Disturbed:
         digest = hashlib.sha256()
         for parameter in self.module.parameters():
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            digest.update(own.detach().numpy().tobytes())
+            digest.update(own.detach().cpu().numpy().tobytes())
         return digest.hexdigest()
 
 
