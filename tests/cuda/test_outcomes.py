@@ -6,6 +6,7 @@ from autotune.search.trials import trial_records
 from autotune.store import read_ledger
 from tests.conftest import write_dataset
 from tests.nullgpu.machine import CUBLAS_ALLOC_FAILED, CUBLAS_EXECUTION_FAILED, Faults
+from tests.system.faults.jobs import NO_DROPOUT, Workplace
 from trainer.record import read_exit
 
 pytestmark = pytest.mark.cuda
@@ -72,3 +73,14 @@ def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path
     kinds = {record.label: record.outcome["kind"] for record in records}
     assert kinds.pop("bert-mini: 8 rows") == "measured"
     assert set(kinds.values()) == {"contaminated"}
+
+
+def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
+    machine = null_gpu(devices=2, values=True)
+    place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
+    job = place.job(2, NO_DROPOUT | {"train.max_steps": 3, "train.warmup_steps": 1})
+    process = job.start([{"kind": "kill", "step": -1, "rank": 1}])
+    job.end(process)
+    assert process.returncode != 0
+    assert "error: rank 0: after the last step, another rank is gone: " in job.told()
+    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
