@@ -125,6 +125,8 @@ class NvmlMonitor:
         """One reading of every figure, each missing on its own."""
         time_s = self._clock.monotonic_s()
         figures: dict[str, Any] = {
+            # First, as it is differenced over these times.
+            "energy_j": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
             "utilisation": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
             "used_bytes": self.used_bytes(uuid),
             "power_w": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),

@@ -30,6 +30,7 @@ SAMPLE = GpuSample(
     throttle_reasons=("sw_power_cap",),
     temperature_c=61,
     process_count=1,
+    energy_j=5000.5,
 )
 GPM = GpmWindow(
     start_s=0.0,
@@ -66,6 +67,7 @@ class SimulatedNvml(ModuleType):
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75, memory=10),
             "nvmlDeviceGetPowerUsage": 312_500,
+            "nvmlDeviceGetTotalEnergyConsumption": 5_000_500,
             "nvmlDeviceGetClockInfo": 1700,
             "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
@@ -280,6 +282,7 @@ def test_every_nvml_error_becomes_a_reason(name):
     [
         ("nvmlDeviceGetUtilizationRates", "utilisation"),
         ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
         ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
         ("nvmlDeviceGetTemperature", "temperature_c"),
         ("nvmlDeviceGetComputeRunningProcesses", "process_count"),
