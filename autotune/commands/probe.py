@@ -51,6 +51,10 @@ def probe(
     checkpointing: Annotated[
         Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
     ] = "none",
+    strategy: Annotated[
+        Literal["ddp", "zero1", "fsdp2"],
+        typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),
+    ] = "ddp",
     as_gpu: Annotated[
         str | None,
         typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.", autocompletion=cards),
@@ -100,6 +104,7 @@ def probe(
         attention_dropout=attention_dropout,
         precision=precision,
         checkpointing=checkpointing,
+        strategy=strategy,
         global_batch_tokens=global_batch_tokens,
         ranks=ranks,
         accumulate=accumulate,

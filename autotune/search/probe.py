@@ -59,6 +59,7 @@ class ProbeRequest:
     attention: Attention = "auto"
     head: Head = "masked"
     compile_layers: bool = False
+    strategy: Strategy = "ddp"
     local_ranks: int = 1
     micro_batches: int = 1
     """Of an optimizer step, on each rank; two stand for any number above."""
@@ -245,6 +246,7 @@ def step_config(request: ProbeRequest, rows: int) -> TrainConfig:
             "attention": request.attention,
             "head": request.head,
             "compile_layers": request.compile_layers,
+            "parallel": {"strategy": request.strategy},
             "micro_batch_rows": rows,
             "global_batch_rows": rows * request.local_ranks * request.micro_batches,
             "precision": request.precision,

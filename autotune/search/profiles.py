@@ -96,6 +96,7 @@ def profile_of_probe(
         checkpointing=request.checkpointing,
         attention=request.attention,
         compile_layers=request.compile_layers,
+        parallel=ParallelSettings(strategy=request.strategy),
         micro_batch_rows=choice.rows,
         global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
         precision=request.precision,

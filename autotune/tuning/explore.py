@@ -254,6 +254,7 @@ def _probe_chosen(bench: Bench, stored: StoredProfile, asked: ProbeAsked, chosen
         precision=chosen.precision,
         checkpointing=chosen.checkpointing,
         compile_layers=chosen.compile_layers,
+        strategy=stored.profile.train.parallel.strategy,
         global_batch_tokens=stored.profile.constraints.global_batch_tokens,
     )
     ready = prepare(bench, again, stored.profile.train.model, manifest)

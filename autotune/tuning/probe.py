@@ -50,6 +50,7 @@ class ProbeAsked:
     precision: Precision | None = None
     checkpointing: Checkpointing = "none"
     compile_layers: bool = False
+    strategy: Strategy = "ddp"
     global_batch_tokens: int | None = None
     ranks: int | None = None
     accumulate: bool = True
@@ -106,6 +107,7 @@ def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, mani
         device_used_before_bytes=bench.used_before(together),
         checkpointing=asked.checkpointing,
         compile_layers=asked.compile_layers,
+        strategy=asked.strategy,
         local_ranks=together,
         micro_batches=2 if asked.accumulate else 1,
         granularity_rows=asked.granularity_rows,

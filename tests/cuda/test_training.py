@@ -1,12 +1,18 @@
-"""The trainer under torchrun on pretended GPUs, with values: it comes to what it comes to on a CPU, whatever happens."""
+"""The trainer under torchrun on pretended GPUs, with values: it comes to what it comes to on CPUs, whatever happens."""
+
+import json
 
 import pytest
 
+from tests.system.faults.interruptions import damage, hang, kill_rank, signal_rank, signal_torchrun
 from tests.system.faults.jobs import NO_DROPOUT, STEPS, Workplace
-from tests.system.faults.moves import MOVED
+from tests.system.faults.moves import MOVED, Stage, move
+from tests.system.faults.sick import leave_out, roll_back
+from tests.system.faults.train import interrupt
 
 pytestmark = pytest.mark.cuda
 SETTINGS = NO_DROPOUT | {"train.precision": "fp32"}
+ON_GPUS = SETTINGS | {"train.device": "cuda"}
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +22,7 @@ def place(null_gpus, tmp_path_factory) -> Workplace:
         tmp_path_factory.mktemp("trainings"),
         python=machine.environment.python,
         variables=machine.variables_of_commands(),
-        settings=SETTINGS,
+        settings=ON_GPUS,
     )
 
 
@@ -29,3 +35,48 @@ def test_two_gpus_train_as_two_cpus_do(place, tmp_path):
     assert len(on_gpus.evaluations) == len(on_cpus.evaluations) == 1 + STEPS // 10
     for found, expected in zip(on_gpus.evaluations, on_cpus.evaluations, strict=True):
         assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
+def test_a_run_goes_on_from_preemption_and_a_kill_under_every_strategy(place):
+    """Asynchronous saves every two steps; the losses are those of an undisturbed run."""
+    move(place, (Stage(strategy="zero1"), Stage(strategy="fsdp2", killed=True), Stage()), 9)
+
+
+def test_steps_that_are_sick_on_one_gpu_are_left_out_by_all(place):
+    leave_out(place, 1, 4)
+
+
+FEW, MANY = 12, 36
+WAITS = {"cudaEventSynchronize": 1.2, "pageable copy to the device": 1.3}
+"""Of a step at most, as measured in 2026-11 (1.1 and 1.2); they may not rise."""
+
+
+def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place):
+    counts = {}
+    for steps in (FEW, MANY):
+        settings = ON_GPUS | {
+            "train.max_steps": steps,
+            "train.checkpoint.enabled": False,
+            "train.log_interval_steps": 10,
+        }
+        sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+        words = ("--profile", place.profile, "--data", place.data, "--out", place.place / f"waits-{steps}", *sets)
+        ended = null_gpu(values=True).torchrun("-m", "trainer", *words)
+        assert ended.code == 0, ended
+        counts[steps] = ended.counts
+    more = counts[MANY].since(counts[FEW])
+    waits = {name: number / (MANY - FEW) for name, number in more.of("wait").items()}
+    assert waits.keys() <= WAITS.keys(), waits
+    for name, most in WAITS.items():
+        assert waits.get(name, 0.0) <= most, waits
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("interruption", [signal_rank, kill_rank, signal_torchrun, hang, damage])
+def test_an_interrupted_run_ends_bit_identical(place, interruption):
+    interrupt(place, 2, 1, [interruption])
+
+
+@pytest.mark.soak
+def test_a_spike_is_rolled_back(place):
+    roll_back(place, 1, 7)

@@ -27,6 +27,10 @@ class Counts(Counter[tuple[str, str]]):
                 counts[kind, what] += number
         return counts
 
+    def since(self, before: "Counts") -> "Counts":
+        """Return what was counted after ``before``."""
+        return Counts({key: number - before[key] for key, number in self.items() if number > before[key]})
+
     def of(self, kind: str) -> dict[str, int]:
         """Return one kind by name, the most frequent first."""
         return {name: number for (its, name), number in self.most_common() if its == kind}

@@ -1,7 +1,7 @@
 """What ``test_ranks`` runs under torchrun: optimizer steps of several configurations, one after the other.
 
-``rank_job.py REQUEST.json``: ``cases`` by name (changes of the configuration, ``wide`` for fp64, ``steps``), ``data``
-and ``out``, where rank 0 saves of each case what ``run`` returns.
+``rank_job.py REQUEST.json``: ``cases`` by name (changes of the configuration, ``wide`` for fp64, ``steps``), ``data``,
+``device`` and ``out``, where rank 0 saves of each case what ``run`` returns.
 """
 
 import functools
@@ -32,6 +32,7 @@ def main() -> None:
     # Graphs and their backward as they are compiled, without machine code, which takes a minute.
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for name, case in request["cases"].items():
+        print(name, flush=True)
         found = run(case, dataset, ranks, Path(request["out"]))
         if ranks.leads:
             torch.save(found, Path(request["out"]) / f"{name}.pt")
@@ -81,7 +82,7 @@ def _gradients(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
 def _state_numbers(training: Training) -> int:

@@ -31,6 +31,17 @@ SHAPES = {
     },
 }
 SHAPES["roberta"] = SHAPES["bert"] | {"model_type": "roberta", "max_position_embeddings": 514}
+SHAPES["xlm-roberta"] = SHAPES["roberta"] | {"model_type": "xlm-roberta"}
+SHAPES["electra"] = SHAPES["bert"] | {"model_type": "electra", "embedding_size": 32}
+SHAPES["distilbert"] = {
+    "model_type": "distilbert",
+    "n_layers": 2,
+    "dim": 32,
+    "n_heads": 2,
+    "hidden_dim": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 
 
 def attend_document_by_document(

@@ -5,13 +5,13 @@ operator that has no CPU implementation fails: silence would leave garbage. Coll
 """
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tests.nullgpu.values.attention import ATTENTION, attention
 
@@ -40,33 +40,31 @@ class Values(TorchDispatchMode):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # such as of a DTensor: its operators come again, with what lies on this rank
         name = func.overloadpacket.__name__
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         device = kwargs.get("device")
-        on_gpu = any(tensor.is_cuda for tensor in tensors) or (device and torch.device(device).type == "cuda")
+        home = next((tensor.device for tensor in _tensors((args, *kwargs.values())) if tensor.is_cuda), device)
+        on_gpu = home is not None and torch.device(home).type == "cuda"
         if not on_gpu or name in _NO_VALUES or func.namespace in _COLLECTIVES:
             return func(*args, **kwargs)
-        named = {a.name: a.default_value for a in func._schema.arguments}
-        named |= dict(zip(named, args, strict=False)) | kwargs
-        named = tree_map(_to_cpu, named)
+        names, writes = _schema(func)
+        cpu_args, cpu_kwargs = _to_cpu(args), {key: _to_cpu(value) for key, value in kwargs.items()}
+        named = dict(zip(names, cpu_args, strict=False)) | cpu_kwargs
         if name in ATTENTION:
             results = attention(name, named)
             outs = func(*args, **kwargs)
             for out, result in zip(outs, results, strict=False):
                 over(out).copy_(result)
             return outs
-        results = func(*tree_map(_to_cpu, args), **tree_map(_to_cpu, kwargs))
+        results = func(*cpu_args, **cpu_kwargs)
         # A kernel does nothing, but the copies and fills that an operator is made of do: what was written is kept.
-        written = [leaf for a in func._schema.arguments if a.is_write for leaf in tree_leaves(named[a.name])]
-        kept = [(leaf, leaf.clone()) for leaf in written if isinstance(leaf, torch.Tensor)]
+        kept = [(tensor, tensor.clone()) for key in writes for tensor in _tensors((named.get(key),))]
         outs = func(*args, **kwargs)
-        for leaf, values in kept:
-            leaf.copy_(values)
+        for tensor, values in kept:
+            tensor.copy_(values)
         if name in _HOST_NUMBERS:
             return results
-        flat, spec = tree_flatten(outs)
-        home = next((tensor.device for tensor in tensors if tensor.is_cuda), device)
-        flat = [_filled(out, result, home) for out, result in zip(flat, tree_leaves(results), strict=True)]
-        return spec.unflatten(flat) if hasattr(spec, "unflatten") else outs
+        if isinstance(outs, (list, tuple)):
+            return type(outs)(_filled(out, result, home) for out, result in zip(outs, results, strict=True))
+        return _filled(outs, results, home)
 
 
 def turn_on() -> None:
@@ -80,23 +78,47 @@ def over(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     if not storage.nbytes():  # FSDP gives the memory of unsharded weights back and keeps the tensor
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    raw = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    raw = _raw(storage.data_ptr(), storage.nbytes())
     return torch.empty(0, dtype=tensor.dtype).set_(raw, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+@functools.lru_cache(4096)
+def _raw(address: int, size: int) -> torch.UntypedStorage:
+    return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8).untyped_storage()
+
+
+@functools.cache
+def _schema(func: OpOverload) -> tuple[list[str], list[str]]:
+    arguments = func._schema.arguments
+    return [a.name for a in arguments], [a.name for a in arguments if a.is_write]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
 
 
 def _to_cpu(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return over(value) if value.is_cuda else value
+    if isinstance(value, (list, tuple)):
+        return type(value)([_to_cpu(one) for one in value])
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     return None if isinstance(value, torch.Generator) and value.device.type == "cuda" else value
 
 
-def _filled(out: Any, result: Any, device: torch.device | None) -> Any:
+def _filled(out: Any, result: Any, home: torch.device) -> Any:
+    if isinstance(out, list):
+        return [_filled(one, its, home) for one, its in zip(out, result, strict=True)]
     if not isinstance(out, torch.Tensor) or out.data_ptr() == result.data_ptr():
         return out
     if out.shape != result.shape:  # it depends on values
-        out = torch.empty_like(result, device=device)
+        out = torch.empty_like(result, device=home)
     (over(out) if out.is_cuda else out).copy_(result)
     return out

@@ -1,0 +1,70 @@
+"""What ``test_compiled`` runs on a pretended GPU: steps of compiled layers, with machine code.
+
+``compile_job.py DATA FAMILY=LAYERS[,KEY=VALUE …] …`` prints one JSON line for each: graphs, those of later steps, and
+Triton kernels that a step launches.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.nullgpu.counts import Counts
+from tests.trainer.oracles import SHAPES, config_of, micro_batches
+from trainer.build import build_training
+from trainer.config import ModelSettings
+from trainer.dataset import TokenDataset
+from trainer.parallel import join_ranks, leave_ranks
+from trainer.recompute import GraphCounter
+
+STEPS = 6
+
+
+def main() -> None:
+    dataset = TokenDataset.open(Path(sys.argv[1]))
+    ranks = join_ranks(config_of(device="cuda"))
+    for word in sys.argv[2:]:
+        found = run(dataset, ranks, word)
+        if ranks.leads:
+            print(json.dumps(found), flush=True)
+    leave_ranks(together=True)
+
+
+def run(dataset, ranks, word) -> dict[str, object]:
+    first, *more = word.split(",")
+    family, layers = first.split("=")
+    changes = dict(pair.split("=") for pair in more)
+    strategy = changes.pop("strategy", "ddp")
+    shape = SHAPES[family] | {"num_hidden_layers": int(layers)}
+    config = config_of(
+        model=ModelSettings(name="m", config=shape), device="cuda", precision="bf16", compile_layers=True,
+        parallel={"strategy": strategy}, **changes,
+    )  # fmt: skip
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
+    counter = GraphCounter()
+    before = 0
+    for batch in micro_batches(dataset, config, steps=STEPS):
+        before = triton_launches()
+        training.step.run([batch.to(ranks.device)], 1e-4)
+        counter.stepped()
+    torch.cuda.synchronize()
+    return {
+        "case": word,
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        "recompilations": counter.recompilations,
+        "triton_launches": triton_launches() - before,
+    }
+
+
+def triton_launches() -> int:
+    """Of this process, so far."""
+    counts = Counts.read([Path(os.environ["NULLGPU_COUNTS"]) / str(os.getpid())])
+    return sum(number for (kind, name), number in counts.items() if kind == "kernel" and name.startswith("triton_"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Layers that are compiled for a GPU, down to machine code: what is compiled, and how often. Nothing is computed."""
+
+import json
+
+import pytest
+
+from tests.nullgpu.environment import ROOT
+
+pytestmark = pytest.mark.cuda
+JOB = ROOT / "tests/cuda/compile_job.py"
+# BERT: a layer, the last one, which computes predicted tokens only, and the loss; ModernBERT: two kinds of layer.
+GRAPHS = {"bert": 3, "roberta": 3, "modernbert": 4}
+QUICK = ("bert=4", "modernbert=6")
+MORE = (
+    "bert=8",
+    "roberta=4,checkpointing=full",
+    "bert=4,attention=sdpa,layout=padded",
+    "modernbert=6,checkpointing=selective",
+)
+SHARED = ("bert=4,strategy=ddp", "bert=4,strategy=zero1", "bert=4,strategy=fsdp2", "modernbert=6,strategy=fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("cases", "devices"),
+    [(QUICK, 1), pytest.param(MORE, 1, marks=pytest.mark.soak), pytest.param(SHARED, 2, marks=pytest.mark.soak)],
+)
+def test_one_graph_serves_all_layers_of_a_kind_and_no_step_compiles_again(null_gpu, patterned_dataset, cases, devices):
+    ended = null_gpu(devices=devices).torchrun(JOB, patterned_dataset, *cases, timeout_s=1200)
+    found = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
+    assert [one["case"] for one in found] == list(cases), ended
+    for one in found:
+        assert one["graphs"] == GRAPHS[one["case"].split("=")[0]], found
+        assert one["recompilations"] == 0, found
+        assert one["triton_launches"] > 0, found
