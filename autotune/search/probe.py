@@ -26,7 +26,7 @@ from autotune.search.estimate import (
     predicted_rows,
 )
 from autotune.search.trials import TrialRunner
-from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy, TrainConfig
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 2)

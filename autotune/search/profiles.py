@@ -21,7 +21,7 @@ from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
-from trainer.config import DataSettings, TrainConfig
+from trainer.config import DataSettings, ParallelSettings, TrainConfig
 from trainer.errors import TrainerError
 from trainer.events import utc_now
 from trainer.resolve import read_profile_tables

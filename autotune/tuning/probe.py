@@ -26,7 +26,7 @@ from autotune.show.probe import ProbedModel
 from autotune.store import check_writable
 from autotune.tuning.bench import Bench
 from trainer.batch import RowStatistics, row_statistics
-from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, Strategy, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
 from trainer.families import FAMILIES
 
