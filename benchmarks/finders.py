@@ -41,15 +41,8 @@ _PRELOADED = ["accelerate.utils", "lightning.pytorch.tuner.tuning", "trainer.loo
 # To the favour of both: oneDNN keeps its last 1,024 compiled kernels, which is all of every size that was tried, up to
 # 20 MiB for each. So many are enough for one size.
 _ONEDNN_KERNELS = "32"
-# RuntimeErrors with these texts are allocators' refusals; both tools know the first one only.
 _KNOWN_REFUSAL = "DefaultCPUAllocator: can't allocate memory"
-_REFUSALS = (
-    "can't allocate memory",
-    "bad_alloc",
-    "out of memory",
-    "could not create a memory object",
-    "could not create a primitive",
-)
+"""The one that both tools know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +104,17 @@ class _Trials:
         To the favour of both: they know torch's own allocator only. A refusal of oneDNN's, of the C++ library's or of
         Python's would end their search.
         """
+        from trainer.failure import out_of_memory
+
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not _is_refusal(error):
+            if out_of_memory(error) is None:
                 raise
             self._counts[1] += 1
             if _KNOWN_REFUSAL in str(error):
                 raise
             raise RuntimeError(f"{_KNOWN_REFUSAL} ({type(error).__name__}: {error})") from error
-
-
-def _is_refusal(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(text in str(error) for text in _REFUSALS)
 
 
 class _Bench:

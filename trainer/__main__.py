@@ -9,7 +9,6 @@ ranks return.
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -20,8 +19,7 @@ from pathlib import Path
 
 from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
-from trainer.disk import PASSING_ERRORS
-from trainer.errors import BadConfig, DiskTrouble, DoesNotFit, RanksLost, TrainerError
+from trainer.errors import DoesNotFit, RanksLost, TrainerError
 from trainer.events import utc_now
 from trainer.manifest import manifest_text, parse_manifest
 from trainer.progress import progress
@@ -35,9 +33,10 @@ from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent, hea
 from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter
 
-_SMALLER = "lower train.micro_batch_rows, or find the largest: autotune probe"
 _CAUSE_WAIT_S = 5.0
 """How long a rank that lost another waits for that one's own word of why."""
+_LAST_WAIT_S = 60.0
+"""How long the first rank, which has nothing left to write, waits for the others to come to their end."""
 
 
 def main() -> int:
@@ -137,8 +136,7 @@ class _Job:
 
     def run(self) -> int:
         """Join the others and train."""
-        import torch
-
+        from trainer.failure import explain
         from trainer.loop import train
         from trainer.parallel import join_ranks, leave_ranks, longest_join_s, lost_ranks
 
@@ -173,19 +171,17 @@ class _Job:
             code, reason, steps, checkpoint = ending.exit_code, ending.reason, ending.steps, ending.checkpoint
         except TrainerError as error:
             code, reason, next_step = error.exit_code, error.message, error.next_step
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            code, reason = DoesNotFit.exit_code, f"out of memory: {error}"
-            next_step = _SMALLER
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
-            code, reason, next_step = _explain(error, lost=lost_ranks(error))
-            self._keep_traceback()
+            code, reason, next_step = explain(error, lost=lost_ranks(error))
+            if code != DoesNotFit.exit_code:
+                self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:
             sys.stderr.write(f"error: rank {self.rank}: {reason}\n  next: {next_step}\n")
         code = self._settle(code, reason, steps, checkpoint)
+        together = False
+        if steps is not None:
+            code, together = self._leave_together(code, leave_ranks)
         self._watch.stop()
-        together = steps is not None
-        if together:
-            leave_ranks(together=True)
         if self.rank == 0 and code == 0 and self.writer is not None:
             _print_result(self.writer)
         elif self.rank == 0 and code == REQUEUE:
@@ -228,13 +224,29 @@ class _Job:
 
     def _leave_finished(self, writer: RunWriter, end: RunExit, leave: Callable[..., None]) -> int:
         """There is nothing to do: say where the result is."""
-        self._watch.stop()
-        leave(together=True)
         if self.rank == 0:
             writer.finish(end)
             sys.stderr.write(f"train: nothing to do: the run was finished at step {end.steps}\n")
             _print_result(writer)
-        return 0
+        code, _ = self._leave_together(0, leave)
+        self._watch.stop()
+        return code
+
+    def _leave_together(self, code: int, leave: Callable[..., None]) -> tuple[int, bool]:
+        """Wait for the other ranks, under the watch; returns the exit code, and whether all of them came."""
+        # The others wait for the first one to write the model, which may take long.
+        self._watch.end_within(min(_LAST_WAIT_S, self._watch.timeout_s) if self.rank == 0 else self._watch.timeout_s)
+        try:
+            leave(together=True)
+        except RuntimeError as error:
+            from trainer.failure import explain
+
+            _, reason, next_step = explain(error, lost=True)
+            code = self._settle(RanksLost.exit_code, reason, None, None)
+            next_step = next_step if code else "none: the run is finished"
+            sys.stderr.write(f"error: rank {self.rank}: after the last step, {reason}\n  next: {next_step}\n")
+            return code, False
+        return code, True
 
     def _settle(self, code: int, reason: str, steps: int | None, checkpoint: str | None) -> int:
         """Write down how it ended; a rank that only lost another leaves the word to that one."""
@@ -257,7 +269,7 @@ class _Job:
         if self.writer is None:
             return
         known = read_exit(self.writer.directory)
-        if known is not None and (leaving.perhaps or known.exit_code != REQUEUE):
+        if known is not None and (leaving.perhaps or self._watch.ending or known.exit_code != REQUEUE):
             return  # another rank knows better
         word = None if leaving.step else read_word(os.environ)
         code, reason = word or (REQUEUE, f"rank {self.rank}: {leaving.reason}")
@@ -308,35 +320,6 @@ def _record(
         )
     except OSError as error:
         sys.stderr.write(f"error: cannot write exit.json: {error.strerror}\n  next: see what is wrong with the disk\n")
-
-
-def _explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
-    """Exit code, reason and next step of what nobody has translated."""
-    again = "start it again: it goes on from the newest checkpoint"
-    told = str(error)
-    if "NCCL" in told or "CUDA" in told or "Cuda" in told:
-        if "out of memory" in told:
-            return DoesNotFit.exit_code, f"out of memory: {_first_line(error)}", _SMALLER
-        if "invalid usage" in told or "Duplicate GPU" in told:
-            reason = f"NCCL cannot be used so: {_first_line(error)}"
-            return BadConfig.exit_code, reason, "start one rank for each GPU, with one torchrun on each node"
-        if "ECC" in told:
-            return RanksLost.exit_code, f"a GPU is broken: {_first_line(error)}", f"{again}; ask for other nodes"
-    if lost:
-        return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", again
-    if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
-        return REQUEUE, _first_line(error), f"{again}; with fewer train.data.loader_workers, where memory was short"
-    if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
-        return DiskTrouble.exit_code, str(error), f"{again}, when the file system is well"
-    if isinstance(error, OSError):
-        return BadConfig.exit_code, str(error), "see what is wrong with that disk or file"
-    return 70, f"{type(error).__name__}: {error}", "please report this bug"
-
-
-def _first_line(error: Exception) -> str:
-    """Without the place in a library's source, and its guesses."""
-    line = str(error).strip().partition("\n")[0]
-    return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0][:300]
 
 
 def _print_result(writer: RunWriter) -> None:

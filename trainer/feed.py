@@ -205,6 +205,7 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
         prefetch_factor=config.data.prefetch_batches,
         pin_memory=pinned,
         worker_init_fn=_begin_loading,
+        multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
     )
     return map(_or_refused, loader)
 

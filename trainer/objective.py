@@ -3,8 +3,10 @@
 Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K slots of the head, V words.
 """
 
+import functools
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +60,17 @@ class MaskedLM(nn.Module):
         self._window_tokens = window_tokens(model.config)
         self._compiled = config.compile_layers
         # Its passes over the logits become one each way.
-        self._loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
-            torch.compile(_cross_entropy, dynamic=False) if config.compile_layers else _cross_entropy
+        self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+            torch.compile(cross_entropy, dynamic=False) if config.compile_layers else cross_entropy
         )
         static = config.compile_layers or config.device == "cuda"
         places = config.micro_batch_rows * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
         self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
+        self.autocast: Callable[[str], AbstractContextManager[None]] = functools.partial(
+            torch.autocast, dtype=torch.bfloat16, enabled=self._bf16
+        )
+        """What the encoder and its head are computed under, by the kind of device."""
         self.narrow = _can_be_narrow(model, config, attention)
         """Whether the last layer is computed for the places to predict only."""
         if self.narrow and family is not None:
@@ -73,21 +79,18 @@ class MaskedLM(nn.Module):
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Summed cross-entropy of the predicted tokens in nats, fp32, shape (); for a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
-        return self._loss(logits_KV, labels_K)
+        return self.loss(logits_KV, labels_K)
 
     def evaluate(self, batch: MicroBatch) -> Predictions:
         """Loss and hits, for a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
         return Predictions(
-            loss_sum=_cross_entropy(logits_KV, labels_K), correct=(logits_KV.argmax(dim=1) == labels_K).sum()
+            loss_sum=cross_entropy(logits_KV, labels_K), correct=(logits_KV.argmax(dim=1) == labels_K).sum()
         )
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and labels, of the head's slots or of all places."""
-        device_type = batch.ids_BS.device.type
-        # torch.autocast knows no meta device, where nothing is computed anyway.
-        autocast = self._bf16 and device_type != "meta"
-        with torch.autocast(device_type if autocast else "cpu", dtype=torch.bfloat16, enabled=autocast):
+        with self.autocast(batch.ids_BS.device.type):
             inputs = encoder_inputs(
                 batch,
                 self.attention.kind,
@@ -165,7 +168,8 @@ def _slots(batch: MicroBatch, slots: int, *, ascending: bool) -> tuple[torch.Ten
     return place_K[order_K], labels_K[order_K]
 
 
-def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+def cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+    """Return the summed cross-entropy of logits, in fp32 or wider, shape (); ignored labels add nothing."""
     # fp32 at least, as sums over the vocabulary lose too much in bf16.
     wide_KV = logits_KV if logits_KV.dtype == torch.float64 else logits_KV.float()
     return functional.cross_entropy(wide_KV, labels_K, ignore_index=IGNORED_LABEL, reduction="sum")

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.binding import bind_near
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
 from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
@@ -47,6 +48,8 @@ class Ranks:
     local_world_size: int
     world_size: int
     device: torch.device
+    cpus_before_binding: int | None = None
+    """Processors that this process could run on before it was bound to those near its GPU; None if it never was."""
 
     @property
     def leads(self) -> bool:
@@ -152,9 +155,13 @@ def join_ranks(
     local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     device = pick_device(config.device, local_rank)
-    if device.type == "cpu":
+    cpus = len(os.sched_getaffinity(0))
+    if device.type == "cuda":
+        gpu: Any = torch.cuda.get_device_properties(device)
+        bind_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+    else:
         # torchrun gives every rank one thread unless told otherwise, however many cores there are.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        torch.set_num_threads(max(1, cpus // local_world_size))
     if world_size > 1:
         timeout = datetime.timedelta(seconds=longest_join_s(config))
         # Tensors of the host travel between hosts, so that agreeing on a number waits for no GPU.
@@ -170,6 +177,7 @@ def join_ranks(
         local_world_size=local_world_size,
         world_size=world_size,
         device=device,
+        cpus_before_binding=cpus,
     )
 
 
@@ -208,12 +216,15 @@ def lost_ranks(error: Exception) -> bool:
     )
 
 
-def let_segments_grow(environment: MutableMapping[str, str]) -> None:
-    """Have torch's CUDA allocator extend its segments instead of adding more, unless the environment says otherwise.
+def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
+    """Set what CUDA and its allocator read from the environment, unless it says otherwise.
 
-    Memory then grows almost evenly with the micro-batch: with activation checkpointing, segments of fixed sizes can
-    waste 10 GB at one size and nothing at the next. Call it before CUDA is first used in this process.
+    GPUs are numbered by their place on the PCI bus, as NVML does, whose counters are joined with what ranks measure;
+    CUDA alone puts the fastest first. The allocator extends its segments instead of adding more: memory then grows
+    almost evenly with the micro-batch, where segments of fixed sizes can waste 10 GB at one size and nothing at the
+    next. Call it before CUDA is first used in this process.
     """
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), _ALLOCATOR_SETTINGS[0])
     settings = environment.get(name, "")
     if "expandable_segments" not in settings:
@@ -228,7 +239,7 @@ def pick_device(kind: str, local_rank: int) -> torch.device:
     """
     if kind == "cpu":
         return torch.device("cpu")
-    let_segments_grow(os.environ)
+    set_cuda_defaults(os.environ)
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         raise DeviceMissing(

@@ -25,6 +25,12 @@ class Peak:
     source: str
 
 
+_ADA = "NVIDIA Ada architecture white paper; sums in fp32"
+_PRO = "NVIDIA RTX Blackwell PRO architecture white paper"
+_PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, which are sparse fp4"
+_PARTS = {"MIG", "Laptop", "D"}
+"""Words that name a part of a GPU, or one that is less than what has the name without them."""
+
 PEAKS = (
     Peak(name="H100 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H100 data sheet, NVL"),
     Peak(name="H100 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H100 data sheet, PCIe"),
@@ -32,12 +38,24 @@ PEAKS = (
     Peak(name="H200 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H200 data sheet, NVL"),
     Peak(name="H200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H200 data sheet, SXM"),
     Peak(name="GH200", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA GH200 data sheet"),
+    Peak(name="H800 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H800 data sheet, PCIe"),
+    Peak(name="H800", bf16=989 * TERA, tf32=494 * TERA, fp32=67 * TERA, source="NVIDIA H800 data sheet, SXM"),
+    Peak(name="H20", bf16=148 * TERA, tf32=74 * TERA, fp32=44 * TERA, source="specifications that sellers print"),
     Peak(name="B200", bf16=2250 * TERA, tf32=1100 * TERA, fp32=75 * TERA, source="NVIDIA HGX B200 data sheet"),
+    Peak(name="GB200", bf16=2500 * TERA, tf32=1250 * TERA, fp32=80 * TERA, source="a 72nd of NVIDIA GB200 NVL72's"),
+    Peak(name="B300", bf16=2250 * TERA, tf32=1125 * TERA, fp32=75 * TERA, source="an 8th of NVIDIA HGX B300's"),
+    Peak(name="GB300", bf16=2500 * TERA, tf32=1250 * TERA, fp32=80 * TERA, source="a 72nd of NVIDIA GB300 NVL72's"),
     Peak(name="A100", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A100 data sheet"),
+    Peak(name="A800", bf16=312 * TERA, tf32=156 * TERA, fp32=19.5 * TERA, source="NVIDIA A800 data sheet"),
     Peak(name="A40", bf16=150 * TERA, tf32=75 * TERA, fp32=37 * TERA, source="NVIDIA A40 data sheet"),
     Peak(name="A30", bf16=165 * TERA, tf32=82 * TERA, fp32=10.3 * TERA, source="NVIDIA A30 data sheet"),
     Peak(name="A10", bf16=125 * TERA, tf32=62.5 * TERA, fp32=31 * TERA, source="NVIDIA A10 data sheet"),
     Peak(name="L40S", bf16=362 * TERA, tf32=183 * TERA, fp32=91.6 * TERA, source="NVIDIA L40S data sheet"),
+    Peak(name="L40", bf16=181 * TERA, tf32=90.5 * TERA, fp32=90.5 * TERA, source="NVIDIA L40 data sheet"),
+    Peak(name="RTX 6000 Ada", bf16=364 * TERA, tf32=182 * TERA, fp32=91 * TERA, source=_ADA),
+    Peak(name="RTX 4090", bf16=165 * TERA, tf32=82.6 * TERA, fp32=82.6 * TERA, source=_ADA),
+    Peak(name="RTX PRO 6000 Max Q", bf16=438 * TERA, tf32=219 * TERA, fp32=110 * TERA, source=_PRO_MAX_Q),
+    Peak(name="RTX PRO 6000 Workstation", bf16=504 * TERA, tf32=252 * TERA, fp32=126 * TERA, source=_PRO),
     Peak(name="L4", bf16=121 * TERA, tf32=60 * TERA, fp32=30 * TERA, source="NVIDIA L4 data sheet"),
 )
 
@@ -48,9 +66,9 @@ def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
 
 
 def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
-    """The dense peak of a device, or None where the table does not know it, as of a part of one (MIG)."""
+    """Return the dense peak of a device, or None if the table does not know it, such as a part of one (MIG)."""
     words = set(device_name.replace("-", " ").split())
-    if "MIG" in words:
+    if words & _PARTS:
         return None
     found = next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)
     return None if found is None else float(getattr(found, number_format))

@@ -88,13 +88,23 @@ def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) 
         "python": platform.python_version(),
         "device": ranks.device_name,
         "device_memory_bytes": str(ranks.device_memory_bytes),
-        "allotted_cpus": str(allotted_cpus()),
+        "allotted_cpus": str(allotted_cpus(ranks.cpus_before_binding)),
     }
 
 
-def allotted_cpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM."""
-    found = [len(os.sched_getaffinity(0))]
+def allotted_cpus(
+    unbound: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = Path("/sys/fs/cgroup"),
+) -> int:
+    """Count processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM.
+
+    Args:
+        unbound: By affinity before the process bound itself; None counts now.
+        environment: Of SLURM.
+        root: Of the control groups.
+    """
+    found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
     with contextlib.suppress(OSError, ValueError):
         group = Path("/proc/self/cgroup").read_text()
         path = re.search(r"^0::/?(.*)$", group, re.MULTILINE)

@@ -72,7 +72,8 @@ class TrainStep:
         self._optimizer = optimizer
         self._config = config
         self._ranks = ranks
-        self._parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
+        """Whose gradients are clipped together."""
         # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
         self._learning = config.parallel.static_graph and shared.traffic is not None
         self.progressed: Callable[[], None] = lambda: None
@@ -88,7 +89,7 @@ class TrainStep:
         batch = batch.to(self._ranks.device)
         with self._shared.synchronise(True):
             self._shared.module(batch).backward()
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         if self._shared.traffic is not None:
             self._shared.traffic.take()
@@ -187,8 +188,8 @@ class TrainStep:
 
     def _update(self, lr: float, loss: torch.Tensor, limits: Limits) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip and update; the norm before clipping, and whether the update was taken."""
-        norm = gradient_norm(self._parameters)
-        nn.utils.clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, norm)
+        norm = gradient_norm(self.parameters)
+        nn.utils.clip_grads_with_norm_(self.parameters, self._config.max_grad_norm, norm)
         whole_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         fine = loss.isfinite() & whole_norm.isfinite() & (loss <= limits.loss) & (whole_norm <= limits.grad_norm)
         set_learning_rate(self._optimizer, lr)
@@ -201,7 +202,7 @@ class TrainStep:
         if not share:
             return None
         # So far it is the part's contribution to the mean over the whole step.
-        norm = gradient_norm(self._parameters) / share
+        norm = gradient_norm(self.parameters) / share
         return PartialGradient(square=norm.square(), share=share)
 
 

@@ -66,6 +66,8 @@ class Watch:
         self._step = 0
         self._first: tuple[int, float] | None = None
         self._told = False
+        self.ending = False
+        """Whether how the run ended is settled."""
         self._armed_s = 0.0
         self._ends = threading.Event()
         self.traceback_file: Path | None = None
@@ -83,6 +85,12 @@ class Watch:
         for number in (*heard_signals(), signal.SIGTSTP):
             signal.signal(number, _noted)
         threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def end_within(self, timeout_s: float) -> None:
+        """Look out for a hang only: what is left to do takes less time, and no signal could ask for more."""
+        self.ending = True
+        self.timeout_s = timeout_s
+        self.beat()
 
     def stop(self) -> None:
         """Watch no more; further signals are left without effect, as the end is near."""
@@ -123,7 +131,7 @@ class Watch:
             if ready:
                 with contextlib.suppress(BlockingIOError):
                     for number in self._sockets[0].recv(64):
-                        if number in SIGNALS:
+                        if number in SIGNALS and not self.ending:
                             self._signalled(number)
                         elif number == signal.SIGTSTP:
                             self._stop()
@@ -154,7 +162,7 @@ class Watch:
                 f"nothing moved for {still_s:.0f} s after step {self._step}: it hangs, or waits for a rank that "
                 f"does{where}"
             )
-        if self._first is not None and not self._told and now_s - self._first[1] > PATIENCE_S:
+        if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
             reason = f"{name}, and killed before the step ended and the state was saved"

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.site import SiteFile, network_variables
+from autotune.cluster.site import SiteFile, job_variables
 from autotune.errors import BadInput
 
-NUMA_BINDING_THERE = "${numa_binding:+--numa-binding=$numa_binding}"
-"""torchrun's option where the node says that it works, else nothing."""
 DEFAULT_GRES = "gpu:{count}"
 _MAX_TEMPLATE_BYTES = 2**20
 
@@ -79,8 +77,6 @@ class TrainJob:
     term_lead_s: int
     chain: int = 1
     """Jobs that follow one another."""
-    binds: bool = False
-    """Whether each node is asked if ranks can be bound to processors near their GPUs."""
     approved_sha256: str | None = None
     """Of the profile that somebody approved, and from no other is trained; None where nobody has to."""
     directory: Path | None = None
@@ -103,7 +99,7 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
             "cpus": job.shape.cpus,
             "directives": _directives(options, site),
             "prologue": site.prologue,
-            "variables": network_variables(site.network) | dict(job.variables),
+            "variables": job_variables(site) | dict(job.variables),
             "command": _prefixed(site, shlex.join(job.command)),
             "typed": job.typed,
             "with_srun": job.with_srun,
@@ -134,12 +130,11 @@ def train_script(job: TrainJob, site: SiteFile, template: str) -> str:
             "ranks": job.ranks,
             "cpus": job.shape.cpus,
             "chain": job.chain,
-            "binds": job.binds,
             "approved": job.approved_sha256,
             "requeue": requeue,
             "directives": _directives(options, site),
             "prologue": site.prologue,
-            "variables": network_variables(site.network),
+            "variables": job_variables(site),
             "autotune": _prefixed(site, shlex.join(job.autotune)),
             "preflight": _lines(site.command_prefix, job.autotune, job.preflight),
             "torchrun": _lines(site.command_prefix, job.torchrun, filled_in=True),
@@ -248,10 +243,10 @@ def _lines(prefix: str, *commands: Sequence[str], filled_in: bool = False) -> li
     """
     lines: list[list[str]] = [[prefix] if prefix else []]
     for word in itertools.chain(*commands):
-        if word.startswith(("--", "${")) and lines[0]:
+        if word.startswith("--") and lines[0]:
             lines.append([])
         if filled_in and "$" in word:
-            lines[-1].append(word if word.startswith("${") else f'"{word}"')  # that one may come to nothing at all
+            lines[-1].append(f'"{word}"')
         else:
             lines[-1].append(shlex.quote(word))
     return [" ".join(line) for line in lines]

@@ -74,6 +74,11 @@ def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[s
     return next((one for one in candidates if not _is_loopback(one)), "127.0.0.1")
 
 
+def interface_of(address: str, addresses: Addresses) -> str:
+    """Return the interface that has this address of the node. Pure."""
+    return next((name for name, listed in addresses.items() if address in listed), "lo")
+
+
 def read_addresses() -> dict[str, list[str]]:
     """The IPv4 addresses of this node by interface."""
     import psutil

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainer.binding import NUMA_VARIABLE
 from trainer.schema import Table, parse_table, read_toml
 from trainer.watch import parse_slurm_time_s
 
@@ -93,7 +94,7 @@ class SiteFile(Table):
     node_local_path: OneLine | None = None
     """A directory on every node's own disk, such as ``/local`` or ``$TMPDIR``."""
     numa_binding: bool = True
-    """Whether each rank is bound to the processors that are near its GPU."""
+    """Whether jobs bind each rank, in training and in trials, to the processors that are near its GPU."""
     require_approved: bool = False
     """Whether jobs train only from profiles that somebody has approved, whatever is asked for."""
     slurm: SlurmSettings = SlurmSettings()
@@ -120,7 +121,9 @@ def find_site(asked: str, environment: Mapping[str, str]) -> Path | None:
     return here if here.is_file() else None
 
 
-def network_variables(network: NetworkSettings) -> dict[str, str]:
-    """What NCCL and gloo are told in the environment of a job. Pure."""
+def job_variables(site: SiteFile) -> dict[str, str]:
+    """Return the environment variables that the site sets in its jobs: of NCCL and gloo, and of binding. Pure."""
+    network = site.network
     chosen = {name: network.interface for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if network.interface}
-    return {name: value for name, value in chosen.items() if value is not None} | network.nccl
+    binding = {} if site.numa_binding else {NUMA_VARIABLE: "0"}
+    return {name: value for name, value in chosen.items() if value is not None} | binding | network.nccl

@@ -13,20 +13,16 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 Start = Callable[[Sequence[str]], list[str]]
 
 
-def on_this_node(ranks: int, device: str, torch_version: str) -> Start:
+def on_this_node(ranks: int, torch_version: str) -> Start:
     """One torchrun of so many ranks."""
 
     def start(arguments: Sequence[str]) -> list[str]:
-        return list(
-            torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, device=device)
-        )
+        return list(torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version))
 
     return start
 
 
-def on_nodes_of_job(
-    nodes: int, ranks: int, device: str, torch_version: str, environment: Mapping[str, str] = os.environ
-) -> Start:
+def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Mapping[str, str] = os.environ) -> Start:
     """One torchrun on each of the job's first nodes, by one ``srun``; to be called on the first of them.
 
     Ranks are numbered from this node on: rank 0 is here. Where the job's script starts things
@@ -35,7 +31,6 @@ def on_nodes_of_job(
     Args:
         nodes: So many of the job's.
         ranks: On each.
-        device: ``cpu`` or ``cuda``.
         torch_version: The installed one.
         environment: As SLURM set it for the job.
     """
@@ -49,10 +44,13 @@ def on_nodes_of_job(
         meeting = Meeting(
             nodes=nodes, endpoint=f"{here}:{port}", job=job, address="$address", node_rank="$SLURM_NODEID"
         )
-        words = torchrun_command(
-            sys.executable, arguments, ranks=ranks, torch_version=torch_version, device=device, meeting=meeting
+        words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
+        asking = f"{shlex.quote(sys.executable)} -m autotune launch address --with-interface{option}"
+        # gloo would otherwise go by the node's name, which may stand for an address that leads to no other node.
+        own = (
+            f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
+            'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
         )
-        own = f"address=$({shlex.quote(sys.executable)} -m autotune launch address{option}) || exit\nexec "
         # Words with a $ are the node's own to fill in.
         script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
         if environment.get(STARTER_VARIABLE):

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 Version = tuple[int, int]
 
-NUMA_BINDING = "--numa-binding=node"
-_NUMA_BINDING_SINCE: Version = (2, 9)
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
 DEFAULT_SHUTDOWN_S = 30
 """How long torchrun waits for its ranks after a signal, where it cannot be told."""
@@ -43,10 +41,8 @@ def torchrun_command(
     *,
     ranks: int,
     torch_version: str,
-    device: str,
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
-    numa_binding: str | None = None,
 ) -> tuple[str, ...]:
     """One node's torchrun; what is started again is the whole job, so it restarts nothing by itself.
 
@@ -55,12 +51,9 @@ def torchrun_command(
         arguments: What each rank runs, such as ``-m trainer …``.
         ranks: Of this node.
         torch_version: The installed one: older ones lack some options.
-        device: ``cpu`` or ``cuda``.
         meeting: None for one node alone.
         shutdown_s: How long ranks have to save and leave after a signal.
-        numa_binding: The word that binds ranks to the processors near their GPUs, such as ``--numa-binding=node``.
     """
-    version = version_of(torch_version)
     words = [python, "-m", "torch.distributed.run"]
     if meeting is None:
         words.append("--standalone")
@@ -68,10 +61,8 @@ def torchrun_command(
         words += [f"--nnodes={meeting.nodes}", *_rendezvous(meeting)]
         words += [f"--rdzv-id={meeting.job}", f"--local-addr={meeting.address}"]
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
-    if shutdown_s is not None and version >= _SHUTDOWN_TIMEOUT_SINCE:
+    if shutdown_s is not None and version_of(torch_version) >= _SHUTDOWN_TIMEOUT_SINCE:
         words.append(f"--shutdown-timeout={shutdown_s}")
-    if numa_binding is not None and device == "cuda" and version >= _NUMA_BINDING_SINCE:
-        words.append(numa_binding)
     return (*words, *arguments)
 
 

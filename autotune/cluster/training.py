@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cluster.batch import NUMA_BINDING_THERE, Shape, TrainJob
+from autotune.cluster.batch import Shape, TrainJob
 from autotune.cluster.site import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import Meeting, torchrun_command
 from autotune.core.profile import Profile
@@ -77,7 +77,6 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
             f"save at its end ({lead_s} s)",
             next_step="Raise it: --time, or slurm.time in the site file.",
         )
-    binds = site.numa_binding and request.config.device == "cuda"
     meeting = Meeting(
         nodes=request.nodes,
         endpoint="$endpoint",
@@ -90,10 +89,8 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
         [],
         ranks=request.ranks,
         torch_version=request.torch_version,
-        device=request.config.device,
         meeting=meeting,
         shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
-        numa_binding=NUMA_BINDING_THERE if binds else None,
     )
     return TrainJob(
         name=f"train-{request.run.name}",
@@ -108,7 +105,6 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
         preflight=_preflight(request, shape.cpus),
         term_lead_s=lead_s,
         chain=request.chain,
-        binds=binds,
         approved_sha256=request.approved_sha256,
         directory=request.directory,
     )

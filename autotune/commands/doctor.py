@@ -15,6 +15,7 @@ from autotune.decide.suitability import find_unsuitable
 from autotune.measure.clock import Clock, SystemClock
 from autotune.measure.host import Host, SystemHost
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor
+from autotune.measure.torch_gpus import gpus_of_torch
 from autotune.show.doctor import doctor_text
 
 NEXT_COMMAND = "autotune data prepare elf:/usr/bin --out DIR"
@@ -50,12 +51,14 @@ def examine(host: Host, monitor: GpuMonitor, slurm: SlurmFacts, clock: Clock, pa
         GpuStatus(facts=gpu, sample=monitor.sample(gpu.uuid), processes=monitor.compute_processes(gpu.uuid))
         for gpu in monitor.devices()
     )
+    absent = monitor.why_absent()
+    unreadable = () if absent is None else tuple(f"{name}: {absent}" for name in gpus_of_torch())
     return MachineFacts(
         time_utc=clock.utc_now(),
         host=host.facts(paths),
         gpus=gpus,
-        gpu_absent=monitor.why_absent(),
-        gpu_unreadable=monitor.unreadable(),
+        gpu_absent=absent,
+        gpu_unreadable=monitor.unreadable() or unreadable,
         slurm=slurm,
         versions=host.library_versions(),
     )

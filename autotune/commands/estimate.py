@@ -30,7 +30,7 @@ def estimate(
         ),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Budget of one rank, such as 94GB; alone, or less than the card has.")
+        str | None, typer.Option(help="Budget of one rank, such as 80GB or 24GiB; alone, or less than the GPU has.")
     ] = None,
     device: Annotated[
         Literal["cuda", "cpu"], typer.Option(help="What it is to run on; a CPU needs --memory.")

@@ -27,7 +27,7 @@ Device = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(help="Budget of one rank, such as 94GB or 2GiB. Default: the free GPU memory; half the RAM."),
+    typer.Option(help="Budget of one rank, such as 80GB or 2GiB. Default: free GPU memory less 512 MiB; half the RAM."),
 ]
 SeqLength = Annotated[int, typer.Option(min=8, help="Tokens in a row.")]
 SEQ_LENGTH_TOKENS = 512

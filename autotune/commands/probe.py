@@ -27,7 +27,7 @@ from autotune.commands.options import (
     SeqLength,
     TrialTimeout,
 )
-from autotune.errors import BadInput, UsageError
+from autotune.errors import UsageError
 
 _MINUTES_PER_MODEL = 3
 """What a probe takes in the mean: ten to twenty trials, most of which end in seconds."""
@@ -51,6 +51,10 @@ def probe(
     checkpointing: Annotated[
         Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
     ] = "none",
+    strategy: Annotated[
+        Literal["ddp", "zero1", "fsdp2"],
+        typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),
+    ] = "ddp",
     as_gpu: Annotated[
         str | None,
         typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.", autocompletion=cards),
@@ -74,6 +78,7 @@ def probe(
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
     from autotune.commands.login_node import refuse_login_node
     from autotune.core.cards import find_card
+    from autotune.core.units import parse_bytes
     from autotune.show.answers import answer_json
     from autotune.show.answers.probe import probe_answer
     from autotune.show.probe import probe_text
@@ -92,13 +97,14 @@ def probe(
         data=data,
         out=out,
         reports=reports,
-        memory_bytes=None if memory is None else size_of(memory),
+        memory_bytes=None if memory is None else parse_bytes(memory),
         as_card=None if as_gpu is None else find_card(as_gpu),
         seq_length_tokens=seq_length,
         layout=layout,
         attention_dropout=attention_dropout,
         precision=precision,
         checkpointing=checkpointing,
+        strategy=strategy,
         global_batch_tokens=global_batch_tokens,
         ranks=ranks,
         accumulate=accumulate,
@@ -133,17 +139,3 @@ def _job(
         on_gpus=on_gpus,
         reports=reports,
     )
-
-
-def size_of(text: str) -> int:
-    """A size in bytes, as ``--memory`` takes it.
-
-    Raises:
-        BadInput: If it is none.
-    """
-    from autotune.core.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise BadInput(str(error), next_step="Try --memory 2GiB.") from error

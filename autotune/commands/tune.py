@@ -113,8 +113,8 @@ def tune(
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
     from autotune.commands.login_node import refuse_login_node
-    from autotune.commands.probe import size_of
     from autotune.core.cards import find_card
+    from autotune.core.units import parse_bytes
     from autotune.tuning.predicted import card_is_elsewhere, predict_instead
     from autotune.tuning.probe import ProbeAsked
     from autotune.tuning.tune import ORDER, TuneAsked, Tuning
@@ -130,7 +130,7 @@ def tune(
             data=data,
             out=out,
             reports=reports,
-            memory_bytes=None if memory is None else size_of(memory),
+            memory_bytes=None if memory is None else parse_bytes(memory),
             as_card=None if gpu is None else find_card(gpu),
             seq_length_tokens=seq_length,
             attention_dropout=attention_dropout,

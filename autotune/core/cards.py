@@ -18,6 +18,10 @@ _MIB = 2**20
 _GIB = 2**30
 _GB = 10**9
 
+RESERVE_BYTES = 512 * _MIB
+"""Of a GPU's memory, what no default budget includes: kernels that are loaded when first launched and library handles
+grow outside PyTorch's allocator, where no limit holds them, in steps that no trial has run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -50,6 +54,16 @@ class Card:
     """The board's power limit as delivered, the highest where boards of this memory differ or it may be configured."""
     power_source: Source
 
+    @property
+    def usable_bytes(self) -> int:
+        """Return the memory that a CUDA process sees."""
+        return self.cuda_total_bytes or self.total_bytes
+
+    @property
+    def default_budget_bytes(self) -> int:
+        """Return the memory budget of a rank that is not given one."""
+        return self.usable_bytes - RESERVE_BYTES
+
 
 _MODAL = Source(
     text="nvidia-smi on Modal's machines, https://thundergolfer.com/blog/nvidia-gpu-memory-capacity; secondary source",
@@ -62,6 +76,8 @@ _NIM = Source(
     date="2026-11-21",
 )
 _READ = "2026-11-22"
+_RESELLERS = Source(text="specifications that sellers print; secondary source", date=_READ)
+_GH200 = Source(text="NVIDIA GH200 data sheet: HBM3 and HBM3e", date=_READ)
 _ANANDTECH = Source(text="AnandTech, NVIDIA announces H100 NVL; secondary source", date="2023-03-21")
 
 CARDS = (
@@ -180,8 +196,55 @@ CARDS = (
         power_source=Source(text="NVIDIA H100 data sheet, NVL: 350 to 400 W", date=_READ),
     ),
     Card(
+        key="h20-96gb",
+        name="NVIDIA H20",
+        compute_capability=(9, 0),
+        total_bytes=97_871 * _MIB,
+        total_source=_SMI,
+        cuda_total_bytes=97_285 * _MIB,
+        cuda_total_source=_TORCH,
+        marketed_bytes=96 * _GB,
+        marketed_source=_RESELLERS,
+        power_limit_w=500,
+        power_source=_SMI,
+    ),
+    Card(
+        key="gh200-96gb",
+        name="NVIDIA GH200 480GB",
+        other_names=("NVIDIA GH200 120GB",),
+        compute_capability=(9, 0),
+        total_bytes=97_871 * _MIB,
+        total_source=_SMI,
+        cuda_total_bytes=int(94.5 * _GIB),
+        cuda_total_source=Source(
+            text="torch's out-of-memory messages of Hopper GPUs with 96 GB in public repositories, the smallest; "
+            "secondary source",
+            date=_READ,
+        ),
+        marketed_bytes=96 * _GB,
+        marketed_source=_GH200,
+        power_limit_w=900,
+        power_source=_SMI,
+    ),
+    Card(
+        key="gh200-144gb",
+        name="NVIDIA GH200 144G HBM3e",
+        compute_capability=(9, 0),
+        total_bytes=146_831 * _MIB,
+        total_source=_SMI,
+        cuda_total_bytes=153_008_209_920,
+        cuda_total_source=Source(
+            text="the driver's cuDeviceTotalMem in a public repository's test; secondary source", date=_READ
+        ),
+        marketed_bytes=144 * _GB,
+        marketed_source=_GH200,
+        power_limit_w=900,
+        power_source=_SMI,
+    ),
+    Card(
         key="h200-141gb",
         name="NVIDIA H200",
+        other_names=("NVIDIA H200 NVL",),
         compute_capability=(9, 0),
         total_bytes=143_771 * _MIB,
         total_source=_MODAL,
@@ -190,7 +253,7 @@ CARDS = (
         marketed_bytes=141 * _GB,
         marketed_source=_NIM,
         power_limit_w=700,
-        power_source=Source(text="NVIDIA H200 data sheet, SXM", date=_READ),
+        power_source=Source(text="NVIDIA H200 data sheet, SXM (the NVL board has 600 W)", date=_READ),
     ),
     Card(
         key="b200-180gb",

@@ -43,6 +43,7 @@ class GpuSample:
 
     ``time_s`` is on CLOCK_MONOTONIC. ``utilisation`` is the share (0 to 1) of the driver's last window in which at
     least one kernel ran: a rank that waits in a collective reads 1. ``used_bytes`` includes the driver's own reserve.
+    ``power_w`` is, since Hopper, the mean of the last second; ``energy_j`` counts from when the driver was loaded.
     ``process_count`` is that of processes that hold memory to compute; those of other containers may be hidden.
     """
 
@@ -54,6 +55,7 @@ class GpuSample:
     throttle_reasons: tuple[str, ...] | None
     temperature_c: int | None
     process_count: int | None = None
+    energy_j: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a figure is None, by its name."""
 
@@ -260,8 +262,8 @@ def visible_devices(devices: Sequence[GpuFacts], environment: Mapping[str, str])
     """The GPUs that a CUDA process would see under ``CUDA_VISIBLE_DEVICES``, in its order.
 
     Entries are indices or the beginning of a GPU's or MIG slice's UUID. As in CUDA, an entry that names nothing ends
-    the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares when
-    ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID`` or all GPUs are alike.
+    the list, and a repeated one empties it. Indices are read in PCI order, which CUDA shares unless the user has set
+    another ``CUDA_DEVICE_ORDER`` and GPUs differ.
     """
     text = environment.get("CUDA_VISIBLE_DEVICES")
     if text is None:

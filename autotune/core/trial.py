@@ -10,6 +10,9 @@ from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
 
+FEWEST_TIMED_STEPS = 3
+"""Fewer timed steps than this ask whether a size fits, and nothing about speed."""
+
 JobName = Literal["step", "feed", "matmul", "fault", "trace", "links", "exchange"]
 
 
@@ -28,6 +31,11 @@ class Trial:
     def key(self) -> str:
         """SHA-256 of what is measured."""
         return canonical_sha256({"job": self.job, "measured": self.measured})
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its answer depends on how fast the device is."""
+        return self.job != "step" or self.measured.get("timed_steps", FEWEST_TIMED_STEPS) >= FEWEST_TIMED_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 import re
 
+from autotune.errors import BadInput
+
 _BYTE_FACTORS = {
-    "": 1,
     "b": 1,
     "kb": 10**3,
     "mb": 10**6,
@@ -18,20 +19,21 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as ``94GB`` (decimal) or ``2GiB`` (binary).
-
-    Returns:
-        The size in bytes.
+    """Read a size in bytes such as ``94GB`` (decimal) or ``94GiB`` (binary): which of the two is never guessed.
 
     Raises:
-        ValueError: If the text is not a positive number with a known unit.
+        BadInput: If the text is not a positive number with a known unit.
     """
     match = _SIZE.fullmatch(text)
-    if match is None or match[2].lower() not in _BYTE_FACTORS:
-        raise ValueError(f"{text!r} is not a size: write a number and a unit, such as 94GB or 2GiB")
-    size_bytes = int(float(match[1]) * _BYTE_FACTORS[match[2].lower()])
+    number, unit = ("0", "") if match is None else (match[1], match[2].lower())
+    size_bytes = int(float(number) * _BYTE_FACTORS.get(unit, 0))
     if size_bytes <= 0:
-        raise ValueError(f"{text!r} is not a positive size")
+        number = number if float(number) else "2"
+        prefix = next((one.upper() for one in "kmgt" if unit.startswith(one)), "G")
+        raise BadInput(
+            f"{text!r} is not a size: it requires a positive number and a unit",
+            next_step=f"Write {number}{prefix}B (decimal) or {number}{prefix}iB (binary).",
+        )
     return size_bytes
 
 

@@ -1,140 +1,102 @@
-"""How many bytes torch's CUDA caching allocator reserves for a sequence of allocations, by its published rules.
+"""How many bytes torch's CUDA caching allocator reserves for a sequence of allocations, with expandable segments.
 
-``c10/cuda/CUDACachingAllocator.cpp`` with default settings, one stream: sizes are rounded to 512 bytes, small requests
-share segments of 2 MiB, middle ones of 20 MiB, large ones get multiples of 2 MiB; the smallest free block that is large
-enough is taken and split; neighbours that are free become one. Segments are never given back before memory runs out,
-and running out counts as not fitting, so that is the end here.
+The rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True`` on one stream. Sizes are rounded
+to 512 bytes. Requests of up to 1 MiB share one segment, larger ones another. The smallest free block that is large
+enough is taken, though not the last block of a segment while another one will do; if none is large enough, the segment
+grows by pages of 2 or 20 MiB. Adjacent free blocks become one. Pages are only given back when memory runs out, and
+running out counts as not fitting.
 """
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 MIB = 2**20
 ROUND_BYTES = 512
-SMALL_BYTES, SMALL_SEGMENT_BYTES = MIB, 2 * MIB
-MIDDLE_BYTES, MIDDLE_SEGMENT_BYTES = 10 * MIB, 20 * MIB
-LARGE_ROUND_BYTES = 2 * MIB
-_SPLIT_REMAINDER_BYTES = {True: ROUND_BYTES, False: SMALL_BYTES + 1}
-"""A block is split where at least so much is left over; by whether the pool is the small one."""
+SMALL_BYTES = MIB
+"""Requests of up to this size share the segment for small ones."""
+SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 * MIB, 20 * MIB
 
 
-@dataclass(slots=True, kw_only=True)
-class _Block:
-    address: int
-    size_bytes: int
-    small: bool
-    before: "_Block | None" = None
-    after: "_Block | None" = None
-    free: bool = True
+class Segment:
+    """One expandable segment: blocks by address, from 0 to ``reserved_bytes``.
+
+    Args:
+        page_bytes: It grows by multiples of this.
+    """
+
+    def __init__(self, page_bytes: int) -> None:
+        self.reserved_bytes = 0
+        self._page_bytes = page_bytes
+        self._free: list[tuple[int, int]] = []
+        """Size and address of each free block, ascending."""
+        self._size_at: dict[int, int] = {}
+        """The free blocks by their addresses, and by their ends."""
+        self._size_before: dict[int, int] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the address of a new block."""
+        index = bisect.bisect_left(self._free, (size_bytes, 0))
+        if index < len(self._free) - 1 and sum(self._free[index]) == self.reserved_bytes:
+            index += 1  # torch counts the last block as the size that it could grow to
+        if index < len(self._free):
+            found, address = self._free[index]
+        else:
+            found, address = self._grow(size_bytes)
+        self._remove(found, address)
+        if found > size_bytes:
+            self._add(found - size_bytes, address + size_bytes)
+        return address
+
+    def release(self, address: int, size_bytes: int) -> None:
+        """Free a block, and merge it with free neighbours."""
+        if before := self._size_before.get(address):
+            self._remove(before, address - before)
+            address, size_bytes = address - before, size_bytes + before
+        if after := self._size_at.get(address + size_bytes):
+            self._remove(after, address + size_bytes)
+            size_bytes += after
+        self._add(size_bytes, address)
+
+    def _grow(self, size_bytes: int) -> tuple[int, int]:
+        """Make the last free block large enough; return its size and address."""
+        last = self._size_before.get(self.reserved_bytes, 0)
+        address = self.reserved_bytes - last
+        if last:
+            self._remove(last, address)
+        self.reserved_bytes = -(-(address + size_bytes) // self._page_bytes) * self._page_bytes
+        self._add(self.reserved_bytes - address, address)
+        return self.reserved_bytes - address, address
+
+    def _add(self, size_bytes: int, address: int) -> None:
+        bisect.insort(self._free, (size_bytes, address))
+        self._size_at[address] = self._size_before[address + size_bytes] = size_bytes
+
+    def _remove(self, size_bytes: int, address: int) -> None:
+        del self._free[bisect.bisect_left(self._free, (size_bytes, address))]
+        del self._size_at[address], self._size_before[address + size_bytes]
 
 
-@dataclass(slots=True)
-class CachingAllocator:
-    """One device's allocator."""
-
-    reserved_bytes: int = 0
-    allocated_bytes: int = 0
-    _next_address: int = 0
-    _pools: dict[bool, list[tuple[int, int, _Block]]] = field(default_factory=lambda: {True: [], False: []})
-    """Free blocks by size, then address; one pool for small requests, one for the others."""
-
-    def allocate(self, asked_bytes: int) -> _Block:
-        """Take a block."""
-        size = rounded_bytes(asked_bytes)
-        small = size <= SMALL_BYTES
-        block = self._find(size, small) or self._reserve(size, small)
-        if block.size_bytes - size >= _SPLIT_REMAINDER_BYTES[small]:
-            rest = _Block(
-                address=block.address + size,
-                size_bytes=block.size_bytes - size,
-                small=small,
-                before=block,
-                after=block.after,
-            )
-            if block.after is not None:
-                block.after.before = rest
-            block.after, block.size_bytes = rest, size
-            self._put(rest)
-        block.free = False
-        self.allocated_bytes += block.size_bytes
-        return block
-
-    def release(self, block: _Block) -> None:
-        """Give a block back, and merge it with free neighbours."""
-        self.allocated_bytes -= block.size_bytes
-        block.free = True
-        before, after = block.before, block.after
-        if before is not None and before.free:
-            self._take(before)
-            before.size_bytes += block.size_bytes
-            before.after = after
-            if after is not None:
-                after.before = before
-            block = before
-        if after is not None and after.free:
-            self._take(after)
-            block.size_bytes += after.size_bytes
-            block.after = after.after
-            if after.after is not None:
-                after.after.before = block
-        self._put(block)
-
-    def _find(self, size: int, small: bool) -> _Block | None:
-        pool = self._pools[small]
-        place = bisect.bisect_left(pool, size, key=_size_of)
-        return pool.pop(place)[2] if place < len(pool) else None
-
-    def _reserve(self, size: int, small: bool) -> _Block:
-        segment = segment_bytes(size)
-        self.reserved_bytes += segment
-        block = _Block(address=self._next_address, size_bytes=segment, small=small)
-        self._next_address += segment
-        return block
-
-    def _put(self, block: _Block) -> None:
-        bisect.insort(self._pools[block.small], (block.size_bytes, block.address, block), key=_place_of)
-
-    def _take(self, block: _Block) -> None:
-        pool = self._pools[block.small]
-        place = bisect.bisect_left(pool, (block.size_bytes, block.address), key=_place_of)
-        del pool[place]
-
-
-def rounded_bytes(asked_bytes: int) -> int:
-    """What a request becomes."""
-    return max(ROUND_BYTES, -(-asked_bytes // ROUND_BYTES) * ROUND_BYTES)
-
-
-def segment_bytes(size_bytes: int) -> int:
-    """What is asked of the device for a rounded request that no free block serves."""
-    if size_bytes <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    if size_bytes < MIDDLE_BYTES:
-        return MIDDLE_SEGMENT_BYTES
-    return -(-size_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
+def rounded_bytes(requested_bytes: int) -> int:
+    """Return the size of the block that a request gets; a request of nothing gets none."""
+    return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
 def reserve(sizes_bytes: Sequence[int], events: Sequence[int]) -> int:
-    """Play a sequence of allocations: bytes of the device that are reserved in the end, which is also the most.
+    """Play a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
     Args:
-        sizes_bytes: Of each allocation.
+        sizes_bytes: Requested by each allocation.
         events: ``i``: allocation i is made; ``-1 - i``: it is released.
     """
-    allocator = CachingAllocator()
-    blocks: dict[int, _Block] = {}
+    small, large = Segment(SMALL_PAGE_BYTES), Segment(LARGE_PAGE_BYTES)
+    blocks: dict[int, tuple[Segment, int, int]] = {}
     for event in events:
-        if event < 0:
-            allocator.release(blocks.pop(-1 - event))
-        else:
-            blocks[event] = allocator.allocate(sizes_bytes[event])
-    return allocator.reserved_bytes
-
-
-def _size_of(entry: tuple[int, int, _Block]) -> int:
-    return entry[0]
-
-
-def _place_of(entry: tuple[int, int, _Block] | tuple[int, int]) -> tuple[int, int]:
-    return entry[0], entry[1]
+        if event >= 0:
+            size = rounded_bytes(sizes_bytes[event])
+            if size:
+                segment = small if size <= SMALL_BYTES else large
+                blocks[event] = segment, segment.allocate(size), size
+        elif -1 - event in blocks:
+            segment, address, size = blocks.pop(-1 - event)
+            segment.release(address, size)
+    return small.reserved_bytes + large.reserved_bytes

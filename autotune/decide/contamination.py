@@ -1,4 +1,4 @@
-"""When a trial's outcome is void: somebody else was on its GPU, or the GPU was slowed down.
+"""When a trial's outcome is void: somebody else was on its GPU, or the GPU was slowed down for a part of it.
 
 Whose memory it is cannot be told from process ids: a container sees the host's. So bytes are compared with a baseline
 from before this program used a GPU, and the processes that the driver lists only serve to say who it may be. A figure
@@ -16,6 +16,9 @@ from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 
 MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """What an idle GPU's reading may differ by: the driver keeps house in MiB, a CUDA context takes hundreds of them."""
+
+SLOWED_SHARE_TOLERATED = 0.1
+"""Air-cooled GPUs in good order are slowed down by heat for a moment now and then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +47,15 @@ def describe_growth(use: GpuUse, baseline_bytes: int | Unavailable, waited_s: fl
 
 
 def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
-    """Name the faults (heat, hardware slowdown) that lowered a GPU's clocks; None without any. A power cap is none."""
+    """Name the faults (heat, hardware slowdown) that lowered a GPU's clocks for longer than is tolerated, else None.
+
+    A power cap is no fault.
+    """
     readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
-    faults = Counter(fault for reasons in readings for fault in throttle_faults(reasons))
-    if not faults:
+    slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
+    if len(slowed) <= SLOWED_SHARE_TOLERATED * len(readings):
         return None
+    faults = Counter(fault for found in slowed for fault in found)
     shares = ", ".join(f"{name} in {count} of {len(readings)} samples" for name, count in faults.items())
     temperatures_c = [sample.temperature_c for sample in samples if sample.temperature_c is not None]
     heat = f", at up to {max(temperatures_c)} °C" if temperatures_c else ""

@@ -1,12 +1,12 @@
 """What GPUs did in a window of time, as figures; each is missing on its own, with the reason. Pure."""
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from autotune.core.gpu_use import GpuUseFigures
-from autotune.core.hardware import GpuSeries
+from autotune.core.hardware import GpuSample, GpuSeries
 from autotune.core.outcome import Measured, Outcome
 
 POWER_CAP = "sw_power_cap"
@@ -32,7 +32,7 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         samples=len(samples),
         utilisation_share=utilisation,
         used_bytes=_over(max, (one.used_bytes for one in samples)),
-        power_w=_over(statistics.fmean, (one.power_w for one in samples)),
+        power_w=mean_power_w(samples),
         sm_clock_mhz=_over(statistics.median, (one.sm_clock_mhz for one in samples)),
         temperature_c=_over(max, (one.temperature_c for one in samples)),
         power_capped_share=_over(statistics.fmean, capped),
@@ -42,6 +42,21 @@ def gpu_use(series: GpuSeries) -> GpuUseFigures:
         gpm_pcie_rx_bytes_per_s=_over(statistics.fmean, (one.pcie_rx_bytes_per_s for one in counted)),
         gpm_lacking=None if counted else series.gpm_lacking or NO_COUNTERS,
     )
+
+
+def mean_power_w(samples: Sequence[GpuSample]) -> float | None:
+    """Return the mean power between the first sample and the last; None if nothing tells.
+
+    From the energy in between where the GPU counts it: since Hopper, a reading of power is a mean over the last second,
+    of which a part lies before the window.
+    """
+    counted = [(one.time_s, one.energy_j) for one in samples if one.energy_j is not None]
+    if counted:
+        (start_s, before_j), (end_s, after_j) = counted[0], counted[-1]
+        if end_s > start_s and after_j > before_j:
+            return (after_j - before_j) / (end_s - start_s)
+    mean: float | None = _over(statistics.fmean, (one.power_w for one in samples))
+    return mean
 
 
 def with_gpus(outcome: Outcome, series: Iterable[GpuSeries]) -> Outcome:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 FIRST_GUESS = 32
 STRAIGHT = 4
-"""Every so many guesses one is the middle, so that a crooked law costs no more than halving does."""
+"""Every so many guesses one is the middle, or twice the last, so that a crooked law costs no more than halving does."""
 
 
 def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top: int) -> int:
@@ -34,6 +34,6 @@ def largest_within(needs: Callable[[int], float], limit: float, *, low: int, top
             straight = near[0] + int((limit - known[near[0]]) // slope)
         elif low == guess:
             straight = 2 * low
-        halves = len(known) % STRAIGHT == 0 and high <= top
-        guess = min(max((low + high) // 2 if halves else straight, low + 1), high - 1)
+        middle = (low + high) // 2 if high <= top else 2 * low
+        guess = min(max(straight if len(known) % STRAIGHT else middle, low + 1), high - 1)
     return low

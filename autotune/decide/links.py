@@ -42,6 +42,22 @@ class LinkFit:
         return Link(latency_s=self.latency_s.value, bytes_per_s=self.bytes_per_s.value)
 
 
+def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
+    """Which part of its time a device loses to a message that travels meanwhile, 0 to 1.
+
+    Args:
+        ended_s: When each of several products ended, all launched with the message, in order.
+        travel_s: When the message was there.
+        alone_s: What a product takes while nothing travels.
+    """
+    done = sum(one_s <= travel_s for one_s in ended_s)
+    # The product under way then is counted in part; if all had ended before, time counts to the last of them.
+    began_s = ended_s[done - 1] if done else 0.0
+    part = (travel_s - began_s) / (ended_s[done] - began_s) if done < len(ended_s) else 0.0
+    seconds = travel_s if done < len(ended_s) else began_s
+    return min(1.0, max(0.0, 1 - (done + part) * alone_s / seconds)) if seconds > 0 else 0.0
+
+
 def fit_link(times: Sequence[tuple[float, float]], members: int, *, trees: bool = False) -> LinkFit:
     """Fit latency and bandwidth to all-reduces of a ring of so many.
 

@@ -1,11 +1,11 @@
-"""From traces of a few micro-batches to the memory of any: the law, the ledger, and the largest that fits.
+"""From traces of a few micro-batches to the memory of any: its peak, the terms of the peak, and the largest that fits.
 
-Every allocation of a step grows with the rows of the micro-batch, with the places that the head computes (which grow a
-little slower, as they hold six standard deviations), with both or with neither; so three traces tell each one's law
-exactly, and the whole sequence can be played through a device's allocator for any number of rows. Nothing is fitted.
+Traces of different micro-batches are the same sequence of allocations with other sizes. A size between two traced ones
+is interpolated, each allocation for itself; the whole sequence is then played through the device's allocator. Most
+allocations grow evenly, so nearly all of it is exact anywhere; all of it is exact at a traced size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,25 +27,31 @@ WORKSPACES = "workspaces of matrix products"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """Allocations of training with a micro-batch of any number of rows."""
+    """Allocations of training with a micro-batch of any number of rows, from traces of at least two.
 
-    fixed_bytes: Int64
-    """Shape (A,), as all that follow: one for each allocation."""
-    bytes_per_row: Int64
-    bytes_per_slot: Int64
-    """For each place that the head computes."""
+    Shapes: R traced micro-batches, A allocations.
+    """
+
+    rows: Int64
+    """Shape (R,), ascending: the rows that were traced."""
+    traced_bytes: Int64
+    """Shape (R, A)."""
     term_of: Int64
+    """Shape (A,): indices of ``terms``."""
     terms: tuple[str, ...]
     events: Int64
-    slots_of: Callable[[int], int]
-    """Places that the head computes, by rows."""
+    """``i``: allocation i is made; ``-1 - i``: it is released."""
 
     def sizes_bytes(self, rows: int) -> Int64:
-        """Shape (A,), of a micro-batch of so many rows."""
-        return self.fixed_bytes + self.bytes_per_row * rows + self.bytes_per_slot * self.slots_of(rows)
+        """Return the size of each allocation in bytes, shape (A,), for a micro-batch of so many rows."""
+        upper = int(np.clip(np.searchsorted(self.rows, rows), 1, len(self.rows) - 1))
+        left, right = self.rows[upper - 1], self.rows[upper]
+        low, high = self.traced_bytes[upper - 1], self.traced_bytes[upper]
+        grown: Int64 = low + -((low - high) * (rows - left) // (right - left))
+        return np.maximum(grown, 0)
 
     def running_bytes(self, rows: int) -> Int64:
-        """Shape (events,): bytes in use after each, before any allocator rounds them."""
+        """Return the bytes in use after each event, before any allocator rounds them."""
         sizes = self.sizes_bytes(rows)
         made = self.events >= 0
         running: Int64 = np.cumsum(np.where(made, sizes[self.events], -sizes[-1 - self.events]))
@@ -55,7 +61,7 @@ class Law:
     def largest_parameter_bytes(self) -> int:
         """The largest single block of the model itself, such as its table of embeddings."""
         number = self.terms.index(PARAMETERS)
-        return int(self.fixed_bytes[self.term_of == number].max(initial=0))
+        return int(self.traced_bytes[0, self.term_of == number].max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,47 +84,25 @@ class Ledger:
     peak_bytes: int
 
 
-def affine_law(traces: Sequence[Trace], slots_of: Callable[[int], int]) -> Law | None:
-    """The law that three traces of different micro-batches tell, in whole numbers.
-
-    Where the head's places lie on a straight line in the rows, so that they cannot be told from rows by these traces,
-    all is laid to the rows.
+def law_of(traces: Sequence[Trace]) -> Law | None:
+    """Return the law of traces of two or more different micro-batches.
 
     Returns:
-        None when the traces do not have the same allocations in the same order, or do not lie on one law: the model
-        then computes in another way at another size.
+        None if the traces do not have the same allocations in the same order: the model then computes in another way
+        at another size.
     """
-    first = traces[0]
-    if any(not _alike(first, other) for other in traces[1:]):
+    ordered = sorted(traces, key=lambda trace: trace.rows)
+    first = ordered[0]
+    if any(not _alike(first, other) for other in ordered[1:]):
         return None
     terms = sorted({one.term for one in first.allocations})
     number = {term: index for index, term in enumerate(terms)}
-    observed = np.array([[one.size_bytes for one in trace.allocations] for trace in traces], dtype=np.int64)
-    more, much_more = observed[1] - observed[0], observed[2] - observed[0]
-    rows = [trace.rows - first.rows for trace in traces[1:]]
-    slots = [slots_of(trace.rows) - slots_of(first.rows) for trace in traces[1:]]
-    apart = rows[0] * slots[1] - rows[1] * slots[0]
-    per_slot = (rows[0] * much_more - rows[1] * more) // apart if apart else np.zeros_like(more)
-    per_row = (more - slots[0] * per_slot) // rows[0]
-    law = Law(
-        fixed_bytes=observed[0] - per_row * first.rows - per_slot * slots_of(first.rows),
-        bytes_per_row=per_row,
-        bytes_per_slot=per_slot,
+    return Law(
+        rows=np.array([trace.rows for trace in ordered], dtype=np.int64),
+        traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
         term_of=np.array([number[one.term] for one in first.allocations], dtype=np.int64),
         terms=tuple(terms),
         events=np.array(first.events, dtype=np.int64),
-        slots_of=slots_of,
-    )
-    return law if all(holds_for(law, trace) for trace in traces) else None
-
-
-def holds_for(law: Law, trace: Trace) -> bool:
-    """Whether a trace is what the law says, to the byte."""
-    sizes = [one.size_bytes for one in trace.allocations]
-    return (
-        len(sizes) == len(law.fixed_bytes)
-        and np.array_equal(law.sizes_bytes(trace.rows), sizes)
-        and np.array_equal(law.events, trace.events)
     )
 
 
@@ -167,16 +151,7 @@ def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, m
 
 
 def _with_workspaces(law: Law, rows: int, surroundings: Surroundings) -> tuple[list[int], list[int]]:
+    # A trial's first matrix products come before the model, so that handles and workspaces are there when it is built.
     sizes = law.sizes_bytes(rows).tolist()
-    # They come with the first matrix product, when the model's own weights are there.
-    place = _built(law)
-    events = law.events.tolist()
-    extra = list(range(len(sizes), len(sizes) + len(surroundings.workspaces_bytes)))
-    return [*sizes, *surroundings.workspaces_bytes], [*events[:place], *extra, *events[place:]]
-
-
-def _built(law: Law) -> int:
-    """Index of the first event after the model was built."""
-    weights = law.terms.index(PARAMETERS) if PARAMETERS in law.terms else -1
-    numbers = np.where(law.events >= 0, law.events, -1 - law.events)
-    return int(np.flatnonzero(law.term_of[numbers] == weights).max(initial=-1)) + 1
+    extra = range(len(sizes), len(sizes) + len(surroundings.workspaces_bytes))
+    return [*sizes, *surroundings.workspaces_bytes], [*extra, *law.events.tolist()]

@@ -32,13 +32,12 @@ def probe_command(profile: Profile, path: str, *, model: str | None = None, data
 
 
 def takes_the_whole_card(profile: Profile) -> bool:
-    """Whether the budget is what a process sees of the card that it was estimated for: a probe takes it by itself."""
+    """Return whether the budget is the default of the GPU that it was estimated for: a probe takes it by itself."""
     there = profile.fingerprint
     if not profile.is_estimated or there.gpu_name is None or there.gpu_total_bytes is None:
         return False
     card = card_of(there.gpu_name, there.gpu_total_bytes)
-    usable = None if card is None else card.cuda_total_bytes or card.total_bytes
-    return profile.constraints.memory_budget_bytes == usable
+    return card is not None and profile.constraints.memory_budget_bytes == card.default_budget_bytes
 
 
 def _as_estimated(profile: Profile, estimate: EstimateEvidence) -> list[str]:

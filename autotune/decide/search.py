@@ -1,34 +1,52 @@
-"""Find the largest micro-batch in few trials: predict, correct the prediction by what trials show, prove both sides.
+"""Find the largest micro-batch in few trials: predict, correct the prediction by each trial, prove both sides.
 
-What is tried next is what leaves the fewest trials to follow, by what trials so far leave possible. Predictions only
-choose what to try: the answer is always a trial that fitted next to one that was refused.
+Predictions only choose what to try. The answer is a trial that fitted beside one that ran out of memory: a fit proves
+every smaller size, an out of memory every larger one.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
+from autotune.decide.largest import largest_within
 
-from autotune.decide.posterior import MIB, Answers, Float64, Prediction, Tried, posterior
-
+MIB = 2**20
 GROWTH = 4
 """How fast sizes grow, without a prediction, until two of them show a slope."""
 SLOPE_BYTES = 64 * MIB
-"""Points that differ by less than three of the caching allocator's 20 MiB segments do not show a slope."""
-LINE_SLOPE_SIGMA, LINE_CONSTANT_SIGMA = 0.05, 0.02
-"""How far a line through two trials may be off: shares of its slope and of the peak."""
-PATIENCE = 3
-"""Trials after which the prediction begins to count for less."""
-EVEN = 0.1
-"""How much less, by each further trial."""
-CANDIDATES = 48
-"""Sizes that are compared, by their chance to fit."""
-BOTH = 0.3
-"""How much the smaller of two needs adds, that for bits and that for proof: most trials serve both."""
-NORMAL_WIDTH = math.sqrt(2 * math.pi * math.e)
+"""Peaks that differ by less than three of the caching allocator's 20 MiB segments do not show a slope."""
+SEGMENT_BYTES, FEW = 20 * MIB, 2
+"""How far an allocator may round a peak up; considered once more than ``FEW`` sizes fitted."""
+PREDICTED_SHARE, SLOPE_SHARE, PEAK_SHARE = 0.03, 0.03, 0.001
+"""First guess of how far off a prediction, its slope beyond a measured peak, and that peak itself may be."""
+WIDER, WIDENINGS = 3, 16
+"""By how much that guess grows while trials contradict it, and how often."""
+PATIENCE = 6
+"""Trials after which the least step to either side doubles with each, so that any search ends in O(log) trials."""
 MAX_FAILURES = 3
 """A size that failed so often in ways that say nothing about memory is given up, and so is the search."""
+
+Bytes = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A micro-batch and whether it fitted; ``peak_bytes`` is known if it did."""
+
+    rows: int
+    fits: bool | None
+    """None: the trial failed in a way that says nothing about memory."""
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is known of the peak before any trial."""
+
+    peak_bytes: Bytes
+    """By rows; any curve will do, the better it is the fewer trials follow."""
+    unsure_bytes: float = 0.0
+    """How far off may be what does not grow with rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +63,7 @@ class Bracket:
 
 
 def bracket(tried: Sequence[Tried]) -> Bracket:
-    """Summarise trials. A refusal counts against every size from its own up, whatever fitted there by luck."""
+    """Summarise trials. An out of memory counts against every size from its own up, whatever fitted there by luck."""
     refused = [trial.rows for trial in tried if trial.fits is False]
     infeasible_min = min(refused, default=None)
     fitted = [trial.rows for trial in tried if trial.fits and (infeasible_min is None or trial.rows < infeasible_min)]
@@ -55,7 +73,7 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 def next_rows(
     tried: Sequence[Tried], budget_bytes: int, max_rows: int, prediction: Prediction | None = None
 ) -> int | None:
-    """What to try next.
+    """Choose the size to try next.
 
     Args:
         tried: Trials so far, in their order.
@@ -69,99 +87,100 @@ def next_rows(
     if tried and tried[-1].fits is None:
         return tried[-1].rows
     state = bracket(tried)
-    low, high = state.feasible_max, state.infeasible_min
+    low, high = state.feasible_max, state.infeasible_min or max_rows + 1
     if state.closed or high == 1 or low >= max_rows:
         return None
-    known = prediction or _line(tried)
-    top = max_rows if high is None else high - 1
-    if known is None:
-        if low == 0:
-            return 1 if high is None else max(1, high // 2)
-        return min(GROWTH * low, top) if high is None else (low + high) // 2
-    if not low:  # nothing has fitted yet: the prediction is further off than was thought
-        refused = sum(trial.fits is False for trial in tried)
-        known = replace(known, constant_sigma_bytes=known.constant_sigma_bytes * (1 + refused))
-    # A fit at a size that was refused another time says nothing.
-    believed = [trial for trial in tried if not trial.fits or high is None or trial.rows < high]
-    answers = posterior(believed, known, budget_bytes).answers(known, budget_bytes, low, top)
-    # The more trials did not end it, the more of the chance is shared out evenly between what fitted and what did not.
-    even = min(1.0, EVEN * max(0, len(tried) - PATIENCE)) if high is not None else 0.0
-    return _most_telling(answers, even)
-
-
-def _most_telling(answers: Answers, even: float) -> int:
-    """The size after whose trial the fewest are expected to follow.
-
-    A refusal tells that larger sizes are not the answer. A fit tells the same of smaller ones, and its peak takes the
-    constant error out of the prediction, so that what is left open is the slope's error on the way to the answer.
-    """
-    low, believed = answers.low, answers.chance
-    chance = (1 - even) * believed + even / len(believed)
-    or_more = np.cumsum(chance[::-1])[::-1]
-    quantiles = np.searchsorted(-or_more, -np.linspace(0.995, 0.005, CANDIDATES), side="right") - 1
-    likeliest = int(believed.argmax())
-    best, fewest = 0, math.inf
-    for number in np.unique([*quantiles, 1, likeliest, likeliest + 1]):
-        if not 1 <= number < len(chance):
-            continue
-        fits = or_more[number]
-        further = 0.0
-        if fits > 0:
-            away = np.arange(len(chance) - number)
-            open_rows = np.hypot(answers.slope_sigma * away, answers.reading_sigma_rows)
-            likely = _shares(believed[number:])
-            # The entropy of a normal distribution with that standard deviation.
-            left_bits = float(likely @ np.log2(np.maximum(1.0, NORMAL_WIDTH * open_rows)))
-            told_bits = max(0.0, _bits(likely) - left_bits) * (1 - even) * believed[number:].sum() / fits
-            further += fits * _trials(_shares(chance[number:]), told_bits)
-        if fits < 1:
-            further += (1 - fits) * _trials(_shares(chance[:number]), 0.0)
-        if further < fewest:
-            best, fewest = low + int(number), further
-    return best
-
-
-def _trials(chance: Float64, told_bits: float) -> float:
-    """About how many trials follow: as many as halve what is open, and at least those that prove the answer."""
-    open_bits = max(0.0, _bits(chance) - told_bits)
-    proof = 2 - float(chance[0] + chance[-1])  # the ends of what is possible have been proven on their other side
-    return max(open_bits, proof) + BOTH * min(open_bits, proof)
-
-
-def _bits(chance: Float64) -> float:
-    likely = chance[chance > 0]
-    return -float(likely @ np.log2(likely))
-
-
-def _shares(chance: Float64) -> Float64:
-    shares: Float64 = chance / max(float(chance.sum()), 1e-300)
-    return shares
+    if prediction and prediction.peak_bytes(max_rows) <= prediction.peak_bytes(1):
+        prediction = None
+    law = _law(_peaks(tried, low), prediction, SLOPE_BYTES if prediction or state.infeasible_min is None else 1)
+    if law is not None:
+        wish = _wish(law, partial(largest_within, limit=budget_bytes, low=low, top=max_rows), low, high)
+    else:
+        wish = max(1, GROWTH * low) if state.infeasible_min is None else (low + high) // 2
+    least: int = min(2 ** max(0, sum(one.fits is not None for one in tried) - PATIENCE), (high - low) // 2)
+    return min(max(wish, low + least), high - least)
 
 
 def predict_bytes(tried: Sequence[Tried], rows: int, prediction: Prediction | None) -> int | None:
-    """The peak of ``rows`` from smaller trials that fitted and what was known before them."""
-    smaller = [trial for trial in tried if trial.rows < rows and trial.fits]
-    known = prediction or _line(smaller)
-    if known is None:
-        return None
-    return round(posterior(smaller, known, 2**62).expected_bytes(known.peak_bytes(rows)))
+    """Predict the peak of ``rows`` from smaller trials that fitted and what was known before them."""
+    law = _law(_peaks(tried, rows - 1), prediction, SLOPE_BYTES if prediction else 1)
+    return None if law is None else round(law.expected(rows) if law.fits else law.grows(rows))
 
 
-def _line(tried: Sequence[Tried]) -> Prediction | None:
-    """A straight line through two trials that fitted; None where they show no slope."""
-    peaks = {trial.rows: trial.peak_bytes for trial in tried if trial.fits and trial.peak_bytes is not None}
-    points = sorted(peaks.items())
-    if len(points) < 2:
-        return None
-    rows_2, bytes_2 = points[-1]
-    # Allocator steps drown the slope between near neighbours, curvature bends that between far ones.
-    apart = (point for point in reversed(points[:-1]) if bytes_2 - point[1] >= SLOPE_BYTES)
-    rows_1, bytes_1 = next(apart, points[0])
-    slope = (bytes_2 - bytes_1) / (rows_2 - rows_1)
-    if slope <= 0 or (bytes_2 - bytes_1 < SLOPE_BYTES and bracket(tried).infeasible_min is None):
-        return None
-    return Prediction(
-        peak_bytes=lambda rows: bytes_2 + slope * (rows - rows_2),
-        slope_sigma=LINE_SLOPE_SIGMA,
-        constant_sigma_bytes=LINE_CONSTANT_SIGMA * bytes_2,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Law:
+    """How the peak grows with rows, the peaks that were measured, and how far off what follows from both may be."""
+
+    grows: Bytes
+    fits: list[tuple[int, int]]
+    """Rows and peak, by rows."""
+    unsure_bytes: float
+
+    def expected(self, rows: int) -> float:
+        """By the offset that the largest trial measured; before any, with what is unsure: a fit tells more."""
+        return self._by(self.fits[-1], rows) if self.fits else self.grows(rows) + self.unsure_bytes
+
+    def most(self, rows: int, errors: float) -> float:
+        """If it is off upwards by so many times its error."""
+        if not self.fits:
+            return self.expected(rows) * (1 + errors * PREDICTED_SHARE) + errors * self.unsure_bytes
+        return min(self._by(fit, rows) + errors * self._error(fit, rows) for fit in self.fits)
+
+    def least(self, rows: int, errors: float) -> float:
+        """If it is off downwards."""
+        return max(self._by(fit, rows) - errors * self._error(fit, rows) for fit in self.fits) - self._hidden_bytes
+
+    def agrees(self, errors: float) -> bool:
+        """Whether all peaks can be right."""
+        rows, peak_bytes = self.fits[-1]
+        hidden = self._hidden_bytes
+        return all(
+            abs(self._by(fit, rows) - peak_bytes) <= hidden + errors * self._error(fit, rows) for fit in self.fits
+        )
+
+    @property
+    def _hidden_bytes(self) -> int:
+        return SEGMENT_BYTES if len(self.fits) > FEW else 0
+
+    def _by(self, fit: tuple[int, int], rows: int) -> float:
+        return self.grows(rows) + fit[1] - self.grows(fit[0])
+
+    def _error(self, fit: tuple[int, int], rows: int) -> float:
+        return PEAK_SHARE * fit[1] + SLOPE_SHARE * abs(self.grows(rows) - self.grows(fit[0]))
+
+
+def _wish(law: _Law, largest: Callable[[Bytes], int], low: int, high: int) -> int:
+    """The largest size by the corrected prediction; if that was tried, one that its error leaves open."""
+    guess = largest(law.expected)
+    if low < guess < high or not (guess or law.fits):
+        return guess
+    if law.fits and guess > low:  # it ran out of memory: the largest although the correction is off, or the middle
+        safe = largest(partial(law.most, errors=1))
+        return safe if low < safe < high else (low + high) // 2
+    for errors in (WIDER**number for number in range(WIDENINGS)):
+        if not law.fits:  # everything ran out of memory: the largest although the prediction is off
+            safe = largest(partial(law.most, errors=errors))
+            if safe < high:
+                return safe
+        elif law.agrees(errors):  # it fits: refute the middle of what its error leaves open above it
+            top: int = min(largest(partial(law.least, errors=errors)), high - 1, low + 3 ** len(law.fits))
+            return low + max(1, (top - low + 1) // 2)
+    return (low + high) // 2
+
+
+def _peaks(tried: Sequence[Tried], most_rows: int) -> list[tuple[int, int]]:
+    """Sizes that fitted and their peaks, by size."""
+    fitted = [one for one in tried if one.fits and one.rows <= most_rows]
+    return sorted({one.rows: one.peak_bytes for one in fitted if one.peak_bytes is not None}.items())
+
+
+def _law(fits: list[tuple[int, int]], prediction: Prediction | None, apart_bytes: int) -> _Law | None:
+    """As predicted, the slope corrected by two peaks that are so far apart; None with neither."""
+    known: Bytes = prediction.peak_bytes if prediction else lambda rows: 0.0
+    unsure_bytes = prediction.unsure_bytes if prediction else 0.0
+    far = [one for one in fits if fits[-1][1] - one[1] >= apart_bytes]
+    if not far:
+        return _Law(grows=known, fits=fits, unsure_bytes=unsure_bytes) if prediction else None
+    (rows_1, bytes_1), (rows_2, bytes_2) = far[-1], fits[-1]
+    slope = (bytes_2 - known(rows_2) - bytes_1 + known(rows_1)) / (rows_2 - rows_1)
+    return _Law(grows=lambda rows: known(rows) + slope * rows, fits=fits, unsure_bytes=unsure_bytes)

@@ -17,6 +17,8 @@ MIN_SHM_BYTES = 2**30
 MAX_UNEXPLAINED_GPU_BYTES = 2 * 2**30
 """Above the driver's own reserve, which is below 1 GiB on an idle data-centre card."""
 
+MEND_NVML = "Mend NVML: nvidia-smi has to list the GPU (in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+
 _REQUIRED_LIBRARIES = ("torch", "transformers")
 
 
@@ -62,8 +64,8 @@ def _about_gpu(gpu: GpuStatus) -> Iterator[Finding]:
         )
     if gpu.facts.mig_enabled:
         yield Finding(
-            severity="warning",
-            claim=f"MIG is on for GPU {index}: figures would be those of a slice, and its neighbours share the card.",
+            severity="fault",
+            claim=f"MIG is on for GPU {index}: a trial would get a slice, and NVML's figures are those of all of it.",
             next_step=f"Take a GPU without MIG, or have it turned off: nvidia-smi -i {index} -mig 0",
         )
     if gpu.facts.compute_mode == "prohibited":
@@ -88,7 +90,7 @@ def _about_gpu_users(gpu: GpuStatus) -> Iterator[Finding]:
 
 
 def _about_missing_gpus(machine: MachineFacts) -> Iterator[Finding]:
-    if not machine.gpus:
+    if not machine.gpus and not machine.gpu_unreadable:
         yield Finding(
             severity="note",
             claim=f"There is no GPU to measure: {machine.gpu_absent or 'no reason was given'}.",
@@ -97,9 +99,9 @@ def _about_missing_gpus(machine: MachineFacts) -> Iterator[Finding]:
         return
     for line in machine.gpu_unreadable:
         yield Finding(
-            severity="warning",
+            severity="warning" if machine.gpus else "fault",
             claim=f"A GPU cannot be described: {line}.",
-            next_step="Leave it out with CUDA_VISIBLE_DEVICES, or have it looked at.",
+            next_step=f"{MEND_NVML}; or leave it out: CUDA_VISIBLE_DEVICES.",
         )
 
 

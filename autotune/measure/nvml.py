@@ -73,10 +73,6 @@ class GpuMonitor(Protocol):
         """Whether two GPUs reach each other over NVLink."""
         ...
 
-    def pci_address(self, uuid: str) -> str | Unavailable:
-        """Where a GPU is on the PCI bus, as Linux writes it: ``0000:dc:00.0``."""
-        ...
-
     def gpm_window(self, uuid: str) -> GpmProbe:
         """Hardware counters over a window (Hopper and later)."""
         ...
@@ -129,6 +125,8 @@ class NvmlMonitor:
         """One reading of every figure, each missing on its own."""
         time_s = self._clock.monotonic_s()
         figures: dict[str, Any] = {
+            # First, as it is differenced over these times.
+            "energy_j": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
             "utilisation": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
             "used_bytes": self.used_bytes(uuid),
             "power_w": self.ask(uuid, lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
@@ -163,10 +161,6 @@ class NvmlMonitor:
                 == nvml.NVML_P2P_STATUS_OK
             ),
         )
-
-    def pci_address(self, uuid: str) -> str | Unavailable:
-        """From the parts, as the text that NVML has has a longer domain."""
-        return self.ask(uuid, _pci_address)
 
     def gpm_window(self, uuid: str) -> GpmProbe:
         """A window of GPU performance monitoring; unavailable before Hopper and on MIG."""
@@ -252,11 +246,6 @@ def _mig_uuid(nvml: Any, gpu: Any, slot: int) -> str:  # noqa: ANN401 - untyped 
     return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)))
 
 
-def _pci_address(nvml: Any, gpu: Any) -> str:  # noqa: ANN401 - untyped bindings, an opaque handle
-    place = nvml.nvmlDeviceGetPciInfo(gpu)
-    return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
-
-
 def _text(value: str | bytes) -> str:
     """Older bindings give bytes."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
@@ -291,7 +280,6 @@ class FakeGpu:
     gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
     nvlinked: Sequence[str] | None = None
     """UUIDs of the GPUs that it reaches over NVLink; None where nobody can tell."""
-    pci_address: str | None = None
 
 
 class FakeGpuMonitor:
@@ -346,12 +334,6 @@ class FakeGpuMonitor:
             return Unavailable(reason=_CLOSED)
         links = self._script[uuid].nvlinked
         return Unavailable(reason="not scripted") if links is None else other in links
-
-    def pci_address(self, uuid: str) -> str | Unavailable:
-        """The scripted place."""
-        if uuid not in self._script or self._closed:
-            return Unavailable(reason=_CLOSED if self._closed else f"no readable GPU has the UUID {uuid}")
-        return self._script[uuid].pci_address or Unavailable(reason="not scripted")
 
     def gpm_window(self, uuid: str) -> GpmProbe:
         """A window that ends in the next scripted value."""

@@ -32,9 +32,10 @@ class WatchedMachine:
     """Runs trials on another machine, each only on GPUs that are as free as they were at first.
 
     A trial is not run while a GPU holds more than its baseline. Its figures, and its refusals, are void if the memory
-    does not come back after it, if heat or the hardware slowed a GPU down meanwhile, or if a second process computed on
-    it. One that the driver hides, and that comes and goes while one trial runs, is not noticed: nothing tells its
-    memory from the trial's own. Figures of a window of time get what the GPUs did in it.
+    does not come back after it, if a second process computed on it, or, of a timed trial, if heat or the hardware
+    slowed a GPU down meanwhile. A process that the driver hides, and that comes and goes while one trial runs, is not
+    noticed: nothing tells its memory from the trial's own. Figures of a window of time get what the GPUs did in it.
+    A trace uses no GPU, and is not watched.
 
     Args:
         machine: Where trials run; closed with this one.
@@ -67,6 +68,8 @@ class WatchedMachine:
 
     def run(self, trial: Trial) -> Outcome:
         """Run a trial once its GPUs are free, and believe it only if they are free again afterwards."""
+        if trial.job == "trace":
+            return self._machine.run(trial)
         # Ranks take GPUs in the order in which this process sees them.
         used = list(self._baseline_bytes)[: trial.measured.get("local_ranks", 1)]
         occupied = self._wait_for_baseline(used, self._wait_before_s)
@@ -81,7 +84,7 @@ class WatchedMachine:
             reason
             for uuid, one in series.items()
             for reason in (
-                describe_slowdown(_name(self._monitor, uuid), one.samples),
+                describe_slowdown(_name(self._monitor, uuid), one.samples) if trial.is_timed else None,
                 describe_company(_name(self._monitor, uuid), one.samples),
             )
             if reason is not None

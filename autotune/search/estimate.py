@@ -1,22 +1,25 @@
 """Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.core.allocations import Trace
 from autotune.core.outcome import Measured, Outcome, TimedOut
 from autotune.core.trial import Trial
-from autotune.decide.memory import Law, Surroundings, affine_law, holds_for, largest_rows, peak_bytes
+from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, peak_bytes
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected
 from autotune.errors import NotCheckable
 from autotune.measure.machine import Machine
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
-from trainer.masking import most_predicted
 
-FEW_ROWS, MORE_TIMES, MANY_TIMES, MOST_FULL_ROWS = 3, 2.7, 8, 1000
-"""What is traced is small, and apart in both rows and slots of the head, as three tell two slopes and a constant."""
+FIRST_ROWS = 8, 64
+BELOW_SHARE = 0.8
+"""Of the predicted largest micro-batch: traced as well, so that every size near it lies between two traced ones."""
+CLOSE_SHARE = 0.005
+"""The prediction stands where a size this near to it was traced."""
+MOST_ROUNDS = 3
 TRACE_TIMEOUT_S = 120.0
 DOCUMENTS_PER_PACKED_ROW = 4.0
 """Assumed where no dataset says better: functions of programs come at about 2.1 to a row of 512."""
@@ -48,43 +51,63 @@ class Estimate:
     traces: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory that a micro-batch is to fill."""
+
+    budget_bytes: float
+    surroundings: Surroundings
+    max_rows: int
+
+
 class CannotTrace(NotCheckable):
     """A model computes in a way that can only be seen by running it."""
 
 
-def estimate_model(request: EstimateRequest, machine: Machine) -> Estimate:
-    """Trace a model's step at a few sizes.
+def estimate_model(request: EstimateRequest, machine: Machine, room: Room | None = None) -> Estimate:
+    """Trace a model's step at two sizes and, if there is room to fill, at the largest micro-batch that fills it.
+
+    What kernels request grows in steps, and differently for few rows; so the prediction is made again from traces near
+    what was predicted at first, until it stands.
 
     Raises:
-        CannotTrace: If the model cannot be traced, or changes its ways with the size of the micro-batch.
+        CannotTrace: If the model cannot be traced, or allocates in another order at another size.
         BadInput: If the configuration cannot be built.
     """
-    slots_of = _slots_of(request.config)
-    found = _traced(request, machine, traced_rows(slots_of, request.config.seq_length_tokens))
-    law = affine_law([Trace.of(one) for one in found["traces"]], slots_of)
+    estimate, traces = _extended(request, machine, (), FIRST_ROWS)
+    for number in range(MOST_ROUNDS if room is not None else 0):
+        assert room is not None
+        rows = predicted_rows(estimate, room.budget_bytes, room.surroundings, max_rows=room.max_rows)
+        rows = max(2, rows)  # a single row is a view where several are copied
+        if any(abs(trace.rows - rows) <= CLOSE_SHARE * rows for trace in traces):
+            break
+        below = (max(1, round(BELOW_SHARE * rows)),) if number == 0 else ()
+        estimate, traces = _extended(request, machine, traces, (*below, rows))
+    return estimate
+
+
+def _extended(
+    request: EstimateRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
+) -> tuple[Estimate, tuple[Trace, ...]]:
+    """Trace further sizes; return what all traces say, or the later ones where the earlier ones differ from them."""
+    known = {trace.rows for trace in traces}
+    found = _traced(request, machine, tuple(one for one in rows if one not in known))
+    new = tuple(Trace.of(one) for one in found["traces"])
+    law = law_of((*traces, *new))
     if law is None:
-        raise _cannot(request, "its allocations do not follow one law over several micro-batches")
-    return Estimate(
+        traces = ()
+        law = law_of(new) if len(new) > 1 else None
+    if law is None:
+        raise _cannot(request, "it allocates in another order at another size")
+    estimate = Estimate(
         request=request,
         law=law,
         parameters=found["parameters"],
         attention=found["attention"],
         attention_reason=found["attention_reason"],
-        traces=len(found["traces"]),
+        traces=len(law.rows),
     )
-
-
-def confirm(estimate: Estimate, machine: Machine, rows: int) -> Estimate:
-    """Trace the size that is to be believed as well, and hold the law against it, to the byte.
-
-    Raises:
-        CannotTrace: If the law does not hold there.
-    """
-    rows = max(2, rows)  # a single row is a view where several are copied
-    trace = Trace.of(_traced(estimate.request, machine, (rows,))["traces"][0])
-    if not holds_for(estimate.law, trace):
-        raise _cannot(estimate.request, f"{rows} rows do not follow the law of smaller micro-batches")
-    return replace(estimate, traces=estimate.traces + 1)
+    return estimate, (*traces, *new)
 
 
 def predicted_rows(estimate: Estimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
@@ -111,28 +134,6 @@ def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[
         return known[rows]
 
     return by_rows
-
-
-def traced_rows(slots_of: Callable[[int], int], width: int) -> tuple[int, int, int]:
-    """Three micro-batches whose rows and slots do not lie on one line; slots come in tiles, so some lie on one.
-
-    Args:
-        slots_of: Places that the head computes, by rows.
-        width: Places of a row.
-    """
-    # Where every place has a slot they follow another law than that of micro-batches worth training with.
-    full = max((rows for rows in range(1, MOST_FULL_ROWS) if slots_of(rows) == rows * width), default=0)
-    enough = max(FEW_ROWS, full + 1) if full < MOST_FULL_ROWS - 1 else FEW_ROWS
-    few, more, least = enough, round(enough * MORE_TIMES), enough * MANY_TIMES
-    for many in range(least, 100 * least):
-        if (more - few) * (slots_of(many) - slots_of(few)) != (many - few) * (slots_of(more) - slots_of(few)):
-            return few, more, many
-    return few, more, least  # on one line everywhere: every place has a slot
-
-
-def _slots_of(config: TrainConfig) -> Callable[[int], int]:
-    width, probability = config.seq_length_tokens, config.masking_probability
-    return lambda rows: most_predicted(rows * width, probability)
 
 
 def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:

@@ -23,7 +23,10 @@ from autotune.search.rank_compute import compute_of, computed_s
 from autotune.search.trials import TrialRunner
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
 
-SIZES_BYTES = tuple(2**exponent for exponent in range(12, 27, 2))
+SIZES_BYTES = {
+    device: tuple(2**exponent for exponent in range(12, end, 2)) for device, end in (("cpu", 27), ("cuda", 29))
+}
+"""From 4 KiB to 64 MiB; NVLink and InfiniBand reach their bandwidth only beyond that."""
 REPEATS, SIZE_SECONDS = 12, 3.0
 COMPUTE_STEPS, EXCHANGE_STEPS = 8, 6
 MOST_MICRO_BATCHES = 4
@@ -137,7 +140,11 @@ class NetworkTuning:
         Raises:
             Undecided: If they could not be measured.
         """
-        measured = {"sizes_bytes": list(SIZES_BYTES), "repeats": REPEATS, "seconds": SIZE_SECONDS}
+        measured = {
+            "sizes_bytes": list(SIZES_BYTES[self.request.config.device]),
+            "repeats": REPEATS,
+            "seconds": SIZE_SECONDS,
+        }
         outcome = self._run("links", measured, "links")
         if not isinstance(outcome, Measured):
             raise _undecided("the links", outcome)

@@ -244,7 +244,6 @@ def _measure(asked: Asked, subject: Subject, memory: MemoryPlan | None) -> str:
         words = ["autotune", "estimate", *words, "--gpu", card.key, "--ranks", str(subject.fleet.ranks), "--what-if"]
     else:
         words = ["autotune", "probe", *words, "--data", "DIR" if asked.data is None else str(asked.data)]
-        words += [] if card is None else ["--memory", f"{card.marketed_bytes // 10**9}GB"]
     if train.seq_length_tokens != DEFAULT_ROW_TOKENS:
         words += ["--seq-length", str(train.seq_length_tokens)]
     return shlex.join(words)

@@ -8,9 +8,9 @@ from autotune.decide.choose import rows_with_headroom
 from autotune.decide.memory import Ledger, ledger
 from autotune.decide.shape import largest_parameter_bytes
 from autotune.decide.sharding import Layout, StateBytes, shard, state_of_terms
-from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
+from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.measure.machine import ForkServerMachine
-from autotune.search.estimate import CannotTrace, Estimate, EstimateRequest, estimate_model, predicted_rows
+from autotune.search.estimate import CannotTrace, Estimate, EstimateRequest, Room, estimate_model, predicted_rows
 from autotune.search.plan_data import RowFacts
 from autotune.search.plan_subject import Subject
 from trainer.progress import Update
@@ -164,22 +164,35 @@ def _traced(
         machine.start()
         update(0, None, f"tracing {train.model.name}")
         try:
-            estimate = estimate_model(request, machine)
+            estimate = estimate_model(request, machine, _room(subject))
         except CannotTrace as error:
             return error
     return _of_trace(estimate, subject, rows, rows_per_rank)
 
 
+def _expected(subject: Subject) -> Expected:
+    if subject.fleet.device == "cpu":
+        return expected_on_cpu()
+    capability = None if subject.card is None else subject.card.compute_capability
+    return expected_on_gpu(capability, subject.fleet.ranks_per_node)
+
+
+def _room(subject: Subject) -> Room | None:
+    if subject.fleet.memory_bytes is None:
+        return None
+    usual = _expected(subject).usual
+    return Room(budget_bytes=subject.fleet.memory_bytes, surroundings=usual, max_rows=MOST_ROWS)
+
+
 def _of_trace(estimate: Estimate, subject: Subject, rows: RowFacts, rows_per_rank: int) -> Held:
     fleet = subject.fleet
-    capability = None if subject.card is None else subject.card.compute_capability
-    expected = expected_on_cpu() if fleet.device == "cpu" else expected_on_gpu(capability, fleet.ranks_per_node)
+    usual = _expected(subject).usual
     most = 1
     if fleet.memory_bytes is not None:
-        most = predicted_rows(estimate, fleet.memory_bytes, expected.usual, max_rows=MOST_ROWS)
+        most = predicted_rows(estimate, fleet.memory_bytes, usual, max_rows=MOST_ROWS)
     with_headroom = rows_with_headroom(most, HEADROOM_SHARE) if most else 0
     of_micro_batch = max(1, min(with_headroom, rows_per_rank))
-    found: Ledger = ledger(estimate.law, of_micro_batch, expected.usual)
+    found: Ledger = ledger(estimate.law, of_micro_batch, usual)
     assumed = "" if rows.vocab_size is not None else f"; vocabulary of {estimate.request.vocab_size:,} assumed"
     return Held(
         parameters=Figure(

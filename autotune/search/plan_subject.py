@@ -8,7 +8,6 @@ from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.plan import Fleet
 from autotune.core.profile import Profile
 from autotune.errors import UsageError
-from autotune.search.prediction import usable_bytes
 from autotune.search.profiles import StoredProfile
 from trainer.config import ModelSettings, Precision, TrainConfig
 from trainer.families import FAMILIES
@@ -110,7 +109,11 @@ def _of_profile(stored: StoredProfile, asked: Card | None, nodes: int, ranks_per
 
 def _on_card(card: Card, nodes: int, ranks_per_node: int) -> Fleet:
     return Fleet(
-        device="cuda", name=card.name, nodes=nodes, ranks_per_node=ranks_per_node, memory_bytes=usable_bytes(card)
+        device="cuda",
+        name=card.name,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        memory_bytes=card.default_budget_bytes,
     )
 
 

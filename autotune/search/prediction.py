@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.core.cards import CARDS, Card, card_of, find_card
+from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.rows import RowContents
 from autotune.core.units import format_bytes, parse_bytes
@@ -21,7 +21,7 @@ from autotune.search.estimate import (
     CannotTrace,
     Estimate,
     EstimateRequest,
-    confirm,
+    Room,
     estimate_model,
     predicted_rows,
     rows_range,
@@ -78,6 +78,8 @@ class Target:
     expected: Expected
     card: Card | None = None
     """None on a CPU, and where only an amount of memory was named."""
+    reserve_bytes: int = 0
+    """Of the card's memory, left out of the budget."""
 
 
 def predict(asked: Asked, choices: Choices, target: Target, *, what_if: bool, update: Update) -> Answer:
@@ -102,6 +104,7 @@ def predict(asked: Asked, choices: Choices, target: Target, *, what_if: bool, up
         traced_with = ", ".join(f"{library} {machine.versions.get(library)}" for library in ("torch", "transformers"))
     return Answer(
         target=target.name,
+        reserve_bytes=target.reserve_bytes,
         predicted=tuple(predicted),
         refused=tuple(refused),
         what_ifs=what_ifs,
@@ -116,7 +119,7 @@ def find_target(asked: Asked) -> Target:
         BadInput: If there is no such card, or more is asked for than it has.
         UsageError: If nothing says how much memory there is.
     """
-    budget = None if asked.memory is None else _size(asked.memory)
+    budget = None if asked.memory is None else parse_bytes(asked.memory)
     if asked.device == "cpu":
         if budget is None or asked.gpu is not None:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
@@ -126,11 +129,10 @@ def find_target(asked: Asked) -> Target:
         if budget is None:
             raise UsageError(
                 "there is no GPU here that is known by name, so the card has to be named",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 94GB.",
+                next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 24GiB.",
             )
         expected = expected_on_gpu(None, asked.ranks)
         return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
-    usable = usable_bytes(card)
     if budget is not None and budget > card.marketed_bytes:
         raise BadInput(
             f"--memory {asked.memory} is more than {card.name} has: {format_bytes(card.total_bytes)}",
@@ -138,15 +140,11 @@ def find_target(asked: Asked) -> Target:
         )
     return Target(
         name=card.name,
-        budget_bytes=min(usable, budget or usable),
+        budget_bytes=min(card.usable_bytes, budget or card.default_budget_bytes),
+        reserve_bytes=0 if budget else RESERVE_BYTES,
         expected=expected_on_gpu(card.compute_capability, asked.ranks),
         card=card,
     )
-
-
-def usable_bytes(card: Card) -> int:
-    """What a CUDA process sees of a card."""
-    return card.cuda_total_bytes or card.total_bytes
 
 
 def _card_here() -> Card | None:
@@ -161,12 +159,11 @@ def _card_here() -> Card | None:
 def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> Predicted:
     config = config_of(asked, choices, model)
     rows_hold = contents(asked, config)
-    estimate = estimate_model(_request(asked, config, rows_hold), machine)
+    estimate = estimate_model(_request(asked, config, rows_hold), machine, _room(asked, target))
     usual = target.expected.usual
     rows = predicted_rows(estimate, target.budget_bytes, usual, max_rows=asked.max_rows)
     if not rows:
         raise _does_not_fit(asked, choices, target, estimate, machine)
-    estimate = confirm(estimate, machine, rows)
     found = ledger(estimate.law, rows, usual)
     low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
     return Predicted(
@@ -207,6 +204,10 @@ def config_of(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConf
         head=choices.head,
         device=asked.device,
     )
+
+
+def _room(asked: Asked, target: Target) -> Room:
+    return Room(budget_bytes=target.budget_bytes, surroundings=target.expected.usual, max_rows=asked.max_rows)
 
 
 def _request(asked: Asked, config: TrainConfig, rows: RowContents) -> EstimateRequest:
@@ -317,7 +318,7 @@ def _rows_or_why(
     """What fits with these settings, and a word on it: where there is no answer, why."""
     config = config_of(asked, choices, model)
     try:
-        estimate = estimate_model(_request(asked, config, contents(asked, config)), machine)
+        estimate = estimate_model(_request(asked, config, contents(asked, config)), machine, _room(asked, target))
     except BadInput:
         return None, "not possible"
     except CannotTrace:
@@ -339,10 +340,3 @@ def _shards(asked: Asked, estimate: Estimate, found: Ledger) -> Iterator[tuple[s
             pipeline_stages=asked.pipeline_stages,
         )
         yield name, shard(state, layout, largest_layer_bytes=largest)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise BadInput(str(error), next_step="Try --memory 94GB.") from error

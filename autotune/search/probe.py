@@ -6,32 +6,32 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.core.evidence import CurvePoint
-from autotune.core.outcome import Crashed, Measured, Outcome, OutOfMemory, describe
+from autotune.core.outcome import Contaminated, Crashed, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import curve_rows, rows_with_headroom
 from autotune.decide.memory import ledger
-from autotune.decide.posterior import Prediction, Tried
-from autotune.decide.search import MAX_FAILURES, bracket, next_rows, predict_bytes
+from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import mean_interval
-from autotune.decide.surroundings import UNTRACED_SHARE, Expected
+from autotune.decide.surroundings import Expected
 from autotune.errors import AutotuneError, DoesNotFit, Undecided
 from autotune.search.estimate import (
     CannotTrace,
     Estimate,
     EstimateRequest,
+    Room,
     estimate_model,
     predicted_bytes,
     predicted_rows,
 )
 from autotune.search.trials import TrialRunner
-from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy, TrainConfig
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 2)
-"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the first and
-the last. The optimizer's state exists from the second on, and the third finds the allocator as all later ones do."""
+"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the last two.
+The optimizer's state exists from the second on, and the third finds the allocator as an evaluation leaves it."""
 CURVE_STEPS = (1, 4)
 CLOSE_BYTES = 2**20
 """A largest size that leaves less than this free is tried a second time: processes differ by a little."""
@@ -59,6 +59,7 @@ class ProbeRequest:
     attention: Attention = "auto"
     head: Head = "masked"
     compile_layers: bool = False
+    strategy: Strategy = "ddp"
     local_ranks: int = 1
     micro_batches: int = 1
     """Of an optimizer step, on each rank; two stand for any number above."""
@@ -112,15 +113,14 @@ class Search:
         if self.estimate is None:
             self.runner.on_trial(f"{request.settings.name}: tracing, to predict its memory", None)
             try:
-                self.estimate = estimate_model(trace_request(request), self.runner.machine)
+                self.estimate = estimate_model(trace_request(request), self.runner.machine, room_of(request))
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
         by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
         self.prediction = Prediction(
             peak_bytes=lambda granules: by_rows(granules * request.granularity_rows),
-            slope_sigma=UNTRACED_SHARE[expected.usual.kind],
-            constant_sigma_bytes=max(1.0, (expected.most.outside_bytes - expected.least.outside_bytes) / 4),
+            unsure_bytes=(expected.most.outside_bytes - expected.least.outside_bytes) / 4,
         )
 
     def predicted_rows(self) -> int | None:
@@ -163,10 +163,21 @@ class Search:
             self.tried.append(Tried(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
         elif isinstance(outcome, OutOfMemory):
             self.tried.append(Tried(rows=size, fits=False))
-        elif isinstance(outcome, Crashed) and failed < MAX_FAILURES - 1:
+        elif isinstance(outcome, Crashed | Contaminated) and failed < MAX_FAILURES - 1:
             self.tried.append(Tried(rows=size, fits=None))
         else:
             raise _undecided(outcome, label, self.runner)
+
+
+def room_of(request: ProbeRequest) -> Room | None:
+    """Return the memory that the largest micro-batch fills; None if nothing is known of the device."""
+    if request.expected is None:
+        return None
+    return Room(
+        budget_bytes=request.memory_budget_bytes,
+        surroundings=request.expected.usual,
+        max_rows=request.max_rows,
+    )
 
 
 def trace_request(request: ProbeRequest) -> EstimateRequest:
@@ -235,6 +246,7 @@ def step_config(request: ProbeRequest, rows: int) -> TrainConfig:
             "attention": request.attention,
             "head": request.head,
             "compile_layers": request.compile_layers,
+            "parallel": {"strategy": request.strategy},
             "micro_batch_rows": rows,
             "global_batch_rows": rows * request.local_ranks * request.micro_batches,
             "precision": request.precision,
@@ -272,7 +284,7 @@ def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
     for attempt in range(MAX_FAILURES):
         trial = step_trial(request, rows, CURVE_STEPS, budget_bytes, attempt=attempt)
         outcome = runner.run(trial, f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else ""))
-        if not isinstance(outcome, Crashed):
+        if not isinstance(outcome, Crashed | Contaminated):
             break
     if isinstance(outcome, OutOfMemory):
         raise Undecided(

@@ -21,7 +21,7 @@ from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
-from trainer.config import DataSettings, TrainConfig
+from trainer.config import DataSettings, ParallelSettings, TrainConfig
 from trainer.errors import TrainerError
 from trainer.events import utc_now
 from trainer.resolve import read_profile_tables
@@ -96,6 +96,7 @@ def profile_of_probe(
         checkpointing=request.checkpointing,
         attention=request.attention,
         compile_layers=request.compile_layers,
+        parallel=ParallelSettings(strategy=request.strategy),
         micro_batch_rows=choice.rows,
         global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
         precision=request.precision,

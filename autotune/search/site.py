@@ -2,22 +2,28 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from autotune.cluster.slurm import read_slurm
-from autotune.core.cards import Card
+from autotune.core.cards import RESERVE_BYTES, Card
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.core.profile import Fingerprint, model_sha256
 from autotune.core.units import format_bytes
+from autotune.decide.suitability import MEND_NVML
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
+from autotune.measure.torch_gpus import gpus_of_torch
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+_HIDING = (None, "", "-1", "NoDevFiles", "void", "none")
+"""Values of CUDA_VISIBLE_DEVICES that hide every GPU on purpose, as users and SLURM write them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,14 @@ class Site:
         return self.gpus[0] if self.device == "cuda" else None
 
     @property
+    def words(self) -> str:
+        """The device as people read it; of a CPU, why it is not a GPU."""
+        if self.gpu is None:
+            return "the CPU" if self.gpus else f"the CPU ({self.gpu_absent})"
+        others = f", the first of {len(self.gpus)} GPUs" if len(self.gpus) > 1 else ""
+        return f"{self.gpu.name}, {format_bytes(self.gpu.total_bytes)}{others}"
+
+    @property
     def name(self) -> str:
         """A short name for files: ``cpu``, or the GPU's."""
         if self.gpu is None:
@@ -50,7 +64,14 @@ class Site:
 
 
 def open_site(
-    choice: DeviceChoice, data_dir: Path, host: Host, monitor: GpuMonitor, *, without_gpu: str | None = None
+    choice: DeviceChoice,
+    data_dir: Path,
+    host: Host,
+    monitor: GpuMonitor,
+    *,
+    without_gpu: str | None = None,
+    measures: bool = True,
+    torch_gpus: Callable[[], tuple[str, ...]] = gpus_of_torch,
 ) -> Site:
     """Look at this machine and settle on a device.
 
@@ -60,12 +81,18 @@ def open_site(
         host: Describes the host.
         monitor: Describes the GPUs.
         without_gpu: What to do where a GPU is asked for and there is none; None for the usual advice.
+        measures: Whether the device is to be measured, and not only described.
+        torch_gpus: Names the GPUs that PyTorch sees; asked only if NVML describes none.
 
     Raises:
-        MachineLacks: If CUDA is asked for and there is no GPU.
+        MachineLacks: If CUDA is asked for and there is no GPU; or a GPU is to be measured that NVML does not describe,
+            or only a MIG slice of one.
     """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible_devices(monitor.devices(), os.environ)
-    absent = monitor.why_absent() or (None if gpus else "CUDA_VISIBLE_DEVICES hides every GPU")
+    absent = monitor.why_absent() or (None if gpus else f"CUDA_VISIBLE_DEVICES={visible} names no GPU of NVML's")
+    if measures and choice != "cpu":
+        _check_described(gpus, visible, absent, monitor, torch_gpus)
     slurm = read_slurm(os.environ, shutil.which)
     if choice == "cuda" and not gpus:
         raise MachineLacks(
@@ -87,8 +114,40 @@ def open_site(
     )
 
 
+def _check_described(
+    gpus: tuple[GpuFacts, ...],
+    visible: str | None,
+    absent: str | None,
+    monitor: GpuMonitor,
+    torch_gpus: Callable[[], tuple[str, ...]],
+) -> None:
+    """Make sure that the GPUs which trials will compute on are those that NVML describes, and whole ones."""
+    described, unreadable = monitor.devices(), monitor.unreadable()
+    if any(gpu.mig_enabled for gpu in gpus) or "MIG-" in (visible or ""):
+        raise MachineLacks(
+            "MIG is on: a trial gets a slice of the GPU, and NVML's figures are those of all of it",
+            next_step="Take a GPU without MIG (CUDA_VISIBLE_DEVICES), have MIG turned off: nvidia-smi -i INDEX -mig 0, "
+            "or use --device cpu.",
+        )
+    if gpus and unreadable and visible is None:  # PyTorch counts those that cannot be described as well
+        raise MachineLacks(
+            f"not every GPU can be described: {'; '.join(unreadable)}",
+            next_step=f"{MEND_NVML}, name the others: CUDA_VISIBLE_DEVICES={gpus[0].index}, or use --device cpu.",
+        )
+    if not gpus and visible not in _HIDING and described:
+        raise MachineLacks(
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU here",
+            next_step=f"Name one, such as {described[0].uuid}; or use --device cpu.",
+        )
+    if not gpus and (seen := torch_gpus()):
+        raise MachineLacks(
+            f"PyTorch sees {', '.join(seen)}, and NVML does not describe it: {absent}",
+            next_step=f"{MEND_NVML}, or use --device cpu.",
+        )
+
+
 def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None, *, ranks: int = 1) -> int:
-    """The budget of one rank: what was asked for, or a named card's, or the GPU's free memory, or half of the host's.
+    """Return the budget of one rank: as asked for, else a GPU's free memory less a reserve, or half of the host's.
 
     Each rank has a GPU to itself; on a CPU all of them share the host.
 
@@ -107,16 +166,15 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
                 f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
             )
-        usable_bytes = as_card.cuda_total_bytes or as_card.total_bytes
         if asked_bytes is not None and asked_bytes > as_card.marketed_bytes:
             raise BadInput(
                 f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has",
                 next_step=f"Ask for at most {as_card.marketed_bytes // 10**9}GB.",
             )
-        asked_bytes = min(usable_bytes, asked_bytes or usable_bytes)
+        asked_bytes = min(as_card.usable_bytes, asked_bytes or as_card.default_budget_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
-        default_bytes = there_bytes - (site.device_used_bytes or 0)
+        default_bytes = there_bytes - (site.device_used_bytes or 0) - RESERVE_BYTES
     else:
         there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
         if ranks > 1:

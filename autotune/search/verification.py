@@ -42,7 +42,7 @@ def verify(
     data_dir = data or (None if said is None else stored.path.parent / said)
     manifest, no_data = _dataset(data_dir)
     on_gpu = profile.fingerprint.device == "cuda"
-    site = open_site("auto" if on_gpu else "cpu", data_dir or stored.path.parent, host, monitor)
+    site = open_site("auto" if on_gpu else "cpu", data_dir or stored.path.parent, host, monitor, measures=False)
     missing = {library: site.versions.setdefault(library, _NOT_INSTALLED) for library in ("torch", "transformers")}
     elsewhere = on_gpu and site.device == "cpu"
     # On CPUs nothing is computed by CUDA, whichever version torch was built for.

@@ -78,6 +78,8 @@ class Answer:
     what_ifs: tuple[WhatIf, ...]
     traced_with: str
     """Versions of the libraries whose step was traced."""
+    reserve_bytes: int = 0
+    """Of the card's memory, left out of the budget."""
 
 
 def estimate_text(answer: Answer, next_commands: Sequence[str], written: Sequence[EstimatedProfile] = ()) -> str:
@@ -102,7 +104,9 @@ def estimate_text(answer: Answer, next_commands: Sequence[str], written: Sequenc
         parts.append(estimated_text(written))
     if answer.predicted:
         parts.append("\n".join(f"next: measure it there: {command}" for command in next_commands))
-    return "\n\n".join([f"Predicted for {answer.target}; nothing was measured.", *parts]) if parts else ""
+    reserve = f", of which {format_bytes(answer.reserve_bytes)} are left free" if answer.reserve_bytes else ""
+    head = f"Predicted for {answer.target}{reserve}; nothing was measured."
+    return "\n\n".join([head, *parts]) if parts else ""
 
 
 def _summary(predicted: Sequence[Predicted]) -> str:

@@ -20,7 +20,7 @@ from autotune.measure.clock import SystemClock
 from autotune.measure.gpu_sampler import GpuSampler
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine, Machine
-from autotune.measure.nvml import NvmlMonitor
+from autotune.measure.nvml import GpuMonitor, NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
 from autotune.search.ledgers import trials_of_others
 from autotune.search.profiles import StoredProfile, probed_here
@@ -34,6 +34,7 @@ from trainer.progress import Update
 from trainer.watch import slurm_left_s
 
 _SETTINGS = (
+    "AUTOTUNE_NUMA_BINDING", "CUDA_DEVICE_ORDER",
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
     "LD_PRELOAD", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_P2P_DISABLE",
@@ -119,13 +120,17 @@ def trial_runner(
         )
     done = 0
 
+    def total(reached: int) -> int | None:
+        """What is expected; unknown once there are more."""
+        return expected_trials if reached <= expected_trials else None
+
     def on_trial(label: str, outcome: Outcome | None) -> None:
         nonlocal done
         if outcome is None:
-            update(done, max(expected_trials, done + 1), label)
+            update(done, total(done + 1), label)
         else:
             done += 1
-            update(done, max(expected_trials, done), f"{label}: {describe(outcome)}")
+            update(done, total(done), f"{label}: {describe(outcome)}")
 
     # Results are taken up again only where everything that they depend on is the same.
     site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
@@ -186,12 +191,9 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
                 raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
         if site.device == "cuda":
             uuids = [gpu.uuid for gpu in site.gpus]
-            if users := other_users(monitor, uuids):
-                raise MachineLacks(
-                    "; ".join(users), next_step="Wait for it to end, or choose another GPU: CUDA_VISIBLE_DEVICES=1"
-                )
+            refuse_company(monitor, uuids)
             machine = WatchedMachine(server, monitor, uuids, GpuSampler(uuids), SystemClock())
-        sys.stderr.write("starting the trial server (it loads torch once)\n")
+        sys.stderr.write(f"measuring on {site.words}; starting the trial server, which loads torch once\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
             raise MachineLacks(
@@ -203,6 +205,18 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
         machine.close()
         server.close()
         monitor.close()
+
+
+def refuse_company(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
+    """Make sure that nobody else uses these GPUs.
+
+    Raises:
+        MachineLacks: If somebody does.
+    """
+    if users := other_users(monitor, uuids):
+        free = [gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])]
+        another = f", or use another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""
+        raise MachineLacks("; ".join(users), next_step=f"Wait for it to end{another}.")
 
 
 def _job_ends_s() -> float | None:

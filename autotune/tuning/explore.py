@@ -17,7 +17,7 @@ from autotune.search.exploration import Exploration
 from autotune.search.exploration_evidence import evidence
 from autotune.search.exploration_proof import Explored, prove_one_of
 from autotune.search.exploration_windows import ExploreRequest
-from autotune.search.probe import ProbeRequest
+from autotune.search.probe import ProbeRequest, room_of
 from autotune.search.profiles import StoredProfile, report_directory, with_exploration
 from autotune.search.workers import SweepRequest
 from autotune.store import write_atomically
@@ -239,7 +239,7 @@ def _predicted_most(bench: Bench, probing: ProbeRequest, rows: RowStatistics, kn
         ranks=probing.local_ranks,
     )
     try:
-        found = estimate_model(request, bench.machine)
+        found = estimate_model(request, bench.machine, room_of(probing))
     except CannotTrace:
         return None
     return predicted_rows(found, probing.memory_budget_bytes, probing.expected.usual, max_rows=probing.max_rows)
@@ -254,6 +254,7 @@ def _probe_chosen(bench: Bench, stored: StoredProfile, asked: ProbeAsked, chosen
         precision=chosen.precision,
         checkpointing=chosen.checkpointing,
         compile_layers=chosen.compile_layers,
+        strategy=stored.profile.train.parallel.strategy,
         global_batch_tokens=stored.profile.constraints.global_batch_tokens,
     )
     ready = prepare(bench, again, stored.profile.train.model, manifest)

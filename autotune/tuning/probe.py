@@ -1,12 +1,14 @@
 """The probe stage: the largest micro-batch of each model under a memory budget, as a profile."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.core.cards import Card
+from autotune.core.cards import RESERVE_BYTES, Card
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
+from autotune.core.units import format_bytes
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import Estimate
@@ -24,7 +26,7 @@ from autotune.show.probe import ProbedModel
 from autotune.store import check_writable
 from autotune.tuning.bench import Bench
 from trainer.batch import RowStatistics, row_statistics
-from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, TrainConfig
+from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, Strategy, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
 from trainer.families import FAMILIES
 
@@ -48,6 +50,7 @@ class ProbeAsked:
     precision: Precision | None = None
     checkpointing: Checkpointing = "none"
     compile_layers: bool = False
+    strategy: Strategy = "ddp"
     global_batch_tokens: int | None = None
     ranks: int | None = None
     accumulate: bool = True
@@ -104,6 +107,7 @@ def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, mani
         device_used_before_bytes=bench.used_before(together),
         checkpointing=asked.checkpointing,
         compile_layers=asked.compile_layers,
+        strategy=asked.strategy,
         local_ranks=together,
         micro_batches=2 if asked.accumulate else 1,
         granularity_rows=asked.granularity_rows,
@@ -138,6 +142,11 @@ def prepare(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: 
     tokens = asked.global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * per_sample)
     deal(global_batch_rows(tokens, rows.mean_real_tokens), 1, request.local_ranks)
     request = replace(request, documents_per_row=rows.most_documents if request.layout == "packed" else 1.0)
+    left = f" ({format_bytes(RESERVE_BYTES)} of the GPU are left free; --memory sets the budget)"
+    sys.stderr.write(
+        f"{settings.name}: memory budget {format_bytes(request.memory_budget_bytes)} per rank"
+        f"{left if bench.site.gpu is not None and asked.memory_bytes is None else ''}\n"
+    )
     return Prepared(request=request, rows=rows, global_batch_tokens=tokens)
 
 

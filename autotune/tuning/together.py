@@ -83,12 +83,14 @@ def open_together(
                 next_step="Submit the command with --slurm and a site file that names the container as command_prefix "
                 "(which must pass the environment on), or measure on one node: --nodes 1.",
             )
-        arguments = (each, site.device, site.versions["torch"])
+        arguments = (each, site.versions["torch"])
         start = on_this_node(*arguments) if nodes == 1 else on_nodes_of_job(nodes, *arguments)
         scratch_parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".together-", dir=scratch_parent))
         with TogetherMachine(start, site.device, scratch) as machine:
-            sys.stderr.write(f"starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n")
+            sys.stderr.write(
+                f"measuring on {site.words}; starting {nodes * each} ranks on {nodes} node{'s' * (nodes > 1)}\n"
+            )
             machine.start()
             yield TogetherBench(site=site, machine=machine, nodes=nodes, ranks_per_node=each)
     finally:

@@ -18,7 +18,7 @@ from autotune.decide.tuning import share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
 from autotune.search.estimate import CannotTrace, Estimate, estimate_model, predicted_rows
-from autotune.search.probe import trace_request
+from autotune.search.probe import room_of, trace_request
 from autotune.search.profiles import StoredProfile, probed_here, profile_paths, read_profile, report_directory
 from autotune.search.site import DeviceChoice
 from autotune.show.baseline import gains
@@ -193,7 +193,9 @@ class Tuning:
         with bench.display.show(f"estimate {stage.model}") as update:
             update(0, None, "tracing, to predict its memory")
             try:
-                found = self._traced[stage.model] = estimate_model(trace_request(request), bench.machine)
+                found = self._traced[stage.model] = estimate_model(
+                    trace_request(request), bench.machine, room_of(request)
+                )
             except CannotTrace as error:
                 return error.message
         rows = predicted_rows(found, request.memory_budget_bytes, request.expected.usual, max_rows=request.max_rows)

@@ -18,7 +18,7 @@ from autotune.decide.surroundings import expected_on_gpu
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import estimate_model, predicted_bytes, predicted_rows, rows_range
-from autotune.search.probe import trace_request
+from autotune.search.probe import room_of, trace_request
 from autotune.search.site import Site
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
@@ -72,7 +72,7 @@ def site_of(key: str) -> Site:
 def predict(site: Site, one: Setting, machine: ForkServerMachine) -> dict[str, Any]:
     """Rows that fit, and their range by all that is assumed; bytes of the usual."""
     request = request_for(site, FULL, one)
-    estimate = estimate_model(trace_request(request), machine)
+    estimate = estimate_model(trace_request(request), machine, room_of(request))
     assert site.gpu is not None
     expected = expected_on_gpu(site.gpu.compute_capability, 1)
     budget_bytes = request.memory_budget_bytes

@@ -36,10 +36,13 @@ _ABOUT = {
 _MEANINGS: Mapping[str, Mapping[str, str]] = {
     _READ_BY_US: {
         "AUTOTUNE_DATA": "Directory of the dataset, where `--data` is not given.",
+        "AUTOTUNE_NUMA_BINDING": "`0` leaves ranks unbound; by default each keeps to its GPU's NUMA node.",
         "AUTOTUNE_SITE": "The cluster's site file, where `--slurm` names none.",
+        "CUDA_DEVICE_ORDER": "How CUDA numbers GPUs. By default ranks and trials use `PCI_BUS_ID`, as NVML does.",
         "CUDA_VISIBLE_DEVICES": "GPUs that are used, by number or UUID; measuring and reading agree on them.",
         "NCCL_SOCKET_IFNAME": "Network interface of NCCL. A site file's `network.interface` sets both.",
-        "GLOO_SOCKET_IFNAME": "Network interface of gloo. Ranks that measure on one machine take the loopback one.",
+        "GLOO_SOCKET_IFNAME": "Network interface of gloo. Jobs on several nodes take that of the address at which a "
+        "node is reached, ranks that measure on one machine the loopback one.",
         "OMP_NUM_THREADS": "Threads of a process on a CPU. Local ranks get 1 each where it is not set.",
         "OMP_WAIT_POLICY": "What threads do that wait; training on a CPU says `PASSIVE` where it is not set.",
     },

@@ -1,5 +1,6 @@
 """Complete profiles for tests."""
 
+from autotune.core.cards import RESERVE_BYTES
 from autotune.core.evidence import (
     CurvePoint,
     EstimateEvidence,
@@ -74,7 +75,9 @@ def estimated_profile(**estimate) -> Profile:
         train=TrainConfig(
             model=model, layout="packed", precision="bf16", device="cuda", micro_batch_rows=403, global_batch_rows=256
         ),
-        constraints=Constraints(memory_budget_bytes=93 * 2**30, headroom_share=0.03, global_batch_tokens=130_679),
+        constraints=Constraints(
+            memory_budget_bytes=93 * 2**30 - RESERVE_BYTES, headroom_share=0.03, global_batch_tokens=130_679
+        ),
         fingerprint=Fingerprint(
             device="cuda", gpu_name="NVIDIA H100 NVL", gpu_total_bytes=95_830 * 2**20,
             model_sha256=model_sha256(model),

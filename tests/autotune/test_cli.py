@@ -66,7 +66,7 @@ def test_cuda_without_a_gpu_says_so_and_what_else_there_is(capsys, here, pattern
 @pytest.mark.parametrize("size", ["5XB", "lots", "-1GB"])
 def test_a_size_that_is_none_is_refused(capsys, here, patterned_dataset, size):
     arguments = ["probe", "--model", "bert-mini", "--data", str(patterned_dataset), "--memory", size]
-    _refused(capsys, here, arguments, 3, size, "--memory 2GiB")
+    _refused(capsys, here, arguments, 3, size, "GiB (binary)")
 
 
 @pytest.mark.usefixtures("warm_server")

@@ -1,6 +1,5 @@
 """One suite for every GPU monitor: scripted, NVML over simulated bindings, and NVML over a real driver."""
 
-import re
 from types import ModuleType, SimpleNamespace
 
 import pynvml
@@ -31,6 +30,7 @@ SAMPLE = GpuSample(
     throttle_reasons=("sw_power_cap",),
     temperature_c=61,
     process_count=1,
+    energy_j=5000.5,
 )
 GPM = GpmWindow(
     start_s=0.0,
@@ -67,13 +67,13 @@ class SimulatedNvml(ModuleType):
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=75, memory=10),
             "nvmlDeviceGetPowerUsage": 312_500,
+            "nvmlDeviceGetTotalEnergyConsumption": 5_000_500,
             "nvmlDeviceGetClockInfo": 1700,
             "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
             "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=42, usedGpuMemory=2 * GIB)],
             "nvmlDeviceGetP2PStatus": 0,
-            "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0xDC, device=0, busId=b"00000000:DC:00.0"),
             "nvmlGpmQueryDeviceSupport": SimpleNamespace(isSupportedDevice=1),
             "nvmlGpmSampleGet": None,
             "nvmlGpmSampleAlloc": self._alloc,
@@ -120,7 +120,6 @@ def scripted(clock):
         samples=[SAMPLE],
         processes=[users],
         gpm=[GPM],
-        pci_address="0000:dc:00.0",
     )
     return FakeGpuMonitor([gpu], clock=clock)
 
@@ -171,13 +170,6 @@ def test_samples_carry_rising_times_and_shares(monitor, uuid, clock):
 
 def test_processes_are_a_tuple_of_ids(monitor, uuid):
     assert all(process.pid > 0 for process in monitor.compute_processes(uuid))
-
-
-def test_a_gpus_place_is_told_as_linux_writes_it(monitor, uuid):
-    assert re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0", monitor.pci_address(uuid))
-    assert isinstance(monitor.pci_address("GPU-none"), Unavailable)
-    monitor.close()
-    assert isinstance(monitor.pci_address(uuid), Unavailable)
 
 
 def test_nvlink_is_told_of_a_pair_or_it_is_said_why_not(monitor):
@@ -290,6 +282,7 @@ def test_every_nvml_error_becomes_a_reason(name):
     [
         ("nvmlDeviceGetUtilizationRates", "utilisation"),
         ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
         ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
         ("nvmlDeviceGetTemperature", "temperature_c"),
         ("nvmlDeviceGetComputeRunningProcesses", "process_count"),

@@ -43,8 +43,8 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         ),
         Substitution(pattern=r"--submit", by="--out runs/job", because=_NO_CLUSTER),
         Substitution(
-            pattern=r"^(autotune tune (?!.*--slurm).*)--memory 94GB.*",
-            by=r"\1--memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 0.2",
+            pattern=r"^(autotune tune --model tiny/config.json --data demo/data)$",
+            by=r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 0.2",
             because=_NO_CARD,
         ),
         Substitution(

@@ -10,7 +10,6 @@ import pytest
 
 from autotune.core.cards import find_card
 from autotune.decide.choose import choose_predicted, deal
-from autotune.search.prediction import usable_bytes
 from autotune.search.profiles import StoredProfile, read_profile
 from trainer.presets import model_settings
 
@@ -41,9 +40,9 @@ def test_its_decisions_follow_from_what_it_says(shipped):
     profile, estimate = shipped.profile, shipped.profile.evidence.estimate
     card = find_card(estimate.card)
     assert (profile.fingerprint.gpu_name, profile.fingerprint.gpu_total_bytes) == (card.name, card.total_bytes)
-    assert profile.constraints.memory_budget_bytes == usable_bytes(card)
+    assert profile.constraints.memory_budget_bytes == card.default_budget_bytes
     assert profile.train.model == model_settings(profile.train.model.name)
-    assert sum(estimate.terms_bytes.values()) == estimate.predicted_peak_bytes <= usable_bytes(card)
+    assert sum(estimate.terms_bytes.values()) == estimate.predicted_peak_bytes <= card.default_budget_bytes
     chosen = choose_predicted(estimate.rows_least, estimate.rows_most, profile.constraints.headroom_share)
     assert (profile.train.micro_batch_rows, estimate.choice) == (chosen.rows, chosen.reason)
     assert not deal(profile.train.global_batch_rows, profile.train.micro_batch_rows, estimate.local_ranks).empty_rows

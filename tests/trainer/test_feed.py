@@ -1,3 +1,4 @@
+import multiprocessing
 import tracemalloc
 from itertools import islice
 
@@ -104,6 +105,22 @@ def test_loader_processes_change_nothing_about_the_batches(patterned_dataset, la
     shared = batches(dataset, config, 12)
     assert [content(batch) for batch in alone] == [content(batch) for batch in shared]
     assert [batch.after for batch in alone] == [batch.after for batch in shared]
+
+
+def test_loader_processes_are_forked_whatever_pythons_default_is(patterned_dataset):
+    class Unsendable(MicroBatchSource):
+        """A class that no other process could import."""
+
+    dataset, config = TokenDataset.open(patterned_dataset), _config(data=DataSettings(loader_workers=1))
+    plan = make_plan(config, len(dataset), 1)
+    plans = islice(micro_batch_plans(dataset, config, plan, 0), 2)
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)  # the default since Python 3.14
+    try:
+        loader = make_loader(Unsendable(dataset, config, plan), config, plans)
+        assert len(list(islice(loader, 2))) == 2
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 @settings(deadline=None, max_examples=25)

@@ -106,7 +106,7 @@ def test_a_quota_of_the_control_group_counts(affinity, tmp_path, quota, expected
     place = tmp_path / own_group()
     place.mkdir(exist_ok=True, parents=True)
     (place / "cpu.max").write_text(quota)
-    assert allotted_cpus({}, tmp_path) == expected
+    assert allotted_cpus(None, {}, tmp_path) == expected
 
 
 @pytest.mark.parametrize(("quota_us", "expected"), [("-1", 64), ("400000", 4), ("1000", 1)])
@@ -114,15 +114,23 @@ def test_a_quota_of_the_older_control_groups_counts(affinity, tmp_path, quota_us
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota_us + "\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert allotted_cpus({}, tmp_path) == expected
+    assert allotted_cpus(None, {}, tmp_path) == expected
 
 
 def test_the_least_of_affinity_quota_and_slurms_word_counts(affinity, tmp_path, monkeypatch):
-    assert allotted_cpus({}, tmp_path) == 64
-    assert allotted_cpus({"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 12
-    assert allotted_cpus({"SLURM_CPUS_PER_TASK": "many"}, tmp_path) == 64
+    assert allotted_cpus(None, {}, tmp_path) == 64
+    assert allotted_cpus(None, {"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 12
+    assert allotted_cpus(None, {"SLURM_CPUS_PER_TASK": "many"}, tmp_path) == 64
     monkeypatch.setattr("trainer.preflight.os.sched_getaffinity", lambda _: {3, 5})
-    assert allotted_cpus({"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 2
+    assert allotted_cpus(None, {"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 2
+
+
+def test_a_rank_that_is_bound_to_its_gpus_node_counts_the_processors_of_before(affinity, tmp_path, monkeypatch):
+    assert allotted_cpus(128, {}, tmp_path) == 128
+    assert allotted_cpus(128, {"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 12
+    monkeypatch.setattr("trainer.preflight.allotted_cpus", lambda unbound: unbound)
+    bound = replace(RANKS, cpus_before_binding=128)
+    assert facts_of_rank(resolved_of(CONFIG), dataset_hash="a", ranks=bound)["allotted_cpus"] == "128"
 
 
 def test_facts_survive_their_way_between_ranks():

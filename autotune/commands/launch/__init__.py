@@ -2,7 +2,7 @@
 
 import typer
 
-from autotune.commands.launch.inside import address, ended, meet, near, outside, preflight
+from autotune.commands.launch.inside import address, ended, meet, outside, preflight
 from autotune.commands.launch.local import local
 from autotune.commands.launch.slurm import slurm
 from autotune.commands.launch.status import status
@@ -19,6 +19,5 @@ app.command("status")(status)
 app.command("preflight", hidden=True)(preflight)
 app.command("meet", hidden=True)(meet)
 app.command("address", hidden=True)(address)
-app.command("near", hidden=True)(near)
 app.command("outside", hidden=True)(outside)
 app.command("ended", hidden=True)(ended)

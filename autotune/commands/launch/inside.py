@@ -71,21 +71,19 @@ def meet(
     print(f"{here}:{port}")
 
 
-def address(*, interface: Interface = None) -> None:
+def address(
+    *,
+    interface: Interface = None,
+    with_interface: Annotated[
+        bool, typer.Option("--with-interface", help="Print the name of its interface as well, after a space.")
+    ] = False,
+) -> None:
     """Print this node's address, as other nodes reach it."""
-    from autotune.cluster.rendezvous import own_address, read_addresses, resolve_own_name
+    from autotune.cluster.rendezvous import interface_of, own_address, read_addresses, resolve_own_name
 
-    print(own_address(interface, read_addresses(), resolve_own_name()))
-
-
-def near() -> None:
-    """Print how torchrun is to bind ranks to processors near their GPUs; nothing where it cannot."""
-    from autotune.commands.launch.training import how_to_bind
-
-    bound, why_not = how_to_bind()
-    if not bound:
-        sys.stderr.write(f"launch: ranks are not bound to processors near their GPUs: {why_not}\n")
-    print(bound)
+    addresses = read_addresses()
+    own = own_address(interface, addresses, resolve_own_name())
+    print(f"{own} {interface_of(own, addresses)}" if with_interface else own)
 
 
 def ended(

@@ -12,7 +12,6 @@ from autotune.commands.launch.training import (
     RequireApproved,
     RunOption,
     SetOption,
-    how_to_bind,
     train_request,
 )
 from autotune.commands.options import REPORTS, Reports
@@ -34,7 +33,7 @@ def local(
     from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
     from autotune.cluster.local import run_child
     from autotune.cluster.site import DEFAULT_SITE, find_site, read_site
-    from autotune.cluster.torchrun import NUMA_BINDING, torchrun_command
+    from autotune.cluster.torchrun import torchrun_command
     from autotune.cluster.training import term_lead_s, trainer_arguments
     from trainer.record import EXIT_FILE
 
@@ -43,15 +42,12 @@ def local(
     must_be_approved = require_approved or (site_path is not None and read_site(site_path).require_approved)
     reviews = reports if must_be_approved else None
     request = train_request(profile, data, out, assignments, python=sys.executable, ranks=ranks, reviews=reviews)
-    binds = request.config.device == "cuda" and bool(how_to_bind()[0])
     command = torchrun_command(
         request.python,
         trainer_arguments(request, stage_to=None),
         ranks=request.ranks,
         torch_version=request.torch_version,
-        device=request.config.device,
         shutdown_s=term_lead_s(request),
-        numa_binding=NUMA_BINDING if binds else None,
     )
     environment = dict(os.environ)
     if request.ranks > 1:

@@ -31,22 +31,6 @@ RequireApproved = Annotated[
 ]
 
 
-def how_to_bind() -> tuple[str, str]:
-    """The mode of torchrun that binds ranks to processors near their GPUs here; else an empty text, and why not."""
-    from autotune.cluster.binding import why_not_bound
-    from autotune.core.hardware import visible_devices
-    from autotune.measure.nvml import NvmlMonitor
-
-    monitor = NvmlMonitor()
-    try:
-        places = [monitor.pci_address(gpu.uuid) for gpu in visible_devices(monitor.devices(), os.environ)]
-    finally:
-        monitor.close()
-    known = [place for place in places if isinstance(place, str)]
-    why_not = why_not_bound(known if len(known) == len(places) else [])
-    return ("", why_not) if why_not is not None else ("node", "")
-
-
 def installed_torch() -> str | None:
     """Version of the torch that is installed here; None without one."""
     try:

@@ -10,20 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.errors import TrainerError
+from trainer.failure import out_of_memory
 
 JOBS = frozenset({"step", "feed", "matmul", "fault", "trace"})
 
-# RuntimeErrors with these texts are allocators' refusals. oneDNN that is refused a place for its code says only that it
-# could not; of a shape that it does not know it says more.
-_REFUSALS = re.compile(
-    r"can't allocate memory|bad_alloc|out of memory|could not create a memory object"
-    r"|could not (create|execute) a primitive$",
-    re.MULTILINE,
-)
-# And these are gloo's and NCCL's for another rank that is gone.
+# gloo's and NCCL's texts for another rank that is gone.
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")
 
 
@@ -61,19 +53,14 @@ def account(job: Callable[[], dict[str, Any]], result_file: Path) -> bool:
 def _failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, TrainerError):
         return {"status": "refused", "message": error.message, "next_step": error.next_step}
-    said = str(error) if isinstance(error, RuntimeError) else ""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _REFUSALS.search(said):
-        return {"status": "out_of_memory", "detail": _first_line(error)}
+    if (refusal := out_of_memory(error)) is not None:
+        return {"status": "out_of_memory", "detail": refusal}
     # Not this rank's failure: that of the rank which it has lost.
-    status = "lost_peer" if _LOST_PEER.search(said) else "crashed"
-    return {"status": status, "detail": traceback.format_exc()[-2000:]}
+    lost = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))
+    return {"status": "lost_peer" if lost else "crashed", "detail": traceback.format_exc()[-2000:]}
 
 
 def _lift_limit() -> None:
     """Writing the account needs memory too."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:500]

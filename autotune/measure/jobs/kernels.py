@@ -4,23 +4,36 @@ Shapes: B rows, H heads, S places of a row that ask, E of a head.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 
-from autotune.measure.jobs.tape import Within
+from autotune.measure.jobs.tape import OUTPUTS, Block, Requests, Within
 
 aten = torch.ops.aten
 
 _TILE = 16
 """The efficient kernel reads masks in whole tiles."""
-_FLASH_ROWS = 128
-"""FlashAttention 2's backward adds gradients of queries up in fp32, in blocks of so many rows for every sequence."""
-_SORTED_COPIES = 4
-"""Of the ids, 8 bytes each, that an embedding's backward sorts."""
+_FLASH_ROWS, _FLASH_WIDTH = 128, 32
+"""FlashAttention 2's backward accumulates gradients of queries in fp32, in blocks of so many rows for every document,
+and heads rounded up to so many dimensions."""
+_INT64_BYTES, _FP32_BYTES = 8, 4
+_MOST_SIMPLE_INDICES, _MOST_SIMPLE_WEIGHTS = 3072, 527
+"""Up to so many indices an embedding's backward needs no memory; up to so many weights, only counts."""
+_SEGMENT_INDICES = 10
+"""Indices of a partial sum in an embedding's backward: NROWS_PER_THREAD in EmbeddingBackwardKernel.cu."""
+_MULTIPROCESSORS, _THREADS_OF_ONE = 132, 2048
+"""Of an H100 or H200. They decide only how a reduction of few rows is split; with many rows, 256 values a thread do."""
+_BLOCK_THREADS, _WARP, _VECTOR = 128, 32, 4
+_VALUES_A_THREAD = 16, 256
+"""Least and most, in Reduce.cuh."""
+_LARGEST_OFFSET_BYTES = 2**31 - 1
+"""Reductions of larger tensors run half by half."""
+_PARTIAL_ROWS_FROM, _PARTIAL_VALUES = 64 * 1024, 2**20
+"""From so many rows on, a layer norm's backward keeps partial sums, of so many values in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +107,18 @@ def attend(asked: Attention, explicit: Callable[..., torch.Tensor], *, cuda: boo
 
 
 def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
-    """What kernels of a device allocate within themselves and give back, as far as it grows with the micro-batch."""
+    """Return what each operator requests of the allocator beside its results, and when, by operator.
+
+    On CUDA as in torch 2.11 to 2.14, recorded from the caching allocator; requests of a few KiB are left out.
+    """
     if kind == "cpu":
         return dict.fromkeys(_PROMOTING, _promoted)
     found: dict[Any, Within] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
         aten.embedding_dense_backward.default: _embedding_backward,
+        aten.native_layer_norm_backward.default: _layer_norm_backward,
+        aten.sum.dim_IntList: _sum,
     }
     if hasattr(torch.ops.torch_attn, "_varlen_attn_backward"):
         found[torch.ops.torch_attn._varlen_attn_backward.default] = _varlen_backward
@@ -110,37 +128,113 @@ def within_kernels(kind: Literal["cpu", "cuda"]) -> dict[Any, Within]:
 _PROMOTING = tuple(getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"))
 
 
-def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> int:
+def _promoted(one: torch.Tensor, other: object, *_: object, **__: object) -> Requests:
     # Where dtypes differ a CPU first copies to the wider one; CUDA converts as it reads.
     if not isinstance(other, torch.Tensor) or one.dtype == other.dtype:
-        return 0
+        return ()
     wider = torch.result_type(one, other)
-    return sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
+    copied = Block(
+        sum(operand.numel() * wider.itemsize for operand in (one, other) if operand.dtype != wider and operand.dim())
+    )
+    return (OUTPUTS, copied, copied)
 
 
 def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return results[0]
 
 
-def _flash_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> int:
-    # Gradients of queries in fp32, and a number for each row: mha_bwd in torch's flash_api.cpp.
+def _flash_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
+    # A number for each row, and gradients of queries in fp32: mha_bwd in torch's flash_api.cpp.
     batch, heads, rows, width = query.shape
-    rounded = -(-rows // _FLASH_ROWS) * _FLASH_ROWS
-    return 4 * batch * heads * rounded * (width + 1)
+    return _accumulated(batch * _up(rows, _FLASH_ROWS), heads, width)
 
 
-def _varlen_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__: object) -> int:
-    # The same, every sequence rounded up: mha_varlen_bwd.
-    places, heads, width = query.shape
+def _varlen_backward(_: torch.Tensor, query: torch.Tensor, *others: object, **__: object) -> Requests:
+    # The same, every document rounded up: mha_varlen_bwd.
+    rows, heads, width = query.shape
     edges = next(one for one in others if isinstance(one, torch.Tensor) and one.dtype == torch.int32)
-    return 4 * heads * (places + _FLASH_ROWS * (edges.numel() - 1)) * (width + 1)
+    return _accumulated(rows + _FLASH_ROWS * (edges.numel() - 1), heads, width)
 
 
-def _efficient_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> int:
-    # One number for each row, in fp32; gradients are added up in registers as long as keys are not split.
-    batch, heads, rows, _width = query.shape
-    return 4 * batch * heads * (-(-rows // 32) * 32)
+def _accumulated(rows: int, heads: int, width: int) -> Requests:
+    numbers = Block(_FP32_BYTES * rows * heads)
+    sums = Block(numbers.size_bytes * _up(width, _FLASH_WIDTH))
+    return (OUTPUTS, numbers, sums, sums, numbers)
 
 
-def _embedding_backward(_: torch.Tensor, indices: torch.Tensor, *__: object, **___: object) -> int:
-    return 8 * _SORTED_COPIES * indices.numel()
+def _efficient_backward(_: torch.Tensor, query: torch.Tensor, *__: object, **___: object) -> Requests:
+    # A number for each row, and gradients of queries in blocks with a header of 16 bytes: kernel_backward.h.
+    batch, heads, rows, width = query.shape
+    delta = Block(_FP32_BYTES * batch * heads * rows)
+    padded = 64 if width <= 64 else 128
+    block_rows = 128 if padded == 128 and query.dtype != torch.float32 else 64
+    blocks = batch * heads * -(-rows // block_rows)
+    workspace = Block(blocks * (block_rows * padded * _FP32_BYTES + 16))
+    if query.dtype == torch.float32:  # no fused kernel multiplies gradients with results
+        product, copied = Block(_FP32_BYTES * query.numel()), Block(delta.size_bytes)
+        return (OUTPUTS, product, copied, delta, copied, product, workspace, delta, workspace)
+    return (OUTPUTS, delta, workspace, delta, workspace)
+
+
+def _embedding_backward(
+    gradient: torch.Tensor, indices: torch.Tensor, weights: int, *_: object, **__: object
+) -> Requests:
+    count = indices.numel() if indices.numel() > _MOST_SIMPLE_INDICES else 0
+    ids, again, ordered, offsets, unique = (Block(_INT64_BYTES * count) for _ in range(5))
+    sorting = Block(2 * ids.size_bytes + ids.size_bytes // 32)
+    segments = min(count, weights)
+    sizes, ends = (Block(_INT64_BYTES * segments) for _ in range(2))
+    partials = (count // _SEGMENT_INDICES + segments) if count else 0
+    starts = Block(_INT64_BYTES * partials)
+    small = weights <= _MOST_SIMPLE_WEIGHTS
+    sums = Block(starts.size_bytes if small else _FP32_BYTES * partials * gradient.shape[-1])
+    before = (ids, again, ordered, sorting, sorting, ordered)
+    after = (offsets, unique, unique, sizes, ends, starts, sums, sums, starts, ends, sizes, offsets, again, ids)
+    return (*before, OUTPUTS, *after)
+
+
+def _layer_norm_backward(gradient: torch.Tensor, *others: Any, **_: object) -> Requests:  # noqa: ANN401
+    width = math.prod(others[1])
+    rows, wanted = gradient.numel() // width, sum(others[-1][1:])
+    keeps = rows > _PARTIAL_ROWS_FROM and width // _WARP < _MULTIPROCESSORS // 2
+    partial_rows = min(-(-rows // 32), _PARTIAL_VALUES // width) if keeps else 0
+    partial = [Block(_FP32_BYTES * partial_rows * width) for _ in range(wanted)]
+    return (OUTPUTS, *partial, *_reduction(partial_rows, width, torch.float32), *partial)
+
+
+def _sum(tensor: torch.Tensor, dims: Sequence[int] | None = None, *_: object, **__: object) -> Requests:
+    # Sums over all but the last dimension, as biases have their gradients: Reduce.cuh.
+    leading = list(range(tensor.dim() - 1))
+    if not leading or sorted(one % tensor.dim() for one in dims or ()) != leading or not tensor.is_contiguous():
+        return ()
+    columns = tensor.shape[-1]
+    return (OUTPUTS, *_reduction(tensor.numel() // columns, columns, tensor.dtype))
+
+
+def _reduction(rows: int, columns: int, dtype: torch.dtype) -> Requests:
+    """What a sum over rows takes where several blocks of threads share a column, and gives back."""
+    parts = 1
+    while columns * rows * dtype.itemsize > _LARGEST_OFFSET_BYTES * parts:
+        parts *= 2
+    least, most = _VALUES_A_THREAD
+    vector = math.gcd(columns, _VECTOR)
+    threads = _BLOCK_THREADS * _VECTOR // vector
+    width = min(_power_of_two(columns // vector), _WARP)
+    height = min(_power_of_two(max(1, rows // parts)), threads // width)
+    values = -(-(rows // parts) // height)
+    blocks = -(-columns // (vector * width))
+    filled = _MULTIPROCESSORS * (_THREADS_OF_ONE // (width * height))
+    shares = max(min(-(-filled // blocks), -(-values // least)), -(-values // most))
+    alone = values < most or blocks > filled or shares == 1
+    staged = Block(0 if alone else _FP32_BYTES * columns * shares * width * vector)
+    sums = Block(_FP32_BYTES * columns if parts > 1 and dtype != torch.float32 else 0)
+    return (sums, staged, staged, sums)
+
+
+def _power_of_two(value: int) -> int:
+    """The largest that is not larger."""
+    return 1 << value.bit_length() - 1
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,6 +1,6 @@
 """The ``links`` job: how long messages of many sizes take between ranks, and how fast each rank computes."""
 
-import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -9,14 +9,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.decide.links import LEAST_REPEATS
+from autotune.decide.links import LEAST_REPEATS, lost_share
 from autotune.measure.jobs.carrier import carrier
 from trainer.parallel import Ranks
+from trainer.stopwatch import Mark, mark
 
+MIB = 2**20
+IN_A_ROW = {"cuda": 50, "cpu": 5}
+"""Messages that are timed as one, so that starting and waiting for them, 0.1 ms on a host, counts for nothing."""
 PRODUCT_SIZE, PRODUCTS, PRODUCT_ROUNDS = 1024, 4, 5
 SMALL_PRODUCT_SIZE, SMALL_PRODUCTS, SLOWDOWN_ROUNDS = 256, 50, 5
-MOVED_BYTES = 8 * 2**20
-NEIGHBOUR_BYTES = 4 * 2**20
+MOVED_BYTES = {"cuda": 512 * MIB, "cpu": 8 * MIB}
+"""On a GPU several milliseconds of NVLink, and a hundred matrix products."""
+NEIGHBOUR_BYTES = {"cuda": 64 * MIB, "cpu": 4 * MIB}
+NEIGHBOUR_ROUNDS = 3
+MOST_PRODUCTS = 10_000
+"""Launched while one message travels."""
 
 
 def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
@@ -53,7 +61,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         else times(between, nodes, takes_part=ranks.local_rank == 0),
     }
     return found | {
-        "neighbours_bytes_per_s": _neighbours(ranks, nodes) if nodes > 1 else [],
+        "neighbours_bytes_per_s": _neighbours(ranks, nodes, limit_s) if nodes > 1 else [],
         "products_flops_per_s": ranks.each(_products(ranks)),
         "slowdown_share": _slowdown(ranks),
         "nodes": nodes,
@@ -84,52 +92,58 @@ def _all_reduces(
         dist.all_reduce(torch.ones(1, device=ranks.device), group=group)  # connects, which may take seconds
     found = []
     for size in sizes:
-        tensor = torch.ones(size // 4, device=ranks.device)
+        tensor = torch.zeros(size // 4, device=ranks.device)
 
         def once(tensor: torch.Tensor = tensor) -> None:
             dist.all_reduce(tensor, group=group)
 
-        # The first warms up; where a network is so slow that there is no time for another, it has to do.
-        first_s = _timed(once, ranks, takes_part=takes_part)
+        # The first warms up; if the network is so slow that there is no time for another, it has to do.
+        first_s = _timed(once, 1, ranks, takes_part=takes_part)
         times = 0 if first_s > limit_s else min(repeats, max(LEAST_REPEATS, int(limit_s / max(first_s, 1e-6))))
-        seconds = [_timed(once, ranks, takes_part=takes_part) for _ in range(times)]
+        in_a_row = _in_a_row(first_s, limit_s, repeats, ranks)
+        seconds = [_timed(once, in_a_row, ranks, takes_part=takes_part) for _ in range(times)]
         found += [(size, second) for second in seconds or [first_s]]
     return found
 
 
-def _timed(work: Callable[[], None], ranks: Ranks, *, takes_part: bool) -> float:
-    """Seconds that the slowest rank took, all having begun together."""
+def _in_a_row(first_s: float, limit_s: float, repeats: int, ranks: Ranks) -> int:
+    """How many times to do something in a row, so often that all repeats end in time; at least once."""
+    return max(1, min(IN_A_ROW[ranks.device.type], int(limit_s / (repeats * max(first_s, 1e-6)))))
+
+
+def _timed(work: Callable[[], None], times: int, ranks: Ranks, *, takes_part: bool) -> float:
+    """Seconds of one of so many in a row, on the slowest rank, by the device's clock; all begin together."""
     ranks.sum(0.0)
-    began_s = time.perf_counter()
-    if takes_part:
+    began = mark(ranks.device)
+    for _ in range(times if takes_part else 0):
         work()
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
-    return ranks.max(time.perf_counter() - began_s if takes_part else 0.0)[0]
+    ended = mark(ranks.device)
+    ended.wait()
+    return ranks.max(ended.seconds_since(began) / times if takes_part else 0.0)[0]
 
 
-def _neighbours(ranks: Ranks, nodes: int) -> list[float]:
+def _neighbours(ranks: Ranks, nodes: int, limit_s: float) -> list[float]:
     """Bytes per second from each node to the next and back, one pair at a time."""
     first = ranks.local_rank == 0
     node = ranks.rank // ranks.local_world_size
+    size = NEIGHBOUR_BYTES[ranks.device.type]
+    away, here = (torch.zeros(size // 4, device=ranks.device) for _ in range(2))
     found = []
     for left in range(nodes if nodes > 2 else 1):
         right = (left + 1) % nodes
         other = {left: right, right: left}.get(node) if first else None
-        swap = functools.partial(_swap, ranks, other)
-        seconds = [_timed(swap, ranks, takes_part=other is not None) for _ in range(3)]
-        found.append(NEIGHBOUR_BYTES / min(seconds))
+
+        def swap(peer: int = (other or 0) * ranks.local_world_size) -> None:
+            for work in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, away, peer), dist.P2POp(dist.irecv, here, peer)]
+            ):
+                work.wait()
+
+        part = other is not None
+        in_a_row = _in_a_row(_timed(swap, 1, ranks, takes_part=part), limit_s, NEIGHBOUR_ROUNDS, ranks)
+        seconds = [_timed(swap, in_a_row, ranks, takes_part=part) for _ in range(NEIGHBOUR_ROUNDS)]
+        found.append(size / min(seconds))
     return found
-
-
-def _swap(ranks: Ranks, node: int | None) -> None:
-    """Send to the first rank of another node and receive from it at once."""
-    assert node is not None
-    away = torch.ones(NEIGHBOUR_BYTES // 4, device=ranks.device)
-    here = torch.empty_like(away)
-    other = node * ranks.local_world_size
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, away, other), dist.P2POp(dist.irecv, here, other)]):
-        work.wait()
 
 
 def _slowdown(ranks: Ranks) -> float:
@@ -139,32 +153,70 @@ def _slowdown(ranks: Ranks) -> float:
     dtype = torch.bfloat16 if ranks.device.type == "cuda" else torch.float32
     size = 8 * SMALL_PRODUCT_SIZE if ranks.device.type == "cuda" else SMALL_PRODUCT_SIZE
     left, right = (torch.randn(size, size, device=ranks.device, dtype=dtype) for _ in range(2))
-    message = torch.ones(MOVED_BYTES // 4, device=ranks.device)
+    message = torch.zeros(MOVED_BYTES[ranks.device.type] // 4, device=ranks.device)
+    product = torch.empty(size, size, device=ranks.device, dtype=dtype)
 
-    def product() -> None:
-        left @ right
-        if ranks.device.type == "cuda":
-            torch.cuda.current_stream(ranks.device).synchronize()
+    def multiply() -> None:
+        torch.mm(left, right, out=product)
 
-    product()
-    alone_s, lost = [], []
+    multiply()
+    dist.all_reduce(message)  # connects, as the first product loads its kernel
+    lost = []
     for _ in range(SLOWDOWN_ROUNDS):
+        alone_s = _alone_s(multiply, ranks)
         ranks.sum(0.0)
-        began_s = time.perf_counter()
-        for _ in range(SMALL_PRODUCTS):
-            product()
-        alone_s.append((time.perf_counter() - began_s) / SMALL_PRODUCTS)
-        ranks.sum(0.0)
-        began_s, done = time.perf_counter(), 0
-        moving = dist.all_reduce(message, async_op=True)
-        assert moving is not None
-        while not moving.is_completed():
-            product()
-            done += 1
+        travel = _travel_on_gpu if ranks.device.type == "cuda" else _travel_on_host
+        lost.append(lost_share(*travel(message, multiply, alone_s, ranks), alone_s))
+    return ranks.sum(statistics.median(lost))[0] / ranks.world_size
+
+
+def _alone_s(multiply: Callable[[], None], ranks: Ranks) -> float:
+    """Seconds of a product while nothing travels."""
+    ranks.sum(0.0)
+    began = mark(ranks.device)
+    for _ in range(SMALL_PRODUCTS):
+        multiply()
+    ended = mark(ranks.device)
+    ended.wait()
+    return ended.seconds_since(began) / SMALL_PRODUCTS
+
+
+def _travel_on_host(
+    message: torch.Tensor, multiply: Callable[[], None], alone_s: float, ranks: Ranks
+) -> tuple[list[float], float]:
+    """When each product ended while a message travelled, and when that was there, in seconds."""
+    del alone_s, ranks
+    began_s, ended_s = time.perf_counter(), []
+    moving = dist.all_reduce(message, async_op=True)
+    assert moving is not None
+    while not moving.is_completed():
+        multiply()
+        ended_s.append(time.perf_counter() - began_s)
+    moving.wait()
+    return ended_s, time.perf_counter() - began_s
+
+
+def _travel_on_gpu(
+    message: torch.Tensor, multiply: Callable[[], None], alone_s: float, ranks: Ranks
+) -> tuple[list[float], float]:
+    """The same by the device's clock: products are launched for twice the time that the message takes alone."""
+    alone_message_s = _timed(lambda: dist.all_reduce(message), 1, ranks, takes_part=True)
+    count = min(MOST_PRODUCTS, math.ceil(2 * alone_message_s / max(alone_s, 1e-6)) + 1)
+    beside = torch.cuda.Stream(ranks.device)
+    ranks.sum(0.0)
+    began = mark(ranks.device)
+    moving = dist.all_reduce(message, async_op=True)
+    assert moving is not None
+    with torch.cuda.stream(beside):  # waits for the message; the products' stream does not
         moving.wait()
-        took_s = time.perf_counter() - began_s
-        lost.append(1 - done * alone_s[-1] / took_s)
-    return ranks.sum(min(1.0, max(0.0, statistics.median(lost))))[0] / ranks.world_size
+        there = mark(ranks.device)
+    ended: list[Mark] = []
+    for _ in range(count):
+        multiply()
+        ended.append(mark(ranks.device))
+    for one in (there, ended[-1]):
+        one.wait()
+    return [one.seconds_since(began) for one in ended], there.seconds_since(began)
 
 
 def _products(ranks: Ranks) -> float:

@@ -5,7 +5,8 @@ CPU's dropout keeps its mask in full precision where CUDA keeps a byte. The list
 ``ATen/autocast_mode.h`` (CUDA) and ``ATen/autocast_mode.cpp`` (CPU) of torch 2.13; a test holds them against torch's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -65,8 +66,7 @@ class DeviceRules(TorchFunctionMode):
         self._cuda = kind == "cuda"
         self._bf16 = bf16
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.keeps_copies = False
-        """Autocast casts a weight once per forward; what is computed again in backward casts anew."""
+        self._keeps_copies = False
         self._all_of_something: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._rules: dict[Any, Callable[..., Any]] = {torch.Tensor.backward: self._backward}
         if bf16:
@@ -91,9 +91,15 @@ class DeviceRules(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return rule(func, *args, **(kwargs or {}))
 
-    def forgets_copies(self) -> None:
-        """The outermost autocast block ends."""
-        self._copies.clear()
+    @contextmanager
+    def autocast(self, _: str) -> Iterator[None]:
+        """An autocast block on any device: it casts a weight once; what is computed again in backward casts anew."""
+        self._keeps_copies = True
+        try:
+            yield
+        finally:
+            self._keeps_copies = False
+            self._copies.clear()
 
     def _add(self, names: str, rule: Callable[..., Any]) -> None:
         homes = (torch, torch.Tensor, functional, torch._C._nn, torch.linalg)
@@ -122,8 +128,12 @@ class DeviceRules(TorchFunctionMode):
         return False if tensor in self._all_of_something else bool(func(tensor))
 
     def _lower(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        lowered, more = self._cast(args, torch.bfloat16), self._cast(kwargs, torch.bfloat16)
-        return func(*lowered, **more)
+        more = self._cast(kwargs, torch.bfloat16)
+        lowered = list(self._cast(args, torch.bfloat16))
+        result = func(*lowered, **more)
+        while lowered:  # copies that nothing saved are released from the first to the last
+            del lowered[0]
+        return result
 
     def _wider(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return func(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
@@ -141,7 +151,8 @@ class DeviceRules(TorchFunctionMode):
         if isinstance(value, dict):
             return {name: self._cast(one, dtype) for name, one in value.items()}
         if isinstance(value, tuple | list):
-            return type(value)(self._cast(one, dtype) for one in value)
+            # Arguments of C++ functions are evaluated from the last to the first.
+            return type(value)(reversed([self._cast(one, dtype) for one in reversed(value)]))
         return value
 
     def _copy(self, value: torch.Tensor) -> torch.Tensor:
@@ -152,7 +163,7 @@ class DeviceRules(TorchFunctionMode):
             return found[1]
         copy = value.to(torch.bfloat16)
         self._tape.relabel([copy], COPIES)
-        if self.keeps_copies and torch.is_grad_enabled():
+        if self._keeps_copies and torch.is_grad_enabled():
             self._copies[id(value)] = (value, copy)
         return copy
 

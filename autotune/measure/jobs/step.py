@@ -96,7 +96,8 @@ def _take_steps(
         result = training.step.run(batches, learning_rate(config, number))
         loss = float(result.loss)  # waits for the device
         step_s.append(time.perf_counter() - started_s)
-        if number in (0, steps - 1):
+        # Steps before the first evaluation find the allocator as it left it, and so does the last step after one.
+        if number in (steps - 2, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
         if number == 0:
             fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))

@@ -1,12 +1,14 @@
 """Records what a computation on the meta device would allocate: every new storage, its owner, and when it is released.
 
-Nothing is computed. What operators allocate within themselves is invisible from here; where a device's kernels are
-known to, the rules of that device say how much, and it is recorded as made and released at once.
+Nothing is computed. What operators allocate within themselves is invisible from here; the rules of a device say what
+its kernels request, and when.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +18,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from autotune.core.allocations import Allocation, Trace
 
-Within = Callable[..., int]
-"""Bytes that a kernel takes and gives back, from the arguments of the call."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A block of so many bytes that a kernel takes and gives back; 0 where it needs none at this size."""
+
+    size_bytes: int
+
+
+OUTPUTS = Block(0)
+Requests = tuple[Block, ...]
+"""What a kernel requests of the allocator, in order: a block is taken where it stands first and given back where it
+stands again; ``OUTPUTS`` stands where the kernel's results are made. The same order at any size."""
+Within = Callable[..., Requests]
+"""What a kernel requests, from the arguments of the call."""
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 TEMPORARIES, INPUTS, HEAD, COPIES = "temporaries", "inputs and masks", "head and loss", "16-bit copies of weights"
@@ -29,14 +43,16 @@ _IN_PLACE_IN_BACKWARD = frozenset(
         torch.ops.aten.scatter_add.default,
     }
 )
-"""Autograd adds into zeros that it has just made; while somebody watches its operators, it does so in a copy."""
+"""Autograd adds into zeros that it has just made; while a mode watches its operators, it does so in a copy."""
+_LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
+"""CUDA allocates the results of these in reverse order."""
 
 
 class Tape(TorchDispatchMode):
     """Allocations of what runs inside its ``with`` block.
 
     Args:
-        within: Operators that allocate within themselves, and how much.
+        within: Operators that allocate within themselves, and what.
     """
 
     def __init__(self, within: Mapping[Any, Within]) -> None:
@@ -49,10 +65,12 @@ class Tape(TorchDispatchMode):
         self._events: list[int] = []
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._repeats_from = 0
+        self._paused = False
         self._forward_from = 0
         self._passes: dict[Any, bool] = {}
         self._shapes: dict[Any, list[Any]] = {}
         self._single: set[Any] = set()
+        _references_of_gradient()  # counted before any mode is on
 
     def __torch_dispatch__(
         self,
@@ -61,22 +79,35 @@ class Tape(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
+        if self._paused:
+            return func(*args, **(kwargs or {}))
         passes = self._passes.get(func)
         if passes is None:
             returns = func._schema.returns
             passes = self._passes[func] = all(one.alias_info is not None for one in returns)
+        rule = self._within.get(func)
+        requests = rule(*args, **(kwargs or {})) if rule is not None else ()
+        split = requests.index(OUTPUTS) if requests else 0
+        held: dict[Block, int] = {}
+        self._request(requests[:split], held)
         if passes:  # views and operators in place; and those that return nothing
             result = func(*args, **(kwargs or {}))
-            if func in self._within:
-                self.passing(self._within[func](*args, **(kwargs or {})))
-            return result
-        if func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled():
+        elif (func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled()) or (
+            func is torch.ops.aten.add.Tensor and _adds_into(*args)
+        ):
             return args[0]
-        result = self._result(func, args, kwargs or {})
-        within = self._within.get(func)
-        if within is not None:
-            self.passing(within(*args, **(kwargs or {})))
+        else:
+            result = self._result(func, args, kwargs or {})
+        self._request(requests[split + 1 :], held)
         return result
+
+    def _request(self, requests: Requests, held: dict[Block, int]) -> None:
+        """Record a part of what a kernel requests; ``held`` are the blocks that it has."""
+        for block in requests:
+            if block in held:
+                self._events.append(-1 - held.pop(block))
+            else:
+                held[block] = self.lasting(block.size_bytes, TEMPORARIES)
 
     def passing(self, size_bytes: int, term: str = TEMPORARIES) -> None:
         """A block that is released at once."""
@@ -92,8 +123,32 @@ class Tape(TorchDispatchMode):
         self._events.append(number)
         return number
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing that is computed within the block, only what is handed to ``keep``."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def keep(self, results: Any) -> None:  # noqa: ANN401 - a tensor, or several
+        """Record tensors that were computed while the tape was paused."""
+        for one in results if isinstance(results, tuple | list) else (results,):
+            if isinstance(one, torch.Tensor):
+                self._made(one)
+
+    def drop(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Record that the blocks of some tensors are released, though the tensors stay for what is computed here."""
+        for tensor in tensors:
+            found = self._live.pop(tensor.untyped_storage()._cdata, None)
+            if found is not None:
+                self._events.append(-1 - found[1])
+
     def relabel(self, tensors: Sequence[torch.Tensor], term: str) -> None:
         """Say what the blocks of some tensors turned out to be."""
+        if self._paused:
+            return
         for tensor in tensors:
             found = self._live.get(tensor.untyped_storage()._cdata)
             if found is not None:
@@ -137,8 +192,7 @@ class Tape(TorchDispatchMode):
             made = [
                 torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in shapes
             ]
-            for one in made:
-                self._made(one)
+            self._all_made(func, made)
             return made[0] if func in self._single else tuple(made)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
@@ -146,8 +200,7 @@ class Tape(TorchDispatchMode):
             self._single.add(func)
             results = (result,)
         elif isinstance(result, tuple) and all(isinstance(one, torch.Tensor) for one in result):
-            whole = [self._made(one) for one in result]
-            fresh, results = all(whole), result
+            fresh, results = self._all_made(func, result), result
         else:
             for one in result if isinstance(result, tuple | list) else ():
                 if isinstance(one, torch.Tensor):
@@ -156,6 +209,11 @@ class Tape(TorchDispatchMode):
         if fresh and key is not None:
             self._shapes[key] = [(one.size(), one.stride(), one.dtype, one.device) for one in results]
         return result
+
+    def _all_made(self, func: Any, results: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operator
+        """Record results in the order of their allocation; return whether all are whole, new storages."""
+        recorded = [self._made(one) for one in (reversed(results) if func in _LAST_FIRST else results)]
+        return all(recorded)
 
     def _made(self, tensor: torch.Tensor) -> bool:
         """Record a tensor's storage; whether that is a whole one that was not there before."""
@@ -169,11 +227,52 @@ class Tape(TorchDispatchMode):
         number = self.lasting(size_bytes, self.owner)
 
         def released(_: object, live: dict[int, Any] = self._live, events: list[int] = self._events) -> None:
-            del live[key]
-            events.append(-1 - number)
+            if live.pop(key, None) is not None:
+                events.append(-1 - number)
 
         self._live[key] = (weakref.ref(storage, released), number)
         return size_bytes == tensor.element_size() * tensor.numel()
+
+
+def _adds_into(one: Any, other: Any) -> bool:  # noqa: ANN401 - operands of a sum
+    """Return whether autograd adds up gradients of one tensor here, in place without a mode that watches its operators.
+
+    It adds to the gradient that came first, if nothing else refers to that.
+    """
+    return (
+        not torch.is_grad_enabled()
+        and isinstance(other, torch.Tensor)
+        and one.shape == other.shape
+        and one.dtype == other.dtype
+        and _references(one) == _references_of_gradient()
+    )
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int]:
+    count: Any = getattr(tensor, "_use_count", lambda: 0)
+    return count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@functools.cache
+def _references_of_gradient() -> tuple[int, int]:
+    """References to a gradient, and to its storage, that only autograd and the mode that watches it hold."""
+    found = []
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+            if func is torch.ops.aten.add.Tensor:
+                found.append(_references(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad():
+        value = torch.ones(2, requires_grad=True)
+        total = torch.cat([value * 2, value * 3]).sum()
+    with Watch():
+        total.backward()
+    return found[0]
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401 - arguments, nested

@@ -13,21 +13,24 @@ import torch
 
 from autotune.core.allocations import Trace
 from autotune.measure.jobs.buckets import GradientBuckets
+from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
+from autotune.measure.jobs.shards import Shards, keep_largest_part
 from autotune.measure.jobs.tape import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, Tape, owners_by_module
 from autotune.measure.jobs.worst_case import documents_of
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.masking import most_predicted
-from trainer.model import family_of
+from trainer.masking import IGNORED_LABEL, most_predicted
+from trainer.model import family_of, model_layers
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
 
-STEPS = 2
-"""The first makes the optimizer's state; the second is like all others."""
+STEPS = {"cpu": 2, "cuda": 3}
+"""The first makes the optimizer's state; the second is like all others. An evaluation before the last one leaves free
+blocks in other places of a GPU's memory, and the next step is not served by the same ones."""
 META = torch.device("meta")
 
 
@@ -76,22 +79,38 @@ def trace_steps(
     with contextlib.ExitStack() as inside:
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
-        training = build_training(config.model_copy(update={"compile_layers": False}), vocab_size, special_ids, alone)
+        training = build_training(config, vocab_size, special_ids, alone)
+        if config.compile_layers:
+            _compile_without_content(training, tape)
+        training.module.autocast = rules.autocast
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
-        inside.enter_context(_phases(training, parameters, tape, rules))
+        inside.enter_context(_phases(training, parameters, tape))
         buckets = GradientBuckets(parameters, config, tape)
-        if ranks > 1 and config.parallel.strategy != "fsdp2":
+        shards = None
+        if ranks > 1 and config.parallel.strategy == "fsdp2":
+            together = config.parallel.shard_ranks or ranks
+            shards = Shards(training, model_layers(training.model), together, tape)
+            inside.enter_context(shards.kept())
+        elif ranks > 1:
             inside.enter_context(buckets.kept())
-        for number in range(STEPS):
-            if number == STEPS - 1:
+            if config.parallel.strategy == "zero1":
+                keep_largest_part(training.optimizer, ranks)
+        steps = STEPS[config.device]
+        for number in range(steps):
+            if number == steps - 1:
                 tape.marks_repetition()
             tape.owner = INPUTS
-            # Only the last step has to be whole.
-            count = batches_per_step if number == STEPS - 1 else 1
-            buckets.step_begins(count)
+            count = batches_per_step if number else 1  # the first one need not be whole
+            for each in (buckets, shards):
+                if each is not None:
+                    each.step_begins(count)
             batches = [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
             training.step.run(batches, config.learning_rate)
+            if number == steps - 2 and config.device == "cuda":
+                if shards is not None:
+                    shards.forward_begins()
+                _evaluate(training, batches[0])
             del batches
     model = {
         "parameters": training.work.parameters,
@@ -99,6 +118,28 @@ def trace_steps(
         "attention_reason": training.module.attention.reason,
     }
     return tape.trace(config.micro_batch_rows, _predicted(config)), model
+
+
+def _compile_without_content(training: Training, tape: Tape) -> None:
+    """Put graphs without kernels in the place of what torch.compile would make of layers and loss."""
+    graphs: dict[Any, Any] = {}
+    for layer in model_layers(training.model):
+        layer._compiled_call_impl = Compiled(layer, layer, tape, graphs)
+    training.module.loss = Compiled(_cross_entropy, None, tape, graphs)
+
+
+def _cross_entropy(logits_KV: torch.Tensor, labels_K: torch.Tensor) -> torch.Tensor:
+    # The trainer's, in operators that AOTAutograd differentiates on the meta device; nll_loss is none of them there.
+    likelihood_K1 = logits_KV.float().log_softmax(1).gather(1, labels_K.clamp_min(0).unsqueeze(1))
+    nothing = likelihood_K1.new_zeros(())
+    return -torch.where(labels_K == IGNORED_LABEL, nothing, likelihood_K1.squeeze(1)).sum()
+
+
+def _evaluate(training: Training, batch: MicroBatch) -> None:
+    training.module.eval()
+    with torch.no_grad():
+        training.module.evaluate(batch)
+    training.module.train()
 
 
 def blank_batch(config: TrainConfig, vocab_size: int, documents_per_row: float) -> MicroBatch:
@@ -132,17 +173,8 @@ def _head_of(training: Training) -> list[torch.nn.Module]:
 
 
 @contextlib.contextmanager
-def _phases(
-    training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape, rules: DeviceRules
-) -> Iterator[None]:
+def _phases(training: Training, parameters: Sequence[torch.nn.Parameter], tape: Tape) -> Iterator[None]:
     """Who owns what outside of modules: gradients, and the optimizer's state."""
-
-    def forward_begins(*_: object) -> None:
-        rules.keeps_copies = True
-
-    def forward_ends(*_: object) -> None:
-        rules.keeps_copies = False
-        rules.forgets_copies()
 
     def update_begins(*_: object) -> None:
         tape.relabel([one.grad for one in parameters if one.grad is not None], GRADIENTS)
@@ -157,8 +189,6 @@ def _phases(
             tape.relabel([parameter.grad], GRADIENTS)
 
     handles = [
-        training.module.register_forward_pre_hook(forward_begins),
-        training.module.register_forward_hook(forward_ends),
         training.optimizer.register_step_pre_hook(update_begins),
         training.optimizer.register_step_post_hook(update_ends),
     ]

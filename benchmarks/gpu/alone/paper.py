@@ -79,14 +79,14 @@ def fits(model: str, rows: int, vocab_size: int, device: str, budget: "Budget") 
     """Whether so many rows go through, by the rules of other trials; everything is given back afterwards."""
     import torch
 
+    from trainer.failure import out_of_memory
+
     refused = False
     try:
         _step(model, rows, vocab_size, device)
         budget.check()
-    except (torch.OutOfMemoryError, MemoryError):
-        refused = True
-    except RuntimeError as error:  # a CPU's allocator has no error of its own
-        if "can't allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if out_of_memory(error) is None:
             raise
         refused = True
     gc.collect()

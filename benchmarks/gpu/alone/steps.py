@@ -40,11 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _trains(options: argparse.Namespace, settings: dict[str, Any], findings: Findings, place: Path) -> bool:
     """Whether all steps went through; the findings say how many did."""
-    import torch
-
     from autotune.measure.jobs.budget import enforce
     from benchmarks.rivals import Match, Ours
     from trainer.config import TrainConfig
+    from trainer.failure import out_of_memory
     from trainer.parallel import join_ranks
 
     on_gpu = settings["device"] == "cuda"
@@ -67,8 +66,10 @@ def _trains(options: argparse.Namespace, settings: dict[str, Any], findings: Fin
         try:
             training.step()
             budget.check()
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            refused = str(error)
+        except (RuntimeError, MemoryError) as error:
+            refused = out_of_memory(error) or ""
+            if not refused:
+                raise
         else:
             done = training.rows[-1].step
         findings.write("run", "optimizer_steps", done)

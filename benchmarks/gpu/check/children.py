@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ ENDING_S = 3.0
 """Of the time, kept for a program that is asked to end and has to be killed."""
 _TAIL_LINES = 15
 _POLL_S = 0.05
+_CAUSE = re.compile(r"error: |(\w+\.)*[A-Z]\w*(:|$)")
+"""A command's own message, or the line of a traceback that names the exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,10 @@ class Ended:
         """Why it did not come to its own good end."""
         if self.cut_off:
             return f"{NO_TIME}: it was cut off"
-        return f"it ended with code {self.exit_code}: {self.tail or 'nothing was said'}"
+        lines = self.tail.splitlines()
+        # Tables show the first line alone: of a traceback the one with the exception, not where the tail begins.
+        causes = [line for line in lines if _CAUSE.match(line)] or lines or ["nothing was said"]
+        return "\n".join([f"it ended with code {self.exit_code}: {causes[-1]}", *lines])
 
 
 class Programs:

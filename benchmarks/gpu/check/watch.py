@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries, Unavailable
-from autotune.decide.gpu_use import NO_COUNTERS, NO_SAMPLE
+from autotune.decide.gpu_use import NO_COUNTERS, NO_SAMPLE, mean_power_w
 from autotune.measure.gpu_sampler import Sampler
 from benchmarks.gpu.check.results import Sheet
 
@@ -79,7 +79,7 @@ def write_readings(
         expected=busy_share,
         lacking=lacking,
     )
-    sheet.measured(f"{prefix}_nvml_power_w", _over(mean, (one.power_w for one in series)), lacking=lacking)
+    sheet.measured(f"{prefix}_nvml_power_w", mean_power_w(series), lacking=lacking)
     clocks_mhz = (one.sm_clock_mhz for one in series)
     sheet.measured(f"{prefix}_nvml_sm_clock_mhz", _over(statistics.median, clocks_mhz), lacking=lacking)
     sheet.measured(f"{prefix}_nvml_temperature_c", _over(max, (one.temperature_c for one in series)), lacking=lacking)

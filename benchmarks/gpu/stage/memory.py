@@ -20,7 +20,7 @@ from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError
 from autotune.measure.machine import Machine
 from autotune.search.estimate import Estimate, estimate_model
-from autotune.search.probe import ProbeRequest, Search, trace_request
+from autotune.search.probe import ProbeRequest, Search, room_of, trace_request
 from autotune.search.site import Site, memory_budget
 from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.check.children import Ended
@@ -185,7 +185,8 @@ def _traces(rig: Rig, settings: Sequence[Setting]) -> Iterator[Mapping[str, "Fut
     """Trace one configuration after the other, on a machine of their own: it needs no GPU, and trials need no CPU."""
 
     def trace(machine: Machine, one: Setting) -> Estimate:
-        return estimate_model(trace_request(request_for(rig.site, rig.sizes, one)), machine)
+        request = request_for(rig.site, rig.sizes, one)
+        return estimate_model(trace_request(request), machine, room_of(request))
 
     machine = rig.another_machine()
     pool = ThreadPoolExecutor(max_workers=1)

@@ -92,8 +92,8 @@ def _write_refusal(rig: Rig, sheet: Sheet, together: StepFigures, box: TimeBox) 
 def _write_links(rig: Rig, sheet: Sheet, box: TimeBox) -> None:
     site = rig.site
     scratch = Path(tempfile.mkdtemp(prefix="together-", dir=rig.scratch))
-    start = on_this_node(rig.nproc, site.device, site.versions["torch"])
-    measured = {"sizes_bytes": list(SIZES_BYTES), "repeats": REPEATS, "seconds": SIZE_SECONDS}
+    start = on_this_node(rig.nproc, site.versions["torch"])
+    measured = {"sizes_bytes": list(SIZES_BYTES[rig.site.device]), "repeats": REPEATS, "seconds": SIZE_SECONDS}
     with TogetherMachine(start, site.device, scratch) as machine:
         trial = Trial(job="links", measured=measured, timeout_s=TIMEOUT_S)
         outcome = rig.runner(box, machine).run(trial, "ranks: the link between them")

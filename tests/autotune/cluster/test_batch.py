@@ -181,12 +181,11 @@ def test_torchruns_own_variables_are_filled_in_and_nothing_else():
     assert " ".join(line.split()).startswith("exec apptainer exec --nv image.sif python -m torch.distributed.run")
 
 
-def test_binding_may_come_to_nothing_at_all():
-    words = [*TRAINING.torchrun, "${numa_binding:+--numa-binding=$numa_binding}"]
-    script = checked_by_bash(trained(SiteFile(), torchrun=words, binds=True))
-    assert "numa_binding=$(python -m autotune launch near) || exit" in script
-    assert " ${numa_binding:+--numa-binding=$numa_binding} " in statement(script, "    exec python")
-    assert "launch near" not in trained()
+def test_a_site_may_keep_ranks_unbound_in_training_and_in_trials():
+    unbound = SiteFile(numa_binding=False)
+    for script in (trained, measured):
+        assert "export AUTOTUNE_NUMA_BINDING=0\n" in checked_by_bash(script(unbound))
+        assert "AUTOTUNE_NUMA_BINDING" not in script(SiteFile())
 
 
 def test_a_site_may_bring_its_own_template(tmp_path):

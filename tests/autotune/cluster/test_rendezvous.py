@@ -8,6 +8,7 @@ from autotune.cluster.rendezvous import (
     CANDIDATES,
     choose_port,
     derived_ports,
+    interface_of,
     is_free,
     own_address,
     read_addresses,
@@ -76,6 +77,12 @@ def test_an_interface_without_an_address_is_refused_with_those_that_have_one(int
         own_address(interface, ADDRESSES, [])
 
 
+def test_an_address_is_its_interfaces():
+    assert interface_of("10.1.0.5", ADDRESSES) == "ib0"
+    assert interface_of("127.0.0.1", {}) == "lo"
+
+
 def test_this_machine_has_an_address():
     own = own_address(None, read_addresses(), resolve_own_name())
     assert socket.inet_aton(own)
+    assert own in read_addresses()[interface_of(own, read_addresses())]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.site import DEFAULT_SITE, NetworkSettings, SlurmSettings, find_site, network_variables
+from autotune.cluster.site import DEFAULT_SITE, NetworkSettings, SiteFile, SlurmSettings, find_site, job_variables
 
 
 def test_a_site_file_is_the_one_asked_for_else_the_environments_else_the_one_here(tmp_path, monkeypatch):
@@ -22,10 +22,9 @@ def test_times_are_counted_in_seconds(text, seconds):
 
 
 def test_an_interface_is_told_to_both_libraries_and_a_sites_own_variables_come_last():
-    assert network_variables(NetworkSettings()) == {}
-    found = network_variables(
-        NetworkSettings(interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"})
-    )
+    assert job_variables(SiteFile()) == {}
+    network = NetworkSettings(interface="ib0", nccl={"NCCL_SOCKET_IFNAME": "ib1", "NCCL_DEBUG": "WARN"})
+    found = job_variables(SiteFile(network=network))
     assert found == {"NCCL_SOCKET_IFNAME": "ib1", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from autotune.cluster.batch import measure_script, read_template, train_script
-from autotune.cluster.site import SiteFile
+from autotune.cluster.site import NetworkSettings, SiteFile
 from tests.autotune.cluster.test_batch import JOB, TRAINING
 
+NO_SITE = SiteFile()
 SRUN = """
 for word; do
     case $word in --*) shift ;; *) break ;; esac
@@ -19,7 +20,7 @@ exec "$@"
 AUTOTUNE = """
 case $2 in
     meet) echo 10.0.0.1:20012 ;;
-    address) echo "10.0.0.$(($SLURM_NODEID + 1))" ;;
+    address) echo "10.0.0.$(($SLURM_NODEID + 1)) eth7" ;;
     ended) exit 75 ;;
 esac
 """
@@ -40,7 +41,7 @@ def put(tmp_path):
     write("squeue", "exit 1")
     write("scontrol", f'echo "$@" >> {tmp_path}/scontrol.said')
     write("autotune", AUTOTUNE)
-    write("torchrun", 'echo "$@ until ${SLURM_JOB_END_TIME:-n/a}"')
+    write("torchrun", 'echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}"')
     return write
 
 
@@ -52,12 +53,12 @@ def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def trained(place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def trained(place: Path, site: SiteFile = NO_SITE, **variables: str) -> subprocess.CompletedProcess[str]:
     """A start of a training that ends with 75."""
     (place / "runs" / "one" / "logs").mkdir(parents=True)
     torchrun = ["torchrun", "--rdzv-endpoint=$endpoint", "--rdzv-conf=is_host=$is_host", "--local-addr=$address"]
     job = replace(TRAINING, autotune=["autotune"], torchrun=torchrun, trainer=[])
-    return ran(train_script(job, SiteFile(), read_template("train", SiteFile(), None)), place, **variables)
+    return ran(train_script(job, site, read_template("train", site, None)), place, **variables)
 
 
 def log_of(place: Path) -> str:
@@ -67,6 +68,20 @@ def log_of(place: Path) -> str:
 def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
     trained(tmp_path)
     assert "--rdzv-endpoint=10.0.0.1:20012 --rdzv-conf=is_host=1 --local-addr=10.0.0.1" in log_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("site", "variables", "interface"),
+    [
+        (NO_SITE, {}, "eth7"),
+        (NO_SITE, {"GLOO_SOCKET_IFNAME": "ib1"}, "ib1"),
+        (SiteFile(network=NetworkSettings(interface="ib0")), {}, "ib0"),
+        (SiteFile(network=NetworkSettings(nccl={"GLOO_SOCKET_IFNAME": "ib2"})), {}, "ib2"),
+    ],
+)
+def test_gloo_goes_by_the_interface_of_the_address_unless_somebody_named_one(put, tmp_path, site, variables, interface):
+    trained(tmp_path, site, **variables)
+    assert f"--local-addr=10.0.0.1 gloo {interface} " in log_of(tmp_path)
 
 
 def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(put, tmp_path):
@@ -109,4 +124,4 @@ def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answe
     assert log_of(tmp_path).endswith(f"until {end}\n")
     job = replace(JOB, command=["torchrun", "measures"])
     script = measure_script(job, SiteFile(), read_template("measure", SiteFile(), None))
-    assert ran(script, tmp_path, **variables).stdout == f"measures until {end}\n"
+    assert ran(script, tmp_path, **variables).stdout == f"measures gloo n/a until {end}\n"

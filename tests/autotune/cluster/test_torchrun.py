@@ -1,11 +1,10 @@
-from autotune.cluster.torchrun import NUMA_BINDING, Meeting, torchrun_command, version_of
+from autotune.cluster.torchrun import Meeting, torchrun_command, version_of
 
 MEETING = Meeting(nodes=4, endpoint="10.0.0.1:20012", job="12", address="$address", is_host="$is_host")
 
 
 def words(**changes) -> tuple[str, ...]:
-    options = {"ranks": 2, "torch_version": "2.13.0+cu128", "device": "cuda", "meeting": MEETING, "shutdown_s": 105,
-               "numa_binding": NUMA_BINDING}  # fmt: skip
+    options = {"ranks": 2, "torch_version": "2.13.0+cu128", "meeting": MEETING, "shutdown_s": 105}
     return torchrun_command("python", ["-m", "trainer", "--out", "r"], **options | changes)
 
 
@@ -14,7 +13,7 @@ def test_nodes_meet_by_address_at_the_place_of_this_job():
     for word in (
         "--nnodes=4", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:20012", "--rdzv-id=12",
         "--rdzv-conf=is_host=$is_host,read_timeout=600", "--local-addr=$address", "--max-restarts=0",
-        "--shutdown-timeout=105", "--numa-binding=node",
+        "--shutdown-timeout=105",
     ):  # fmt: skip
         assert word in said
     assert said[:3] == ("python", "-m", "torch.distributed.run")
@@ -39,7 +38,4 @@ def test_one_node_alone_meets_nobody():
 
 def test_options_that_torch_does_not_have_are_left_out():
     assert not any("shutdown" in word for word in words(torch_version="2.12.1"))
-    assert not any("numa" in word for word in words(torch_version="2.8.0"))
-    assert not any("numa" in word for word in words(device="cpu"))
-    assert not any("numa" in word for word in words(numa_binding=None))
     assert version_of("nonsense") == (0, 0)

@@ -44,16 +44,6 @@ def test_a_job_takes_what_the_profile_was_tuned_with():
     assert default_ranks(PROFILE) == 1
 
 
-def test_ranks_with_gpus_are_bound_where_each_node_says_that_it_works_unless_the_site_objects():
-    job = training_job(with_gpus(), SiteFile())
-    assert job.binds
-    assert "${numa_binding:+--numa-binding=$numa_binding}" in job.torchrun
-    assert not training_job(with_gpus(), SiteFile(numa_binding=False)).binds
-    on_cpus = training_job(REQUEST, SiteFile())
-    assert not on_cpus.binds
-    assert not any("numa" in word for word in on_cpus.torchrun)
-
-
 def test_a_site_may_say_how_many_processors_each_rank_gets():
     job = training_job(with_gpus(), SiteFile(slurm=SlurmSettings(cpus_per_rank=12)))
     assert job.shape.cpus == 24

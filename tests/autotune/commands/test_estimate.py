@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from autotune.cli import run
+from autotune.core.cards import RESERVE_BYTES
 from autotune.core.profile import profile_to_toml
 from autotune.search.profiles import read_profile
 from tests.autotune.profiles import example_profile
@@ -34,11 +35,18 @@ def estimate(*arguments: str, code: int = 0) -> str:
 
 
 @pytest.mark.system
+def test_what_is_left_free_of_a_gpu_is_said_unless_the_budget_is_given():
+    words = ("--model", "bert-mini", "--gpu", "h100-nvl-94gb", "--max-rows", "8")
+    assert "NVIDIA H100 NVL, of which 512 MiB are left free" in estimate(*words)
+    assert "left free" not in estimate(*words, "--memory", "94GB")
+
+
+@pytest.mark.system
 def test_the_ledger_of_a_card_that_is_not_here_adds_up():
     found = json.loads(estimate("--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--attention-dropout", "0", "--json"))
     one = found["models"][0]
     assert found["measured"] is False
-    assert sum(one["ledger_bytes"].values()) == one["peak_bytes"] <= one["budget_bytes"] == 93 * 2**30
+    assert sum(one["ledger_bytes"].values()) == one["peak_bytes"] <= one["budget_bytes"] == 93 * 2**30 - RESERVE_BYTES
     assert one["rows_low"] <= one["rows"] <= one["rows_high"]
     assert 300 < one["rows"] < 600
     assert one["attention"] == "varlen"

@@ -71,7 +71,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(capsys, warm_tr
     assert max(len(line) for line in lines) <= 100
     assert "128 nodes are" in text
     assert "ModernBERT" in text
-    assert lines[-1] == "next: autotune probe --model bert-120m --data DIR --memory 94GB"
+    assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
 
 
 @pytest.mark.system
@@ -90,7 +90,7 @@ def test_a_profile_without_a_probe_is_planned_with_assumed_rates(capsys, tmp_pat
         (["--hours", "0"], 2, "--hours 0: not a positive number"),
         (["--hours", "inf"], 2, "not a positive number"),
         (["--epochs", "3"], 3, "--data DIR"),
-        (["--gpu", "h20"], 3, "Did you mean h200-141gb?"),
+        (["--gpu", "l40"], 3, "Did you mean l40s-48gb"),
         (["--model", "bert-120m"], 2, "and both were given"),
         (["--seq-length", "128"], 2, "a profile has its own"),
         (["--bandwidth", "25"], 2, "such as 25Gbit"),

@@ -11,11 +11,19 @@ from autotune.core.units import (
     parse_amount,
     parse_bytes,
 )
+from autotune.errors import BadInput
 
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
-    [("94GB", 94 * 10**9), ("2GiB", 2 * 2**30), ("1.5 kb", 1500), ("512", 512), (" 3 MiB ", 3 * 2**20)],
+    [
+        ("94GB", 94 * 10**9),
+        ("2GiB", 2 * 2**30),
+        ("94GiB", 94 * 2**30),
+        ("1.5 kb", 1500),
+        ("512B", 512),
+        (" 3 MiB ", 3 * 2**20),
+    ],
 )
 def test_sizes_are_decimal_or_binary_as_written(text, size_bytes):
     assert parse_bytes(text) == size_bytes
@@ -32,8 +40,22 @@ def test_an_exact_size_is_in_the_largest_unit_that_is_whole():
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "5XB", "1e9", "nan", "1 2GB"])
 def test_what_is_no_positive_size_is_refused(text):
-    with pytest.raises(ValueError, match="size"):
+    with pytest.raises(BadInput, match="size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal", "binary"),
+    [("94", "94GB", "94GiB"), ("94G", "94GB", "94GiB"), ("94g", "94GB", "94GiB"), ("1.5 T", "1.5TB", "1.5TiB"),
+     ("300m", "300MB", "300MiB"), ("0", "2GB", "2GiB"), ("much", "2GB", "2GiB")],
+)  # fmt: skip
+def test_a_size_without_a_whole_unit_is_rejected_and_both_units_are_named(text, decimal, binary):
+    with pytest.raises(BadInput) as caught:
+        parse_bytes(text)
+    assert repr(text) in caught.value.message
+    assert f"{decimal} (decimal)" in caught.value.next_step
+    assert f"{binary} (binary)" in caught.value.next_step
+    assert parse_bytes(decimal) < parse_bytes(binary)
 
 
 @given(st.integers(1, 2**50))

@@ -67,6 +67,14 @@ def test_heat_and_hardware_slowdown_are_faults(fault):
     assert describe_slowdown("GPU 3", samples) == f"GPU 3 was slowed down: {fault} in 1 of 3 samples, at up to 91 °C"
 
 
+@pytest.mark.parametrize(("slowed", "is_void"), [(1, False), (2, False), (3, True)])
+def test_a_moment_of_heat_is_tolerated_and_more_than_a_tenth_of_the_samples_is_not(slowed, is_void):
+    hot = [replace(SAMPLE, throttle_reasons=(fault,)) for fault in ("sw_thermal", "hw_thermal", "hw_slowdown")]
+    unread = [replace(SAMPLE, throttle_reasons=None)] * 20
+    found = describe_slowdown("GPU 3", hot[:slowed] + [SAMPLE] * (20 - slowed) + unread)
+    assert (found is not None) == is_void
+
+
 def test_every_fault_is_counted_by_itself():
     samples = [replace(SAMPLE, throttle_reasons=("hw_slowdown", "hw_thermal"), temperature_c=None)] * 2
     samples += [replace(SAMPLE, throttle_reasons=("hw_thermal",), temperature_c=None)]

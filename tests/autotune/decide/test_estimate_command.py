@@ -26,5 +26,5 @@ def test_less_memory_than_the_card_has_is_said():
     there = profile.fingerprint.model_copy(update={"gpu_name": None, "gpu_total_bytes": None})
     said = command_of(profile.model_copy(update={"fingerprint": there}))
     assert "--gpu" not in said
-    assert "--memory 93GiB" in said
+    assert "--memory 94720MiB" in said
     assert said.endswith("--no-accumulate")

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries
 from autotune.core.outcome import Crashed, Measured
-from autotune.decide.gpu_use import gpu_use, with_gpus
+from autotune.decide.gpu_use import gpu_use, mean_power_w, with_gpus
 
 SAMPLE = GpuSample(
     time_s=10.0, utilisation=0.5, used_bytes=100, power_w=300.0, sm_clock_mhz=1500, throttle_reasons=(),
@@ -37,6 +37,23 @@ def test_a_figure_that_is_missing_in_some_samples_is_that_of_the_others():
     blind = replace(SAMPLE, utilisation=None, power_w=None, throttle_reasons=None)
     found = gpu_use(GpuSeries(samples=(blind, SAMPLE)))
     assert (found.utilisation_share, found.power_w, found.power_capped_share) == (0.5, 300.0, 0.0)
+
+
+def test_power_is_what_the_energy_between_first_and_last_sample_makes():
+    lagging = [replace(SAMPLE, time_s=10.0 + second, energy_j=1e6 + 600.0 * second) for second in range(3)]
+    assert mean_power_w(lagging) == pytest.approx(600.0)  # NVML's own is still that of before
+    assert mean_power_w([SAMPLE, *lagging, SAMPLE]) == pytest.approx(600.0)
+    assert gpu_use(GpuSeries(samples=tuple(lagging))).power_w == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize("energies_j", [(None, None), (None, 7.0), (7.0, 7.0), (7.0, 1.0)])
+def test_power_without_a_count_of_energy_that_grows_is_the_mean_of_the_readings(energies_j):
+    samples = [
+        replace(SAMPLE, time_s=10.0 + second, power_w=300.0 + 100 * second, energy_j=energy_j)
+        for second, energy_j in enumerate(energies_j)
+    ]
+    assert mean_power_w(samples) == 350.0
+    assert mean_power_w([]) is None
 
 
 def test_a_figure_that_is_missing_everywhere_is_missing_and_not_zero():

@@ -44,3 +44,14 @@ def test_a_straight_law_takes_a_few_questions():
 def test_needs_that_do_not_grow_end_at_either_end():
     assert largest_within(lambda size: 5, 5, low=3, top=100) == 100
     assert largest_within(lambda size: 5, 4, low=3, top=100) == 3
+
+
+def test_needs_that_fall_are_not_asked_about_at_every_size():
+    asked: list[int] = []
+
+    def needs(size: int) -> float:
+        asked.append(size)
+        return -float(size)
+
+    assert largest_within(needs, 5, low=1, top=16_384) == 16_384
+    assert len(asked) <= 70

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from autotune.decide.links import fit_link, link_warnings, nccl_transport, slow_members
+from autotune.decide.links import fit_link, link_warnings, lost_share, nccl_transport, slow_members
 
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
 
@@ -102,3 +102,19 @@ def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():
 )
 def test_nccl_says_what_it_uses(log, expected):
     assert nccl_transport(log) == expected
+
+
+def test_what_computing_loses_to_a_message_is_counted_to_parts_of_a_product():
+    alone_s = 40e-6
+    for slowed in (1.0, 1.25, 2.0):
+        ended_s = [(number + 1) * alone_s * slowed for number in range(300)]
+        assert lost_share(ended_s, 3.3e-3, alone_s) == pytest.approx(1 - 1 / slowed, abs=1e-9)
+
+
+def test_a_message_that_outlasts_all_products_is_told_by_those_that_ran_beside_it():
+    assert lost_share([50e-6, 100e-6], 1e-3, 40e-6) == pytest.approx(0.2)
+
+
+def test_a_message_beside_which_nothing_ran_tells_nothing():
+    assert lost_share([], 1e-3, 40e-6) == 0
+    assert lost_share([50e-6], 0.0, 40e-6) == 0

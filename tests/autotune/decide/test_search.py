@@ -1,13 +1,15 @@
+import math
+import random
 import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autotune.decide.posterior import MIB, Prediction, Tried
-from autotune.decide.search import Bracket, bracket, next_rows, predict_bytes
+from autotune.decide.search import MIB, PATIENCE, Bracket, Prediction, Tried, bracket, next_rows, predict_bytes
 from benchmarks.estimate import search
 from benchmarks.simulated import SimulatedMachine
 
@@ -33,8 +35,7 @@ class Machine:
         self.budget = int(budget)
         self.prediction = Prediction(
             peak_bytes=lambda rows: fixed * (1 + constant_error) + per_row * (1 + slope_error) * rows,
-            slope_sigma=0.03,
-            constant_sigma_bytes=max(1.0, 0.1 * fixed),
+            unsure_bytes=0.1 * fixed,
         )
 
     def peak(self, rows: int) -> int:
@@ -126,7 +127,7 @@ def test_simulated_machines_take_few_trials_and_are_never_answered_wrongly():
     assert all(right for _, right in found)
     trials = [count for count, _ in found]
     assert statistics.median(trials) <= 4
-    assert max(trials) <= 8
+    assert max(trials) <= 10
 
 
 @pytest.mark.slow
@@ -171,21 +172,6 @@ def test_a_prediction_of_more_than_the_budget_for_one_row_still_tries_one_row():
     tried = machine.search(predicted=True)
     assert told(tried)[0] == 1
     assert bracket(tried).feasible_max == machine.truth
-
-
-@pytest.mark.slow
-def test_the_first_trial_is_more_likely_to_fit_than_not():
-    fitted = 0
-    for seed in range(100):
-        machine = SimulatedMachine(seed)
-        prediction = Prediction(
-            peak_bytes=machine.predicted_bytes,
-            slope_sigma=0.03,
-            constant_sigma_bytes=0.1 * machine.predicted_bytes(0),
-        )
-        rows = next_rows([], machine.budget_bytes, MAX_ROWS, prediction)
-        fitted += rows is not None and rows <= machine.truth
-    assert 70 <= fitted <= 98
 
 
 def test_a_search_that_meets_its_upper_limit_claims_no_refusal():
@@ -235,9 +221,7 @@ def test_a_refusal_counts_against_larger_sizes_that_fitted_by_luck():
 @pytest.mark.parametrize("slope", [0, -(10**7)])
 def test_a_prediction_that_does_not_grow_leaves_a_search_that_ends(slope):
     # As of an allocator that reserves the same for several sizes.
-    prediction = Prediction(
-        peak_bytes=lambda rows: 5 * GB + slope * rows, slope_sigma=0.03, constant_sigma_bytes=0.1 * GB
-    )
+    prediction = Prediction(peak_bytes=lambda rows: 5 * GB + slope * rows)
     machine = Machine(fixed=1e9, per_row=1e8, budget=5e9)
     tried: list[Tried] = []
     while (rows := next_rows(tried, machine.budget, 64, prediction)) is not None:
@@ -283,3 +267,114 @@ def test_a_fit_that_a_second_try_refuted_does_not_spoil_what_other_trials_told()
         Tried(rows=35, fits=False),
     ]
     assert next_rows(told_before, machine.budget, MAX_ROWS, machine.prediction) in (33, 34)
+
+
+def test_a_prediction_that_is_right_to_one_per_cent_takes_three_trials_and_never_more_than_six():
+    draw = random.Random(0)
+    trials = []
+    for _ in range(300):
+        fixed, per_row = draw.uniform(1e9, 12e9), draw.uniform(3e7, 1.2e9)
+        machine = Machine(
+            fixed=fixed,
+            per_row=per_row,
+            budget=draw.choice([24e9, 80e9, 94e9, 141e9]),
+            step=2 * MIB,
+            slope_error=draw.uniform(-0.01, 0.01),
+            constant_error=draw.uniform(-0.01, 0.01),
+        )
+        tried = machine.search(predicted=True)
+        assert bracket(tried).feasible_max == machine.truth
+        trials.append(len(tried))
+    assert statistics.median(trials) <= 3
+    assert max(trials) <= 6
+
+
+def replayed(needs: dict[int, float], predicted: dict[int, float], budget: float, most: int) -> list[Tried]:
+    """The search between sizes whose peaks, in GB, were recorded; straight lines lie between them."""
+
+    def between(points: dict[int, float], rows: int) -> float:
+        return float(np.interp(rows, list(points), list(points.values()))) * GB
+
+    tried: list[Tried] = []
+    prediction = Prediction(peak_bytes=lambda rows: between(predicted, rows), unsure_bytes=0.13 * GB)
+    while (rows := next_rows(tried, int(budget * GB), most, prediction)) is not None:
+        peak = between(needs, rows)
+        fits = peak <= budget * GB
+        tried.append(Tried(rows=rows, fits=fits, peak_bytes=round(peak) if fits else None))
+        assert len(tried) <= 10
+    return tried
+
+
+def test_a_predicted_curve_that_falls_below_the_budget_again_ends_in_the_right_answer():
+    # modernbert-large without checkpointing: 134 sequences were predicted to need more than 135.
+    predicted = {1: 3.6, 129: 95.9, 133: 98.86, 134: 99.51, 135: 98.85, 136: 100.9, 200: 148.1}
+    needs = {1: 3.5, 129: 95.8, 133: 98.76, 134: 99.9, 135: 100.5, 200: 148.0}
+    assert bracket(replayed(needs, predicted, 99.86, 200)) == Bracket(feasible_max=133, infeasible_min=134)
+
+
+def test_the_smallest_curve_that_once_ended_in_an_error_has_a_next_size():
+    tried = [Tried(rows=10, fits=True, peak_bytes=int(9.4e9)), Tried(rows=14, fits=False), Tried(rows=12, fits=False)]
+    prediction = Prediction(peak_bytes=lambda n: {10: 10e9, 11: 9.1e9, 12: 9.2e9}.get(n, n * 1e9))
+    assert next_rows(tried, int(9.5e9), 100, prediction) == 11
+
+
+# bert-350m with full checkpointing: real peaks jump, and the predicted ones go up and down by 10 GB.
+ZIGZAG = {1: 6.0, 838: 98.5, 860: 97.6, 900: 101.5, 930: 105.1, 946: 97.8, 961: 108.5, 966: 99.8, 1100: 112.0}
+JUMPS = {1: 6.0, 838: 86.9, 860: 89.1, 900: 101.7, 930: 105.1, 946: 106.8, 1100: 122.0}
+
+
+def test_a_prediction_that_goes_up_and_down_by_a_tenth_ends_in_the_right_answer_without_creeping():
+    tried = replayed(JUMPS, ZIGZAG, 99.86, 1100)
+    assert bracket(tried) == Bracket(feasible_max=894, infeasible_min=895)
+
+
+def test_sizes_are_not_shaved_one_by_one_after_a_prediction_was_off():
+    prediction = Prediction(peak_bytes=lambda rows: float(np.interp(rows, list(ZIGZAG), list(ZIGZAG.values()))) * GB)
+    tried = [Tried(rows=838, fits=True, peak_bytes=86_900_000_000), Tried(rows=1098, fits=False)]
+    steps = []
+    for _ in range(3):
+        refused = next_rows(tried, 99_860_000_000, 2000, prediction)
+        assert refused is not None
+        steps.append(tried[-1].rows - refused)
+        tried.append(Tried(rows=refused, fits=False))
+    assert sum(steps) > 100
+
+
+def test_sizes_do_not_creep_upward_one_by_one():
+    # modernbert-base, fp32: all but the last of 159, 165, 166, 167, 168, 169 were tried and fitted.
+    prediction = Prediction(peak_bytes=lambda rows: (2.1 + 0.583 * rows) * GB)
+    tried = [Tried(rows=rows, fits=True, peak_bytes=round((2.1 + 0.579 * rows) * GB)) for rows in (140, 160, 161, 162)]
+    following = next_rows(tried, int(99.86 * GB), 2000, prediction)
+    assert following is not None
+    assert following > 163
+
+
+@st.composite
+def any_machine(draw):
+    """Peaks that never fall, and a curve that has nothing to do with them, is flat, or falls."""
+    most = draw(st.integers(1, 3000))
+    steps = draw(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2 * GB)), min_size=1, max_size=8))
+    per_row = draw(st.integers(0, 50_000_000))
+    curve = draw(st.lists(st.floats(-1e11, 1e11), min_size=1, max_size=7))
+    tilt = draw(st.floats(-1e8, 1e9))
+    budget = draw(st.integers(0, 20 * GB))
+
+    def peak(rows: int) -> int:
+        return per_row * rows + sum(size for start, size in steps if rows >= start)
+
+    return most, budget, peak, lambda rows: curve[rows % len(curve)] + tilt * rows
+
+
+@settings(deadline=None)
+@given(machine=any_machine(), predicted=st.booleans())
+def test_any_curve_ends_in_the_right_answer_within_a_logarithm_of_the_sizes(machine, predicted):
+    most, budget, peak, curve = machine
+    tried: list[Tried] = []
+    prediction = Prediction(peak_bytes=curve) if predicted else None
+    while (rows := next_rows(tried, budget, most, prediction)) is not None:
+        fits = peak(rows) <= budget
+        tried.append(Tried(rows=rows, fits=fits, peak_bytes=peak(rows) if fits else None))
+        assert len(tried) <= PATIENCE + 2 * math.log2(most + 1) + 1
+    found = bracket(tried)
+    assert found.feasible_max == sum(peak(rows) <= budget for rows in range(1, most + 1))
+    assert found.closed or found.feasible_max == most

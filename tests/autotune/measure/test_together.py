@@ -36,7 +36,7 @@ def exchange(data, *, travels=True, **parallel):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    start = on_this_node(2, "cpu", importlib.metadata.version("torch"))
+    start = on_this_node(2, importlib.metadata.version("torch"))
     with TogetherMachine(start, "cpu", tmp_path_factory.mktemp("ranks") / "scratch") as machine:
         yield machine
 
@@ -83,7 +83,7 @@ def test_a_trial_that_fails_costs_only_itself(two_ranks, tmp_path):
 @pytest.mark.slow
 @pytest.mark.system
 def test_a_trial_that_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
-    start = on_this_node(2, "cpu", importlib.metadata.version("torch"))
+    start = on_this_node(2, importlib.metadata.version("torch"))
     with TogetherMachine(start, "cpu", tmp_path / "scratch") as machine:
         machine.start()
         late = Trial(job="links", measured=LINKS | {"repeats": 10**9, "seconds": 10**9}, timeout_s=0.5)

@@ -11,6 +11,7 @@ from autotune.measure.gpu_sampler import FakeGpuSampler
 from autotune.measure.machine import FakeMachine
 from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
+from autotune.search.probe import CURVE_STEPS, FIT_STEPS
 
 GIB = 2**30
 IDLE = GIB // 2
@@ -145,6 +146,24 @@ def test_heat_makes_a_trial_void(outcome):
     found = Watch(gpu(reasons=("sw_power_cap", "hw_thermal")), outcome=outcome).machine.run(TRIAL)
     assert isinstance(found, Contaminated)
     assert found.detail.startswith("GPU 0 was slowed down: hw_thermal in ")
+
+
+@pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
+def test_heat_says_nothing_about_memory(outcome):
+    fits = replace(TRIAL, measured={"rows": 8, "warmup_steps": FIT_STEPS[0], "timed_steps": FIT_STEPS[1]})
+    timed = replace(TRIAL, measured={"rows": 8, "warmup_steps": CURVE_STEPS[0], "timed_steps": CURVE_STEPS[1]})
+    hot = gpu(reasons=("hw_thermal",))
+    assert Watch(hot, outcome=outcome).machine.run(fits) is outcome
+    assert isinstance(Watch(hot, outcome=outcome).machine.run(timed), Contaminated)
+    assert isinstance(Watch(gpu(counts=(2, 2, 2)), outcome=outcome).machine.run(fits), Contaminated)
+
+
+def test_a_trace_uses_no_gpu_and_is_void_for_nothing_that_happens_on_one():
+    watch = Watch(gpu(IDLE, TAKEN, reasons=("hw_thermal",), counts=(2, 2, 2)))
+    trace = Trial(job="trace", measured={"sizes": [1]}, timeout_s=60.0)
+    assert watch.machine.run(trace) is RAN
+    assert watch.fake.trials == [trace]
+    assert watch.waited_s == 0
 
 
 def test_heat_and_a_neighbour_are_both_told():

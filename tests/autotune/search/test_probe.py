@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.allocations import Allocation, Trace
-from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
+from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from autotune.decide.surroundings import expected_on_cpu
 from autotune.errors import DoesNotFit, Undecided
 from autotune.measure.clock import FakeClock
@@ -243,14 +243,17 @@ def test_a_crash_is_not_taken_for_a_lack_of_memory(probe):
     assert probe(FakeMachine(simulate)).feasible_max == 35
 
 
-def test_a_trial_that_crashes_once_is_tried_again(probe):
+@pytest.mark.parametrize("outcome", [Crashed(detail="boom"), Contaminated(detail="hw_thermal in 1 of 21 samples")])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(probe, outcome, timed):
     left = itertools.count()
 
-    def crash_once(trial):
+    def fail_once(trial):
         rows = trial.measured["config"]["micro_batch_rows"]
-        return Crashed(detail="boom") if rows == 4 and next(left) == 0 else simulate(trial)
+        return outcome if rows == 4 and is_timed(trial) == timed and next(left) == 0 else simulate(trial)
 
-    assert probe(FakeMachine(crash_once)).feasible_max == 35
+    assert probe(FakeMachine(fail_once)).feasible_max == 35
+    assert next(left) == 2
 
 
 def test_a_trial_that_hangs_is_not_tried_again(probe):

@@ -4,10 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.core.hardware import GpuProcess
+from autotune.core.outcome import TimedOut
+from autotune.errors import MachineLacks
 from autotune.measure.host import FakeHost
+from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.store import Ledger
-from autotune.tuning.bench import Bench
+from autotune.tuning.bench import Bench, refuse_company
 from tests.autotune.profiles import FINGERPRINT, example_profile
+from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record
 from trainer.dataset import read_manifest
 
@@ -32,6 +37,34 @@ def test_every_variable_that_trials_inherit_counts(tmp_path, monkeypatch, name):
     before = runner(tmp_path).site
     monkeypatch.setenv(name, "1")
     assert runner(tmp_path).site != before
+
+
+def busy(uuid: str, index: int, *processes: GpuProcess) -> FakeGpu:
+    return FakeGpu(facts=replace(H200, uuid=uuid, index=index), used_bytes=[0], processes=[processes])
+
+
+def test_another_gpu_is_named_only_if_one_is_free():
+    somebody = GpuProcess(pid=42, used_bytes=2**30)
+    with pytest.raises(MachineLacks, match="42") as refused:
+        refuse_company(FakeGpuMonitor([busy("a", 0, somebody)]), ["a"])
+    assert refused.value.next_step == "Wait for it to end."
+    two = [busy("a", 0, somebody), busy("b", 1, somebody), busy("c", 2)]
+    with pytest.raises(MachineLacks) as refused:
+        refuse_company(FakeGpuMonitor(two), ["a"])
+    assert refused.value.next_step.endswith("CUDA_VISIBLE_DEVICES=2.")
+    refuse_company(FakeGpuMonitor(two), ["c"])
+
+
+def test_more_trials_than_were_expected_are_not_shown_as_all_of_them(tmp_path):
+    told = []
+    bench = Bench(
+        site=SimpleNamespace(), server=SimpleNamespace(), machine=SimpleNamespace(), monitor=SimpleNamespace()
+    )
+    runner = bench.runner(tmp_path, FINGERPRINT, lambda *args: told.append(args[:2]), expected_trials=2)
+    for _ in range(3):
+        runner.on_trial("one", None)
+        runner.on_trial("one", TimedOut(detail="late"))
+    assert told == [(0, 2), (1, 2), (1, 2), (2, 2), (2, None), (3, None)]
 
 
 def test_another_version_of_the_tool_measures_anew(tmp_path, monkeypatch):

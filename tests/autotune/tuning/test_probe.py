@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.hardware import GpuFacts
 from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput, DoesNotFit
 from autotune.measure.clock import FakeClock
@@ -100,6 +101,18 @@ def test_what_nobody_asked_for_suits_the_site_and_the_model(tmp_path, bench, pat
     assert (request.precision, request.layout, request.local_ranks) == ("bf16", "bucketed", 2)
     assert request.micro_batches == 1
     assert request.expected is not None
+
+
+def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(tmp_path, patterned_dataset, manifest, capsys):
+    gpu = GpuFacts(
+        uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=2**35, mig_enabled=False, power_cap_w=None,
+        compute_mode="default", driver="580", compute_capability=(9, 0),
+    )  # fmt: skip
+    bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset, device="cuda", gpus=(gpu,))
+    prepare(bench, probe_asked(tmp_path, patterned_dataset, memory_bytes=None), SETTINGS, manifest)
+    assert "memory budget 31.5 GiB per rank (512 MiB of the GPU are left free" in capsys.readouterr().err
+    prepare(bench, probe_asked(tmp_path, patterned_dataset, memory_bytes=2**34), SETTINGS, manifest)
+    assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
 def test_the_global_batch_is_256_samples_unless_it_is_given(tmp_path, bench, patterned_dataset, manifest):

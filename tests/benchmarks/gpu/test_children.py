@@ -47,6 +47,23 @@ def test_a_program_ends_by_itself_and_its_lines_are_passed_on(programs, tmp_path
     assert "ended with code 3" in ended.why
 
 
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("raise RuntimeError('CUDA error: no kernel')", "RuntimeError: CUDA error: no kernel"),
+        ("import json; json.loads('')", "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        ("import sys; sys.exit('train: a\\nerror: rank 0: full\\n  next: lower it')", "error: rank 0: full"),
+        ("import sys; sys.exit('one\\nGoodbye all')", "Goodbye all"),
+        ("import sys; sys.exit(1)", "nothing was said"),
+    ],
+)  # fmt: skip
+def test_the_first_line_of_why_names_the_cause_and_the_rest_follows(programs, code, cause):
+    ended = programs.run(["-c", code], 30, lambda _: None)
+    first, *rest = ended.why.splitlines()
+    assert first == f"it ended with code 1: {cause}"
+    assert "\n".join(rest) == ended.tail
+
+
 def test_the_project_is_found_from_any_directory(programs, tmp_path):
     ended = programs.run(["-c", "import benchmarks.gpu.check.results"], 30, lambda _: None, cwd=tmp_path)
     assert ended.exit_code == 0, ended.tail

@@ -1,7 +1,7 @@
 import pytest
 
-from autotune.core.cards import find_card
-from autotune.decide.posterior import Prediction, Tried
+from autotune.core.cards import RESERVE_BYTES, find_card
+from autotune.decide.search import Prediction, Tried
 from autotune.measure.clock import FakeClock
 from autotune.search.probe import Search
 from benchmarks.gpu.check.children import Ended
@@ -13,7 +13,7 @@ from benchmarks.gpu.stage.memory import IMITATED, SETTINGS, Setting, imitated_ca
 from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
 from tests.benchmarks.gpu.rigs import facts, make_rig
 
-NVL_BYTES = find_card(IMITATED).cuda_total_bytes
+NVL_BYTES = find_card(IMITATED).default_budget_bytes
 
 
 def account(traced=1.0, calibrated=1.0, predicted=100):
@@ -75,9 +75,9 @@ def test_only_a_larger_card_is_limited_to_an_h100_nvl(tmp_path, total_bytes, imi
     rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(total_bytes), sizes=FULL)
     assert (imitated_card(rig.site) is not None) == imitated
     budget = request_for(rig.site, rig.sizes, Setting(model="bert-120m")).memory_budget_bytes
-    assert budget == (NVL_BYTES if imitated else total_bytes - 2**29)
+    assert budget == (NVL_BYTES if imitated else total_bytes - 2**29 - RESERVE_BYTES)
     whole = request_for(rig.site, rig.sizes, Setting(model="bert-120m", card="whole")).memory_budget_bytes
-    assert whole == total_bytes - 2**29
+    assert whole == total_bytes - 2**29 - RESERVE_BYTES
 
 
 def test_errors_count_in_both_directions_and_only_too_many_rows_count_as_above():
@@ -131,9 +131,7 @@ def test_what_was_made_with_another_version_is_measured_anew(tmp_path):
 def test_a_prediction_is_calibrated_by_the_first_trial_that_fitted_and_by_no_later_one(tmp_path):
     rig = make_rig(tmp_path, card(FakeClock()), gpu=facts(), sizes=FULL)
     search = Search(request=request_for(rig.site, rig.sizes, tuned("bert-120m")), runner=rig.runner(None))
-    search.prediction = Prediction(
-        peak_bytes=lambda rows: rows * 10.0**9, slope_sigma=1e-6, constant_sigma_bytes=10.0**10
-    )
+    search.prediction = Prediction(peak_bytes=lambda rows: rows * 10.0**9)
     search.tried = [
         Tried(rows=30, fits=False), Tried(rows=10, fits=True, peak_bytes=11 * 10**9),
         Tried(rows=19, fits=True, peak_bytes=25 * 10**9), Tried(rows=20, fits=True, peak_bytes=26 * 10**9),

@@ -1,8 +1,9 @@
 """What the fault loops run under torchrun: the trainer, with faults where ``FAULTS_REQUEST`` asks for them.
 
 The request is JSON: ``faults``, a list of ``{"kind", "step", "rank"}`` whose steps count those of this start from 1
-(0: before all ranks have met); ``pace_s``, a pause before every step; ``notes``, a directory where every rank writes
-down the samples of each of its steps and what its weights are in the end.
+(0: before all ranks have met; -1: when a rank's own part is done and it is about to wait for the others); ``pace_s``,
+a pause before every step; ``notes``, a directory where every rank writes down the samples of each of its steps and what
+its weights are in the end.
 """
 
 import hashlib
@@ -78,6 +79,12 @@ class Disturbed:
         finally:
             hook.remove()
 
+    def at_last(self) -> None:
+        """After the last step."""
+        for fault in self._faults:
+            if fault["step"] == -1:
+                DEEDS[fault["kind"]]()
+
     def weights_sha256(self) -> str:
         """Of what this rank has of them."""
         from torch.distributed.tensor import DTensor
@@ -126,7 +133,14 @@ def main() -> int:
         disturbed.install()
         write_samples_down(notes / f"samples-{rank}.jsonl")
 
+    leave_together = trainer.__main__._Job._leave_together
+
+    def disturb_and_leave(*known):
+        disturbed.at_last()
+        return leave_together(*known)
+
     trainer.__main__._Job.prepare = prepare_and_install
+    trainer.__main__._Job._leave_together = disturb_and_leave
     code = trainer.__main__.main()
     if disturbed.module is not None:
         (notes / f"weights-{rank}.txt").write_text(disturbed.weights_sha256())

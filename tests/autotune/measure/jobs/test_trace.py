@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from autotune.core.allocations import Trace
-from autotune.decide.memory import affine_law, holds_for
+from autotune.decide.memory import law_of
 from autotune.measure.jobs import trace as trace_job
 from autotune.measure.jobs.tape import GRADIENTS, OPTIMIZER, PARAMETERS
 from autotune.measure.jobs.trace import trace_steps
 from benchmarks.truth import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config import TrainConfig
-from trainer.masking import head_slots
 
 LAYERS, HIDDEN = 2, 64
 SHAPE = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "intermediate_size": 256}
@@ -107,16 +106,17 @@ def test_bf16_needs_less_than_fp32(device):
     ],
     ids=str,
 )
-def test_the_law_of_three_sizes_holds_to_the_byte_for_a_fourth(family, settings):
+def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, settings):
     case = replace(BASE, family=family, documents_per_row=3.0)
 
     def at(rows: int) -> Trace:
         return traced(case, micro_batch_rows=rows, global_batch_rows=2 * rows, **settings)
 
-    probability = case.config.masking_probability
-    law = affine_law([at(rows) for rows in (3, 8, 24)], lambda rows: min(rows * 64, head_slots(rows * 64, probability)))
+    law = law_of([at(rows) for rows in (40, 80)])
     assert law is not None
-    assert holds_for(law, at(41))
+    trace = at(61)
+    assert tuple(law.events) == trace.events
+    assert max(law.running_bytes(61)) == pytest.approx(peak_of(trace), rel=0.01)
 
 
 def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():

@@ -1,0 +1,241 @@
+"""What compiled functions allocate: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
+
+``torch.compile`` decides from the graph alone which activations backward finds in memory and which it recomputes; that
+decision is torch's own here, without a compiler. Only this is assumed of the generated kernels: pointwise operations
+and reductions are fused into the kernels that use them, so that memory is taken for what a library's kernel reads or
+writes, and for what a graph returns.
+"""
+
+import functools
+import importlib
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from autotune.measure.jobs.tape import TEMPORARIES, Tape
+
+aten = torch.ops.aten
+
+_LIBRARY_OPERATORS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "convolution_backward",
+    "index_put",
+    "index_add",
+    "embedding_dense_backward",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+)
+"""Kernels that Inductor calls and does not write, so that what they read and write is in memory."""
+
+_CLASS = "class of the data"
+_TENSOR = "a tensor"
+"""Stands for one among the arguments that a graph depends on by their values."""
+
+
+class Compiled:
+    """A function as ``torch.compile`` would run it; graphs are shared by functions that are alike.
+
+    Args:
+        function: To be called instead of the compiled one.
+        module: Whose parameters and buffers it uses; None for a function of its arguments.
+        tape: Told what its kernels allocate.
+        graphs: Graphs that were made before, by what they depend on.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        module: nn.Module | None,
+        tape: Tape,
+        graphs: dict[Any, Callable[..., Any]],
+    ) -> None:
+        self._function, self._module, self._tape, self._graphs = function, module, tape, graphs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
+        """Call the function."""
+        state: dict[str, torch.Tensor] = {}
+        if self._module is not None:
+            state = dict(itertools.chain(self._module.named_parameters(), self._module.named_buffers()))
+        leaves, spec = pytree.tree_flatten((args, {name: _opened(value) for name, value in kwargs.items()}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        others = tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        inputs = [*state.values(), *tensors]
+        key = (_kind(self._module), str(others), str(spec), torch.is_grad_enabled(), *map(_shape, inputs))
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._made(list(state), spec, others)
+        owner = self._tape.owner
+        if self._module is not None and owner != TEMPORARIES:
+            self._tape.owner = f"activations: {type(self._module).__name__}"
+        try:
+            return graph(*inputs)
+        finally:
+            self._tape.owner = owner
+
+    def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
+        compile_: Any = importlib.import_module("functorch.compile")
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor.decomposition import select_decomp_table
+
+        def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - what the function returns
+            state = dict(zip(names, inputs, strict=False))
+            rest = iter(inputs[len(names) :])
+            leaves = [next(rest) if other is _TENSOR else other for other in others]
+            args, opened = pytree.tree_unflatten(leaves, spec)
+            kwargs = {name: _closed(value) for name, value in opened.items()}
+            if self._module is None:
+                return self._function(*args, **kwargs)
+            compiled, self._module._compiled_call_impl = self._module._compiled_call_impl, None
+            try:
+                return torch.func.functional_call(self._module, state, args, kwargs)
+            finally:
+                self._module._compiled_call_impl = compiled
+
+        def run(graph: fx.GraphModule, _: object) -> Callable[..., Any]:
+            return compile_.make_boxed_func(  # type: ignore[no-any-return]
+                _Plan(graph, self._tape).run
+            )
+
+        function = compile_.aot_function(
+            whole,
+            fw_compiler=run,
+            bw_compiler=run,
+            partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
+            decompositions=select_decomp_table(),
+        )
+
+        def called(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - what the function returns
+            with self._tape.paused():
+                return function(*inputs)
+
+        return called
+
+
+class _Plan:
+    """A graph whose values are recorded where they are in memory.
+
+    Args:
+        graph: Of one forward or backward.
+        tape: Told when memory is taken; it sees by itself when it is released.
+    """
+
+    def __init__(self, graph: fx.GraphModule, tape: Tape) -> None:
+        self._tape = tape
+        self._nodes = list(graph.graph.nodes)
+        self._attributes = graph
+        self._stored = self._in_memory()
+        self._last = self._last_readers()
+
+    def _in_memory(self) -> set[fx.Node]:
+        found: set[fx.Node] = set()
+        for node in self._nodes:
+            if node.op == "output" or _is_library(node):
+                found |= {_base(one) for one in node.all_input_nodes}
+            if _is_library(node):
+                found.add(node)
+        return {node for node in found if node.op == "call_function"}
+
+    def _last_readers(self) -> dict[fx.Node, list[fx.Node]]:
+        """Values that nothing reads after a node, by that node."""
+        position = {node: number for number, node in enumerate(self._nodes)}
+        last: dict[fx.Node, fx.Node] = {}
+        for node in reversed(self._nodes):
+            # What is fused reads its inputs only when the kernel runs that it is a part of.
+            users = [user if user in self._stored or user.op == "output" else last[user] for user in node.users]
+            last[node] = max((node, *users), key=position.__getitem__)
+        dying: dict[fx.Node, list[fx.Node]] = {}
+        for node, reader in last.items():
+            dying.setdefault(reader, []).append(node)
+        return dying
+
+    def run(self, *inputs: Any) -> Any:  # noqa: ANN401 - tensors and numbers
+        """Run the graph on tensors without content."""
+        values: dict[fx.Node, Any] = {}
+        rest = iter(inputs)
+        del inputs
+        with self._tape.paused():
+            for node in self._nodes:
+                if node.op == "placeholder":
+                    values[node] = next(rest)
+                elif node.op == "get_attr":
+                    values[node] = getattr(self._attributes, str(node.target))
+                elif node.op == "output":
+                    return fx.node.map_arg(node.args[0], values.__getitem__)
+                else:
+                    args, kwargs = (fx.node.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
+                    values[node] = node.target(*args, **kwargs)
+                    del args, kwargs
+                    if node in self._stored:
+                        self._tape.keep(values[node])
+                for one in self._last.get(node, ()):
+                    del values[one]
+        raise AssertionError("a graph without an output")
+
+
+def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
+    """A data class as a dictionary, so that the tensors in it are found."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return {_CLASS: type(value), **{one.name: getattr(value, one.name) for one in fields(value)}}
+
+
+def _closed(value: Any) -> Any:  # noqa: ANN401 - an argument
+    return value.pop(_CLASS)(**value) if isinstance(value, dict) and _CLASS in value else value
+
+
+def _is_library(node: fx.Node) -> bool:
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target.namespace not in {"aten", "prims"} or target._schema.name.removeprefix("aten::") in _LIBRARY_OPERATORS
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """The node whose memory a view is of."""
+    while node.op == "call_function":
+        target = node.target
+        view = target is operator.getitem or (
+            isinstance(target, torch._ops.OpOverload)
+            and bool(target._schema.returns)
+            and all(one.alias_info is not None and not one.alias_info.is_write for one in target._schema.returns)
+        )
+        if not view:
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _kind(module: nn.Module | None) -> Any:  # noqa: ANN401 - to compare
+    """What a module's graph depends on beside its tensors; modules that are alike but for their number are one kind."""
+    if module is None:
+        return None
+    return tuple(
+        (
+            name,
+            type(part),
+            part.training,
+            "forward" in vars(part),
+            tuple(
+                (key, value)
+                for key, value in vars(part).items()
+                if isinstance(value, int | float | str | tuple) and not key.startswith(("_", "layer_idx"))
+            ),
+        )
+        for name, part in module.named_modules()
+    )
+
+
+def _shape(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - to compare
+    return tensor.size(), tensor.stride(), tensor.dtype, tensor.requires_grad

@@ -1,0 +1,45 @@
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from autotune.measure import torch_gpus
+
+
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+    """A function that puts a script in Python's place, on a machine that has a driver."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+
+    def write(script: str) -> None:
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "python").chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [("echo NVIDIA H200; echo NVIDIA L4", ("NVIDIA H200", "NVIDIA L4")), ("echo", ()), ("echo half; exit 1", ()),
+     ("sleep 9", ())],
+)  # fmt: skip
+def test_the_gpus_are_those_that_a_child_names(python, monkeypatch, script, names):
+    monkeypatch.setattr(torch_gpus, "_TIMEOUT_S", 0.5)
+    python(script)
+    assert torch_gpus.gpus_of_torch() == names
+
+
+def test_without_a_driver_no_child_is_started(python, monkeypatch):
+    def absent(name):
+        raise OSError(name)
+
+    python("echo NVIDIA H200")
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert torch_gpus.gpus_of_torch() == ()
+
+
+def test_a_cpu_build_of_torch_names_none_without_an_error():
+    child = subprocess.run([sys.executable, "-c", torch_gpus._CHILD], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == ""

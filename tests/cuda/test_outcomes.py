@@ -1,0 +1,86 @@
+"""What becomes of trials and trainings on a GPU that is full, hot, or broken."""
+
+import pytest
+
+from autotune.search.trials import trial_records
+from autotune.store import read_ledger
+from tests.conftest import write_dataset
+from tests.nullgpu.machine import CUBLAS_ALLOC_FAILED, CUBLAS_EXECUTION_FAILED, Faults
+from tests.system.faults.jobs import NO_DROPOUT, Workplace
+from trainer.record import read_exit
+
+pytestmark = pytest.mark.cuda
+MIB = 2**20
+PROFILE = """
+schema_version = 1
+[train]
+seq_length_tokens = 64
+layout = "packed"
+micro_batch_rows = 2
+global_batch_rows = 4
+max_steps = 2
+device = "cuda"
+[train.checkpoint]
+enabled = false
+[train.model]
+name = "tiny"
+[train.model.config]
+model_type = "bert"
+num_hidden_layers = 2
+hidden_size = 128
+num_attention_heads = 2
+intermediate_size = 256
+"""
+# Torch tries the second where the first fails.
+NO_PRODUCT = ",".join(f"{name}={CUBLAS_EXECUTION_FAILED}" for name in ("cublasLtMatmul", "cublasSgemm_v2"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
+    return write_dataset(tmp_path_factory.mktemp("patterned") / "data", samples, vocab_size=128)
+
+
+@pytest.mark.parametrize(
+    ("faults", "memory", "code"),
+    [
+        # The backward pass has a handle of its own, which is made when activations are at their highest.
+        (f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}@2", None, 4),
+        (NO_PRODUCT, 1000 * MIB, 4),
+        (NO_PRODUCT, None, 70),
+    ],
+    ids=["no handle", "failed on a full GPU", "failed on an empty GPU"],
+)
+def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, data, tmp_path, faults, memory, code):
+    (tmp_path / "profile.toml").write_text(PROFILE)
+    machine = null_gpu(memory=memory, faults=Faults(faults=faults))
+    run = tmp_path / "run"
+    ended = machine.run("-m", "trainer", "--profile", tmp_path / "profile.toml", "--data", data, "--out", run)
+    assert ended.code == code, ended
+    assert read_exit(run).exit_code == code
+    assert ("error: rank 0: out of memory: " in ended.err) == (code == 4), ended
+    assert ("next: lower train.micro_batch_rows" in ended.err) == (code == 4), ended
+
+
+def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path):
+    ended = null_gpu(faults=Faults(thermal_first=1, thermal_samples=10**6)).autotune(
+        "probe", "--model", "bert-mini", "--data", data, "--seq-length", "64", "--max-rows", "8",
+        "--reports", tmp_path / "reports", "--out", tmp_path / "profile.toml",
+    )  # fmt: skip
+    assert ended.code == 8, ended
+    assert "rows, speed says nothing: contaminated\nGPU 0 was slowed down: hw_thermal" in ended.err, ended
+    records = trial_records(read_ledger(tmp_path / "reports/profile/ledger"))
+    kinds = {record.label: record.outcome["kind"] for record in records}
+    assert kinds.pop("bert-mini: 8 rows") == "measured"
+    assert set(kinds.values()) == {"contaminated"}
+
+
+def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
+    machine = null_gpu(devices=2, values=True)
+    place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
+    job = place.job(2, NO_DROPOUT | {"train.max_steps": 3, "train.warmup_steps": 1})
+    process = job.start([{"kind": "kill", "step": -1, "rank": 1}])
+    job.end(process)
+    assert process.returncode != 0
+    assert "error: rank 0: after the last step, another rank is gone: " in job.told()
+    assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from trainer.failure import explain, out_of_memory
+
+MIB = 2**20
+OUTRIGHT = [
+    "CUDA out of memory. Tried to allocate 20.00 MiB",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "Cuda failure 2 'out of memory'",
+    "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    "std::bad_alloc",
+    "could not create a memory object",
+    "could not create a primitive",
+]
+PERHAPS = [
+    f"{library} error: {library.upper()}_STATUS_{status}"
+    for library in ("CUBLAS", "cuDNN")
+    for status in ("EXECUTION_FAILED", "INTERNAL_ERROR")
+]
+
+
+def cuda_with(monkeypatch, free_bytes):
+    def mem_get_info():
+        if free_bytes is None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return free_bytes, 80 * 2**30
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+
+
+@pytest.mark.parametrize("text", OUTRIGHT)
+def test_an_allocators_or_a_librarys_refusal_is_out_of_memory(text):
+    assert out_of_memory(RuntimeError(text)) == text
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("the allocator had to retry")])
+def test_errors_that_are_made_for_it_need_no_text(error):
+    assert out_of_memory(error) in ("MemoryError", "the allocator had to retry")
+
+
+def test_the_line_that_says_so_is_returned_and_no_other():
+    nccl = "NCCL error in: NCCLUtils.cpp:94\nLast error:\nCuda failure 2 'out of memory'\nmore"
+    assert out_of_memory(RuntimeError(nccl)) == "Cuda failure 2 'out of memory'"
+
+
+@pytest.mark.parametrize("text", PERHAPS)
+def test_a_librarys_vague_failure_is_out_of_memory_only_on_a_gpu_that_is_nearly_full(text, monkeypatch):
+    assert out_of_memory(RuntimeError(text)) is None  # without CUDA
+    for free_bytes, expected in ((511 * MIB, text), (512 * MIB, None), (None, None)):
+        cuda_with(monkeypatch, free_bytes)
+        assert out_of_memory(RuntimeError(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("could not create a primitive descriptor for an inner product"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+        FileNotFoundError("notes about out of memory.txt"),
+        ValueError("shapes differ"),
+    ],
+    ids=str,
+)
+def test_everything_else_is_none_even_on_a_full_gpu(error, monkeypatch):
+    cuda_with(monkeypatch, 0)
+    assert out_of_memory(error) is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_training_that_a_library_refuses_memory_ends_with_4_and_says_what_to_do(lost):
+    code, reason, next_step = explain(RuntimeError(OUTRIGHT[3]), lost=lost)
+    assert (code, reason) == (4, f"out of memory: {OUTRIGHT[3]}")
+    assert "autotune probe" in next_step

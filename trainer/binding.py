@@ -1,0 +1,48 @@
+"""Bind a rank to the processors near its GPU, in training and in trials alike. No torch here.
+
+As torchrun's ``--numa-binding=node``, but in the process itself: it needs no ``numactl``, holds however ranks are
+started, and leaves a rank unbound if the system does not say which processors are near, or none of them is allotted.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
+"""``0`` leaves ranks where the system puts them."""
+
+
+def bind_near(pci_address: str, environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> frozenset[int]:
+    """Bind all threads of this process, and those to come, to the allotted processors of a GPU's NUMA node.
+
+    Args:
+        pci_address: Of the GPU, such as ``0000:dc:00.0``.
+        environment: May say that nothing is bound.
+        root: Where ``/sys`` is looked for.
+
+    Returns:
+        The processors that are near; empty if nothing was bound.
+    """
+    if environment.get(NUMA_VARIABLE) == "0":
+        return frozenset()
+    try:
+        node = int((root / "sys/bus/pci/devices" / pci_address.lower() / "numa_node").read_text())
+        # A machine with a single node says -1, for which there is no list.
+        listed = (root / f"sys/devices/system/node/node{node}/cpulist").read_text()
+    except (OSError, ValueError):
+        return frozenset()
+    near = cpu_list(listed) & os.sched_getaffinity(0)
+    if near:
+        # Threads of libraries that were loaded before have a mask of their own.
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), near)
+    return frozenset(near)
+
+
+def cpu_list(text: str) -> frozenset[int]:
+    """Read the kernel's list format, such as ``0-3,8``."""
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return frozenset(cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1))
