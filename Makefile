@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA := .venv-cuda/.made
 CUDA_LOWEST := .venv-cuda-lowest/.made
+# The longest first, so that two at a time end together.
+CUDA_TESTS := -n 2 --dist loadfile --no-loadscope-reorder tests/cuda/test_training.py tests/cuda/test_commands.py tests/cuda
 
 ALONE := tests/system/test_train_faults.py
 CLUSTER := tests/system/slurm
@@ -56,12 +58,12 @@ $(CUDA_LOWEST): $(STAMP) tests/nullgpu/versions.toml tests/nullgpu/environment.p
 	@touch $@
 
 test-cuda: $(CUDA) ## run torch's CUDA build on pretended GPUs, in an environment of its own (2 GB)
-	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'cuda and not soak' tests/cuda $(PYTEST_ARGS)
+	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest -m 'cuda and not soak' $(CUDA_TESTS) $(PYTEST_ARGS)
 
 soak: $(STAMP) $(CUDA) $(CUDA_LOWEST) ## run every fault loop in full, properties with many examples, and keep the figures (about an hour on two cores)
 	$(BIN)/python -m pytest -m 'soak and not cuda' tests $(PYTEST_ARGS)
-	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cuda $(PYTEST_ARGS)
-	NULLGPU_REQUIRED=1 NULLGPU_TORCH=lowest $(BIN)/python -m pytest -n 2 --dist loadfile tests/cuda $(PYTEST_ARGS)
+	NULLGPU_REQUIRED=1 $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
+	NULLGPU_REQUIRED=1 NULLGPU_TORCH=lowest $(BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough -m 'not slow and not soak and not system' \
 		tests/autotune/decide tests/trainer $(PYTEST_ARGS)
 	$(BIN)/python -m tests.system.faults --out reports/faults.json
