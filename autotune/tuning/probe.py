@@ -90,7 +90,11 @@ def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, mani
     """What is to be probed of one model here."""
     site = bench.site
     together = local_ranks(site, asked.ranks)
-    expected = expected_on_cpu() if site.gpu is None else expected_on_gpu(site.gpu.compute_capability, together)
+    expected = (
+        expected_on_cpu()
+        if site.gpu is None
+        else expected_on_gpu(site.gpu.compute_capability, together, site.cuda_bytes)
+    )
     return ProbeRequest(
         settings=settings,
         manifest=manifest,
