@@ -165,9 +165,9 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             high=point.slot_tokens_per_s_high,
             confidence=None if point.slot_tokens_per_s_low is None else SHOWN_CONFIDENCE,
             n=point.timed_steps,
-            source="evidence.probe.curve",
+            source="evidence.probe.sustained" if point is probe.sustained else "evidence.probe.curve",
         )
-        for point in dict.fromkeys(one for one in (curve.get(rows), best) if one is not None)
+        for point in dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
     ]
     figures += [
         Figure(name="largest that fits", value=probe.feasible_max, unit="rows", source="evidence.probe.feasible_max"),

@@ -65,14 +65,14 @@ def _reasons(one: ProbedModel) -> list[str]:
 
 def _row(one: ProbedModel) -> list[str | None]:
     evidence = one.evidence
-    used = next(point for point in evidence.curve if point.rows == one.profile.train.micro_batch_rows)
+    used = evidence.promised(one.profile.train.micro_batch_rows)
     return [
         one.profile.train.model.name,
         None if evidence.parameters is None else f"{evidence.parameters / 1e6:.1f} M",
         str(evidence.feasible_max),
         None if evidence.infeasible_min is None else str(evidence.infeasible_min),
         str(one.profile.train.micro_batch_rows),
-        format_count(used.slot_tokens_per_s),
+        format_count(None if used is None else used.slot_tokens_per_s),
         format_bytes(evidence.feasible_peak_bytes),
         format_bytes(evidence.traced_peak_bytes or evidence.predicted_peak_bytes),
         str(evidence.search_trials),

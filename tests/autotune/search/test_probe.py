@@ -148,6 +148,29 @@ def test_a_crash_while_speed_is_measured_is_tried_again(probe):
     assert crashes == [0, 1]
 
 
+def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
+    def warm(trial):
+        outcome = simulate(trial)
+        if trial.job == "step" and trial.measured["timed_steps"] > 10:
+            outcome.figures["step_s"] = [1.05 * second for second in outcome.figures["step_s"]]
+        return outcome
+
+    machine = FakeMachine(warm)
+    found = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
+    timed = [trial.measured for trial in machine.trials if is_timed(trial)]
+    assert all(one["warmup_steps"] >= 3 and one["timed_steps"] >= 10 for one in timed)
+    cold = next(point for point in found.curve if point.rows == found.choice.rows)
+    assert found.sustained.timed_steps * found.sustained.step_s >= 60
+    assert found.sustained.rows == found.choice.rows
+    assert found.sustained.slot_tokens_per_s == pytest.approx(cold.slot_tokens_per_s / 1.05)
+
+
+def test_a_cpu_is_timed_for_a_few_steps_alone(probe):
+    machine = FakeMachine(simulate)
+    assert probe(machine).sustained is None
+    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
+
+
 def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):
     machine = FakeMachine(lambda trial: Crashed(detail="a bus error") if is_timed(trial) else simulate(trial))
     with pytest.raises(Undecided, match="1 rows, speed says nothing: crashed\\na bus error"):
