@@ -270,14 +270,20 @@ class _Run:
         if verdict.action is Action.ROLL_BACK:
             self._roll_back(verdict)
         elif verdict.stop_reason is None and self._keeper.is_due(self._done, verdict.save_asked_at):
-            self._save_if_well()
+            return self._save_if_well()
         return verdict.stop_reason
 
-    def _save_if_well(self) -> None:
-        """Save, unless the steps whose numbers have not arrived yet turn out to be trouble."""
-        if not self._in_trouble(self._overseer.look(all_of_them=True)):
+    def _save_if_well(self) -> str | None:
+        """Save, unless the steps whose numbers have not arrived yet turn out to be trouble or ask to leave.
+
+        Returns:
+            Why to leave: on a GPU, with a save every two steps, nobody else reads what ranks tell each other.
+        """
+        verdict = self._overseer.look(all_of_them=True)
+        if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)
             self._save()
+        return verdict.stop_reason
 
     def _roll_back(self, verdict: Verdict) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""

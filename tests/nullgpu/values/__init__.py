@@ -40,10 +40,9 @@ class Values(TorchDispatchMode):
         if any(kind not in (torch.Tensor, torch.nn.Parameter) for kind in types):
             return NotImplemented  # such as of a DTensor: its operators come again, with what lies on this rank
         name = func.overloadpacket.__name__
-        device = kwargs.get("device")
-        home = next((tensor.device for tensor in _tensors((args, *kwargs.values())) if tensor.is_cuda), device)
-        on_gpu = home is not None and torch.device(home).type == "cuda"
-        if not on_gpu or name in _NO_VALUES or func.namespace in _COLLECTIVES:
+        home = torch.device(kwargs.get("device") or "cpu")
+        home = next((tensor.device for tensor in _tensors((args, *kwargs.values())) if tensor.is_cuda), home)
+        if home.type != "cuda" or name in _NO_VALUES or func.namespace in _COLLECTIVES:
             return func(*args, **kwargs)
         names, writes = _schema(func)
         cpu_args, cpu_kwargs = _to_cpu(args), {key: _to_cpu(value) for key, value in kwargs.items()}

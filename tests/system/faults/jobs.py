@@ -170,7 +170,8 @@ class Job:
     def _command(self, settings: Settings) -> list[str]:
         sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
         return [
-            str(self.place.python), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}", str(JOB),
+            str(self.place.python), "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={self.ranks}", str(JOB),
             "--profile", str(self.place.profile), "--data", str(self.place.data), "--out", str(self.directory), *sets,
         ]  # fmt: skip
 
