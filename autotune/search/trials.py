@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
+from autotune.decide.physical import RATE_JOBS, check_rates, check_real, rates_of_trial
 from autotune.errors import StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
@@ -75,7 +77,11 @@ class TrialRunner:
 
         Raises:
             StartAgain: If there may not be time enough left for it.
+            Undecided: If it measured a rate that the GPU cannot reach.
+            MachineLacks: If it is to measure a rate, and the GPU is a pretended one.
         """
+        if self.made_on is not None and trial.job in RATE_JOBS:
+            check_real(self.made_on.gpu_name, self.made_on.driver, label)
         known = None if anew else self._known.get(trial.key)
         self.on_trial(label, None)
         if known is not None:
@@ -84,6 +90,8 @@ class TrialRunner:
             self._check_time(trial, label)
             started_s = self.clock.monotonic_s()
             outcome = self.machine.run(trial)
+            if isinstance(outcome, Measured) and self.made_on is not None and not self.pretended:
+                check_rates(self.made_on.gpu_name, rates_of_trial(trial, outcome))
             # As the ledger keeps it: whoever goes by time decides the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
             self._write(trial, outcome, seconds, label)
@@ -92,6 +100,11 @@ class TrialRunner:
         self.on_finished(done)
         self.on_trial(label, outcome)
         return outcome
+
+    @property
+    def pretended(self) -> bool:
+        """Whether the GPU is a pretended one, on which memory can be tried and nothing else."""
+        return self.made_on is not None and is_pretended(self.made_on.driver)
 
     @property
     def seconds(self) -> float:
