@@ -302,7 +302,8 @@ def _point(
     label = f"{rows} rows{what}"
     for attempt in range(MAX_FAILURES):
         trial = step_trial(request, rows, steps or CURVE_STEPS[request.device], budget_bytes, attempt=attempt)
-        outcome = runner.run(trial, f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else ""))
+        named = f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else "")
+        outcome = runner.run(trial, named, timed=True)
         if not isinstance(outcome, Crashed | Contaminated):
             break
     if isinstance(outcome, OutOfMemory):

@@ -70,6 +70,20 @@ def test_a_rate_that_the_gpu_cannot_reach_is_not_kept(tmp_path):
     assert measuring.every_record() == ()
 
 
+def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
+    figures = {
+        "optimizer_steps": 1, "step_s": [1.0], "slot_tokens_per_step": 1, "peak_bytes": 1, "loss": 1.0,
+        "outside_allocator_bytes": None, "model_flops_per_step": 1e15,
+    }  # fmt: skip
+    machine = FakeMachine(lambda trial: Measured(figures=figures))
+    measuring = replace(runner(tmp_path, None), machine=machine, made_on=ON_GPU)
+    step = Trial(job="step", measured={"config": {"precision": "bf16"}}, timeout_s=60.0)
+    with pytest.raises(Undecided, match="1,000 TFLOP/s"):
+        measuring.run(step, "t", timed=True)
+    assert measuring.every_record() == ()
+    assert isinstance(measuring.run(step, "t"), Measured)
+
+
 @pytest.mark.parametrize("job", ["feed", "links", "matmul", "exchange"])
 def test_no_rate_is_measured_on_a_pretended_gpu(tmp_path, job):
     pretended = ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"})
