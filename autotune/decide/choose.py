@@ -71,6 +71,12 @@ def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int) -> MicroB
     return MicroBatchChoice(rows=chosen.rows, reason=reason)
 
 
+def choose_untimed(rows: int) -> MicroBatchChoice:
+    """The micro-batch of a pretended GPU, on which throughput cannot be measured: the largest with headroom."""
+    reason = "the largest that leaves the headroom, by torch's allocator; a pretended GPU has no throughput"
+    return MicroBatchChoice(rows=rows, reason=reason)
+
+
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Between which sizes the smallest within two per cent of the best lies; None where steps show no spread.
 

@@ -10,7 +10,13 @@ from autotune.core.evidence import CurvePoint
 from autotune.core.outcome import Contaminated, Crashed, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
-from autotune.decide.choose import MicroBatchChoice, choose_micro_batch, curve_rows, rows_with_headroom
+from autotune.decide.choose import (
+    MicroBatchChoice,
+    choose_micro_batch,
+    choose_untimed,
+    curve_rows,
+    rows_with_headroom,
+)
 from autotune.decide.memory import ledger
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
@@ -223,8 +229,8 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
     # The second reading of a size that was tried twice says no less than the first.
     peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
     limit = max(1, rows_with_headroom(feasible_max, request.headroom_share) // granule)
-    curve = [_point(request, runner, size * granule) for size in curve_rows(limit)]
-    choice = choose_micro_batch(curve, feasible_max)
+    curve = [] if runner.pretended else [_point(request, runner, size * granule) for size in curve_rows(limit)]
+    choice = choose_micro_batch(curve, feasible_max) if curve else choose_untimed(limit * granule)
     estimate, expected = search.estimate, request.expected
     return ProbeResult(
         feasible_max=feasible_max,
@@ -241,7 +247,7 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
         search_trials=len(search.tried),
         curve=tuple(curve),
         choice=choice,
-        sustained=_sustained(request, runner, next(point for point in curve if point.rows == choice.rows)),
+        sustained=next((_sustained(request, runner, point) for point in curve if point.rows == choice.rows), None),
     )
 
 
@@ -310,7 +316,8 @@ def _point(
     label = f"{rows} rows{what}"
     for attempt in range(MAX_FAILURES):
         trial = step_trial(request, rows, steps or CURVE_STEPS[request.device], budget_bytes, attempt=attempt)
-        outcome = runner.run(trial, f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else ""))
+        named = f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else "")
+        outcome = runner.run(trial, named, timed=True)
         if not isinstance(outcome, Crashed | Contaminated):
             break
     if isinstance(outcome, OutOfMemory):

@@ -15,6 +15,7 @@ from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance,
 from autotune.decide.advice.apply import with_changes
 from autotune.decide.choose import global_batch_rows, knee_interval
 from autotune.decide.ledger import ledger_sha256, own_records
+from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
@@ -272,7 +273,11 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
 
     Returns:
         Where the old one was kept, or None when nothing was lost.
+
+    Raises:
+        Undecided, MachineLacks: If it keeps a rate that its GPU cannot reach, or any of a pretended GPU.
     """
+    check_profile(profile)
     kept = None
     old = _lying_at(path)
     if path.is_file() and (old is None or old.model_copy(update={"provenance": profile.provenance}) != profile):

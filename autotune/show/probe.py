@@ -58,6 +58,8 @@ def _reasons(one: ProbedModel) -> list[str]:
     lines.append(f"{name}: {dealing_words(train, evidence.local_ranks)}")
     if evidence.infeasible_min is None:
         lines.append(f"{name}: more may fit: nothing above {evidence.feasible_max} rows was tried (--max-rows)")
+    if one.profile.fingerprint.bytes_known == "allocator":
+        lines.append(f"{name}: a pretended GPU: sizes are those of torch's allocator, and nothing was timed")
     if evidence.not_traced:
         lines.append(f"{name}: not predicted beforehand: {evidence.not_traced}")
     return lines

@@ -54,9 +54,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
     # What joining made is there by now, and the model is not.
     budget = enforce(_budget_bytes(measured, place, ranks), ranks, _used_before_bytes(place, ranks))
-    step_s, loss = _take_steps(measured, place, config, ranks)
+    step_s, loss, flops = _take_steps(measured, place, config, ranks)
     budget.check()
-    figures = _of_all(ranks, budget, step_s, loss)
+    figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.sum(flops)[0]}
     leave_ranks(together=True)
     return figures | {
         "step_s": figures["step_s"][measured["warmup_steps"] :],
@@ -80,8 +80,8 @@ def _used_before_bytes(place: dict[str, Any], ranks: Ranks) -> int | None:
 
 def _take_steps(
     measured: dict[str, Any], place: dict[str, Any], config: TrainConfig, ranks: Ranks
-) -> tuple[list[float], float]:
-    """Seconds of each step, and the last one's loss."""
+) -> tuple[list[float], float, float]:
+    """Seconds of each step, the last one's loss, and what this rank computes in a step."""
     special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
     training = build_training(config, measured["vocab_size"], special_ids, ranks)
     steps = measured["warmup_steps"] + measured["timed_steps"]
@@ -103,7 +103,8 @@ def _take_steps(
         if number == 0:
             fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))
     loss = float(result.loss)  # waits for the device
-    return [ended.seconds_since(began) for began, ended in spans], loss
+    flops = sum(training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in ready[0])
+    return [ended.seconds_since(began) for began, ended in spans], loss, flops
 
 
 def _batches(

@@ -3,6 +3,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autotune.measure.jobs import step
 from trainer.config import TrainConfig
@@ -96,17 +97,18 @@ class Moment:
 
 
 def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
-    device, made = Device(), []
+    device, made, work = Device(), [], SimpleNamespace(step_flops=lambda lengths, predicted: 7.0)
     monkeypatch.setattr(step, "mark", device.moment)
-    monkeypatch.setattr(step, "build_training", lambda *_: SimpleNamespace(step=device))
+    monkeypatch.setattr(step, "build_training", lambda *_: SimpleNamespace(step=device, work=work))
     monkeypatch.setattr(step, "_evaluate", lambda *_: None)
-    monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [None])
+    monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
+    batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
     config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
     ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     measured = {"vocab_size": 99, "special_ids": ids, "warmup_steps": 3, "timed_steps": 10}
     ranks = SimpleNamespace(device="cuda", rank=0, sum=lambda _: None)
-    seconds, loss = step._take_steps(measured, {}, config, ranks)
-    assert loss == 1.5
+    seconds, loss, flops = step._take_steps(measured, {}, config, ranks)
+    assert (loss, flops) == (1.5, 7.0)
     assert len(made) == step.PREPARED
     assert device.most_unfinished == step.IN_FLIGHT
     assert seconds[3:] == pytest.approx([0.3] * 10)
