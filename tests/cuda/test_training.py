@@ -17,18 +17,17 @@ ON_GPUS = SETTINGS | {"train.device": "cuda"}
 
 @pytest.fixture(scope="module")
 def place(null_gpus, tmp_path_factory) -> Workplace:
-    machine = null_gpus(devices=2, values=True)
-    return Workplace(
-        tmp_path_factory.mktemp("trainings"),
-        python=machine.environment.python,
-        variables=machine.variables_of_commands(),
-        settings=ON_GPUS,
-    )
+    return workplace(null_gpus(devices=2, values=True), tmp_path_factory.mktemp("trainings"), ON_GPUS)
 
 
-def test_two_gpus_train_as_two_cpus_do(place, tmp_path):
+def workplace(machine, folder, settings) -> Workplace:
+    variables = machine.variables_of_commands()
+    return Workplace(folder, python=machine.environment.python, variables=variables, settings=settings)
+
+
+def test_two_gpus_train_as_two_cpus_do(place, null_gpu, tmp_path):
     on_gpus = place.undisturbed(2, MOVED).record()
-    on_cpus = Workplace(tmp_path, settings=SETTINGS).undisturbed(2, MOVED).record()
+    on_cpus = workplace(null_gpu(), tmp_path, SETTINGS).undisturbed(2, MOVED).record()
     assert on_gpus.header.device == "NVIDIA H100 NVL"
     assert [row.loss for row in on_gpus.steps] == pytest.approx([row.loss for row in on_cpus.steps], rel=1e-4)
     assert [row.grad_norm for row in on_gpus.steps] == pytest.approx([row.grad_norm for row in on_cpus.steps], rel=1e-3)

@@ -115,7 +115,7 @@ class Machine:
 
     def counts(self) -> Counts:
         """Return what was counted since counting began anew."""
-        return Counts.read(self._counts.iterdir())
+        return Counts.read(self._counts.glob("*"))
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start Python in a session of its own; counting begins anew."""

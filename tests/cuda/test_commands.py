@@ -1,0 +1,150 @@
+"""Every command that looks at a GPU, on pretended ones: it ends as it should, and says what it is to say."""
+
+import itertools
+import json
+import random
+import tomllib
+
+import pytest
+
+from tests.conftest import write_dataset
+
+pytestmark = pytest.mark.cuda
+MODEL = ("--model", "bert-mini", "--seq-length", "64")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = random.Random(0)
+    samples = [[rng.randrange(5, 128) for _ in range(rng.randrange(8, 60))] for _ in range(400)]
+    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)
+
+
+class Desk:
+    """A machine, a dataset, and a profile that a probe on it wrote; all reports lie on it."""
+
+    def __init__(self, machine, data, *words):
+        self._machine, self.data, self._words = machine, data, words
+        self._profile = None
+
+    def __call__(self, *words):
+        ended = self._machine.autotune(*words, timeout_s=400)
+        assert ended.code == 0, ended
+        return ended
+
+    @property
+    def profile(self):
+        if self._profile is None:
+            path = self._machine.folder / "profile.toml"
+            self("probe", *MODEL, "--data", self.data, "--out", path, *self._words)
+            self._profile = path
+        return self._profile
+
+    def train_table(self):
+        return tomllib.loads(self.profile.read_text())["train"]
+
+
+@pytest.fixture(scope="module")
+def desk(null_gpus, data) -> Desk:
+    return Desk(null_gpus(), data, "--max-rows", "64")
+
+
+@pytest.fixture(scope="module")
+def shared_desk(null_gpus, data) -> Desk:
+    words = (
+        "--max-rows",
+        "16",
+        "--ranks",
+        "2",
+        "--granularity",
+        "4",
+        "--layout",
+        "bucketed",
+        "--checkpointing",
+        "selective",
+    )
+    return Desk(null_gpus(devices=2), data, *words)
+
+
+def test_doctor_names_the_gpu_and_its_driver(desk):
+    ended = desk("doctor")
+    assert "NVIDIA H100 NVL" in ended.out
+    assert "0.0 (nullgpu)" in ended.out
+
+
+def test_estimate_uses_no_gpu(desk):
+    ended = desk("estimate", *MODEL, "--gpu", "h100-nvl-94gb", "--json")
+    assert json.loads(ended.out)
+    assert ended.counts.total("kernel") == 0
+
+
+def test_a_probe_writes_a_profile_for_this_gpu(desk):
+    train = desk.train_table()
+    assert (train["device"], train["precision"]) == ("cuda", "bf16")
+    assert 1 <= train["micro_batch_rows"] <= 64
+
+
+def test_workers_and_baseline_are_measured_from_it(desk):
+    for words in (
+        ("workers", "--minutes", "0.1", "--window", "0.5"),
+        ("baseline", "--minutes", "0.1", "--window", "0.5"),
+    ):
+        command, *options = words
+        ended = desk(command, "--profile", desk.profile, "--data", desk.data, *options)
+        assert "profile:" in ended.out, ended
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "--tokens", "1M", "--profile"), "H100"),
+        (("advise",), "evidence"),
+        (("report", "build"), "report.html"),
+        (("profile", "verify"), "content:"),
+        (("profile", "explain"), "micro_batch_rows"),
+    ],
+)
+def test_what_was_measured_is_planned_with_and_told(desk, words, said):
+    ended = desk(*words, desk.profile)
+    assert said in ended.out, ended
+
+
+def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
+    words = ("--as-gpu", "a100-40gb", "--precision", "fp32", "--layout", "padded", "--checkpointing", "full")
+    desk("probe", *MODEL, "--data", desk.data, "--max-rows", "32", "--out", tmp_path / "smaller.toml", *words)
+    train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
+    assert (train["precision"], train["layout"], train["checkpointing"]) == ("fp32", "padded", "full")
+
+
+def test_two_gpus_are_probed_together_and_their_network_is_measured(shared_desk):
+    assert shared_desk.train_table()["micro_batch_rows"] % 4 == 0
+    ended = shared_desk("network", "--profile", shared_desk.profile, "--data", shared_desk.data, "--minutes", "0.1")
+    assert "nccl" in ended.out, ended
+
+
+def test_tune_explores(null_gpu, data):
+    desk = Desk(null_gpu(), data)
+    ended = desk("tune", *MODEL, "--data", data, "--explore", "--minutes", "0.3", "--max-rows", "16", "--window", "0.5")
+    assert "explored" in ended.out, ended
+
+
+ALL = list(itertools.product(("none", "selective", "full"), ("bf16", "fp32"), ("packed", "bucketed", "padded")))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("checkpointing", "precision", "layout"), ALL)
+def test_every_way_to_train_can_be_probed(desk, tmp_path, checkpointing, precision, layout):
+    words = ("--checkpointing", checkpointing, "--precision", precision, "--layout", layout)
+    desk("probe", *MODEL, "--data", desk.data, "--max-rows", "16", "--out", tmp_path / "profile.toml", *words)
+
+
+@pytest.mark.soak
+def test_estimate_compares_alternatives(desk):
+    assert "what if" in desk("estimate", *MODEL, "--gpu", "h100-nvl-94gb", "--what-if").err
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"])
+def test_other_gpus_are_probed(null_gpu, data, name, tmp_path):
+    desk = Desk(null_gpu(name=name), data)
+    desk("probe", *MODEL, "--data", data, "--max-rows", "16", "--out", tmp_path / "profile.toml")
