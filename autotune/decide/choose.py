@@ -84,7 +84,7 @@ def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """
     ends = [(point.rows, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high) for point in curve]
     known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
-    if len(known) < len(ends):
+    if len(known) < len(ends) or not ends:
         return None
     best_rows, best_low, best_high = max(known, key=lambda end: end[1] * end[2])
     earliest = min(rows for rows, _, high in known if high >= KNEE_SHARE * best_low)
