@@ -1,4 +1,4 @@
-"""What GPUs can multiply at most: dense matrix products, by their makers' data sheets. No torch here.
+"""What GPUs can do at most: dense matrix products and their memory, by their makers' data sheets. No torch here.
 
 Data sheets print figures with structured sparsity for most of these; dense is half of that. Read in 2026.
 """
@@ -59,6 +59,13 @@ PEAKS = (
     Peak(name="L4", bf16=121 * TERA, tf32=60 * TERA, fp32=30 * TERA, source="NVIDIA L4 data sheet"),
 )
 
+MEMORY_BYTES_PER_S = {
+    "H100 NVL": 3.9 * TERA, "H100 PCIe": 2.0 * TERA, "H100": 3.35 * TERA, "H200 NVL": 4.8 * TERA, "H200": 4.8 * TERA,
+    "GH200": 4.9 * TERA, "B200": 8.0 * TERA, "A100": 2.04 * TERA, "A40": 0.696 * TERA, "A30": 0.933 * TERA,
+    "A10": 0.6 * TERA, "L40S": 0.864 * TERA, "L4": 0.3 * TERA,
+}  # fmt: skip
+"""By the same names and data sheets; of several variants the fastest."""
+
 
 def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
     """What a GPU's matrix products are computed in, under such settings."""
@@ -67,8 +74,18 @@ def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
 
 def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
     """Return the dense peak of a device, or None if the table does not know it, such as a part of one (MIG)."""
+    found = _peak(device_name)
+    return None if found is None else float(getattr(found, number_format))
+
+
+def peak_bytes_per_s(device_name: str) -> float | None:
+    """Return the bandwidth of a device's own memory, or None if the table does not know it."""
+    found = _peak(device_name)
+    return None if found is None else MEMORY_BYTES_PER_S.get(found.name)
+
+
+def _peak(device_name: str) -> Peak | None:
     words = set(device_name.replace("-", " ").split())
     if words & _PARTS:
         return None
-    found = next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)
-    return None if found is None else float(getattr(found, number_format))
+    return next((peak for peak in PEAKS if words.issuperset(peak.name.split())), None)

@@ -28,7 +28,8 @@ class Figure:
     """With which they hold it, 0 to 1; None where they are no interval of confidence: what others saw, or readings."""
     n: int | None = None
     """So many readings; None where it was not read but computed."""
-    known: Literal["measured", "predicted", "assumed"] = "measured"
+    known: Literal["measured", "predicted", "assumed", "allocator"] = "measured"
+    """``allocator``: of torch's allocator on a pretended GPU."""
     source: str
 
 

@@ -66,8 +66,16 @@ class ProbeEvidence(Table):
     curve: list[CurvePoint]
     knee_rows: list[Positive] = Field(default_factory=list)
     """Between which two sizes the knee of the curve lies, for all that the noise tells."""
+    sustained: CurvePoint | None = None
+    """The chosen micro-batch over a minute at least, warm and at the power limit: what is promised. None on a CPU."""
     choice: str
     """Why ``micro_batch_rows`` is what it is."""
+
+    def promised(self, rows: int) -> CurvePoint | None:
+        """Return the throughput to expect of a micro-batch; None if it was not measured."""
+        if self.sustained is not None and self.sustained.rows == rows:
+            return self.sustained
+        return next((point for point in self.curve if point.rows == rows), None)
 
 
 class EstimateEvidence(Table):

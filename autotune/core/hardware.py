@@ -8,6 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+PRETENDED = "(nullgpu)"
+"""How the driver version of a pretended GPU ends: libraries stand in for NVIDIA's, and kernels do nothing."""
+
+
+def is_pretended(driver: str | None) -> bool:
+    """Whether this driver stands in for a real one: torch's allocator is real then, and no rate is."""
+    return driver is not None and driver.endswith(PRETENDED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unavailable:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from autotune.core.evidence import Evidence
+from autotune.core.hardware import is_pretended
 from autotune.errors import BadInput
 from trainer.config import PROFILE_SCHEMA_VERSION, ModelSettings, TrainConfig
 from trainer.errors import BadConfig
@@ -84,6 +85,11 @@ class Fingerprint(Table):
     """Of the model's config."""
     dataset_hash: str | None = None
     """Of the dataset's manifest; absent where an estimate was given none."""
+
+    @property
+    def bytes_known(self) -> Literal["measured", "allocator"]:
+        """How sizes in bytes came about: ``allocator`` on a pretended GPU, where torch's allocator alone is real."""
+        return "allocator" if is_pretended(self.driver) else "measured"
 
 
 class Provenance(Table):

@@ -54,6 +54,7 @@ class MadeOn(Table):
     """What a trial ran on and was of, as its profile's fingerprint says it."""
 
     gpu_name: str | None = None
+    driver: str | None = None
     gpu_count: Annotated[int, Field(ge=0)] = 0
     cpu_model: str | None = None
     allotted_cpus: Annotated[int, Field(gt=0)]
@@ -125,6 +126,8 @@ class StepFigures:
     outside_allocator_bytes: int | None
     """Device memory that the allocator does not count (context, workspaces); None on a CPU."""
     loss: float
+    model_flops_per_step: float | None = None
+    """Of all ranks, what the mathematics asks for; None in ledgers from before it was counted."""
     local_ranks: int = 1
     """Ranks that took the steps together; the figures are the job's: all ranks' tokens, the slowest rank's seconds, and
     the most that any rank used."""

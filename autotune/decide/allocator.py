@@ -2,12 +2,13 @@
 
 The rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True`` on one stream. Sizes are rounded
 to 512 bytes. Requests of up to 1 MiB share one segment, larger ones another. The smallest free block that is large
-enough is taken, though not the last block of a segment while another one will do; if none is large enough, the segment
+enough is taken, where the last one of a segment counts as what it could grow to; if none is large enough, the segment
 grows by pages of 2 or 20 MiB. Adjacent free blocks become one. Pages are only given back when memory runs out, and
 running out counts as not fitting.
 """
 
 import bisect
+import math
 from collections.abc import Sequence
 
 MIB = 2**20
@@ -15,6 +16,7 @@ ROUND_BYTES = 512
 SMALL_BYTES = MIB
 """Requests of up to this size share the segment for small ones."""
 SMALL_PAGE_BYTES, LARGE_PAGE_BYTES = 2 * MIB, 20 * MIB
+ADDRESS_SHARE = 9 / 8
 
 
 class Segment:
@@ -22,11 +24,12 @@ class Segment:
 
     Args:
         page_bytes: It grows by multiples of this.
+        address_bytes: Of addresses that it may grow to.
     """
 
-    def __init__(self, page_bytes: int) -> None:
+    def __init__(self, page_bytes: int, address_bytes: float = math.inf) -> None:
         self.reserved_bytes = 0
-        self._page_bytes = page_bytes
+        self._page_bytes, self._address_bytes = page_bytes, address_bytes
         self._free: list[tuple[int, int]] = []
         """Size and address of each free block, ascending."""
         self._size_at: dict[int, int] = {}
@@ -36,8 +39,10 @@ class Segment:
     def allocate(self, size_bytes: int) -> int:
         """Return the address of a new block."""
         index = bisect.bisect_left(self._free, (size_bytes, 0))
-        if index < len(self._free) - 1 and sum(self._free[index]) == self.reserved_bytes:
-            index += 1  # torch counts the last block as the size that it could grow to
+        if index < len(self._free) - 1:
+            (size, address), (other, _) = self._free[index : index + 2]
+            is_last = address + size == self.reserved_bytes
+            index += is_last and other < self._address_bytes - address
         if index < len(self._free):
             found, address = self._free[index]
         else:
@@ -81,14 +86,15 @@ def rounded_bytes(requested_bytes: int) -> int:
     return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
-def reserve(sizes_bytes: Sequence[int], events: Sequence[int]) -> int:
+def reserve(sizes_bytes: Sequence[int], events: Sequence[int], device_bytes: float = math.inf) -> int:
     """Play a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
     Args:
         sizes_bytes: Requested by each allocation.
         events: ``i``: allocation i is made; ``-1 - i``: it is released.
+        device_bytes: Of all memory that the device has; each segment may grow to 9/8 of it.
     """
-    small, large = Segment(SMALL_PAGE_BYTES), Segment(LARGE_PAGE_BYTES)
+    small, large = (Segment(page, device_bytes * ADDRESS_SHARE) for page in (SMALL_PAGE_BYTES, LARGE_PAGE_BYTES))
     blocks: dict[int, tuple[Segment, int, int]] = {}
     for event in events:
         if event >= 0:

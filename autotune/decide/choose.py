@@ -71,6 +71,12 @@ def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int) -> MicroB
     return MicroBatchChoice(rows=chosen.rows, reason=reason)
 
 
+def choose_untimed(rows: int) -> MicroBatchChoice:
+    """The micro-batch of a pretended GPU, on which throughput cannot be measured: the largest with headroom."""
+    reason = "the largest that leaves the headroom, by torch's allocator; a pretended GPU has no throughput"
+    return MicroBatchChoice(rows=rows, reason=reason)
+
+
 def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """Between which sizes the smallest within two per cent of the best lies; None where steps show no spread.
 
@@ -78,7 +84,7 @@ def knee_interval(curve: Sequence[CurvePoint]) -> tuple[int, int] | None:
     """
     ends = [(point.rows, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high) for point in curve]
     known = [(rows, low, high) for rows, low, high in ends if low is not None and high is not None]
-    if len(known) < len(ends):
+    if len(known) < len(ends) or not ends:
         return None
     best_rows, best_low, best_high = max(known, key=lambda end: end[1] * end[2])
     earliest = min(rows for rows, _, high in known if high >= KNEE_SHARE * best_low)

@@ -15,10 +15,11 @@ from autotune.errors import BadInput
 from trainer.config import TrainConfig
 from trainer.schema import nearest
 
-Origin = Literal["measured", "predicted", "constraint", "asked for", "default", "changed"]
-"""``measured``: decided by figures. ``predicted``: by an estimate, without any. ``constraint``: follows from what the
-user set. ``asked for``: given to the measurements or the estimate, whose figures hold for it alone.
-``default``: the trainer's. ``changed``: none of these says so; it was edited, or written by advice."""
+Origin = Literal["measured", "allocator", "predicted", "constraint", "asked for", "default", "changed"]
+"""``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``predicted``: by an estimate, without
+any. ``constraint``: follows from what the user set. ``asked for``: given to the measurements or the estimate, whose
+figures hold for it alone. ``default``: the trainer's. ``changed``: none of these says so; it was edited, or written by
+advice."""
 
 _PROBED_WITH = ("seq_length_tokens", "layout", "attention_dropout", "checkpointing", "precision", "device")
 _ESTIMATED_WITH = (*_PROBED_WITH, "attention", "head")
@@ -165,14 +166,24 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
             high=point.slot_tokens_per_s_high,
             confidence=None if point.slot_tokens_per_s_low is None else SHOWN_CONFIDENCE,
             n=point.timed_steps,
-            source="evidence.probe.curve",
+            source="evidence.probe.sustained" if point is probe.sustained else "evidence.probe.curve",
         )
-        for point in dict.fromkeys(one for one in (curve.get(rows), best) if one is not None)
+        for point in dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
     ]
     figures += [
-        Figure(name="largest that fits", value=probe.feasible_max, unit="rows", source="evidence.probe.feasible_max"),
         Figure(
-            name="its peak", value=probe.feasible_peak_bytes, unit="bytes", source="evidence.probe.feasible_peak_bytes"
+            name="largest that fits",
+            value=probe.feasible_max,
+            unit="rows",
+            known=profile.fingerprint.bytes_known,
+            source="evidence.probe.feasible_max",
+        ),
+        Figure(
+            name="its peak",
+            value=probe.feasible_peak_bytes,
+            unit="bytes",
+            known=profile.fingerprint.bytes_known,
+            source="evidence.probe.feasible_peak_bytes",
         ),
         Figure(
             name="memory budget",
@@ -186,7 +197,9 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
                                         for point in probe.curve if point.rows != rows]  # fmt: skip
     if probe.infeasible_min is not None:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
-    chosen = choose_micro_batch(probe.curve, probe.feasible_max).rows if probe.curve else None
+    if not probe.curve:
+        return _found(profile.fingerprint.bytes_known, probe.choice, figures, rejected)
+    chosen = choose_micro_batch(probe.curve, probe.feasible_max).rows
     if rows == chosen:
         return _found("measured", probe.choice, figures, rejected)
     network = profile.evidence.network

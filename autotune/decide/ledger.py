@@ -113,7 +113,7 @@ def _unfounded(profile: Profile, behind: Sequence[TrialRecord]) -> Iterator[str]
             yield f"evidence.probe.feasible_max = {probe.feasible_max} rows, with its peak"
         if probe.infeasible_min is not None and not _was_refused(limited, probe.infeasible_min):
             yield f"evidence.probe.infeasible_min = {probe.infeasible_min} rows"
-        for point in probe.curve:
+        for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
             if not _is_among(point.slot_tokens_per_s, map(_slot_rate, _steps(behind, point.rows))):
                 yield f"evidence.probe.curve at {point.rows} rows"
     if workers is not None:

@@ -5,6 +5,7 @@ is interpolated, each allocation for itself; the whole sequence is then played t
 allocations grow evenly, so nearly all of it is exact anywhere; all of it is exact at a traced size.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -73,6 +74,8 @@ class Surroundings:
     """Blocks within the allocator that libraries take once and keep."""
     outside_bytes: int = 0
     """Outside the allocator: context, handles, communication."""
+    device_bytes: float = math.inf
+    """All of the device's memory: an allocator takes other blocks where addresses are scarce."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     if surroundings.kind == "cpu":
         return int(law.running_bytes(rows).max()) + surroundings.outside_bytes
     sizes, events = _with_workspaces(law, rows, surroundings)
-    return reserve(sizes, events) + surroundings.outside_bytes
+    return reserve(sizes, events, surroundings.device_bytes) + surroundings.outside_bytes
 
 
 def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:

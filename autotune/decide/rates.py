@@ -118,7 +118,7 @@ def _by_windows(profile: Profile) -> Rate | None:
 def _by_steps(profile: Profile) -> Rate | None:
     probe, fill = profile.evidence.probe, fill_share(profile)
     rows = profile.train.micro_batch_rows
-    point = next((point for point in probe.curve if point.rows == rows), None) if probe is not None else None
+    point = probe.promised(rows) if probe is not None else None
     if probe is None or fill is None or point is None:
         return None
     low, high = (

@@ -1,5 +1,6 @@
 """What a GPU holds beside a traced step, before anything was measured on it: assumed, with the range it was seen in."""
 
+import math
 from dataclasses import dataclass
 
 from autotune.decide.memory import Surroundings
@@ -33,8 +34,16 @@ class Expected:
     most: Surroundings
 
 
-def expected_on_gpu(compute_capability: tuple[int, int] | None, local_ranks: int) -> Expected:
-    """What lies around a step on a GPU of so many that one node uses."""
+def expected_on_gpu(
+    compute_capability: tuple[int, int] | None, local_ranks: int, device_bytes: float = math.inf
+) -> Expected:
+    """Return what lies around a step on a GPU of so many that one node uses.
+
+    Args:
+        compute_capability: Of the GPU; None for a recent one.
+        local_ranks: Ranks on the node.
+        device_bytes: The GPU's memory, if it is known.
+    """
     hopper = compute_capability is None or compute_capability >= _HOPPER
     workspaces = (WORKSPACE_BYTES[hopper],) * WORKSPACES
     least, usual, most = (
@@ -42,6 +51,7 @@ def expected_on_gpu(compute_capability: tuple[int, int] | None, local_ranks: int
             kind="cuda",
             workspaces_bytes=workspaces,
             outside_bytes=context + (communication if local_ranks > 1 else 0),
+            device_bytes=device_bytes,
         )
         for context, communication in zip(CONTEXT_BYTES, COMMUNICATION_BYTES, strict=True)
     )

@@ -149,10 +149,11 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
     if probe is not None:
         yield Reading(metric=MOST_ROWS, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
         yield Reading(metric=PEAK_MEMORY, of="largest micro-batch", estimate=of_one(probe.feasible_peak_bytes))
-        for point in probe.curve:
+        sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
+        for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
             bounds = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
             estimate = of_bounds(point.slot_tokens_per_s, *bounds, point.timed_steps)
-            yield Reading(metric=STEP_RATE, of=f"{_many(point.rows, 'row')}, from memory", estimate=estimate)
+            yield Reading(metric=STEP_RATE, of=f"{_many(point.rows, 'row')}, {what}", estimate=estimate)
     if workers is not None:
         if rates := _positive(workers.ceiling_slot_tokens_per_s):
             yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_readings(rates))

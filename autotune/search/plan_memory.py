@@ -173,8 +173,9 @@ def _traced(
 def _expected(subject: Subject) -> Expected:
     if subject.fleet.device == "cpu":
         return expected_on_cpu()
-    capability = None if subject.card is None else subject.card.compute_capability
-    return expected_on_gpu(capability, subject.fleet.ranks_per_node)
+    if subject.card is None:
+        return expected_on_gpu(None, subject.fleet.ranks_per_node)
+    return expected_on_gpu(subject.card.compute_capability, subject.fleet.ranks_per_node, subject.card.usable_bytes)
 
 
 def _room(subject: Subject) -> Room | None:

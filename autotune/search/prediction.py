@@ -142,7 +142,7 @@ def find_target(asked: Asked) -> Target:
         name=card.name,
         budget_bytes=min(card.usable_bytes, budget or card.default_budget_bytes),
         reserve_bytes=0 if budget else RESERVE_BYTES,
-        expected=expected_on_gpu(card.compute_capability, asked.ranks),
+        expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
         card=card,
     )
 

@@ -1,5 +1,6 @@
 """Probe one model: the largest micro-batch under the budget, proven on both sides, then the throughput curve."""
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,13 @@ from autotune.core.evidence import CurvePoint
 from autotune.core.outcome import Contaminated, Crashed, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
-from autotune.decide.choose import curve_rows, rows_with_headroom
+from autotune.decide.choose import (
+    MicroBatchChoice,
+    choose_micro_batch,
+    choose_untimed,
+    curve_rows,
+    rows_with_headroom,
+)
 from autotune.decide.memory import ledger
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
@@ -32,7 +39,11 @@ from trainer.dataset import Manifest
 FIT_STEPS = (1, 2)
 """Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the last two.
 The optimizer's state exists from the second on, and the third finds the allocator as an evaluation leaves it."""
-CURVE_STEPS = (1, 4)
+CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
+"""The same of a point of the throughput curve."""
+SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
+"""How long the chosen micro-batch runs before its tokens/s are promised: a GPU is slower once it is warm and at
+its power limit."""
 CLOSE_BYTES = 2**20
 """A largest size that leaves less than this free is tried a second time: processes differ by a little."""
 
@@ -90,6 +101,9 @@ class ProbeResult:
     """Why the model was not traced."""
     search_trials: int
     curve: tuple[CurvePoint, ...]
+    choice: MicroBatchChoice
+    sustained: CurvePoint | None
+    """The chosen micro-batch for ``SUSTAINED_S``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,7 +229,8 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
     # The second reading of a size that was tried twice says no less than the first.
     peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
     limit = max(1, rows_with_headroom(feasible_max, request.headroom_share) // granule)
-    curve = [_point(request, runner, size * granule) for size in curve_rows(limit)]
+    curve = [] if runner.pretended else [_point(request, runner, size * granule) for size in curve_rows(limit)]
+    choice = choose_micro_batch(curve, feasible_max) if curve else choose_untimed(limit * granule)
     estimate, expected = search.estimate, request.expected
     return ProbeResult(
         feasible_max=feasible_max,
@@ -231,6 +246,8 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
         not_traced=search.not_traced,
         search_trials=len(search.tried),
         curve=tuple(curve),
+        choice=choice,
+        sustained=next((_sustained(request, runner, point) for point in curve if point.rows == choice.rows), None),
     )
 
 
@@ -275,15 +292,32 @@ def step_trial(
     return Trial(job="step", measured=measured, place=place, timeout_s=request.trial_timeout_s)
 
 
-def _point(request: ProbeRequest, runner: TrialRunner, rows: int) -> CurvePoint:
+def _sustained(request: ProbeRequest, runner: TrialRunner, chosen: CurvePoint) -> CurvePoint | None:
+    """The chosen micro-batch for so long that the GPU is as warm as in training; None on a CPU."""
+    seconds = min(SUSTAINED_S[request.device], request.trial_timeout_s / 2)
+    if seconds == 0:
+        return None
+    warm_up, _ = CURVE_STEPS[request.device]
+    steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
+    return _point(request, runner, chosen.rows, (warm_up, steps), f", speed for {seconds:g} s")
+
+
+def _point(
+    request: ProbeRequest,
+    runner: TrialRunner,
+    rows: int,
+    steps: tuple[int, int] | None = None,
+    what: str = ", speed",
+) -> CurvePoint:
     request = replace(request, micro_batches=1)  # accumulation repeats what is measured here
     # The allocator settings that make a CPU's limit exact also slow it down, so speed is measured without; the size is
     # known to fit.
     budget_bytes = request.memory_budget_bytes if request.device == "cuda" else None
-    label = f"{rows} rows, speed"
+    label = f"{rows} rows{what}"
     for attempt in range(MAX_FAILURES):
-        trial = step_trial(request, rows, CURVE_STEPS, budget_bytes, attempt=attempt)
-        outcome = runner.run(trial, f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else ""))
+        trial = step_trial(request, rows, steps or CURVE_STEPS[request.device], budget_bytes, attempt=attempt)
+        named = f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else "")
+        outcome = runner.run(trial, named, timed=True)
         if not isinstance(outcome, Crashed | Contaminated):
             break
     if isinstance(outcome, OutOfMemory):

@@ -13,8 +13,9 @@ from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.advice.apply import with_changes
-from autotune.decide.choose import MicroBatchChoice, global_batch_rows, knee_interval
+from autotune.decide.choose import global_batch_rows, knee_interval
 from autotune.decide.ledger import ledger_sha256, own_records
+from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
@@ -77,7 +78,6 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
 def profile_of_probe(
     request: ProbeRequest,
     result: ProbeResult,
-    choice: MicroBatchChoice,
     runner: TrialRunner,
     *,
     here: Fingerprint,
@@ -97,7 +97,7 @@ def profile_of_probe(
         attention=request.attention,
         compile_layers=request.compile_layers,
         parallel=ParallelSettings(strategy=request.strategy),
-        micro_batch_rows=choice.rows,
+        micro_batch_rows=result.choice.rows,
         global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
         precision=request.precision,
         device=here.device,
@@ -119,7 +119,8 @@ def profile_of_probe(
         mean_real_tokens_per_row=mean_real_tokens_per_row,
         curve=list(result.curve),
         knee_rows=list(knee_interval(result.curve) or ()),
-        choice=choice.reason,
+        sustained=result.sustained,
+        choice=result.choice.reason,
     )
     return Profile(
         train=train,
@@ -272,7 +273,11 @@ def write_profile(path: Path, profile: Profile) -> Path | None:
 
     Returns:
         Where the old one was kept, or None when nothing was lost.
+
+    Raises:
+        Undecided, MachineLacks: If it keeps a rate that its GPU cannot reach, or any of a pretended GPU.
     """
+    check_profile(profile)
     kept = None
     old = _lying_at(path)
     if path.is_file() and (old is None or old.model_copy(update={"provenance": profile.provenance}) != profile):

@@ -1,5 +1,6 @@
 """Where this program measures: the device, the host, the software; and the fingerprint that a profile keeps of them."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.cluster.slurm import read_slurm
-from autotune.core.cards import RESERVE_BYTES, Card
+from autotune.core.cards import RESERVE_BYTES, Card, card_of
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.core.profile import Fingerprint, model_sha256
 from autotune.core.units import format_bytes
@@ -45,6 +46,14 @@ class Site:
     def gpu(self) -> GpuFacts | None:
         """The GPU that is measured."""
         return self.gpus[0] if self.device == "cuda" else None
+
+    @property
+    def cuda_bytes(self) -> float:
+        """The memory that a CUDA process sees of the GPU, as far as it is known; infinite on a CPU."""
+        if self.gpu is None:
+            return math.inf
+        card = card_of(self.gpu.name, self.gpu.total_bytes)
+        return self.gpu.total_bytes if card is None else card.usable_bytes
 
     @property
     def words(self) -> str:

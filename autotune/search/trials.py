@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
+from autotune.decide.physical import RATE_JOBS, check_rates, check_real, rates_of_trial
 from autotune.errors import StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
@@ -70,12 +72,23 @@ class TrialRunner:
         """Whether it was run before, and came to nothing that is taken from the ledger: it gets another chance."""
         return trial.key in self._failed and trial.key not in self._known
 
-    def run(self, trial: Trial, label: str, *, anew: bool = False) -> Outcome:
+    def run(self, trial: Trial, label: str, *, anew: bool = False, timed: bool = False) -> Outcome:
         """The trial's outcome, measured now or, unless it is to be measured anew, before.
+
+        Args:
+            trial: What to run.
+            label: What it is for.
+            anew: Measure it although it is known.
+            timed: Whether a rate is taken from a ``step``; the other jobs that measure one have no other answer.
 
         Raises:
             StartAgain: If there may not be time enough left for it.
+            Undecided: If it measured a rate that the GPU cannot reach.
+            MachineLacks: If it is to measure a rate, and the GPU is a pretended one.
         """
+        here = self.made_on if timed or trial.job in RATE_JOBS else None
+        if here is not None:
+            check_real(here.gpu_name, here.driver, label)
         known = None if anew else self._known.get(trial.key)
         self.on_trial(label, None)
         if known is not None:
@@ -84,6 +97,8 @@ class TrialRunner:
             self._check_time(trial, label)
             started_s = self.clock.monotonic_s()
             outcome = self.machine.run(trial)
+            if isinstance(outcome, Measured) and here is not None:
+                check_rates(here.gpu_name, rates_of_trial(trial, outcome))
             # As the ledger keeps it: whoever goes by time decides the same when it is read back.
             seconds = round(self.clock.monotonic_s() - started_s, 3)
             self._write(trial, outcome, seconds, label)
@@ -92,6 +107,11 @@ class TrialRunner:
         self.on_finished(done)
         self.on_trial(label, outcome)
         return outcome
+
+    @property
+    def pretended(self) -> bool:
+        """Whether the GPU is a pretended one, on which memory can be tried and nothing else."""
+        return self.made_on is not None and is_pretended(self.made_on.driver)
 
     @property
     def seconds(self) -> float:

@@ -58,6 +58,8 @@ def _reasons(one: ProbedModel) -> list[str]:
     lines.append(f"{name}: {dealing_words(train, evidence.local_ranks)}")
     if evidence.infeasible_min is None:
         lines.append(f"{name}: more may fit: nothing above {evidence.feasible_max} rows was tried (--max-rows)")
+    if one.profile.fingerprint.bytes_known == "allocator":
+        lines.append(f"{name}: a pretended GPU: sizes are those of torch's allocator, and nothing was timed")
     if evidence.not_traced:
         lines.append(f"{name}: not predicted beforehand: {evidence.not_traced}")
     return lines
@@ -65,14 +67,14 @@ def _reasons(one: ProbedModel) -> list[str]:
 
 def _row(one: ProbedModel) -> list[str | None]:
     evidence = one.evidence
-    used = next(point for point in evidence.curve if point.rows == one.profile.train.micro_batch_rows)
+    used = evidence.promised(one.profile.train.micro_batch_rows)
     return [
         one.profile.train.model.name,
         None if evidence.parameters is None else f"{evidence.parameters / 1e6:.1f} M",
         str(evidence.feasible_max),
         None if evidence.infeasible_min is None else str(evidence.infeasible_min),
         str(one.profile.train.micro_batch_rows),
-        format_count(used.slot_tokens_per_s),
+        format_count(None if used is None else used.slot_tokens_per_s),
         format_bytes(evidence.feasible_peak_bytes),
         format_bytes(evidence.traced_peak_bytes or evidence.predicted_peak_bytes),
         str(evidence.search_trials),

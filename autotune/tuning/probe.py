@@ -9,7 +9,7 @@ from autotune.core.cards import RESERVE_BYTES, Card
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_micro_batch, deal, global_batch_rows
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, deal, global_batch_rows
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import Estimate
 from autotune.search.probe import ProbeRequest, probe_model
@@ -90,7 +90,11 @@ def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, mani
     """What is to be probed of one model here."""
     site = bench.site
     together = local_ranks(site, asked.ranks)
-    expected = expected_on_cpu() if site.gpu is None else expected_on_gpu(site.gpu.compute_capability, together)
+    expected = (
+        expected_on_cpu()
+        if site.gpu is None
+        else expected_on_gpu(site.gpu.compute_capability, together, site.cuda_bytes)
+    )
     return ProbeRequest(
         settings=settings,
         manifest=manifest,
@@ -173,7 +177,6 @@ def probed_profile(
     profile = profile_of_probe(
         request,
         result,
-        choose_micro_batch(result.curve, result.feasible_max),
         runner,
         here=here,
         global_batch_tokens=ready.global_batch_tokens,

@@ -9,9 +9,11 @@ import json
 import shutil
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autotune.decide.physical import Rate, check_rates, check_real
+from autotune.errors import AutotuneError
 from benchmarks import document
 from benchmarks.gpu.all import PAGE_NAME, REPORT_NAME
 from benchmarks.gpu.check.page import check_page
@@ -46,12 +48,13 @@ def keep(found: Path, kept: Path) -> Path:
         kept: Where checks are kept, by GPU and date; one of the same day is replaced.
 
     Raises:
-        ValueError: If it is of tiny sizes, or of another version.
+        ValueError: If it is of tiny sizes, of another version, of a pretended GPU, or says what its GPU cannot do.
         OSError: If it cannot be read.
     """
     report = CheckReport.of(json.loads((found / REPORT_NAME).read_text()))
     if report.sizes == "tiny":
         raise ValueError(f"{found} tried the check itself: its sizes are tiny, and it says nothing of a device")
+    check_possible(report)
     place = kept / report.device / report.started_utc[:10]
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -64,6 +67,35 @@ def keep(found: Path, kept: Path) -> Path:
         with zipfile.ZipFile(found / ARCHIVE_NAME) as packed:
             packed.extractall(place / "tune")
     return place
+
+
+def check_possible(report: CheckReport) -> None:
+    """Reject a check of a pretended GPU, and rates that its GPU cannot reach.
+
+    Raises:
+        ValueError: With the GPU, the rate and the limit.
+    """
+    found = report.stage("machine").details.get("gpus") or [{}]
+    facts = found[0].get("facts", {})
+    try:
+        check_real(facts.get("name"), facts.get("driver"), "this check")
+        check_rates(facts.get("name"), _rates(report))
+    except AutotuneError as error:
+        raise ValueError(error.message) from error
+
+
+def _rates(report: CheckReport) -> Iterator[Rate]:
+    for stage in report.stages:
+        for figure in stage.figures:
+            what = f"{stage.name}, {figure.name}"
+            if figure.value is None or figure.label != "measured":
+                continue
+            if figure.name.endswith("_flops_per_s"):
+                yield Rate(what=what, per_s=figure.value, of="tf32" if "fp32" in figure.name else "bf16")
+            if figure.name == "copy_read_plus_write_bytes_per_s":
+                yield Rate(what=what, per_s=figure.value, of="memory")
+            if "_mfu_" in figure.name and figure.value > 1:
+                raise ValueError(f"{what}: {figure.value:.3g} of the GPU's peak, and no GPU does more than 1")
 
 
 if __name__ == "__main__":

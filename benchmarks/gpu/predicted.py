@@ -74,7 +74,7 @@ def predict(site: Site, one: Setting, machine: ForkServerMachine) -> dict[str, A
     request = request_for(site, FULL, one)
     estimate = estimate_model(trace_request(request), machine, room_of(request))
     assert site.gpu is not None
-    expected = expected_on_gpu(site.gpu.compute_capability, 1)
+    expected = expected_on_gpu(site.gpu.compute_capability, 1, site.cuda_bytes)
     budget_bytes = request.memory_budget_bytes
     usual = predicted_rows(estimate, budget_bytes, expected.usual, max_rows=request.max_rows)
     low, high = rows_range(estimate, budget_bytes, expected, max_rows=request.max_rows)

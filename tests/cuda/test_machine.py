@@ -49,6 +49,13 @@ def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
     assert ended.out.strip().split("|") == [card.name, str(card.cuda_total_bytes), str(card.total_bytes)], ended
 
 
+@pytest.mark.parametrize("name", ["a100-80gb", "l40s-48gb", "h100-nvl-94gb", "b200-180gb"])
+def test_kernels_of_every_generation_run(null_gpu, name):
+    program = "import torch; print(torch.ones(10_000, device='cuda').cumsum(0).sort().values.shape[0])"
+    ended = null_gpu(name=name).run("-c", program)
+    assert ended.out == "10000\n", ended
+
+
 BYTES = """
 import json, torch
 from autotune.decide.surroundings import CONTEXT_BYTES

@@ -25,7 +25,7 @@ from trainer.stream import MicroBatchPlan
 
 CACHED_BATCHES = 32
 """Enough of them that they cost what rows cost in the mean, few enough that they cost no memory."""
-WARM_UP_STEPS = 2
+WARM_UP_STEPS = {"cpu": 2, "cuda": 3}
 MOST_MICRO_BATCHES = 4
 """Of a measured step: only one in so many pays for the exchange of gradients and the update, as under accumulation."""
 FIRST_PART = 4
@@ -61,7 +61,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     loader = _batches(dataset, config, ranks, measured)
     ready = 0 if measured["cached"] else config.data.loader_workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
-    step_s = _warm_up(loader, consumer)
+    warm_up = WARM_UP_STEPS[config.device]
+    step_s = _warm_up(loader, consumer, warm_up)
     window = Window(
         measured["window_s"], measured["min_steps"], _volley(config, micro_batches, cached=measured["cached"])
     )
@@ -70,8 +71,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     leave_ranks(together=True)
     return figures | {
         **({"losses": losses} if losses else {}),
-        "optimizer_steps": WARM_UP_STEPS + figures["steps"],
-        "discarded_batches": drained + WARM_UP_STEPS * micro_batches,
+        "optimizer_steps": warm_up + figures["steps"],
+        "discarded_batches": drained + warm_up * micro_batches,
         "micro_batches_per_step": micro_batches,
         "page_cache_share": share,
         "local_ranks": ranks.local_world_size,
@@ -167,9 +168,9 @@ def _drain(loader: Iterator[MicroBatch], ready: int) -> int:
     return 2 * ready
 
 
-def _warm_up(loader: Iterator[MicroBatch], consumer: Consumer) -> float:
+def _warm_up(loader: Iterator[MicroBatch], consumer: Consumer, steps: int) -> float:
     """Take the first steps; gives the seconds of the last one."""
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(steps):
         started_s = time.perf_counter()
         consumer.step(loader)
         consumer.finish()

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,12 @@ from trainer.feed import MicroBatch
 from trainer.parallel import Ranks, join_ranks, leave_ranks
 from trainer.schedule import learning_rate
 from trainer.schema import parse_table
+from trainer.stopwatch import Mark, mark
+
+PREPARED = 4
+"""Steps whose micro-batches are made beforehand and taken in turn: a GPU must not wait for them."""
+IN_FLIGHT = 2
+"""Steps that a GPU has been given and not ended, so that launching one overlaps computing the other."""
 
 
 def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
@@ -49,9 +54,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     ranks = join_ranks(config, environment=place.get("environment", {}), rendezvous=rendezvous)
     # What joining made is there by now, and the model is not.
     budget = enforce(_budget_bytes(measured, place, ranks), ranks, _used_before_bytes(place, ranks))
-    step_s, loss = _take_steps(measured, place, config, ranks)
+    step_s, loss, flops = _take_steps(measured, place, config, ranks)
     budget.check()
-    figures = _of_all(ranks, budget, step_s, loss)
+    figures = _of_all(ranks, budget, step_s, loss) | {"model_flops_per_step": ranks.sum(flops)[0]}
     leave_ranks(together=True)
     return figures | {
         "step_s": figures["step_s"][measured["warmup_steps"] :],
@@ -75,33 +80,43 @@ def _used_before_bytes(place: dict[str, Any], ranks: Ranks) -> int | None:
 
 def _take_steps(
     measured: dict[str, Any], place: dict[str, Any], config: TrainConfig, ranks: Ranks
-) -> tuple[list[float], float]:
-    """Seconds of each step, and the last one's loss."""
+) -> tuple[list[float], float, float]:
+    """Seconds of each step, the last one's loss, and what this rank computes in a step."""
     special_ids = parse_table(SpecialIds, measured["special_ids"], where="trial")
     training = build_training(config, measured["vocab_size"], special_ids, ranks)
     steps = measured["warmup_steps"] + measured["timed_steps"]
-    step_s: list[float] = []
+    pinned = config.device == "cuda" and config.data.pin_memory
+    ready = [_batches(measured, config, special_ids, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))]
+    spans: list[tuple[Mark, Mark]] = []
     for number in range(steps):
-        batches = [
-            fullest_batch(
-                config,
-                measured["vocab_size"],
-                special_ids,
-                documents_per_row=measured.get("documents_per_row", 1.0),
-            )
-            for _ in range(accumulation_steps(config, ranks.world_size))
-        ]
-        ranks.sum(0.0)  # they begin together: nobody's seconds count how long another took to make a batch
-        started_s = time.perf_counter()
+        batches = ready[number % PREPARED]
+        if len(spans) >= IN_FLIGHT:
+            spans[-IN_FLIGHT][1].wait()  # as far ahead of the device as the trainer
+        ranks.sum(0.0)  # they begin together
+        began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
-        loss = float(result.loss)  # waits for the device
-        step_s.append(time.perf_counter() - started_s)
-        # Steps before the first evaluation find the allocator as it left it, and so does the last step after one.
-        if number in (steps - 2, steps - 1):
+        spans.append((began, mark(ranks.device)))
+        # Steps before the first evaluation find the allocator as steps left it, and so does the last one as an
+        # evaluation did.
+        if number in (max(1, measured["warmup_steps"] - 1), steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
         if number == 0:
             fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))
-    return step_s, loss
+    loss = float(result.loss)  # waits for the device
+    flops = sum(training.work.step_flops(one.tokens_N.numpy(), one.predicted_tokens) for one in ready[0])
+    return [ended.seconds_since(began) for began, ended in spans], loss, flops
+
+
+def _batches(
+    measured: dict[str, Any], config: TrainConfig, special_ids: SpecialIds, ranks: Ranks, *, pinned: bool
+) -> list[MicroBatch]:
+    """The micro-batches of a step."""
+    documents = measured.get("documents_per_row", 1.0)
+    made = [
+        fullest_batch(config, measured["vocab_size"], special_ids, documents_per_row=documents)
+        for _ in range(accumulation_steps(config, ranks.world_size))
+    ]
+    return [batch.pin_memory() for batch in made] if pinned else made
 
 
 def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device: torch.device) -> None:

@@ -79,7 +79,8 @@ def trace_steps(
     with contextlib.ExitStack() as inside:
         for context in (tape, rules, _fused_on_meta()):
             inside.enter_context(context)
-        training = build_training(config, vocab_size, special_ids, alone)
+        own = config.model_copy(update={"global_batch_rows": batches_per_step * config.micro_batch_rows})
+        training = build_training(own, vocab_size, special_ids, alone)
         if config.compile_layers:
             _compile_without_content(training, tape)
         training.module.autocast = rules.autocast
@@ -87,6 +88,8 @@ def trace_steps(
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
         inside.enter_context(_phases(training, parameters, tape))
         buckets = GradientBuckets(parameters, config, tape)
+        if ranks > 1:
+            training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
         shards = None
         if ranks > 1 and config.parallel.strategy == "fsdp2":
             together = config.parallel.shard_ranks or ranks

@@ -33,7 +33,7 @@ def _found(one: ReportedProfile, probe: ProbeEvidence) -> Table:
         ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
         ["largest micro-batch that ran", f"{probe.feasible_max} rows of {train.seq_length_tokens} tokens"],
         ["smallest that was refused", f"{probe.infeasible_min} rows" if probe.infeasible_min else "none tried"],
-        ["peak of the largest, measured", format_bytes(probe.feasible_peak_bytes)],
+        [f"peak of the largest, {one.profile.fingerprint.bytes_known}", format_bytes(probe.feasible_peak_bytes)],
         ["the same, predicted before any trial", traced],
         ["the same, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
         ["largest micro-batch, predicted", f"{probe.traced_rows} rows" if probe.traced_rows is not None else None],
@@ -57,24 +57,24 @@ def _not_traced(probe: ProbeEvidence) -> Paragraph:
 
 def _ledger(one: ReportedProfile, ledger: Ledger) -> Chart:
     terms, budget, measured = ledger.terms, one.profile.constraints.memory_budget_bytes, ledger.measured_bytes
-    whole = sum(terms.values())
+    whole, known = sum(terms.values()), one.profile.fingerprint.bytes_known
     rows: list[list[str | None]] = [
         [term, format_bytes(size), format_share(size / whole) if whole else None]
         for term, size in sorted(terms.items(), key=lambda item: -item[1])
     ]
     rows.append(["all terms, predicted", format_bytes(whole), "100.0 %"])
     if measured is not None:
-        rows.append(["peak, measured", format_bytes(measured), _share(measured, whole)])
+        rows.append([f"peak, {known}", format_bytes(measured), _share(measured, whole)])
     rows.append(["memory budget per rank", format_bytes(budget), _share(budget, whole)])
     parts = _parts(terms)
-    told = "Not measured." if measured is None else f"Measured {format_bytes(measured)}."
+    told = "Not measured." if measured is None else f"{known.capitalize()} {format_bytes(measured)}."
     said = (
         f"Predicted {format_bytes(whole)}: {', '.join(f'{name} {format_bytes(size)}' for name, size in parts)}. "
         f"{told} Budget {format_bytes(budget)}."
     )
     stacks = [Stack(label="predicted", parts=parts)]
     if measured is not None:
-        stacks.append(Stack(label="measured", parts=(("peak, measured", float(measured)),)))
+        stacks.append(Stack(label=known, parts=((f"peak, {known}", float(measured)),)))
     rules = (Rule(at=float(budget), label="memory budget"),)
     return Chart(
         title=f"Where the memory of {plural(ledger.rows, 'row')} goes",

@@ -10,7 +10,8 @@ from autotune.core.units import format_bytes, format_count, format_seconds, form
 from autotune.show.tables import text_table
 from benchmarks.bars import Bar, lines
 
-Label = Literal["measured", "predicted", "not measured"]
+Label = Literal["measured", "allocator", "predicted", "not measured"]
+"""``allocator``: a size by torch's allocator on a pretended GPU."""
 Status = Literal["measured", "failed", "not measured", "not asked for"]
 
 SCHEMA_VERSION = 3
@@ -36,11 +37,16 @@ class Figure:
 
 
 class Sheet:
-    """Where a stage writes its figures as they come, so that a stage that fails keeps those it had."""
+    """Where a stage writes its figures as they come, so that a stage that fails keeps those it had.
 
-    def __init__(self) -> None:
+    Args:
+        pretended: Whether the GPU is a pretended one: only sizes can be had of it.
+    """
+
+    def __init__(self, *, pretended: bool = False) -> None:
         self.figures: list[Figure] = []
         self.details: dict[str, Any] = {}
+        self._pretended = pretended
 
     def measured(self, name: str, value: float | None, *, expected: float | None = None, lacking: str = "") -> None:
         """Write a measured figure; one that is missing or no number is kept as not measured, with the reason."""
@@ -48,8 +54,13 @@ class Sheet:
             self.missing(name, lacking or "this machine does not give it")
         elif not math.isfinite(value):
             self.missing(name, f"it is {value}")
+        elif "_mfu_" in name and value > 1:
+            self.missing(name, f"it is {value:.3g}, and no GPU does more than its peak")
+        elif self._pretended and not name.endswith(("_bytes", "_count")) and "_error_" not in name:
+            self.missing(name, "the GPU is a pretended one: only sizes can be had of it")
         else:
-            self.figures.append(Figure(name=name, label="measured", value=value, expected=expected))
+            label: Label = "allocator" if self._pretended else "measured"
+            self.figures.append(Figure(name=name, label=label, value=value, expected=expected))
 
     def predicted(self, name: str, value: float | None, *, lacking: str = "") -> None:
         """Write a figure that follows from others."""

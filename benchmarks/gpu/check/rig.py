@@ -20,7 +20,7 @@ from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import GpuMonitor
 from autotune.search.probe import Search
 from autotune.search.site import Site, fingerprint
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger, write_atomically
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.check.children import Ended, Programs
@@ -216,6 +216,7 @@ class Rig:
             site=canonical_sha256(here.model_dump(mode="json"))[:16],
             clock=self.clock,
             on_trial=on_trial,
+            made_on=made_on(here),
         )
 
     def figures(self, trial: Trial, label: str, box: TimeBox) -> dict[str, Any]:

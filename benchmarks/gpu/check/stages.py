@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.hardware import is_pretended
 from autotune.core.units import format_seconds
 from benchmarks.gpu.check.results import NO_TIME, Sheet, StageResult
 from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, TrialFailed
@@ -59,7 +60,7 @@ def run_stage(stage: Stage, rig: Rig, seconds: float, *, least_share: float = 1.
     if seconds < least_s:
         reason = f"{NO_TIME}: it takes {format_seconds(least_s)} at least"
         return StageResult(name=stage.name, status="not measured", box_s=seconds, reason=reason)
-    sheet = Sheet()
+    sheet = Sheet(pretended=rig.site.gpu is not None and is_pretended(rig.site.gpu.driver))
     started_s, now_utc = rig.clock.monotonic_s(), rig.clock.utc_now().isoformat()
     error = _bounded(stage, rig, sheet, TimeBox(clock=rig.clock, end_s=started_s + seconds), seconds)
     if isinstance(error, Hung):

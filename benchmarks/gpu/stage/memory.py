@@ -176,7 +176,7 @@ def request_for(site: Site, sizes: Sizes, one: Setting) -> ProbeRequest:
         device_used_before_bytes=site.device_used_bytes,
         micro_batches=one.micro_batches,
         documents_per_row=DOCUMENTS_PER_ROW if one.layout == "packed" else 1.0,
-        expected=expected_on_gpu(site.gpu.compute_capability, 1) if site.gpu else expected_on_cpu(),
+        expected=expected_on_gpu(site.gpu.compute_capability, 1, site.cuda_bytes) if site.gpu else expected_on_cpu(),
     )
 
 

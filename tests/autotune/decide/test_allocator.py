@@ -117,3 +117,11 @@ def test_a_sequence_reserves_what_its_largest_moment_requests_and_keeps_it():
     assert reserve([20 * MIB, 60 * MIB], [0, -1, 1]) == 60 * MIB
     assert reserve([60 * MIB, 20 * MIB], [0, -1, 1]) == 60 * MIB
     assert reserve([0, 20 * MIB], [0, 1, -1, -2]) == 20 * MIB
+
+
+@pytest.mark.parametrize(("address_bytes", "taken"), [(100 * MIB, 0), (60 * MIB, 45 * MIB)])
+def test_the_last_block_counts_as_what_it_could_grow_to(address_bytes, taken):
+    segment = Segment(10 * MIB, address_bytes)
+    large, _ = segment.allocate(40 * MIB), segment.allocate(5 * MIB)  # 5 MiB are left at the end
+    segment.release(large, 40 * MIB)
+    assert segment.allocate(MIB) == taken

@@ -6,6 +6,7 @@ from autotune.core.evidence import CurvePoint
 from autotune.decide.choose import (
     choose_micro_batch,
     choose_predicted,
+    choose_untimed,
     curve_rows,
     deal,
     global_batch_rows,
@@ -17,6 +18,11 @@ from autotune.errors import BadInput
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
     return [CurvePoint(rows=rows, slot_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
+
+
+def test_a_size_that_was_not_timed_has_no_knee():
+    assert knee_interval([]) is None
+    assert choose_untimed(33).rows == 33
 
 
 def test_the_smallest_micro_batch_within_two_per_cent_of_the_best_is_chosen():

@@ -11,8 +11,9 @@ from autotune.errors import DoesNotFit, Undecided
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
 from autotune.search.probe import ProbeRequest, probe_model
-from autotune.search.trials import TrialRunner
+from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger
+from tests.autotune.profiles import FINGERPRINT
 from tests.conftest import write_dataset
 from trainer.dataset import read_manifest
 from trainer.presets import model_settings
@@ -66,7 +67,13 @@ def probe(tmp_path):
     names = itertools.count()
 
     def run(
-        machine, memory_budget_bytes=1_000_000_000, max_rows=1000, site="here", ledger: Path | None = None, **changes
+        machine,
+        memory_budget_bytes=1_000_000_000,
+        max_rows=1000,
+        site="here",
+        ledger: Path | None = None,
+        here=None,
+        **changes,
     ):
         request = ProbeRequest(
             settings=model_settings("bert-mini"), manifest=manifest, seq_length_tokens=64, precision="fp32",
@@ -76,7 +83,7 @@ def probe(tmp_path):
         )  # fmt: skip
         request = replace(request, **changes)
         ledger = Ledger(ledger or tmp_path / "ledger", f"w{next(names)}")
-        runner = TrialRunner(machine=machine, ledger=ledger, site=site, clock=FakeClock())
+        runner = TrialRunner(machine=machine, ledger=ledger, site=site, clock=FakeClock(), made_on=here)
         return probe_model(request, runner)
 
     return run
@@ -146,6 +153,39 @@ def test_a_crash_while_speed_is_measured_is_tried_again(probe):
 
     assert probe(FakeMachine(unsteady)).curve[0].rows == 1
     assert crashes == [0, 1]
+
+
+def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
+    def warm(trial):
+        outcome = simulate(trial)
+        if trial.job == "step" and trial.measured["timed_steps"] > 10:
+            outcome.figures["step_s"] = [1.05 * second for second in outcome.figures["step_s"]]
+        return outcome
+
+    machine = FakeMachine(warm)
+    found = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
+    timed = [trial.measured for trial in machine.trials if is_timed(trial)]
+    assert all(one["warmup_steps"] >= 3 and one["timed_steps"] >= 10 for one in timed)
+    cold = next(point for point in found.curve if point.rows == found.choice.rows)
+    assert found.sustained.timed_steps * found.sustained.step_s >= 60
+    assert found.sustained.rows == found.choice.rows
+    assert found.sustained.slot_tokens_per_s == pytest.approx(cold.slot_tokens_per_s / 1.05)
+
+
+def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
+    machine = FakeMachine(simulate)
+    here = made_on(FINGERPRINT).model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"})
+    found = probe(machine, device="cuda", precision="bf16", here=here)
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert (found.curve, found.sustained) == ((), None)
+    assert found.choice.rows == 33
+    assert not any(map(is_timed, machine.trials))
+
+
+def test_a_cpu_is_timed_for_a_few_steps_alone(probe):
+    machine = FakeMachine(simulate)
+    assert probe(machine).sustained is None
+    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
 
 
 def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):

@@ -1,10 +1,11 @@
 import datetime
+from dataclasses import replace
 
 import pytest
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial, TrialRecord
-from autotune.errors import StartAgain
+from autotune.errors import MachineLacks, StartAgain, Undecided
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
 from autotune.search.trials import LEAVING_S, TrialRunner, made_on
@@ -55,3 +56,38 @@ def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_
     found = TrialRecord.of(read_ledger(tmp_path / "old").records[0])
     assert found is not None
     assert found.made_on is None
+
+
+ON_GPU = made_on(FINGERPRINT).model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "580.1"})
+
+
+def test_a_rate_that_the_gpu_cannot_reach_is_not_kept(tmp_path):
+    machine = FakeMachine(lambda trial: Measured(figures={"flops_per_s": 8.6e15, "copy_bytes_per_s": None}))
+    measuring = replace(runner(tmp_path, None), machine=machine, made_on=ON_GPU)
+    load = Trial(job="matmul", measured={"device": "cuda", "dtype": "bfloat16"}, timeout_s=60.0)
+    with pytest.raises(Undecided, match=r"8,600 TFLOP/s .* NVIDIA H100 NVL"):
+        measuring.run(load, "t")
+    assert measuring.every_record() == ()
+
+
+def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
+    figures = {
+        "optimizer_steps": 1, "step_s": [1.0], "slot_tokens_per_step": 1, "peak_bytes": 1, "loss": 1.0,
+        "outside_allocator_bytes": None, "model_flops_per_step": 1e15,
+    }  # fmt: skip
+    machine = FakeMachine(lambda trial: Measured(figures=figures))
+    measuring = replace(runner(tmp_path, None), machine=machine, made_on=ON_GPU)
+    step = Trial(job="step", measured={"config": {"precision": "bf16"}}, timeout_s=60.0)
+    with pytest.raises(Undecided, match="1,000 TFLOP/s"):
+        measuring.run(step, "t", timed=True)
+    assert measuring.every_record() == ()
+    assert isinstance(measuring.run(step, "t"), Measured)
+
+
+@pytest.mark.parametrize("job", ["feed", "links", "matmul", "exchange"])
+def test_no_rate_is_measured_on_a_pretended_gpu(tmp_path, job):
+    pretended = ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"})
+    measuring = replace(runner(tmp_path, None), made_on=pretended)
+    with pytest.raises(MachineLacks, match="pretended NVIDIA H100 NVL"):
+        measuring.run(Trial(job=job, measured={}, timeout_s=60.0), "t")
+    assert measuring.machine.trials == []

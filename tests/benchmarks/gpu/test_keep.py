@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.gpu import keep as keeping
+from benchmarks.gpu.check.results import Figure, Sheet
 from benchmarks.gpu.keep import keep
 from tests.benchmarks.gpu.reports import full_report
 
@@ -31,6 +32,53 @@ def test_one_of_the_same_day_is_replaced(tmp_path):
     (place / "old").touch()
     keep(tmp_path / "found", tmp_path / "kept")
     assert not (place / "old").exists()
+
+
+def with_figures(report, name, figures, driver="580.1"):
+    facts = {"facts": {"name": "NVIDIA H200", "driver": driver}}
+    changed = {name: {"figures": figures}, "machine": {"details": {"gpus": [facts]}}}
+    stages = [replace(stage, **changed.get(stage.name, {})) for stage in report.stages]
+    return replace(report, stages=tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "value", "said"),
+    [
+        ("ceilings", "matmul_bf16_flops_per_s", 8.6e15, "8,600 TFLOP/s in bf16 measured on NVIDIA H200"),
+        ("ceilings", "copy_read_plus_write_bytes_per_s", 5.2e12, "5.2 TB/s of memory measured on NVIDIA H200"),
+        ("nvml", "full_load_matmul_flops_per_s", 1.2e15, "1,200 TFLOP/s"),
+        ("train", "bert_120m_mfu_share", 1.2, "no GPU does more than 1"),
+    ],
+)
+def test_a_check_that_says_what_its_gpu_cannot_do_is_not_kept(tmp_path, stage, name, value, said):
+    possible = with_figures(full_report(), stage, (Figure(name=name, label="measured", value=value / 20),))
+    keep(found(tmp_path, possible), tmp_path / "kept")
+    impossible = with_figures(full_report(), stage, (Figure(name=name, label="measured", value=value),))
+    (tmp_path / "found" / "gpu-check.json").write_text(json.dumps(impossible.to_json()))
+    with pytest.raises(ValueError, match=said):
+        keep(tmp_path / "found", tmp_path / "kept")
+
+
+def test_a_check_of_a_pretended_gpu_is_not_kept(tmp_path):
+    report = with_figures(full_report(), "train", (), driver="0.0 (nullgpu)")
+    with pytest.raises(ValueError, match="pretended NVIDIA H200"):
+        keep(found(tmp_path, report), tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_figures_of_a_pretended_gpu_are_the_allocators_or_none():
+    sheet = Sheet(pretended=True)
+    sheet.measured("peak_bytes", 5.0)
+    sheet.measured("tuned_bert_120m_largest_rows_count", 432)
+    for name in ("bert_120m_real_tokens_per_s", "matmul_bf16_flops_per_s", "bert_120m_mfu_share", "step_s"):
+        sheet.measured(name, 1.0)
+    assert [figure.label for figure in sheet.figures] == ["allocator"] * 2 + ["not measured"] * 4
+
+
+def test_more_than_a_gpus_peak_is_not_measured():
+    sheet = Sheet()
+    sheet.measured("bert_120m_mfu_share", 1.3)
+    assert (sheet.figures[0].label, sheet.figures[0].value) == ("not measured", None)
 
 
 def test_a_check_of_the_check_itself_is_refused(tmp_path, capsys):

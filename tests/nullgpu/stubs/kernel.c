@@ -67,9 +67,13 @@ void __cudaUnregisterFatBinary(void **h) {}
 void __cudaRegisterVar(void **h, char *v, char *d, const char *name, int e, size_t size, int c, int g) {}
 char __cudaInitModule(void **h) { return 1; }
 
-/* CUB reads ptxVersion, and sizes its temporaries by how many blocks are said to run at once. */
+/* CUB reads ptxVersion, and sizes its temporaries by how many blocks are said to run at once. It knows only versions
+   that torch was compiled for: an sm_89 runs the kernels of sm_86. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *f) {
-    int version = 10 * ng_get()->major + ng_get()->minor;
+    static const int compiled[] = {120, 100, 90, 86, 80, 75};
+    int own = 10 * ng_get()->major + ng_get()->minor, which = 0;
+    while (which < 5 && compiled[which] > own) which++;
+    int version = compiled[which];
     *out = (struct cudaFuncAttributes){.maxThreadsPerBlock = 1024, .numRegs = 64, .ptxVersion = version,
                                        .binaryVersion = version, .maxDynamicSharedSizeBytes = 232448};
     return cudaSuccess;

@@ -69,7 +69,7 @@ def test_a_real_step_is_fed_with_and_without_workers_and_from_memory(window):
         assert figures.memory_bytes > 2**26
         assert figures.local_ranks == 1
         assert figures.gpus == ()
-    warm_up = WARM_UP_STEPS * 2
+    warm_up = WARM_UP_STEPS["cpu"] * 2
     assert {one.micro_batches_per_step for one in (alone, two, cached)} == {2}
     assert alone.discarded_batches == cached.discarded_batches == warm_up
     ready = 2 * 2

@@ -1,9 +1,13 @@
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autotune.measure.jobs import step
+from trainer.config import TrainConfig
+from trainer.presets import model_settings
 
 
 @dataclass
@@ -60,3 +64,51 @@ def test_a_budget_is_everybodys_unless_each_has_its_own(place, expected):
 @pytest.mark.parametrize(("given", "expected"), [(5, 5), ([5, 6], 6), (None, None)])
 def test_use_from_before_may_differ_between_the_gpus_of_local_ranks(given, expected):
     assert step._used_before_bytes({"device_used_before_bytes": given}, ScriptedRanks()) == expected
+
+
+class Device:
+    """A device with a queue: steps take 0.3 s there, giving it one takes the host 0.1 s."""
+
+    def __init__(self):
+        self.host_s, self.busy_until_s, self.unfinished, self.most_unfinished = 0.0, 0.0, [], 0
+
+    def moment(self, _):
+        return Moment(self, max(self.busy_until_s, self.host_s))
+
+    def run(self, batches, lr):
+        self.host_s += 0.1
+        self.unfinished = [end_s for end_s in self.unfinished if end_s > self.host_s]
+        self.busy_until_s = max(self.busy_until_s, self.host_s) + 0.3
+        self.unfinished.append(self.busy_until_s)
+        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
+        return SimpleNamespace(loss=1.5)
+
+
+@dataclass
+class Moment:
+    device: Device
+    at_s: float
+
+    def wait(self):
+        self.device.host_s = max(self.device.host_s, self.at_s)
+
+    def seconds_since(self, earlier):
+        return self.at_s - earlier.at_s
+
+
+def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
+    device, made, work = Device(), [], SimpleNamespace(step_flops=lambda lengths, predicted: 7.0)
+    monkeypatch.setattr(step, "mark", device.moment)
+    monkeypatch.setattr(step, "build_training", lambda *_: SimpleNamespace(step=device, work=work))
+    monkeypatch.setattr(step, "_evaluate", lambda *_: None)
+    monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
+    batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
+    config = TrainConfig(model=model_settings("bert-mini"), device="cuda")
+    ids = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    measured = {"vocab_size": 99, "special_ids": ids, "warmup_steps": 3, "timed_steps": 10}
+    ranks = SimpleNamespace(device="cuda", rank=0, sum=lambda _: None)
+    seconds, loss, flops = step._take_steps(measured, {}, config, ranks)
+    assert (loss, flops) == (1.5, 7.0)
+    assert len(made) == step.PREPARED
+    assert device.most_unfinished == step.IN_FLIGHT
+    assert seconds[3:] == pytest.approx([0.3] * 10)
