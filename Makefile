@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CUDA := .venv-cuda/.made
 CUDA_LOWEST := .venv-cuda-lowest/.made
-# The longest first, so that two at a time end together.
-CUDA_TESTS := -n 2 --dist loadfile --no-loadscope-reorder tests/cuda/test_training.py tests/cuda/test_commands.py tests/cuda
+# In the order of tests/cuda/conftest.py.
+CUDA_TESTS := -n 2 --dist loadfile --no-loadscope-reorder tests/cuda
 
 ALONE := tests/system/test_train_faults.py
 CLUSTER := tests/system/slurm
