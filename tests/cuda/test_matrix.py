@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cuda
 JOB = ROOT / "tests/system/rank_job.py"
 STEPS = 3
 PAIRS = {name_of(case): case for case in in_pairs()}
-MORE = {name_of(case): case for case in random.Random(0).sample(list(all_cases()), 120)}
+MORE = {name_of(case): case for case in random.Random(0).sample(list(all_cases()), 60)}
 
 
 class Runs:
