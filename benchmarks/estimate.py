@@ -15,6 +15,7 @@
 import argparse
 import datetime
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from autotune.decide.memory import Law, Surroundings, peak_bytes
 from autotune.decide.search import Prediction, Tried, bracket, next_rows
 from autotune.errors import NotCheckable
 from autotune.measure.machine import FakeMachine, ForkServerMachine
-from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, estimate_model
+from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, Room, estimate_model
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
@@ -156,8 +157,10 @@ def speed(_: int) -> Figures:
     return times_s | {"rows": list(rows)}
 
 
-def law_of(config: TrainConfig, vocab_size: int, documents_per_row: float, micro_batches: int = 1) -> Law:
-    """What ``autotune estimate`` finds, computed in this process."""
+def law_of(
+    config: TrainConfig, vocab_size: int, documents_per_row: float, micro_batches: int = 1, rows: int | None = None
+) -> Law:
+    """What ``autotune estimate`` finds, computed in this process; with rows, what it finds if they are its answer."""
     from autotune.measure.jobs import trace
 
     def run(trial: Trial) -> Outcome:
@@ -171,7 +174,9 @@ def law_of(config: TrainConfig, vocab_size: int, documents_per_row: float, micro
         micro_batches=micro_batches,
         ranks=1,
     )
-    return estimate_model(request, FakeMachine(run)).law
+    cpu = Surroundings(kind="cpu")
+    room = None if rows is None else Room(budget_bytes=math.inf, surroundings=cpu, max_rows=rows)
+    return estimate_model(request, FakeMachine(run), room).law
 
 
 def cold(_: int) -> Figures:
@@ -190,7 +195,7 @@ def accuracy(_: int) -> Figures:
 
     found = {}
     for case in CASES:
-        law = law_of(case.config, case.vocab_size, case.documents_per_row, case.micro_batches)
+        law = law_of(case.config, case.vocab_size, case.documents_per_row, case.micro_batches, case.rows)
         predicted = peak_bytes(law, case.rows, Surroundings(kind="cpu"))
         found[case.name] = {"predicted_bytes": predicted, "real_bytes": allocator_peak_bytes(case)}
         sys.stderr.write(f"{case.name}: {predicted / found[case.name]['real_bytes'] - 1:+.3%}\n")

@@ -3,7 +3,6 @@
 Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K slots of the head, V words.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -67,14 +66,17 @@ class MaskedLM(nn.Module):
         places = config.micro_batch_rows * config.seq_length_tokens
         self._slots = head_slots(places, config.masking_probability) if static else None
         self._row_slots = head_slots(config.seq_length_tokens, config.masking_probability) if static else None
-        self.autocast: Callable[[str], AbstractContextManager[None]] = functools.partial(
-            torch.autocast, dtype=torch.bfloat16, enabled=self._bf16
-        )
+        self.autocast: Callable[[str], AbstractContextManager[None]] = self._autocast
         """What the encoder and its head are computed under, by the kind of device."""
         self.narrow = _can_be_narrow(model, config, attention)
         """Whether the last layer is computed for the places to predict only."""
         if self.narrow and family is not None:
             narrow_layer(model_layers(model)[-1], family)
+
+    def _autocast(self, device_type: str) -> torch.autocast:
+        # torch.autocast knows no meta device, where nothing is computed anyway.
+        on = self._bf16 and device_type != "meta"
+        return torch.autocast(device_type if on else "cpu", dtype=torch.bfloat16, enabled=on)
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Summed cross-entropy of the predicted tokens in nats, fp32, shape (); for a batch on the device."""

@@ -62,7 +62,10 @@ PEAKS = (
 MEMORY_BYTES_PER_S = {
     "H100 NVL": 3.9 * TERA, "H100 PCIe": 2.0 * TERA, "H100": 3.35 * TERA, "H200 NVL": 4.8 * TERA, "H200": 4.8 * TERA,
     "GH200": 4.9 * TERA, "B200": 8.0 * TERA, "A100": 2.04 * TERA, "A40": 0.696 * TERA, "A30": 0.933 * TERA,
-    "A10": 0.6 * TERA, "L40S": 0.864 * TERA, "L4": 0.3 * TERA,
+    "A10": 0.6 * TERA, "L40S": 0.864 * TERA, "L4": 0.3 * TERA, "H800 PCIe": 2.0 * TERA, "H800": 3.35 * TERA,
+    "H20": 4.0 * TERA, "GB200": 8.0 * TERA, "B300": 8.0 * TERA, "GB300": 8.0 * TERA, "A800": 2.04 * TERA,
+    "L40": 0.864 * TERA, "RTX 6000 Ada": 0.96 * TERA, "RTX 4090": 1.008 * TERA, "RTX PRO 6000 Max Q": 1.792 * TERA,
+    "RTX PRO 6000 Workstation": 1.792 * TERA,
 }  # fmt: skip
 """By the same names and data sheets; of several variants the fastest."""
 

@@ -80,7 +80,7 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[Rate]:
         yield Rate(what=what, per_s=figures["model_flops_per_s"] / ranks, of=_format(trial.measured["config"]))
     if trial.job == "links":
         yield from (Rate(what=what, per_s=one) for one in figures["products_flops_per_s"])
-    if trial.job == "matmul" and trial.measured["device"] == "cuda":
+    if trial.job == "matmul" and trial.measured.get("device") == "cuda":
         if figures["flops_per_s"]:
             of: Format = "bf16" if trial.measured["dtype"] == "bfloat16" else "tf32"
             yield Rate(what="matrix products", per_s=figures["flops_per_s"], of=of)

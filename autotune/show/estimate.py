@@ -138,10 +138,7 @@ def _one(one: Predicted) -> str:
     parts = [said, _ledger_table(one.ledger)]
     lost = one.ledger.terms_bytes.get(ROUNDING, 0)
     if lost > _MUCH_SHARE * one.ledger.peak_bytes:
-        parts.append(
-            f"{format_bytes(lost)} go to rounding and fragmentation; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
-            "is worth a trial"
-        )
+        parts.append(f"{format_bytes(lost)} are free blocks that no request fits, and rounding")
     if one.sharded:
         parts.append("Shared among GPUs, one micro-batch of the same rows (formulas, not measured)\n" + _shards(one))
     return "\n".join(parts)

@@ -207,7 +207,7 @@ def _fits(
     known: dict[Knobs, int | None] = {}
 
     def fits(knobs: Knobs) -> bool:
-        kind = replace(knobs, micro_batch_rows=1, compile_layers=False)  # compiled layers need about as much
+        kind = replace(knobs, micro_batch_rows=1)
         if kind not in known:
             known[kind] = _predicted_most(bench, probing, rows[knobs.layout], knobs)
         most = known[kind]
@@ -219,7 +219,7 @@ def _fits(
 def _predicted_most(bench: Bench, probing: ProbeRequest, rows: RowStatistics, knobs: Knobs) -> int | None:
     if probing.expected is None:
         return None
-    settings = knobs.settings() | {"micro_batch_rows": 1, "compile_layers": False}
+    settings = knobs.settings() | {"micro_batch_rows": 1}
     config = TrainConfig.model_validate(
         {
             "model": probing.settings,

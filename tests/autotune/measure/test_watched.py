@@ -151,7 +151,8 @@ def test_heat_makes_a_trial_void(outcome):
 @pytest.mark.parametrize("outcome", [RAN, REFUSED], ids=["figures", "a refusal"])
 def test_heat_says_nothing_about_memory(outcome):
     fits = replace(TRIAL, measured={"rows": 8, "warmup_steps": FIT_STEPS[0], "timed_steps": FIT_STEPS[1]})
-    timed = replace(TRIAL, measured={"rows": 8, "warmup_steps": CURVE_STEPS[0], "timed_steps": CURVE_STEPS[1]})
+    warmup, timed_steps = CURVE_STEPS["cuda"]
+    timed = replace(TRIAL, measured={"rows": 8, "warmup_steps": warmup, "timed_steps": timed_steps})
     hot = gpu(reasons=("hw_thermal",))
     assert Watch(hot, outcome=outcome).machine.run(fits) is outcome
     assert isinstance(Watch(hot, outcome=outcome).machine.run(timed), Contaminated)

@@ -12,6 +12,7 @@ from tests.autotune.conftest import Borrowed
 from tests.autotune.search.exchanges import Cluster, tuning_on
 from tests.autotune.search.plans import asked, estimated, on_gpus, shape, stored, traced, without_evidence
 from tests.conftest import write_dataset
+from trainer import peaks
 
 
 def answer(source, **changes):
@@ -161,7 +162,8 @@ def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_trace):
 
 
 @pytest.mark.system
-def test_a_card_whose_peak_nobody_noted_needs_a_rate_for_hours(warm_trace):
+def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_trace, monkeypatch):
+    monkeypatch.setattr(peaks, "PEAKS", tuple(one for one in peaks.PEAKS if one.name != "RTX 4090"))
     hours = Goal(kind="hours", amount=2.0, source="--hours 2")
     with pytest.raises(BadInput, match="RTX 4090 is not in the table"):
         answer(shape(), gpu="rtx-4090-24gb", goal=hours)

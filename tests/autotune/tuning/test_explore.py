@@ -275,14 +275,17 @@ def test_whether_a_cell_fits_is_predicted_once_for_its_kind(make):
     assert request.fits(plain)
     assert request.fits(replace(plain, micro_batch_rows=30))
     assert not request.fits(replace(plain, micro_batch_rows=40))  # 300 MB and 20 MB for each row, in 1 GB
+    once = len(traces)
+    assert request.fits(replace(plain, micro_batch_rows=20))
+    assert len(traces) == once
     assert request.fits(replace(plain, compile_layers=True))
-    assert len(traces) == 1
     request.fits(replace(plain, checkpointing="full"))
-    assert [config["checkpointing"] for config in traces] == ["none", "full"]
+    kinds = {(config["checkpointing"], config["compile_layers"]) for config in traces}
+    assert kinds == {("none", False), ("none", True), ("full", False)}
 
 
 def test_what_cannot_be_predicted_is_tried(make, monkeypatch):
-    def cannot(request, machine):
+    def cannot(request, machine, room):
         raise CannotTrace("no meta kernel", next_step="none")
 
     monkeypatch.setattr(explore, "estimate_model", cannot)

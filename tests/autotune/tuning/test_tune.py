@@ -46,7 +46,7 @@ class Stages:
         )  # fmt: skip
         return SimpleNamespace(request=request)
 
-    def estimate_model(self, request, machine):
+    def estimate_model(self, request, machine, room):
         self.does("estimate", request.settings.name)
         return f"trace of {request.settings.name}"
 
@@ -108,7 +108,8 @@ def stages(monkeypatch, clock):
                  "compare_recipes", "build_report", "open_bench"):  # fmt: skip
         monkeypatch.setattr(tune, name, getattr(found, name))
     monkeypatch.setattr(tune, "read_manifest", lambda path: SimpleNamespace())
-    monkeypatch.setattr(tune, "trace_request", lambda request: request)
+    for name in ("trace_request", "room_of"):
+        monkeypatch.setattr(tune, name, lambda request: request)
     monkeypatch.setattr(tune, "predicted_rows", lambda *_, **__: 20)
     monkeypatch.setattr(tune, "nodes_here", lambda: 1)
     return found

@@ -16,7 +16,7 @@ def test_a_key_has_its_kind_bounds_unit_default_and_meaning():
 def test_tables_are_named_as_a_profile_names_them():
     text = profile_page()
     assert "\n## `[train.data]`\n" in text
-    assert "\n## `[[evidence.probe.curve]]`\n" in text
+    assert "\n## `[[evidence.probe.curve]]`, `[evidence.probe.sustained]`\n" in text
 
 
 def test_an_upper_bound_without_words_is_explained_by_what_it_bounds():
