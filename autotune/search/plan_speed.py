@@ -132,7 +132,8 @@ def _as_measured(profile: Profile, subject: Subject) -> Spread | None:
 def _known(profile: Profile, subject: Subject, assumed: Assumed | None) -> Known | None:
     """What ``scale`` would start from; None where no probe says what rows cost and how large the model is."""
     probe, network = profile.evidence.probe, profile.evidence.network
-    if probe is None or (probe.parameters is None and (network is None or network.compute is None)):
+    computed = network is not None and network.compute is not None
+    if probe is None or not (computed or (probe.curve and probe.parameters is not None)):
         return None
     between = network is not None and any(link.scope == "between nodes" for link in network.links)
     return known_of(

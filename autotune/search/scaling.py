@@ -194,6 +194,11 @@ def _compute(profile: Profile, evidence: NetworkEvidence | None) -> tuple[RankCo
         return compute_from(evidence.compute), "computing: measured, steps of all ranks in which nothing travelled"
     probe = profile.evidence.probe
     assert probe is not None
+    if not probe.curve:
+        raise ProfileRefused(
+            "the profile has no throughput: it was probed on a pretended GPU",
+            next_step=f"Probe on a real one: {probe_command(profile, 'PROFILE.toml')}",
+        )
     return _of_curve(profile, probe.curve), (
         "computing: from the probe's throughput curve; gradients: assumed from the model's shape, ready layer by layer"
     )

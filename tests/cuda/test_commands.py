@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import write_dataset
 
 pytestmark = pytest.mark.cuda
+DRIVER = "580.95.05"
+"""Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
 
 
@@ -28,8 +30,11 @@ class Desk:
         self._profile = None
 
     def __call__(self, *words):
+        return self.ends_with(0, *words)
+
+    def ends_with(self, code, *words):
         ended = self._machine.autotune(*words, timeout_s=400)
-        assert ended.code == 0, ended
+        assert ended.code == code, ended
         return ended
 
     @property
@@ -46,7 +51,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(null_gpus, data) -> Desk:
-    return Desk(null_gpus(), data, "--max-rows", "64")
+    return Desk(null_gpus(driver=DRIVER), data, "--max-rows", "64")
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +68,12 @@ def shared_desk(null_gpus, data) -> Desk:
         "--checkpointing",
         "selective",
     )
-    return Desk(null_gpus(devices=2), data, *words)
+    return Desk(null_gpus(devices=2, driver=DRIVER), data, *words)
 
 
-def test_doctor_names_the_gpu_and_its_driver(desk):
-    ended = desk("doctor")
-    assert "NVIDIA H100 NVL" in ended.out
+def test_doctor_names_the_gpu_and_its_driver(null_gpu):
+    ended = null_gpu().autotune("doctor")
+    assert "NVIDIA H100 NVL" in ended.out, ended
     assert "0.0 (nullgpu)" in ended.out
 
 
@@ -92,6 +97,23 @@ def test_workers_and_baseline_are_measured_from_it(desk):
         command, *options = words
         ended = desk(command, "--profile", desk.profile, "--data", desk.data, *options)
         assert "profile:" in ended.out, ended
+
+
+@pytest.fixture(scope="module")
+def sizes(null_gpus, data) -> Desk:
+    """With the stubs' own driver, so that sizes are measured and no rate."""
+    return Desk(null_gpus(), data, "--max-rows", "16")
+
+
+def test_on_a_pretended_gpu_sizes_are_kept_and_rates_are_rejected(sizes):
+    probed = tomllib.loads(sizes.profile.read_text())["evidence"]["probe"]
+    assert not probed.get("curve")
+    ended = sizes.ends_with(5, "workers", "--profile", sizes.profile, "--data", sizes.data, "--minutes", "0.1")
+    assert "cannot be measured on a pretended NVIDIA H100 NVL" in ended.err, ended
+    for_gpus = ("plan", "--tokens", "1M", "--profile", sizes.profile)
+    assert "predicted" in sizes(*for_gpus).out
+    ended = sizes.ends_with(6, "scale", "--profile", sizes.profile, "--bandwidth", "100Gb/s")
+    assert "no throughput" in ended.err, ended
 
 
 @pytest.mark.parametrize(
@@ -123,7 +145,7 @@ def test_two_gpus_are_probed_together_and_their_network_is_measured(shared_desk)
 
 
 def test_tune_explores(null_gpu, data):
-    desk = Desk(null_gpu(), data)
+    desk = Desk(null_gpu(driver=DRIVER), data)
     ended = desk("tune", *MODEL, "--data", data, "--explore", "--minutes", "0.3", "--max-rows", "16", "--window", "0.5")
     assert "explored" in ended.out, ended
 

@@ -86,6 +86,9 @@ class Machine:
     devices: int = 1
     name: str = "h100-nvl-94gb"
     memory: int | None = None
+    driver: str = ""
+    """Version that NVML states instead of its own, by which the project knows that nothing here may be kept as
+    measured: for what must be run to its end all the same, and is thrown away."""
     faults: Faults = NO_FAULTS
     values: bool = False
     """Whether ranks of torchrun compute; collectives exchange data only then."""
@@ -144,6 +147,7 @@ class Machine:
             "memory": self.memory or memory,
             "reserved": card.total_bytes - memory,
             "name": card.name,
+            **({"driver": self.driver} if self.driver else {}),
             "capability": "{}.{}".format(*card.compute_capability),
             "multiprocessors": _MULTIPROCESSORS[card.key],
             "context": CONTEXT_BYTES[_USUAL],

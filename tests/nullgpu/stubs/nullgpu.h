@@ -10,7 +10,7 @@
 
 typedef struct {
     int cards, devices, card_of[NG_CARDS]; /* what CUDA_VISIBLE_DEVICES leaves */
-    const char *name, *mig;                /* mig: a profile such as 1g.12gb, in which the first slice is used */
+    const char *name, *driver, *mig;       /* mig: a profile such as 1g.12gb, in which the first slice is used */
     size_t memory, reserved, mig_memory;   /* what CUDA counts; what NVML counts beside it; one slice */
     int major, minor, multiprocessors;
     size_t context, communicator; /* what a process occupies outside the allocator */

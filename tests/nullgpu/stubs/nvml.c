@@ -29,7 +29,7 @@ const char *nvmlErrorString(int code) {
 }
 int nvmlSystemGetDriverVersion(char *out, unsigned room) {
     NG_CALL;
-    snprintf(out, room, "0.0 (nullgpu)");  /* by this nothing is kept as measured */
+    snprintf(out, room, "%s", ng_get()->driver);
     return OK;
 }
 int nvmlSystemGetNVMLVersion(char *out, unsigned room) { return nvmlSystemGetDriverVersion(out, room); }

@@ -44,6 +44,7 @@ __attribute__((constructor(101))) static void read_environment(void) {
     settings = (ng_settings){
         .cards = (int)number("NULLGPU_CARDS", 1),
         .name = text("NULLGPU_NAME", "NVIDIA H100 NVL"),
+        .driver = text("NULLGPU_DRIVER", "0.0 (nullgpu)"),  /* by this nothing is kept as measured */
         .mig = text("NULLGPU_MIG", 0),
         .memory = bytes("NULLGPU_MEMORY", 93ul << 30),
         .reserved = bytes("NULLGPU_RESERVED", 598 * MIB),
