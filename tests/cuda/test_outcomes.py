@@ -63,7 +63,7 @@ def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, 
 
 
 def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path):
-    ended = null_gpu(faults=Faults(thermal_first=1, thermal_samples=10**6)).autotune(
+    ended = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6)).autotune(
         "probe", "--model", "bert-mini", "--data", data, "--seq-length", "64", "--max-rows", "8",
         "--reports", tmp_path / "reports", "--out", tmp_path / "profile.toml",
     )  # fmt: skip
