@@ -13,6 +13,8 @@ pytestmark = pytest.mark.cuda
 DRIVER = "580.95.05"
 """Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
+QUICK = ("--trial-timeout", "60")
+"""The chosen size is timed for at most half of this."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ class Desk:
     def profile(self):
         if self._profile is None:
             path = self._machine.folder / "profile.toml"
-            self("probe", *MODEL, "--data", self.data, "--out", path, *self._words)
+            self("probe", *MODEL, *QUICK, "--data", self.data, "--out", path, *self._words)
             self._profile = path
         return self._profile
 
@@ -133,7 +135,7 @@ def test_what_was_measured_is_planned_with_and_told(desk, words, said):
 
 def test_a_probe_can_mean_a_smaller_gpu(desk, tmp_path):
     words = ("--as-gpu", "a100-40gb", "--precision", "fp32", "--layout", "padded", "--checkpointing", "full")
-    desk("probe", *MODEL, "--data", desk.data, "--max-rows", "32", "--out", tmp_path / "smaller.toml", *words)
+    desk("probe", *MODEL, *QUICK, "--data", desk.data, "--max-rows", "32", "--out", tmp_path / "smaller.toml", *words)
     train = tomllib.loads((tmp_path / "smaller.toml").read_text())["train"]
     assert (train["precision"], train["layout"], train["checkpointing"]) == ("fp32", "padded", "full")
 
@@ -158,7 +160,7 @@ ALL = list(itertools.product(("none", "selective", "full"), ("bf16", "fp32"), ("
 @pytest.mark.parametrize(("checkpointing", "precision", "layout"), ALL)
 def test_every_way_to_train_can_be_probed(desk, tmp_path, checkpointing, precision, layout):
     words = ("--checkpointing", checkpointing, "--precision", precision, "--layout", layout)
-    desk("probe", *MODEL, "--data", desk.data, "--max-rows", "16", "--out", tmp_path / "profile.toml", *words)
+    desk("probe", *MODEL, *QUICK, "--data", desk.data, "--max-rows", "16", "--out", tmp_path / "profile.toml", *words)
 
 
 @pytest.mark.soak
@@ -170,4 +172,4 @@ def test_estimate_compares_alternatives(desk):
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-141gb", "a100-80gb", "l40s-48gb", "rtx-4090-24gb"])
 def test_other_gpus_are_probed(null_gpu, data, name, tmp_path):
     desk = Desk(null_gpu(name=name), data)
-    desk("probe", *MODEL, "--data", data, "--max-rows", "16", "--out", tmp_path / "profile.toml")
+    desk("probe", *MODEL, *QUICK, "--data", data, "--max-rows", "16", "--out", tmp_path / "profile.toml")

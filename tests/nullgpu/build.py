@@ -147,7 +147,9 @@ def _compile(stem: str, wanted: Wanted, include: Path, out: Path, versions: list
     generated = out / f"{stem}.c"
     lines = ['#include "nullgpu.h"']
     for name in sorted(wanted.symbols.keys() - elsewhere):
-        answer = 0 if re.fullmatch(kind.success, name) else kind.answer
+        answer: int | str = 0 if re.fullmatch(kind.success, name) else kind.answer
+        if name.endswith("GetErrorString"):  # printed as text
+            answer = f'(long)"{name}"'
         lines.append(f'NG_API long {name}(void) {{ int a; return ng_called("{name}", &a) ? a : {answer}; }}')
     generated.write_text("\n".join(lines) + "\n")
     command: list[str | Path] = ["gcc", *flags, "-Wno-builtin-declaration-mismatch", "-shared", *objects, generated]
