@@ -62,6 +62,34 @@ def test_what_a_library_says_is_out_of_memory_only_if_memory_is_short(null_gpu, 
     assert ("next: lower train.micro_batch_rows" in ended.err) == (code == 4), ended
 
 
+BUDGET = """
+import torch
+from autotune.measure.jobs.budget import CudaBudget
+from trainer.parallel import join_ranks
+from tests.trainer.oracles import config_of
+GB = 10**9
+def take(gb): return torch.empty(gb * GB, dtype=torch.uint8, device="cuda")
+join_ranks(config_of(device="cuda"))
+before = torch.cuda.device_memory_used(0)
+torch.cuda.init()
+budget = CudaBudget(20 * GB, torch.device("cuda", 0), before)
+del (first := [take(8)])[:]
+second = take(15)  # 7 of them beside the 8 that are free
+budget.check()
+print(budget.peak_bytes() // GB)
+try:
+    take(6)
+except torch.OutOfMemoryError:
+    print("out of memory")
+"""
+
+
+def test_a_budget_is_full_only_when_the_gpu_is(null_gpu):
+    """Under ``set_per_process_memory_fraction`` the second block would count as 8 + 15 GB."""
+    ended = null_gpu().run("-c", BUDGET)
+    assert ended.out == "15\nout of memory\n", ended
+
+
 def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path):
     ended = null_gpu(driver="580.95.05", faults=Faults(thermal_first=1, thermal_samples=10**6)).autotune(
         "probe", "--model", "bert-mini", "--data", data, "--seq-length", "64", "--max-rows", "8",

@@ -19,6 +19,9 @@ CUDA_OUT_OF_MEMORY, CUDA_LAUNCH_FAILURE = 2, 719
 NCCL_CUDA_ERROR, NCCL_SYSTEM_ERROR, NCCL_REMOTE_ERROR = 1, 2, 6
 NVML_NOT_SUPPORTED, NVML_NO_PERMISSION, NVML_DRIVER_NOT_LOADED = 3, 4, 9
 
+MEASURING = frozenset({"probe", "workers", "network", "baseline", "tune"})
+"""Commands that are rejected on login nodes, which a machine with ``sbatch`` is taken for."""
+
 _USUAL = 1
 """Of least, usual and most in the product's assumptions."""
 _MULTIPROCESSORS = {
@@ -95,8 +98,9 @@ class Machine:
     variables: dict[str, str] = field(default_factory=dict)
 
     def autotune(self, *words: str | Path, timeout_s: float = 300) -> Ended:
-        """Run ``autotune``."""
-        return self.run("-m", "autotune", *words, timeout_s=timeout_s)
+        """Run ``autotune``; it measures here although SLURM may be installed."""
+        here = ("--here",) if words[0] in MEASURING else ()
+        return self.run("-m", "autotune", *words, *here, timeout_s=timeout_s)
 
     def torchrun(self, *words: str | Path, ranks: int | None = None, timeout_s: float = 300) -> Ended:
         """Run a script or ``-m`` module on as many ranks as there are devices, or on so many."""

@@ -1,4 +1,4 @@
-"""A memory budget that is enforced: by the allocator's own limit on CUDA, by a resource limit on a CPU."""
+"""A memory budget that is enforced: by what a GPU has left, by a resource limit on a CPU."""
 
 import ctypes
 import resource
@@ -12,6 +12,8 @@ from trainer.parallel import Ranks
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BLOCK_BYTES = 128 * 1024
+_PAGE_BYTES = 2**21
+"""Of device memory."""
 
 
 class Budget(Protocol):
@@ -96,21 +98,24 @@ class CpuBudget:
 
 
 class CudaBudget:
-    """The caching allocator's own limit: the budget less what lies outside the allocator, which is measured.
+    """The device's own limit: what it has beyond the budget is held by a block outside the allocator.
 
-    The outside grows while the work runs, as kernels are loaded when they are first launched, and no limit holds it:
-    it is measured again whenever somebody asks.
+    ``torch.cuda.set_per_process_memory_fraction`` would reject too early: it counts a whole request, although the free
+    end of an expandable segment serves most of it. BERT-base would seem to fit 413 sequences instead of 427, and 1,370
+    instead of 1,568 with checkpointing.
     """
 
     def __init__(self, budget_bytes: int | None, device: torch.device, used_before_bytes: int | None) -> None:
         self._budget_bytes = budget_bytes
         self._device = device
         self._used_before_bytes = used_before_bytes
+        self._held_bytes = 0
         self._outside_bytes = max(0, self._outside_now_bytes())
         if budget_bytes is not None:
-            total_bytes = torch.cuda.get_device_properties(device).total_memory
-            share = max(1, budget_bytes - self._outside_bytes) / total_bytes
-            torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            room_bytes = budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
+            self._held_bytes = max(0, free_bytes - max(0, room_bytes)) // _PAGE_BYTES * _PAGE_BYTES
+            hold_device_memory(self._held_bytes)
         torch.cuda.reset_peak_memory_stats(device)
 
     @property
@@ -140,9 +145,22 @@ class CudaBudget:
         if self._used_before_bytes is None:
             # Whatever is on the device and not the allocator's counts, other programs' memory too.
             free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
-            return all_bytes - free_bytes - reserved_bytes
+            return all_bytes - free_bytes - reserved_bytes - self._held_bytes
         # NVML before and after: CUDA's own count leaves out what the driver reserves for itself.
-        return torch.cuda.device_memory_used(self._device) - self._used_before_bytes - reserved_bytes
+        used_bytes = torch.cuda.device_memory_used(self._device) - self._used_before_bytes
+        return used_bytes - reserved_bytes - self._held_bytes
+
+
+def hold_device_memory(size_bytes: int) -> None:
+    """Take memory of the current CUDA device until this process ends.
+
+    Raises:
+        RuntimeError: If the device has less.
+    """
+    if size_bytes:
+        code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(size_bytes))
+        if code:
+            raise RuntimeError(f"cannot hold back {format_bytes(size_bytes)} of the GPU: cuMemAlloc returned {code}")
 
 
 def _status_bytes(name: str) -> int:

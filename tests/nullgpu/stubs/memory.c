@@ -116,6 +116,11 @@ cudaError_t cudaFree(void *at) {
     ng_give(r.device, r.size);
     return cudaSuccess;
 }
+CUresult cuMemAlloc(CUdeviceptr *out, size_t bytes) {
+    if (!cudaMalloc((void **)out, bytes)) return CUDA_SUCCESS;
+    cudaGetLastError();  /* which the driver does not set */
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     if (!ng_context(ng_current())) return ng_fail(cudaErrorMemoryAllocation);
     size_t used = ng_used(ng_get()->card_of[ng_current()]);
