@@ -40,7 +40,7 @@ TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
 MAX_ROWS = 16_384
 ROBERTA = {
     "model_type": "roberta", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "type_vocab_size": 1,
+    "intermediate_size": 3072, "max_position_embeddings": 514, "type_vocab_size": 1,
 }  # fmt: skip
 
 
