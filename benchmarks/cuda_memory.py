@@ -2,8 +2,9 @@
 
 Each configuration is probed as a user would, on pretended GPUs: torch's CUDA build, its caching allocator, autograd and
 kernels' requests are real, only kernels do nothing. Its memory is predicted on the meta device, and trials then find
-the largest micro-batch that the allocator serves. Some are then trained at that size, on packed sequences of documents
-of real lengths. Figures are the allocator's; what lies outside it is pretended, and compared with nothing.
+the largest micro-batch that the allocator serves. Some are then trained on packed sequences of documents of real
+lengths, at the size that a probe chooses, and at the largest, which it does not. Figures are the allocator's; what lies
+outside it is pretended, and compared with nothing.
 """
 
 import argparse
@@ -19,12 +20,14 @@ from typing import Any
 
 from autotune.core.cards import find_card
 from autotune.core.outcome import Measured
+from autotune.decide.choose import rows_with_headroom
 from autotune.decide.search import bracket
-from autotune.decide.surroundings import expected_on_gpu
+from autotune.decide.surroundings import Expected, expected_on_gpu
 from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.measure.nvml import NvmlMonitor
+from autotune.search.plan_memory import HEADROOM_SHARE
 from autotune.search.probe import ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
 from autotune.show.tables import text_table
@@ -32,7 +35,7 @@ from autotune.store import Ledger, write_atomically
 from benchmarks import bars
 from benchmarks.bars import Bar
 from benchmarks.corpora import real_lengths, synthetic_manifest, write_corpus
-from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy, TrainConfig
+from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy
 from trainer.presets import model_settings
 
 VOCAB_SIZE = 30_522
@@ -63,7 +66,7 @@ class Case:
     ranks: int = 1
     strategy: Strategy = "ddp"
     trained: bool = False
-    """Whether it is also trained at the size that was found."""
+    """Whether it is also trained."""
 
     @property
     def name(self) -> str:
@@ -127,9 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--only", metavar="TEXT", help="configurations whose names hold this text")
     parser.add_argument("--inside", type=int, metavar="NUMBER", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside is not None:
-        print(json.dumps(probed(CASES[options.inside])))
+        case = CASES[options.inside]
+        print(json.dumps(probed(case) if options.rows is None else trained(case, options.rows)))
         return 0
     found: dict[str, Any] = {}
     chosen = [number for number, case in enumerate(CASES) if (options.only or "") in case.name]
@@ -152,44 +157,23 @@ def on_pretended_gpus(number: int) -> dict[str, Any]:
     case = CASES[number]
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu)
-        ended = machine.run("-m", "benchmarks.cuda_memory", "--inside", str(number), timeout_s=3600)
-    if ended.code:
-        return {"error": str(ended)[-2000:]}
-    answer: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
-    return answer
+
+        def inside(*words: str) -> dict[str, Any]:
+            ended = machine.run("-m", "benchmarks.cuda_memory", "--inside", str(number), *words, timeout_s=3600)
+            answer: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
+            return answer or {"error": str(ended)[-2000:]}
+
+        found = inside()
+        if case.trained and (largest := found.get("largest_rows")):
+            found["chosen_rows"] = rows_with_headroom(largest, HEADROOM_SHARE)
+            found["trained_at_chosen"] = inside("--rows", str(found["chosen_rows"]))
+            found["trained_at_largest"] = inside("--rows", str(largest))
+    return found
 
 
 def probed(case: Case) -> dict[str, Any]:
-    """Predict a configuration, find its largest micro-batch, and train at it if it is one that is trained."""
-    monitor = NvmlMonitor()
-    gpu = monitor.devices()[0]
-    used = monitor.used_bytes(gpu.uuid)
-    monitor.close()
-    assert isinstance(used, int)
-    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_card(case.gpu).usable_bytes)
-    request = ProbeRequest(
-        settings=_settings(case.model),
-        manifest=synthetic_manifest(VOCAB_SIZE),
-        seq_length_tokens=case.width,
-        layout=case.layout,
-        attention_dropout=case.dropout,
-        precision=case.precision,
-        device="cuda",
-        memory_budget_bytes=gpu.total_bytes - used,
-        headroom_share=0.0,
-        max_rows=MAX_ROWS,
-        trial_timeout_s=600.0,
-        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
-        checkpointing=case.checkpointing,
-        attention=case.attention,
-        head=case.head,
-        compile_layers=case.compiled,
-        strategy=case.strategy,
-        local_ranks=case.ranks,
-        micro_batches=case.micro_batches,
-        documents_per_row=case.documents,
-        expected=expected,
-    )
+    """Predict a configuration and find its largest micro-batch."""
+    request, expected = _request(case)
     started_s = time.monotonic()
     with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
         machine.start()
@@ -222,13 +206,45 @@ def probed(case: Case) -> dict[str, Any]:
                 if search.traced_bytes is not None:
                     traced = search.traced_bytes(state.feasible_max)
                     found["predicted_peak_bytes"] = round(traced) - expected.usual.outside_bytes
-        if case.trained and state.feasible_max:
-            found["retries_in_training"] = _train(step_config(request, state.feasible_max), Path(folder))
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
-def _train(config: TrainConfig, scratch: Path) -> int:
-    """Take steps on packed rows of real lengths; return how often the allocator had to try again."""
+def _request(case: Case) -> tuple[ProbeRequest, Expected]:
+    """What is probed, under all of the GPU's memory, and what is assumed to lie outside the allocator."""
+    monitor = NvmlMonitor()
+    gpu = monitor.devices()[0]
+    used = monitor.used_bytes(gpu.uuid)
+    monitor.close()
+    assert isinstance(used, int)
+    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_card(case.gpu).usable_bytes)
+    request = ProbeRequest(
+        settings=_settings(case.model),
+        manifest=synthetic_manifest(VOCAB_SIZE),
+        seq_length_tokens=case.width,
+        layout=case.layout,
+        attention_dropout=case.dropout,
+        precision=case.precision,
+        device="cuda",
+        memory_budget_bytes=gpu.total_bytes - used,
+        headroom_share=0.0,
+        max_rows=MAX_ROWS,
+        trial_timeout_s=600.0,
+        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
+        checkpointing=case.checkpointing,
+        attention=case.attention,
+        head=case.head,
+        compile_layers=case.compiled,
+        strategy=case.strategy,
+        local_ranks=case.ranks,
+        micro_batches=case.micro_batches,
+        documents_per_row=case.documents,
+        expected=expected,
+    )
+    return request, expected
+
+
+def trained(case: Case, rows: int) -> dict[str, Any]:
+    """Take steps on packed sequences of real lengths; return how often the allocator had to try again."""
     import torch
 
     from trainer.batch import make_plan
@@ -237,19 +253,24 @@ def _train(config: TrainConfig, scratch: Path) -> int:
     from trainer.feed import MicroBatchSource, micro_batch_plans
     from trainer.parallel import join_ranks
 
-    dataset = TokenDataset.open(write_corpus(scratch / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)))
-    ranks = join_ranks(config, environment={})
-    training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, ranks)
-    plan = make_plan(config, len(dataset), world_size=1)
-    source = MicroBatchSource(dataset, config, plan)
-    each = config.global_batch_rows // config.micro_batch_rows
-    batches = []
-    for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
-        batches.append(source.__getitems__(one))
-        if len(batches) == each:
-            training.step.run(batches, config.learning_rate)
-            batches = []
-    return int(torch.cuda.memory_stats()["num_alloc_retries"])
+    config = step_config(_request(case)[0], rows)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = TokenDataset.open(write_corpus(Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)))
+        training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, join_ranks(config, environment={}))
+        plan = make_plan(config, len(dataset), world_size=1)
+        source = MicroBatchSource(dataset, config, plan)
+        batches = []
+        for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
+            batches.append(source.__getitems__(one))
+            if len(batches) == config.global_batch_rows // config.micro_batch_rows:
+                training.step.run(batches, config.learning_rate)
+                batches = []
+    stats = torch.cuda.memory_stats()
+    return {
+        "steps": TRAINED_STEPS,
+        "retries": int(stats["num_alloc_retries"]),
+        "allocator_peak_bytes": int(stats["reserved_bytes.all.peak"]),
+    }
 
 
 def _settings(name: str) -> ModelSettings:
@@ -268,7 +289,8 @@ def bars_of(found: dict[str, Any]) -> list[Bar]:
     near = [off <= 1 for off, _ in (*rows[False], *rows[True])]
     trials = [len(one["trials"]) for one in whole]
     broken = sum(bool(one.get("error") or one.get("crashed") or not one.get("proven")) for one in found.values())
-    again = [one["retries_in_training"] for one in whole if "retries_in_training" in one]
+    again = [one["trained_at_chosen"].get("retries") for one in whole if "trained_at_chosen" in one]
+    retries = sum(again) if again and None not in again else None
     return [
         Bar(name="peak_error_median_%", figure=_median(errors[False]), unit="%", bar=0.2, direction="<="),
         Bar(name="peak_error_worst_%", figure=_most(errors[False]), unit="%", bar=1.0, direction="<="),
@@ -282,7 +304,7 @@ def bars_of(found: dict[str, Any]) -> list[Bar]:
         Bar(name="trials_median", figure=_median(trials), unit="trials", bar=3, direction="<="),
         Bar(name="trials_worst", figure=_most(trials), unit="trials", bar=6, direction="<="),
         Bar(name="searches_without_an_answer", figure=broken, unit="searches", bar=0, direction="<="),
-        Bar(name="retries_in_training", figure=sum(again) if again else None, unit="retries", bar=0, direction="<="),
+        Bar(name="retries_in_training", figure=retries, unit="retries", bar=0, direction="<="),
     ]  # fmt: skip
 
 
@@ -296,7 +318,7 @@ def _errors(found: list[dict[str, Any]], *, compiled: bool) -> list[float]:
 
 def _rows_off(one: dict[str, Any]) -> tuple[int, float]:
     off = abs(one["predicted_rows"] - one["largest_rows"])
-    return off, 100 * max(0, off - 1) / one["largest_rows"]
+    return off, 100 * off / one["largest_rows"] if off > 1 else 0.0
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -312,10 +334,10 @@ def table(found: dict[str, Any]) -> str:
     rows = []
     for name, one in found.items():
         if "error" in one:
-            rows.append([name, "failed", "", "", "", ""])
+            rows.append([name, "failed", "", "", "", "", ""])
             continue
         peak = one.get("predicted_peak_bytes", 0) / one.get("allocator_peak_bytes", 1) - 1
-        retries = one.get("retries_in_training", "")
+        retries = [str(one.get(f"trained_at_{size}", {}).get("retries", "")) for size in ("chosen", "largest")]
         rows.append(
             [
                 name,
@@ -323,11 +345,11 @@ def table(found: dict[str, Any]) -> str:
                 str(one["largest_rows"]),
                 f"{peak:+.3%}",
                 str(len(one["trials"])),
-                str(retries),
+                *retries,
             ]
         )
-    head = ["configuration", "predicted", "largest", "peak error", "trials", "retries in training"]
-    return text_table(head, rows, align="lrrrrr")
+    head = ["configuration", "predicted", "largest", "peak error", "trials", "retries, chosen", "at the largest"]
+    return text_table(head, rows, align="lrrrrrr")
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:

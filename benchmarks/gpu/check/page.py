@@ -51,8 +51,8 @@ _MEANINGS = {
     "nvml": "Matrix products keep the device busy for a known part of the time, by events on the device itself; NVML "
     "and GPM are read beside them.",
     "memory": "Each configuration is traced, its largest micro-batch is predicted, and the true one is proven from "
-    "both sides by trials under the allocator's own limit. Traced, off by: the error of the peak that was predicted "
-    "before any trial. Calibrated, off by: the same, once the first trial that fitted, of fewer rows, had "
+    "both sides by trials that have no more memory than the budget. Traced, off by: the error of the peak that was "
+    "predicted before any trial. Calibrated, off by: the same, once the first trial that fitted, of fewer rows, had "
     "calibrated it.",
     "train": "Whole training loops, loaders and logging included, steps of contenders in turns, medians. MFU counts "
     "what the mathematics of the real tokens asks for: layers, attention within documents, the head where something "
