@@ -35,6 +35,7 @@ from trainer.reserve import Reserve
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.schedule import learning_rate
+from trainer.snapshot import make_state
 from trainer.startup import Phase, StartClock
 from trainer.supply import Supply
 from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
@@ -214,6 +215,7 @@ class _Run:
         self._ended("first_batch")
         self._supply.compare_first()
         overflows = self._training.module.overflows
+        make_state(self._training)  # before any activation, so that both lie together
         self._training.step.rehearse(first[0])
         self._training.module.overflows = overflows
         self._ended("compile")

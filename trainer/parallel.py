@@ -34,7 +34,7 @@ _SYNC_BUFFERS = (
 
 
 _GROUP_LATER_S = 60.0
-_TORCHS_BUCKET_CAP_MIB = 25
+TORCHS_BUCKET_CAP_MIB = 25
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where torch reads its allocator's settings: the newer name, which wins, and the older one."""
 
@@ -293,7 +293,7 @@ def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainCo
         module,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         # Only where nobody names a size does torch make the first bucket small, so that something travels early.
-        bucket_cap_mb=None if parallel.bucket_cap_mib == _TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
+        bucket_cap_mb=None if parallel.bucket_cap_mib == TORCHS_BUCKET_CAP_MIB else parallel.bucket_cap_mib,
         gradient_as_bucket_view=parallel.gradient_as_bucket_view,
         static_graph=parallel.static_graph,
         **unchanged_buffers,

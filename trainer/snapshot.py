@@ -107,7 +107,7 @@ def _held(name: str, value: torch.Tensor, ranks: Ranks) -> Held:
 def make_state(training: Training) -> None:
     """Give the optimizer the state that its first step would: what a checkpoint is then read into."""
     optimizer = own_optimizer(training.optimizer)
-    for _, parameter in _trained(training):
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
         if not optimizer.state[parameter]:
             optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

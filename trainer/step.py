@@ -74,14 +74,15 @@ class TrainStep:
         self._ranks = ranks
         self.parameters = [parameter for parameter in shared.module.parameters() if parameter.requires_grad]
         """Whose gradients are clipped together."""
-        # Where micro-batches accumulate, gradients outlive the next forward. On a GPU they keep their memory: made anew
-        # in each backward, they would lie scattered between the activations, and cost up to 5 % of the GPU's memory.
-        self._keeps_gradients = (
+        # If micro-batches accumulate, gradients outlive the next forward. Allocated again in each backward, they would
+        # lie scattered between the activations of a GPU, and cost up to 5 % of its memory.
+        self.keeps_gradients = (
             config.device == "cuda"
             and accumulation_steps(config, ranks.world_size) > 1
             and config.parallel.strategy != "fsdp2"
         )
-        if self._keeps_gradients and shared.traffic is None:
+        """Whether gradients keep their memory from step to step."""
+        if self.keeps_gradients and shared.traffic is None:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
         # A static graph is learned in the first step, whose backwards must all be synchronised; the sum is the same.
@@ -99,7 +100,7 @@ class TrainStep:
         batch = batch.to(self._ranks.device)
         with self._shared.synchronise(True):
             self._shared.module(batch).backward()
-        self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+        self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         if self._shared.traffic is not None:
             self._shared.traffic.take()
         self._learning = False
@@ -204,7 +205,7 @@ class TrainStep:
         set_learning_rate(self._optimizer, lr)
         leave_out(self._optimizer, ~fine)
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+        self._optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return whole_norm, fine
 
     def _first_part(self, share: float) -> PartialGradient | None:

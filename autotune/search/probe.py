@@ -36,9 +36,9 @@ from autotune.search.trials import TrialRunner
 from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy, TrainConfig
 from trainer.dataset import Manifest
 
-FIT_STEPS = (1, 2)
-"""Warm-up and timed steps of a trial that asks whether a size fits: optimizer steps, and evaluation after the last two.
-The optimizer's state exists from the second on, and the third finds the allocator as an evaluation leaves it."""
+FIT_STEPS = (1, 1)
+"""Warm-up and timed steps of a trial that asks whether a size fits: two optimizer steps after the rehearsal that begins
+a training, and an evaluation after each. The last one finds the allocator as an evaluation leaves it."""
 CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 """The same of a point of the throughput curve."""
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}

@@ -13,10 +13,13 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.measure.jobs.tape import TEMPORARIES, Tape
 
@@ -86,8 +89,9 @@ class Compiled:
 
     def _made(self, names: Sequence[str], spec: pytree.TreeSpec, others: Sequence[Any]) -> Callable[..., Any]:
         compile_: Any = importlib.import_module("functorch.compile")
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._inductor.decomposition import select_decomp_table
+
+        checkpointed = _is_checkpointed(self._module)
 
         def whole(*inputs: torch.Tensor) -> Any:  # noqa: ANN401 - what the function returns
             state = dict(zip(names, inputs, strict=False))
@@ -97,11 +101,12 @@ class Compiled:
             kwargs = {name: _closed(value) for name, value in opened.items()}
             if self._module is None:
                 return self._function(*args, **kwargs)
-            compiled, self._module._compiled_call_impl = self._module._compiled_call_impl, None
-            try:
+            # Dynamo marks what is checkpointed instead of tracing how it is computed again.
+            replaced: dict[str, Any] = {"_compiled_call_impl": None}
+            if checkpointed:
+                replaced["_gradient_checkpointing_func"] = _call
+            with mock.patch.multiple(self._module, **replaced):
                 return torch.func.functional_call(self._module, state, args, kwargs)
-            finally:
-                self._module._compiled_call_impl = compiled
 
         def run(graph: fx.GraphModule, _: object) -> Callable[..., Any]:
             return compile_.make_boxed_func(  # type: ignore[no-any-return]
@@ -112,7 +117,7 @@ class Compiled:
             whole,
             fw_compiler=run,
             bw_compiler=run,
-            partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
+            partition_fn=functools.partial(_partition, checkpointed=checkpointed),
             decompositions=select_decomp_table(),
         )
 
@@ -175,13 +180,46 @@ class _Plan:
                     return fx.node.map_arg(node.args[0], values.__getitem__)
                 else:
                     args, kwargs = (fx.node.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
-                    values[node] = node.target(*args, **kwargs)
+                    values[node] = _computed(node, args, kwargs)
                     del args, kwargs
                     if node in self._stored:
                         self._tape.keep(values[node])
                 for one in self._last.get(node, ()):
                     del values[one]
         raise AssertionError("a graph without an output")
+
+
+def _is_checkpointed(module: nn.Module | None) -> bool:
+    """Whether a module computes its activations again within its forward; if around it, hooks see to that."""
+    return (
+        isinstance(module, nn.Module)
+        and module.training
+        and bool(getattr(module, "gradient_checkpointing", False))
+        and type(module).__call__ is nn.Module.__call__
+    )
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
+    return function(*args)
+
+
+def _partition(
+    joint: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    checkpointed: bool,
+    **options: Any,  # noqa: ANN401 - torch's own
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Divide a graph into forward and backward as Inductor has it divided."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    if checkpointed:
+        for node in joint.graph.nodes:
+            if node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward":
+                node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
+            if node.target is aten.rand.default:  # drawn again from a seed, within the kernel that uses it
+                node.target, node.args = aten.full.default, (*node.args, 0.0)
+    return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
 
 def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
@@ -195,8 +233,22 @@ def _closed(value: Any) -> Any:  # noqa: ANN401 - an argument
     return value.pop(_CLASS)(**value) if isinstance(value, dict) and _CLASS in value else value
 
 
+def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - what torch calls
+    """What a node calls, also if the state of random numbers is kept for calling it again."""
+    wrapped = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}.get(node.target)
+    return node.target if wrapped is None else node.args[wrapped]
+
+
+def _computed(node: fx.Node, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - what it takes and returns
+    if node.target is rng_prims.run_and_save_rng_state:
+        return torch.empty(0), args[0](*args[1:], **kwargs)
+    if node.target is rng_prims.run_with_rng_state:
+        return args[1](*args[2:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
 def _is_library(node: fx.Node) -> bool:
-    target = node.target
+    target = _operator(node)
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
     return target.namespace not in {"aten", "prims"} or target._schema.name.removeprefix("aten::") in _LIBRARY_OPERATORS

@@ -19,6 +19,7 @@ from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
 from trainer.parallel import Ranks
 from trainer.schedule import learning_rate
 from trainer.schema import parse_table
+from trainer.snapshot import make_state
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark
 
@@ -50,6 +51,7 @@ def run(measured: dict[str, Any], place: dict[str, Any], ranks: Ranks) -> dict[s
         traffic.travels = False
     batches = _batches(dataset, config, ranks)
     each = accumulation_steps(config, ranks.world_size)
+    make_state(training)
     training.step.rehearse(next(batches))
     passes = _Passes(training.shared.module, ranks) if traffic is not None else None
     results, tokens, owns = [], [], []

@@ -16,7 +16,7 @@ from trainer.build import Training
 Part = list[nn.Parameter]
 
 
-def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int) -> None:
+def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gradients: bool) -> None:
     """Leave an optimizer the parameters of the rank that has the most of them under ZeRO-1.
 
     Each goes to the rank that has the fewest numbers so far, the largest first, as ``ZeroRedundancyOptimizer`` deals.
@@ -34,7 +34,8 @@ def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int) -> None:
         for one in everything:
             one.grad = None
 
-    optimizer.register_step_post_hook(no_gradients)  # its own zero_grad knows its part alone
+    if not keeps_gradients:
+        optimizer.register_step_post_hook(no_gradients)  # its own zero_grad knows its part alone
     for group in optimizer.param_groups:
         group["params"] = [one for one in group["params"] if owners[id(one)] == most]
 

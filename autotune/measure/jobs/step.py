@@ -24,6 +24,7 @@ from trainer.feed import MicroBatch
 from trainer.parallel import Ranks, join_ranks, leave_ranks
 from trainer.schedule import learning_rate
 from trainer.schema import parse_table
+from trainer.snapshot import make_state
 from trainer.stopwatch import Mark, mark
 
 PREPARED = 4
@@ -87,6 +88,9 @@ def _take_steps(
     steps = measured["warmup_steps"] + measured["timed_steps"]
     pinned = config.device == "cuda" and config.data.pin_memory
     ready = [_batches(measured, config, special_ids, ranks, pinned=pinned) for _ in range(min(steps, PREPARED))]
+    # As a training begins.
+    make_state(training)
+    training.step.rehearse(ready[0][0])
     spans: list[tuple[Mark, Mark]] = []
     for number in range(steps):
         batches = ready[number % PREPARED]
@@ -96,9 +100,8 @@ def _take_steps(
         began = mark(ranks.device)
         result = training.step.run(batches, learning_rate(config, number))
         spans.append((began, mark(ranks.device)))
-        # Steps before the first evaluation find the allocator as steps left it, and so does the last one as an
-        # evaluation did.
-        if number in (max(1, measured["warmup_steps"] - 1), steps - 1):
+        # The last step finds the allocator as an evaluation left it, and those before as steps did.
+        if number in (measured["warmup_steps"] - 1, steps - 1):
             _evaluate(training, batches[0], config, ranks.device)
         if number == 0:
             fail(place.get("fault_by_rank", {}).get(str(ranks.rank), "none"))

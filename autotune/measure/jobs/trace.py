@@ -27,10 +27,8 @@ from trainer.masking import IGNORED_LABEL, most_predicted
 from trainer.model import family_of, model_layers
 from trainer.parallel import Ranks
 from trainer.schema import parse_table
+from trainer.snapshot import make_state
 
-STEPS = {"cpu": 2, "cuda": 3}
-"""The first makes the optimizer's state; the second is like all others. An evaluation before the last one leaves free
-blocks in other places of a GPU's memory, and the next step is not served by the same ones."""
 META = torch.device("meta")
 
 
@@ -67,7 +65,10 @@ def run(measured: dict[str, Any], _: dict[str, Any]) -> dict[str, Any]:
 def trace_steps(
     config: TrainConfig, vocab_size: int, special_ids: SpecialIds, *, documents_per_row: float = 1.0, ranks: int = 1
 ) -> tuple[Trace, dict[str, Any]]:
-    """Trace the building of a model and optimizer steps of it on one of so many ranks.
+    """Trace the building of a model, and optimizer steps of it as a training begins them, on one of so many ranks.
+
+    An evaluation before the last step leaves free blocks in other places of a GPU's memory, and that step is not served
+    by the same ones.
 
     Returns:
         The trace; and of the model ``parameters``, ``attention`` and ``attention_reason``.
@@ -87,7 +88,7 @@ def trace_steps(
         parameters = [one for one in training.module.parameters() if one.requires_grad]
         inside.enter_context(owners_by_module(tape, training.module, _head_of(training)))
         inside.enter_context(_phases(training, parameters, tape))
-        buckets = GradientBuckets(parameters, config, tape)
+        buckets = GradientBuckets(training.module, config, tape)
         if ranks > 1:
             training.optimizer.zero_grad(set_to_none=True)  # DDP keeps them in its buckets
         shards = None
@@ -98,23 +99,27 @@ def trace_steps(
         elif ranks > 1:
             inside.enter_context(buckets.kept())
             if config.parallel.strategy == "zero1":
-                keep_largest_part(training.optimizer, ranks)
-        steps = STEPS[config.device]
-        for number in range(steps):
-            if number == steps - 1:
-                tape.marks_repetition()
+                keep_largest_part(training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients)
+        tape.owner = OPTIMIZER
+        make_state(training)
+
+        def batches(count: int) -> list[MicroBatch]:
             tape.owner = INPUTS
-            count = batches_per_step if number else 1  # the first one need not be whole
             for each in (buckets, shards):
                 if each is not None:
                     each.step_begins(count)
-            batches = [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
-            training.step.run(batches, config.learning_rate)
-            if number == steps - 2 and config.device == "cuda":
-                if shards is not None:
-                    shards.forward_begins()
-                _evaluate(training, batches[0])
-            del batches
+            return [blank_batch(config, vocab_size, documents_per_row) for _ in range(count)]
+
+        training.step.rehearse(batches(1)[0])
+        if config.device == "cuda":
+            taken = batches(batches_per_step)
+            training.step.run(taken, config.learning_rate)
+            if shards is not None:
+                shards.forward_begins()
+            _evaluate(training, taken[0])
+            del taken
+        tape.marks_repetition()
+        training.step.run(batches(batches_per_step), config.learning_rate)
     model = {
         "parameters": training.work.parameters,
         "attention": training.module.attention.kind,
