@@ -4,7 +4,7 @@ A trace has one rank, which would hold everything.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,9 @@ def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gra
 class Shards:
     """FSDP2 on one rank: a layer's weights are whole while it computes, and all others' while a micro-batch does.
 
+    Backward gathers each layer's weights while the one before it computes, and copies a layer's gradients into one
+    block to send them.
+
     Args:
         training: Its optimizer and step are given shards to update.
         layers: Parts of the model that are gathered one at a time.
@@ -51,7 +54,7 @@ class Shards:
     """
 
     def __init__(self, training: Training, layers: Sequence[nn.Module], ranks: int, tape: Tape) -> None:
-        self._tape, self._module = tape, training.module
+        self._tape, self._module, self._ranks = tape, training.module, ranks
         self._layers = [(layer, _trained(layer.parameters())) for layer in layers]
         inside = {id(one) for _, part in self._layers for one in part}
         everything = _trained(training.module.parameters())
@@ -60,7 +63,9 @@ class Shards:
         self._is_backward = False
         self._left = 0
         self._missing: dict[int, int] = {}
-        self._buffer: torch.Tensor | None = None
+        self._gathered: torch.Tensor | None = None
+        """What the last gather wrote to; it is copied from there."""
+        self._sent: torch.Tensor | None = None
         tape.owner = PARAMETERS
         self._shards = {id(one): nn.Parameter(_shard_of(one, ranks)) for one in everything}
         tape.drop(everything)
@@ -71,11 +76,14 @@ class Shards:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Gather and release weights within the block."""
-        handles: list[Any] = [self._module.register_forward_pre_hook(self.forward_begins)]
-        for layer, part in self._layers:
+        handles: list[Any] = [
+            self._module.register_forward_pre_hook(self.forward_begins),
+            self._module.register_forward_hook(lambda _, __, loss: _before_backward(loss, self._backward_begins)),
+        ]
+        for number, (layer, part) in enumerate(self._layers):
             handles += [
-                layer.register_forward_pre_hook(lambda _, __, part=part: self._gather(part)),
-                layer.register_forward_hook(lambda _, __, output, part=part: self._computed(part, output)),
+                layer.register_forward_pre_hook(lambda _, __, part=part: self._needed(part)),
+                layer.register_forward_hook(lambda _, __, output, number=number: self._computed(number, output)),
             ]
         for part in (self._rest, *(part for _, part in self._layers)):
             handles += [
@@ -95,40 +103,76 @@ class Shards:
         """A micro-batch begins, or an evaluation."""
         self._left -= 1
         self._is_backward = False
-        self._gather(self._rest)
+        self._needed(self._rest)
 
-    def _gather(self, part: Part) -> None:
+    def _needed(self, part: Part) -> None:
+        """Gather weights, unless they are whole."""
         if id(part) not in self._whole:
-            owner, self._tape.owner = self._tape.owner, PARAMETERS
-            # What the collective writes to; the one before is released when the next has been read.
-            self._buffer = torch.empty(sum(one.numel() for one in part), device=part[0].device)
-            self._whole[id(part)] = [torch.empty_like(one) for one in part]
-            self._tape.owner = owner
-            self._missing[id(part)] = len(part)
+            # The block of the last gather is released when this one has been written.
+            self._gathered = self._made(self._size(part) * self._ranks, PARAMETERS)
+            self._make_whole(part)
 
-    def _computed(self, part: Part, output: Any) -> None:  # noqa: ANN401 - a tensor, or a tuple that begins with one
+    def _make_whole(self, part: Part) -> None:
+        owner, self._tape.owner = self._tape.owner, PARAMETERS
+        self._whole[id(part)] = [torch.empty_like(one) for one in part]
+        self._tape.owner = owner
+        self._missing[id(part)] = len(part)
+
+    def _computed(self, number: int, output: Any) -> None:  # noqa: ANN401 - a tensor, or a tuple that begins with one
         if self._is_backward:  # computed again
             return
-        del self._whole[id(part)]
+        del self._whole[id(self._layers[number][1])]
         tensor = output if isinstance(output, torch.Tensor) else output[0]
-        if tensor.requires_grad:
-            tensor.register_hook(lambda _: self._goes_back(part))
+        _before_backward(tensor, lambda: self._goes_back(number))
 
-    def _goes_back(self, part: Part) -> None:
+    def _backward_begins(self) -> None:
         self._is_backward = True
-        self._gather(part)
+        self._missing[id(self._rest)] = len(self._rest)
+        self._gather_ahead(len(self._layers) - 1)
+
+    def _goes_back(self, number: int) -> None:
+        self._make_whole(self._layers[number][1])
+        self._gather_ahead(number - 1)
+
+    def _gather_ahead(self, number: int) -> None:
+        self._gathered = None
+        if number >= 0:
+            self._gathered = self._made(self._size(self._layers[number][1]) * self._ranks, PARAMETERS)
 
     def _accumulated(self, part: Part) -> None:
         self._missing[id(part)] -= 1
         if self._missing[id(part)]:
             return
         self._whole.pop(id(part), None)
-        if not self._left:
-            owner, self._tape.owner = self._tape.owner, GRADIENTS
-            for one in part:
-                shard = self._shards[id(one)]
-                shard.grad, one.grad = torch.empty_like(shard), None
-            self._tape.owner = owner
+        if self._left:
+            return
+        self._sent = None
+        self._sent = self._made(self._size(part) * self._ranks, GRADIENTS)
+        for one in part:
+            one.grad = None
+        received = self._made(self._size(part), GRADIENTS)
+        offset = 0
+        for one in part:
+            shard = self._shards[id(one)]
+            shard.grad = received[offset : offset + shard.numel()].view_as(shard)
+            offset += shard.numel()
+        if part is self._rest:
+            self._sent = None
+
+    def _size(self, part: Part) -> int:
+        """Numbers that a rank holds of some parameters."""
+        return sum(self._shards[id(one)].numel() for one in part)
+
+    def _made(self, numbers: int, owner: str) -> torch.Tensor:
+        before, self._tape.owner = self._tape.owner, owner
+        made = torch.empty(numbers, device=self._rest[0].device)
+        self._tape.owner = before
+        return made
+
+
+def _before_backward(tensor: torch.Tensor, call: Callable[[], None]) -> None:
+    if tensor.requires_grad:
+        tensor.register_hook(lambda _: call())
 
 
 def _trained(parameters: Iterable[nn.Parameter]) -> Part:
