@@ -11,7 +11,9 @@ class Allocation:
 
     size_bytes: int
     term: str
-    """Which line of the ledger it belongs to."""
+    """Which line of the memory breakdown it belongs to."""
+    stream: int = 0
+    """Of the device; 0 computes. Each has blocks of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Trace:
             "terms": terms,
             "sizes_bytes": [one.size_bytes for one in self.allocations],
             "term_of": [number[one.term] for one in self.allocations],
+            "streams": [one.stream for one in self.allocations],
             "events": list(self.events),
             "repeats_from": self.repeats_from,
         }
@@ -54,8 +57,8 @@ class Trace:
             rows=value["rows"],
             predicted_tokens=value["predicted_tokens"],
             allocations=tuple(
-                Allocation(size_bytes=size, term=terms[term])
-                for size, term in zip(value["sizes_bytes"], value["term_of"], strict=True)
+                Allocation(size_bytes=size, term=terms[term], stream=stream)
+                for size, term, stream in zip(value["sizes_bytes"], value["term_of"], value["streams"], strict=True)
             ),
             events=tuple(value["events"]),
             repeats_from=value["repeats_from"],

@@ -1,7 +1,7 @@
 """How many bytes torch's CUDA caching allocator reserves for a sequence of allocations, with expandable segments.
 
-The rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True`` on one stream. Sizes are rounded
-to 512 bytes. Requests of up to 1 MiB share one segment, larger ones another. The smallest free block that is large
+The rules of ``c10/cuda/CUDACachingAllocator.cpp`` under ``expandable_segments:True``. Sizes are rounded to 512 bytes.
+Requests of up to 1 MiB on a stream share one segment, larger ones another. The smallest free block that is large
 enough is taken, where the last one of a segment counts as what it could grow to; if none is large enough, the segment
 grows by pages of 2 or 20 MiB. Adjacent free blocks become one. Pages are only given back when memory runs out, and
 running out counts as not fitting.
@@ -86,23 +86,34 @@ def rounded_bytes(requested_bytes: int) -> int:
     return -(-requested_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
-def reserve(sizes_bytes: Sequence[int], events: Sequence[int], device_bytes: float = math.inf) -> int:
+def reserve(
+    sizes_bytes: Sequence[int],
+    events: Sequence[int],
+    streams: Sequence[int] | None = None,
+    *,
+    device_bytes: float = math.inf,
+) -> int:
     """Play a sequence of allocations; return the bytes reserved at its end, which is also its peak.
 
     Args:
         sizes_bytes: Requested by each allocation.
         events: ``i``: allocation i is made; ``-1 - i``: it is released.
+        streams: Of each allocation; None if there is one.
         device_bytes: Of all memory that the device has; each segment may grow to 9/8 of it.
     """
-    small, large = (Segment(page, device_bytes * ADDRESS_SHARE) for page in (SMALL_PAGE_BYTES, LARGE_PAGE_BYTES))
+    segments: dict[tuple[int, int], Segment] = {}
     blocks: dict[int, tuple[Segment, int, int]] = {}
     for event in events:
         if event >= 0:
             size = rounded_bytes(sizes_bytes[event])
             if size:
-                segment = small if size <= SMALL_BYTES else large
+                page_bytes = SMALL_PAGE_BYTES if size <= SMALL_BYTES else LARGE_PAGE_BYTES
+                key = page_bytes, streams[event] if streams else 0
+                segment = segments.get(key)
+                if segment is None:
+                    segment = segments[key] = Segment(page_bytes, device_bytes * ADDRESS_SHARE)
                 blocks[event] = segment, segment.allocate(size), size
         elif -1 - event in blocks:
             segment, address, size = blocks.pop(-1 - event)
             segment.release(address, size)
-    return small.reserved_bytes + large.reserved_bytes
+    return sum(segment.reserved_bytes for segment in segments.values())

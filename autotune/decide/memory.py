@@ -40,6 +40,8 @@ class Law:
     term_of: Int64
     """Shape (A,): indices of ``terms``."""
     terms: tuple[str, ...]
+    streams: Int64
+    """Shape (A,): of the device, on which each is used."""
     events: Int64
     """``i``: allocation i is made; ``-1 - i``: it is released."""
 
@@ -105,6 +107,7 @@ def law_of(traces: Sequence[Trace]) -> Law | None:
         traced_bytes=np.array([[one.size_bytes for one in trace.allocations] for trace in ordered], dtype=np.int64),
         term_of=np.array([number[one.term] for one in first.allocations], dtype=np.int64),
         terms=tuple(terms),
+        streams=np.array([one.stream for one in first.allocations], dtype=np.int64),
         events=np.array(first.events, dtype=np.int64),
     )
 
@@ -118,7 +121,8 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     if surroundings.kind == "cpu":
         return int(law.running_bytes(rows).max()) + surroundings.outside_bytes
     sizes, events = _with_workspaces(law, rows, surroundings)
-    return reserve(sizes, events, surroundings.device_bytes) + surroundings.outside_bytes
+    streams = [*law.streams.tolist(), *[0] * len(surroundings.workspaces_bytes)]
+    return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.outside_bytes
 
 
 def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:

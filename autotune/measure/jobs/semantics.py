@@ -163,7 +163,7 @@ class DeviceRules(TorchFunctionMode):
             return found[1]
         copy = value.to(torch.bfloat16)
         self._tape.relabel([copy], COPIES)
-        if self._keeps_copies and torch.is_grad_enabled():
+        if self._keeps_copies:
             self._copies[id(value)] = (value, copy)
         return copy
 

@@ -14,6 +14,8 @@ from autotune.measure.jobs.tape import GRADIENTS, PARAMETERS, Tape
 from trainer.build import Training
 
 Part = list[nn.Parameter]
+_COMPUTING, _GATHERING, _SENDING = 0, 1, 2
+"""Streams: what is gathered and what is received lies apart from what is computed."""
 
 
 def keep_largest_part(optimizer: torch.optim.Optimizer, ranks: int, *, keeps_gradients: bool) -> None:
@@ -62,7 +64,8 @@ class Shards:
         self._whole: dict[int, list[torch.Tensor]] = {}
         self._is_backward = False
         self._left = 0
-        self._missing: dict[int, int] = {}
+        self._missing = 0
+        """Gradients of what is in no layer, until backward has ended."""
         self._gathered: torch.Tensor | None = None
         """What the last gather wrote to; it is copied from there."""
         self._sent: torch.Tensor | None = None
@@ -82,13 +85,10 @@ class Shards:
         ]
         for number, (layer, part) in enumerate(self._layers):
             handles += [
-                layer.register_forward_pre_hook(lambda _, __, part=part: self._needed(part)),
+                layer.register_forward_pre_hook(lambda _, given, part=part: self._begins(part, given)),
                 layer.register_forward_hook(lambda _, __, output, number=number: self._computed(number, output)),
             ]
-        for part in (self._rest, *(part for _, part in self._layers)):
-            handles += [
-                one.register_post_accumulate_grad_hook(lambda one, part=part: self._accumulated(part)) for one in part
-            ]
+        handles += [one.register_post_accumulate_grad_hook(self._accumulated) for one in self._rest]
         try:
             yield
         finally:
@@ -105,18 +105,28 @@ class Shards:
         self._is_backward = False
         self._needed(self._rest)
 
+    def evaluation_ended(self) -> None:
+        """Release what an evaluation gathered."""
+        self._gathered = None
+        self._whole.pop(id(self._rest), None)
+
+    def _begins(self, part: Part, given: Any) -> Any:  # noqa: ANN401 - a layer's arguments
+        self._needed(part)
+        if not self._is_backward and given[0].requires_grad:
+            return (_AfterBackward.apply(lambda: self._went_back(part), given[0]), *given[1:])  # type: ignore[no-untyped-call]
+        return None
+
     def _needed(self, part: Part) -> None:
         """Gather weights, unless they are whole."""
         if id(part) not in self._whole:
             # The block of the last gather is released when this one has been written.
-            self._gathered = self._made(self._size(part) * self._ranks, PARAMETERS)
+            self._gathered = self._made(self._size(part) * self._ranks, PARAMETERS, _GATHERING)
             self._make_whole(part)
 
     def _make_whole(self, part: Part) -> None:
         owner, self._tape.owner = self._tape.owner, PARAMETERS
         self._whole[id(part)] = [torch.empty_like(one) for one in part]
         self._tape.owner = owner
-        self._missing[id(part)] = len(part)
 
     def _computed(self, number: int, output: Any) -> None:  # noqa: ANN401 - a tensor, or a tuple that begins with one
         if self._is_backward:  # computed again
@@ -127,7 +137,7 @@ class Shards:
 
     def _backward_begins(self) -> None:
         self._is_backward = True
-        self._missing[id(self._rest)] = len(self._rest)
+        self._missing = len(self._rest)
         self._gather_ahead(len(self._layers) - 1)
 
     def _goes_back(self, number: int) -> None:
@@ -137,20 +147,22 @@ class Shards:
     def _gather_ahead(self, number: int) -> None:
         self._gathered = None
         if number >= 0:
-            self._gathered = self._made(self._size(self._layers[number][1]) * self._ranks, PARAMETERS)
+            self._gathered = self._made(self._size(self._layers[number][1]) * self._ranks, PARAMETERS, _GATHERING)
 
-    def _accumulated(self, part: Part) -> None:
-        self._missing[id(part)] -= 1
-        if self._missing[id(part)]:
-            return
+    def _accumulated(self, _: nn.Parameter) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._went_back(self._rest)
+
+    def _went_back(self, part: Part) -> None:
         self._whole.pop(id(part), None)
         if self._left:
             return
         self._sent = None
-        self._sent = self._made(self._size(part) * self._ranks, GRADIENTS)
+        self._sent = self._made(self._size(part) * self._ranks, GRADIENTS, _COMPUTING)
         for one in part:
             one.grad = None
-        received = self._made(self._size(part), GRADIENTS)
+        received = self._made(self._size(part), GRADIENTS, _SENDING)
         offset = 0
         for one in part:
             shard = self._shards[id(one)]
@@ -163,11 +175,25 @@ class Shards:
         """Numbers that a rank holds of some parameters."""
         return sum(self._shards[id(one)].numel() for one in part)
 
-    def _made(self, numbers: int, owner: str) -> torch.Tensor:
-        before, self._tape.owner = self._tape.owner, owner
+    def _made(self, numbers: int, owner: str, stream: int) -> torch.Tensor:
+        before, self._tape.owner, self._tape.stream = self._tape.owner, owner, stream
         made = torch.empty(numbers, device=self._rest[0].device)
-        self._tape.owner = before
+        self._tape.owner, self._tape.stream = before, _COMPUTING
         return made
+
+
+class _AfterBackward(torch.autograd.Function):
+    """An input of a layer, whose gradient ends the layer's backward."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None], tensor: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's own
+        ctx.call = call
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:  # noqa: ANN401 - torch's own
+        ctx.call()
+        return None, gradients[0]
 
 
 def _before_backward(tensor: torch.Tensor, call: Callable[[], None]) -> None:

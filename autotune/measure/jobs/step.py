@@ -21,7 +21,7 @@ from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
-from trainer.parallel import Ranks, join_ranks, leave_ranks
+from trainer.parallel import Ranks, give_up_gathered, join_ranks, leave_ranks
 from trainer.schedule import learning_rate
 from trainer.schema import parse_table
 from trainer.snapshot import make_state
@@ -128,6 +128,7 @@ def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
         float(training.module.evaluate(batch.to(device)).loss_sum)
+    give_up_gathered(training.module)
     training.module.train()
 
 

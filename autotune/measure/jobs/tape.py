@@ -59,9 +59,12 @@ class Tape(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner = PARAMETERS
         """What the next allocations are for."""
+        self.stream = 0
+        """On which they are used."""
         self._within = within
         self._sizes: list[int] = []
         self._owners: list[str] = []
+        self._streams: list[int] = []
         self._events: list[int] = []
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._repeats_from = 0
@@ -120,6 +123,7 @@ class Tape(TorchDispatchMode):
         number = len(self._sizes)
         self._sizes.append(size_bytes)
         self._owners.append(term)
+        self._streams.append(self.stream)
         self._events.append(number)
         return number
 
@@ -175,7 +179,8 @@ class Tape(TorchDispatchMode):
             rows=rows,
             predicted_tokens=predicted_tokens,
             allocations=tuple(
-                Allocation(size_bytes=size, term=owner) for size, owner in zip(self._sizes, self._owners, strict=True)
+                Allocation(size_bytes=size, term=owner, stream=stream)
+                for size, owner, stream in zip(self._sizes, self._owners, self._streams, strict=True)
             ),
             events=tuple(self._events),
             repeats_from=self._repeats_from,

@@ -117,6 +117,8 @@ def trace_steps(
             if shards is not None:
                 shards.forward_begins()
             _evaluate(training, taken[0])
+            if shards is not None:
+                shards.evaluation_ended()
             del taken
         tape.marks_repetition()
         training.step.run(batches(batches_per_step), config.learning_rate)
