@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch._inductor import config
 from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
@@ -41,6 +42,8 @@ _LIBRARY_OPERATORS = (
     "_scaled_dot_product_efficient_attention_backward",
 )
 """Kernels that Inductor calls and does not write, so that what they read and write is in memory."""
+
+_REDUCTIONS = frozenset({"var_mean", "sum", "mean", "amax", "amin", "prod", "argmax"})
 
 _CLASS = "class of the data"
 _TENSOR = "a tensor"
@@ -142,6 +145,7 @@ class _Plan:
         self._attributes = graph
         self._stored = self._in_memory()
         self._last = self._last_readers()
+        self._reused = self._reuses()
 
     def _in_memory(self) -> set[fx.Node]:
         found: set[fx.Node] = set()
@@ -150,7 +154,49 @@ class _Plan:
                 found |= {_base(one) for one in node.all_input_nodes}
             if _is_library(node):
                 found.add(node)
+        reads: dict[fx.Node, set[fx.Node]] = {}
+        self._reducing: set[fx.Node] = set()
+        """Values that a kernel computes which also reduces."""
+        for node in self._nodes:
+            reads[node] = set().union(*(reads[one] for one in node.all_input_nodes))
+            # What several operations would read through is computed once, if it reads so much itself.
+            if len(reads[node]) > config.realize_reads_threshold and len(node.users) > 1 and _base(node) is node:
+                found.add(node)
+            before = [one for one in node.all_input_nodes if one not in found]
+            if _is_reduction(node) or any(one in self._reducing for one in before):
+                self._reducing.add(node)
+            if node in found or node.op != "call_function" or _is_reduction(node):
+                reads[node] = {node}
         return {node for node in found if node.op == "call_function"}
+
+    def _reuses(self) -> dict[fx.Node, fx.Node]:
+        """Earlier values of the same size and type, over which later ones are written, by the later one.
+
+        A kernel that computes each number from its like writes over what it reads, and any kernel over what the one
+        before it was the last to read.
+        """
+        free: dict[Any, list[tuple[int, fx.Node]]] = {}
+        reused: dict[fx.Node, fx.Node] = {}
+        given = {_base(one) for one in self._nodes[-1].all_input_nodes}
+        kernel, fuses = 0, False
+        for node in self._nodes:
+            dying = [one for one in self._last.get(node, ()) if one in self._stored - given and _place(one)]
+            if node in self._stored:
+                # Copies of weights are not waited for.
+                if _is_library(node) or any(one.op != "placeholder" for one in node.all_input_nodes):
+                    kernel += _is_library(node) or not fuses
+                    fuses = not _is_library(node)
+                if _place(node) and not _allocates(node):
+                    alike = fuses and node not in self._reducing
+                    over = [one for one in dying if alike and _place(one) == _place(node)]
+                    over += [one for number, one in free.get(_place(node), []) if number == kernel - 1][-1:]
+                    if over:
+                        reused[node] = over[0]
+                        dying = [one for one in dying if one is not over[0]]
+                        free[_place(node)] = [one for one in free.get(_place(node), []) if one[1] is not over[0]]
+            for one in dying:
+                free.setdefault(_place(one), []).append((kernel, one))
+        return reused
 
     def _last_readers(self) -> dict[fx.Node, list[fx.Node]]:
         """Values that nothing reads after a node, by that node."""
@@ -168,6 +214,7 @@ class _Plan:
     def run(self, *inputs: Any) -> Any:  # noqa: ANN401 - tensors and numbers
         """Run the graph on tensors without content."""
         values: dict[fx.Node, Any] = {}
+        kept: dict[fx.Node, Any] = dict.fromkeys(self._reused.values())
         rest = iter(inputs)
         del inputs
         with self._tape.paused():
@@ -182,9 +229,17 @@ class _Plan:
                     args, kwargs = (fx.node.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
                     values[node] = _computed(node, args, kwargs)
                     del args, kwargs
-                    if node in self._stored:
+                    if node in self._reused:
+                        earlier = self._reused[node]
+                        over = kept.pop(earlier)
+                        over = values[earlier] if over is None else over
+                        values[node] = over.as_strided(values[node].size(), values[node].stride())
+                        del over
+                    elif node in self._stored:
                         self._tape.keep(values[node])
                 for one in self._last.get(node, ()):
+                    if one in kept:
+                        kept[one] = _first(values[one])
                     del values[one]
         raise AssertionError("a graph without an output")
 
@@ -231,6 +286,28 @@ def _opened(value: Any) -> Any:  # noqa: ANN401 - an argument
 
 def _closed(value: Any) -> Any:  # noqa: ANN401 - an argument
     return value.pop(_CLASS)(**value) if isinstance(value, dict) and _CLASS in value else value
+
+
+def _first(value: Any) -> Any:  # noqa: ANN401 - what a node computes
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _is_reduction(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return name.split(".")[0] in _REDUCTIONS
+
+
+def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
+    """The size and type of what a node computes first; None if that is no tensor, or of no size known beforehand."""
+    value = _first(node.meta.get("val"))
+    if not isinstance(value, torch.Tensor) or not isinstance(value.numel(), int):
+        return None
+    return value.numel(), value.dtype
+
+
+def _allocates(node: fx.Node) -> bool:
+    """Whether a library makes its own results; matrix products write where they are told to."""
+    return _is_library(node) and (_operator(node).namespace != "aten" or "attention" in str(node.target))
 
 
 def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - what torch calls
