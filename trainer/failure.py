@@ -14,13 +14,13 @@ _AGAIN = "start it again: it goes on from the newest checkpoint"
 _REFUSED = re.compile(
     r"out of memory|can't allocate memory|bad_alloc"
     # Handles and workspaces of the libraries are not the caching allocator's.
-    r"|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_\w*ALLOC"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
     # oneDNN that is refused memory for its code says only that it could not; of an unknown shape it says more.
     r"|could not create a memory object|could not (create|execute) a primitive$",
     re.MULTILINE,
 )
-_PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)")
-"""What the libraries say if a kernel cannot be loaded for want of memory, and of faults of any other kind."""
+_PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)")
+"""Said if a handle cannot be made or a kernel cannot be loaded for want of memory, and of faults of any other kind."""
 _NEARLY_FULL_BYTES = 512 * 2**20
 _LONGEST_CHARACTERS = 300
 

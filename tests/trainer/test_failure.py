@@ -9,7 +9,6 @@ OUTRIGHT = [
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "Cuda failure 2 'out of memory'",
@@ -21,7 +20,7 @@ OUTRIGHT = [
 PERHAPS = [
     f"{library} error: {library.upper()}_STATUS_{status}"
     for library in ("CUBLAS", "cuDNN")
-    for status in ("EXECUTION_FAILED", "INTERNAL_ERROR")
+    for status in ("EXECUTION_FAILED", "INTERNAL_ERROR", "NOT_INITIALIZED")
 ]
 
 
