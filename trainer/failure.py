@@ -21,6 +21,7 @@ _REFUSED = re.compile(
 )
 _PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)")
 """Said if a handle cannot be made or a kernel cannot be loaded for want of memory, and of faults of any other kind."""
+_NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
 _LONGEST_CHARACTERS = 300
 
@@ -56,6 +57,9 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
             return RanksLost.exit_code, f"a GPU is broken: {_first_line(error)}", f"{_AGAIN}; ask for other nodes"
     if lost:
         return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", _AGAIN
+    if (code := _NCCL_CODE.search(told)) is not None:
+        reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
+        return 70, reason, "start it again with NCCL_DEBUG=INFO, which prints the call that failed"
     if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
         return REQUEUE, _first_line(error), f"{_AGAIN}; with fewer train.data.loader_workers, where memory was short"
     if isinstance(error, OSError) and error.errno in PASSING_ERRORS:

@@ -5,6 +5,7 @@ import datetime
 import gc
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ _SYNC_BUFFERS = (
 
 _GROUP_LATER_S = 60.0
 _TORCHS_BUCKET_CAP_MIB = 25
+_OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
+"""NCCL's codes for failures that the death of a peer does not cause."""
+_CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
 _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where torch reads its allocator's settings: the newer name, which wins, and the older one."""
 
@@ -206,14 +210,20 @@ def leave_ranks(*, together: bool) -> None:
     dist.destroy_process_group()
 
 
-def lost_ranks(error: Exception) -> bool:
-    """Whether an error says that another rank cannot be reached any more."""
+def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
+    """Return whether an error says that another rank cannot be reached any more.
+
+    Args:
+        error: Whatever ended training.
+        rehearsed: Whether a step was tried out, so that every communicator has been made. Before, a system error of
+            NCCL comes from this node, such as too little shared memory or a wrong interface: starting again is no help.
+    """
+    told = str(error)
+    if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
+        return _CUT_OFF.search(told) is not None
     if isinstance(error, dist.DistError):
         return True
-    told = str(error)
-    return isinstance(error, RuntimeError) and any(
-        name in told for name in ("gloo", "NCCL", "ncclSystemError", "TCPStore")
-    )
+    return isinstance(error, RuntimeError) and any(name in told for name in ("gloo", "NCCL", "TCPStore"))
 
 
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:

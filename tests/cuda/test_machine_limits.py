@@ -2,7 +2,10 @@
 
 import pytest
 
-from tests.nullgpu.machine import CUBLAS_NOT_INITIALIZED, Faults
+from tests.conftest import write_dataset
+from tests.cuda.test_outcomes import PROFILE
+from tests.nullgpu.machine import CUBLAS_NOT_INITIALIZED, NCCL_CUDA_ERROR, Faults
+from trainer.record import read_exit
 
 pytestmark = pytest.mark.cuda
 GIB = 2**30
@@ -25,3 +28,22 @@ def test_a_handle_that_cannot_be_made_is_out_of_memory_only_on_a_full_gpu(null_g
     machine = null_gpu(memory=20 * GIB, faults=Faults(faults=f"cublasCreate_v2={CUBLAS_NOT_INITIALIZED}"))
     ended = machine.run("-c", NO_HANDLE.format(share=share))
     assert ended.out == expected, ended
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
+    return write_dataset(tmp_path_factory.mktemp("patterned") / "data", samples, vocab_size=128)
+
+
+@pytest.mark.parametrize("fault", ["ncclCommInitRank", "ncclAllReduce"], ids=["at the start", "in a step"])
+def test_an_error_of_nccl_while_every_rank_lives_is_a_crash_and_not_queued_again(null_gpu, data, tmp_path, fault):
+    (tmp_path / "profile.toml").write_text(PROFILE)
+    machine = null_gpu(devices=2, faults=Faults(faults=f"{fault}={NCCL_CUDA_ERROR}"))
+    run = tmp_path / "run"
+    ended = machine.torchrun("-m", "trainer", "--profile", tmp_path / "profile.toml", "--data", data, "--out", run)
+    assert "NCCL failed: " in ended.err, ended
+    assert "ncclUnhandledCudaError" in ended.err
+    assert "another rank is gone" not in ended.err
+    found = read_exit(run)
+    assert (found.exit_code, found.requeue) == (70, False)
