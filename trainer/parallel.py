@@ -39,8 +39,8 @@ _TORCHS_BUCKET_CAP_MIB = 25
 _OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
 """NCCL's codes for failures that the death of a peer does not cause."""
 _CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
-_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where torch reads its allocator's settings: the newer name, which wins, and the older one."""
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of torch's allocator: of both, torch reads the older name alone, even if it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,17 +227,18 @@ def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
 
 
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set what CUDA and its allocator read from the environment, unless it says otherwise.
+    """Set the variables that CUDA and its allocator read, unless you have set the same options yourself.
 
     GPUs are numbered by their place on the PCI bus, as NVML does, whose counters are joined with what ranks measure;
     CUDA alone puts the fastest first. The allocator extends its segments instead of adding more: memory then grows
     almost evenly with the micro-batch, where segments of fixed sizes can waste 10 GB at one size and nothing at the
-    next. Call it before CUDA is first used in this process.
+    next. Call it before CUDA is first used in this process. Another allocator (``backend:cudaMallocAsync``) has no
+    segments, and its settings are left as they are.
     """
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), _ALLOCATOR_SETTINGS[0])
+    name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
     settings = environment.get(name, "")
-    if "expandable_segments" not in settings:
+    if "expandable_segments" not in settings and "cudaMallocAsync" not in settings:
         environment[name] = ",".join(filter(None, (settings, "expandable_segments:True")))
 
 
