@@ -60,6 +60,11 @@ class Card:
         return self.cuda_total_bytes or self.total_bytes
 
     @property
+    def most_bytes(self) -> int:
+        """Return the largest memory that may be asked for: what NVML counts, or what it is sold with."""
+        return max(self.total_bytes, self.marketed_bytes)
+
+    @property
     def default_budget_bytes(self) -> int:
         """Return the memory budget of a rank that is not given one."""
         return self.usable_bytes - RESERVE_BYTES
