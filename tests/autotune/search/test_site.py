@@ -52,7 +52,7 @@ def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
 
 
 def test_more_than_the_named_card_has_is_refused():
-    with pytest.raises(BadInput, match="112 GiB is more than NVIDIA H100 NVL has: 93.6 GiB") as refused:
+    with pytest.raises(BadInput, match=r"112 GiB is more than NVIDIA H100 NVL has: 93\.6 GiB") as refused:
         memory_budget(site((H200,)), 120 * 10**9, find_card("h100-nvl-94gb"))
     assert refused.value.next_step == "Ask for at most 93.5GiB."
 
