@@ -47,3 +47,14 @@ def test_an_error_of_nccl_while_every_rank_lives_is_a_crash_and_not_queued_again
     assert "another rank is gone" not in ended.err
     found = read_exit(run)
     assert (found.exit_code, found.requeue) == (70, False)
+
+
+def test_a_slice_is_rejected_although_the_driver_does_not_say_that_mig_is_on(null_gpu, data, tmp_path):
+    machine = null_gpu(faults=Faults(mig="1g.12gb", absent=("nvmlDeviceGetMigMode",)))
+    ended = machine.autotune(
+        "probe", "--model", "bert-mini", "--data", data, "--seq-length", "64", "--max-rows", "8",
+        "--reports", tmp_path / "reports", "--out", tmp_path / "profile.toml",
+    )  # fmt: skip
+    assert ended.code == 5, ended
+    assert "error: CUDA computes on NVIDIA H100 NVL MIG 1g.12gb, a slice of a GPU" in ended.err, ended
+    assert "-mig 0" in ended.err

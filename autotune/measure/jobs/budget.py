@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from autotune.core.units import format_bytes
+from trainer.errors import DeviceMissing
 from trainer.parallel import Ranks
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
@@ -53,7 +54,17 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
         ranks: All of them, joined: what carries their messages is there already, and is not the model's.
         device_used_before_bytes: What this rank's GPU held before this process, from NVML; None on a CPU or where
             unknown.
+
+    Raises:
+        DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
     """
+    # Some drivers do not say whether MIG is on, so that only the slice's own name tells.
+    if "MIG " in ranks.device_name:
+        raise DeviceMissing(
+            f"CUDA computes on {ranks.device_name}, a slice of a GPU, and NVML's figures are those of all of it",
+            next_step="Take a GPU without MIG (CUDA_VISIBLE_DEVICES), have MIG turned off: nvidia-smi -i INDEX -mig 0, "
+            "or use --device cpu.",
+        )
     warm_up(ranks)
     if ranks.device.type == "cuda":
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)

@@ -52,7 +52,8 @@ def account(job: Callable[[], dict[str, Any]], result_file: Path) -> bool:
 
 def _failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, TrainerError):
-        return {"status": "refused", "message": error.message, "next_step": error.next_step}
+        told = {"message": error.message, "next_step": error.next_step, "exit_code": error.exit_code}
+        return {"status": "refused", **told}
     if (refusal := out_of_memory(error)) is not None:
         return {"status": "out_of_memory", "detail": refusal}
     # Not this rank's failure: that of the rank which it has lost.
