@@ -125,7 +125,9 @@ class CudaBudget:
         if budget_bytes is not None:
             free_bytes, _ = torch.cuda.mem_get_info(device)
             room_bytes = budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
-            self._held_bytes = max(0, free_bytes - max(0, room_bytes)) // _PAGE_BYTES * _PAGE_BYTES
+            beyond_bytes = max(0, free_bytes - max(0, room_bytes))
+            # Rounded up: what is rounded off would be memory beyond the budget. More than all of it cannot be held.
+            self._held_bytes = min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES) * _PAGE_BYTES
             hold_device_memory(self._held_bytes)
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -148,8 +150,14 @@ class CudaBudget:
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
-            grown = "what lies outside the allocator grew while steps ran"
-            raise torch.OutOfMemoryError(f"{grown}: they need {format_bytes(beyond_bytes)} more than the budget")
+            reserved, outside = (
+                format_bytes(size)
+                for size in (torch.cuda.max_memory_reserved(self._device), self.outside_allocator_bytes)
+            )
+            raise torch.OutOfMemoryError(
+                f"the steps need {format_bytes(beyond_bytes)} more than the budget: at their highest {reserved} in "
+                f"PyTorch's allocator and {outside} of non-PyTorch memory"
+            )
 
     def _outside_now_bytes(self) -> int:
         reserved_bytes = torch.cuda.memory_reserved(self._device)
