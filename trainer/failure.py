@@ -39,6 +39,11 @@ def out_of_memory(error: BaseException) -> str | None:
     return told[start:].partition("\n")[0][:_LONGEST_CHARACTERS] or type(error).__name__
 
 
+def is_vague(refusal: str) -> bool:
+    """Return whether a line of ``out_of_memory`` may as well tell of a fault of another kind."""
+    return _REFUSED.search(refusal) is None and _PERHAPS.search(refusal) is not None
+
+
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     """Return the exit code, reason and next step for an error that no other place has translated.
 

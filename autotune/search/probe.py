@@ -288,7 +288,7 @@ def step_trial(
     }
     if attempt:
         measured["attempt"] = attempt
-    place = {"device_used_before_bytes": request.device_used_before_bytes}
+    place = {"device_used_before_bytes": request.device_used_before_bytes, "first_attempt": not attempt}
     return Trial(job="step", measured=measured, place=place, timeout_s=request.trial_timeout_s)
 
 

@@ -283,6 +283,16 @@ def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypa
     assert ("share the state by parallel.strategy" in refused.value.next_step) == told
 
 
+def test_only_the_first_attempt_at_a_size_says_that_another_follows(probe):
+    def doubtful(trial):
+        outcome = simulate(trial)
+        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
+        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
+
+    found = probe(FakeMachine(doubtful))
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+
+
 def test_a_crash_is_not_taken_for_a_lack_of_memory(probe):
     def crash_at_four(trial):
         return Crashed(detail="boom") if trial.measured["config"]["micro_batch_rows"] == 4 else simulate(trial)
