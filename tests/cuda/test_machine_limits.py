@@ -58,3 +58,39 @@ def test_a_slice_is_rejected_although_the_driver_does_not_say_that_mig_is_on(nul
     assert ended.code == 5, ended
     assert "error: CUDA computes on NVIDIA H100 NVL MIG 1g.12gb, a slice of a GPU" in ended.err, ended
     assert "-mig 0" in ended.err
+
+
+MUTE = """
+import os, time
+from pathlib import Path
+from autotune.errors import MachineLacks
+from autotune.measure.host import SystemHost
+from autotune.measure.nvml import NvmlMonitor
+from autotune.search.site import open_site
+began_s = time.monotonic()
+monitor = NvmlMonitor(answer_within_s=0.5)
+sample = monitor.sample(monitor.devices()[0].uuid) if monitor.devices() else None
+print(len(monitor.devices()), monitor.why_absent(), sample, time.monotonic() - began_s < 2, sep="|")
+try:
+    open_site("auto", Path(), SystemHost(), monitor)
+except MachineLacks as error:
+    print(error.exit_code, error.message, error.next_step, sep="|")
+monitor.close()
+"""
+
+
+def test_a_driver_that_never_answers_about_a_gpu_ends_a_command_with_5(null_gpu):
+    ended = null_gpu(faults=Faults(faults="nvmlDeviceGetMemoryInfo=hang")).run("-c", MUTE, timeout_s=60)
+    first, second = ended.out.splitlines()
+    assert first.startswith("0|GPU 0: NVML does not answer: a call has not returned for 0.5 s|None|True"), ended
+    assert second.startswith("5|PyTorch sees NVIDIA H100 NVL, and NVML does not describe it: GPU 0: NVML does not")
+    assert "Mend NVML" in second
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3"])
+def test_a_figure_that_never_comes_keeps_no_other_waiting(null_gpu, function):
+    ended = null_gpu(faults=Faults(faults=f"{function}=hang")).run("-c", MUTE, timeout_s=60)
+    assert ended.code == 0, ended
+    assert "does not answer" in ended.out
+    assert ended.out.startswith("1|None|GpuSample(")
+    assert ended.out.splitlines()[0].endswith("|True")
