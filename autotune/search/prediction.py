@@ -133,11 +133,11 @@ def find_target(asked: Asked) -> Target:
             )
         expected = expected_on_gpu(None, asked.ranks)
         return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
-    if budget is not None and budget > card.most_bytes:
+    if budget is not None and budget > card.total_bytes:
         raise BadInput(
             f"--memory {asked.memory} ({format_bytes(budget)}) is more than {card.name} has: "
-            f"{format_bytes(card.most_bytes)}",
-            next_step=f"Ask for at most {floor_gib(card.most_bytes)}, or leave --memory out.",
+            f"{format_bytes(card.total_bytes)}",
+            next_step=f"Ask for at most {floor_gib(card.total_bytes)}, or leave --memory out.",
         )
     return Target(
         name=card.name,

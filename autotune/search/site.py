@@ -175,11 +175,11 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
                 f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
             )
-        if asked_bytes is not None and asked_bytes > as_card.most_bytes:
+        if asked_bytes is not None and asked_bytes > as_card.total_bytes:
             raise BadInput(
                 f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has: "
-                f"{format_bytes(as_card.most_bytes)}",
-                next_step=f"Ask for at most {floor_gib(as_card.most_bytes)}.",
+                f"{format_bytes(as_card.total_bytes)}",
+                next_step=f"Ask for at most {floor_gib(as_card.total_bytes)}.",
             )
         asked_bytes = min(as_card.usable_bytes, asked_bytes or as_card.default_budget_bytes)
     if site.gpu is not None:
