@@ -184,7 +184,10 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
         asked_bytes = min(as_card.usable_bytes, asked_bytes or as_card.default_budget_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
-        default_bytes = there_bytes - (site.device_used_bytes or 0) - RESERVE_BYTES
+        used_bytes = site.device_used_bytes
+        # What NVML calls used includes the driver's own; if it cannot be read, the table knows what the driver keeps.
+        free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
+        default_bytes = int(free_bytes) - RESERVE_BYTES
     else:
         there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
         if ranks > 1:

@@ -42,6 +42,13 @@ def test_a_reserve_is_left_free_unless_the_budget_is_given():
     assert memory_budget(site((H200,)), free_bytes) == free_bytes
 
 
+def test_where_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
+    silent = replace(site((H200,)), device_used_bytes=None)
+    assert memory_budget(silent, None) == find_card("h200").cuda_total_bytes - RESERVE_BYTES
+    unknown = replace(site((replace(H200, name="NVIDIA X1"),)), device_used_bytes=None)
+    assert memory_budget(unknown, None) == H200.total_bytes - RESERVE_BYTES
+
+
 def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
     small = replace(H200, total_bytes=40_960 * MIB)
     with pytest.raises(BadInput, match="more than"):
