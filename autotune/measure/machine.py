@@ -193,7 +193,7 @@ def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
     first = min(failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"]))
     result = ranks[first]["result"]
     if result is not None and result["status"] == "refused":
-        kind = MachineLacks if result.get("exit_code") == MachineLacks.exit_code else BadInput
+        kind = MachineLacks if result["exit_code"] == MachineLacks.exit_code else BadInput
         raise kind(result["message"], next_step=_as_options(result["next_step"]))
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
         return failures[first]
