@@ -172,7 +172,7 @@ class _Job:
         except TrainerError as error:
             code, reason, next_step = error.exit_code, error.message, error.next_step
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the record and the other ranks learn of it
-            code, reason, next_step = explain(error, lost=lost_ranks(error))
+            code, reason, next_step = explain(error, lost=lost_ranks(error, rehearsed=self.clock.rehearsed))
             if code != DoesNotFit.exit_code:
                 self._keep_traceback()
         if code not in (0, REQUEUE) or next_step:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.attention import current_flash_attention_impl
 from transformers import AttentionInterface, PretrainedConfig
 
 from trainer.config import TrainConfig
@@ -97,6 +98,12 @@ def _against_varlen(
     head_dimensions = model_config.hidden_size // model_config.num_attention_heads
     if head_dimensions > _MOST_HEAD_DIMENSIONS or head_dimensions % 8:
         return f"varlen kernels do not take heads of {head_dimensions}", "Use --set train.attention=sdpa."
+    # Packed sequences have documents without tokens, on which the backward pass of others hangs: flash-attention #1254.
+    if (active := current_flash_attention_impl()) not in (None, "FA2"):
+        return (
+            f"{active} is activated, which can hang on documents without tokens, as packed sequences have them",
+            "Call torch.nn.attention.restore_flash_attention_impl(), or use --set train.attention=sdpa.",
+        )
     return None
 
 

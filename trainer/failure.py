@@ -14,13 +14,14 @@ _AGAIN = "start it again: it goes on from the newest checkpoint"
 _REFUSED = re.compile(
     r"out of memory|can't allocate memory|bad_alloc"
     # Handles and workspaces of the libraries are not the caching allocator's.
-    r"|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_\w*ALLOC"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
     # oneDNN that is refused memory for its code says only that it could not; of an unknown shape it says more.
     r"|could not create a memory object|could not (create|execute) a primitive$",
     re.MULTILINE,
 )
-_PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)")
-"""What the libraries say if a kernel cannot be loaded for want of memory, and of faults of any other kind."""
+_PERHAPS = re.compile(r"(CUBLAS|CUDNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)")
+"""Said if a handle cannot be made or a kernel cannot be loaded for want of memory, and of faults of any other kind."""
+_NCCL_CODE = re.compile(r"nccl[A-Z]\w+Error|ncclInvalidArgument")
 _NEARLY_FULL_BYTES = 512 * 2**20
 _LONGEST_CHARACTERS = 300
 
@@ -36,6 +37,11 @@ def out_of_memory(error: BaseException) -> str | None:
         return None
     start = 0 if said is None else told.rfind("\n", 0, said.start()) + 1
     return told[start:].partition("\n")[0][:_LONGEST_CHARACTERS] or type(error).__name__
+
+
+def is_vague(refusal: str) -> bool:
+    """Return whether a line of ``out_of_memory`` may as well tell of a fault of another kind."""
+    return _REFUSED.search(refusal) is None and _PERHAPS.search(refusal) is not None
 
 
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
@@ -56,6 +62,9 @@ def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
             return RanksLost.exit_code, f"a GPU is broken: {_first_line(error)}", f"{_AGAIN}; ask for other nodes"
     if lost:
         return RanksLost.exit_code, f"another rank is gone: {_first_line(error)}", _AGAIN
+    if (code := _NCCL_CODE.search(told)) is not None:
+        reason = f"NCCL failed: {_first_line(error)} ({code[0]})"
+        return 70, reason, "start it again with NCCL_DEBUG=INFO, which prints the call that failed"
     if "DataLoader worker (pid" in str(error):  # killed, or crashed; what is wrong with the data is told otherwise
         return REQUEUE, _first_line(error), f"{_AGAIN}; with fewer train.data.loader_workers, where memory was short"
     if isinstance(error, OSError) and error.errno in PASSING_ERRORS:

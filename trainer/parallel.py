@@ -5,6 +5,7 @@ import datetime
 import gc
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,11 @@ _SYNC_BUFFERS = (
 
 _GROUP_LATER_S = 60.0
 TORCHS_BUCKET_CAP_MIB = 25
-_ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where torch reads its allocator's settings: the newer name, which wins, and the older one."""
+_OF_THIS_RANK = re.compile(r"nccl(UnhandledCudaError|InternalError|InvalidArgument|InvalidUsage)")
+"""NCCL's codes for failures that the death of a peer does not cause."""
+_CUT_OFF = re.compile(r"[Cc]onnection (closed|reset|refused|timed out)|Broken pipe|[Tt]imed? ?out")
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of torch's allocator: of both, torch reads the older name alone, even if it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,28 +210,35 @@ def leave_ranks(*, together: bool) -> None:
     dist.destroy_process_group()
 
 
-def lost_ranks(error: Exception) -> bool:
-    """Whether an error says that another rank cannot be reached any more."""
+def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
+    """Return whether an error says that another rank cannot be reached any more.
+
+    Args:
+        error: Whatever ended training.
+        rehearsed: Whether a step was tried out, so that every communicator has been made. Before, a system error of
+            NCCL comes from this node, such as too little shared memory or a wrong interface: starting again is no help.
+    """
+    told = str(error)
+    if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
+        return _CUT_OFF.search(told) is not None
     if isinstance(error, dist.DistError):
         return True
-    told = str(error)
-    return isinstance(error, RuntimeError) and any(
-        name in told for name in ("gloo", "NCCL", "ncclSystemError", "TCPStore")
-    )
+    return isinstance(error, RuntimeError) and any(name in told for name in ("gloo", "NCCL", "TCPStore"))
 
 
 def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
-    """Set what CUDA and its allocator read from the environment, unless it says otherwise.
+    """Set the variables that CUDA and its allocator read, unless you have set the same options yourself.
 
     GPUs are numbered by their place on the PCI bus, as NVML does, whose counters are joined with what ranks measure;
     CUDA alone puts the fastest first. The allocator extends its segments instead of adding more: memory then grows
     almost evenly with the micro-batch, where segments of fixed sizes can waste 10 GB at one size and nothing at the
-    next. Call it before CUDA is first used in this process.
+    next. Call it before CUDA is first used in this process. Another allocator (``backend:cudaMallocAsync``) has no
+    segments, and its settings are left as they are.
     """
     environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), _ALLOCATOR_SETTINGS[0])
+    name = next((name for name in _ALLOCATOR_SETTINGS if name in environment), "PYTORCH_ALLOC_CONF")
     settings = environment.get(name, "")
-    if "expandable_segments" not in settings:
+    if "expandable_segments" not in settings and "cudaMallocAsync" not in settings:
         environment[name] = ",".join(filter(None, (settings, "expandable_segments:True")))
 
 

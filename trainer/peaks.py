@@ -31,6 +31,8 @@ _PRO_MAX_Q = "NVIDIA RTX PRO 6000 Max-Q data sheet: an 8th of 3,511 AI TOPS, whi
 _PARTS = {"MIG", "Laptop", "D"}
 """Words that name a part of a GPU, or one that is less than what has the name without them."""
 
+# Left out, as no data sheet with a dense figure was found: A10G, of which others print 62.5, 70 and 125 TFLOP/s in
+# bf16; RTX PRO 6000 Server Edition, which has the chip of the others, and clocks and power of its own.
 PEAKS = (
     Peak(name="H100 NVL", bf16=835 * TERA, tf32=417 * TERA, fp32=60 * TERA, source="NVIDIA H100 data sheet, NVL"),
     Peak(name="H100 PCIe", bf16=756 * TERA, tf32=378 * TERA, fp32=51 * TERA, source="NVIDIA H100 data sheet, PCIe"),

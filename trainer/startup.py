@@ -30,6 +30,11 @@ class StartClock:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now_s - self._last_s
         self._last_s = now_s
 
+    @property
+    def rehearsed(self) -> bool:
+        """Whether a step was tried out before the first, so that every communicator has been made."""
+        return "compile" in self._seconds
+
     def total_s(self) -> float:
         """Since the beginning."""
         return time.time() - self._began_s

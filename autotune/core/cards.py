@@ -78,6 +78,11 @@ _NIM = Source(
 _READ = "2026-11-22"
 _RESELLERS = Source(text="specifications that sellers print; secondary source", date=_READ)
 _GH200 = Source(text="NVIDIA GH200 data sheet: HBM3 and HBM3e", date=_READ)
+_TORCH_OF_96GB = Source(
+    text="torch's out-of-memory messages of Hopper GPUs with 96 GB in public repositories, the smallest; secondary "
+    "source",
+    date=_READ,
+)
 _ANANDTECH = Source(text="AnandTech, NVIDIA announces H100 NVL; secondary source", date="2023-03-21")
 
 CARDS = (
@@ -196,6 +201,22 @@ CARDS = (
         power_source=Source(text="NVIDIA H100 data sheet, NVL: 350 to 400 W", date=_READ),
     ),
     Card(
+        # No board's own total was found; all Hopper GPUs with 96 GB that were show the same.
+        key="h100-96gb",
+        name="NVIDIA H100 96GB HBM3",
+        compute_capability=(9, 0),
+        total_bytes=97_871 * _MIB,
+        total_source=Source(text="nvidia-smi outputs of NVIDIA H20 and GH200; secondary source", date=_READ),
+        cuda_total_bytes=int(94.5 * _GIB),
+        cuda_total_source=_TORCH_OF_96GB,
+        marketed_bytes=96 * _GB,
+        marketed_source=Source(
+            text="device 2338, H100 SXM5 96GB, in https://pci-ids.ucw.cz; secondary source", date=_READ
+        ),
+        power_limit_w=700,
+        power_source=Source(text="NVIDIA H100 data sheet, SXM, of the board with 80 GB", date=_READ),
+    ),
+    Card(
         key="h20-96gb",
         name="NVIDIA H20",
         compute_capability=(9, 0),
@@ -216,11 +237,7 @@ CARDS = (
         total_bytes=97_871 * _MIB,
         total_source=_SMI,
         cuda_total_bytes=int(94.5 * _GIB),
-        cuda_total_source=Source(
-            text="torch's out-of-memory messages of Hopper GPUs with 96 GB in public repositories, the smallest; "
-            "secondary source",
-            date=_READ,
-        ),
+        cuda_total_source=_TORCH_OF_96GB,
         marketed_bytes=96 * _GB,
         marketed_source=_GH200,
         power_limit_w=900,

@@ -1,5 +1,6 @@
 """Units as people write them. Inside the project everything is bytes, seconds and counts."""
 
+import math
 import re
 
 from autotune.errors import BadInput
@@ -59,6 +60,11 @@ def format_bytes(size_bytes: float | None) -> str:
             )
         value /= 1024
     return f"{value:.3g} TiB" if value < 1000 else f"{value:.0f} TiB"
+
+
+def floor_gib(size_bytes: float) -> str:
+    """Write a size as an option takes it, in GiB, rounded down to a tenth: ``93.5GiB``."""
+    return f"{math.floor(size_bytes / 2**30 * 10) / 10:g}GiB"
 
 
 def format_seconds(duration_s: float | None) -> str:

@@ -18,7 +18,8 @@ MEMORY_TOLERANCE_BYTES = 64 * 2**20
 """What an idle GPU's reading may differ by: the driver keeps house in MiB, a CUDA context takes hundreds of them."""
 
 SLOWED_SHARE_TOLERATED = 0.1
-"""Air-cooled GPUs in good order are slowed down by heat for a moment now and then."""
+SLOWED_SAMPLES_TOLERATED = 1
+"""Air-cooled GPUs in good order are slowed down by heat for a moment now and then, also in a trial of few samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def describe_slowdown(gpu: str, samples: Sequence[GpuSample]) -> str | None:
     """
     readings = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
     slowed = [found for reasons in readings if (found := throttle_faults(reasons))]
-    if len(slowed) <= SLOWED_SHARE_TOLERATED * len(readings):
+    if len(slowed) <= max(SLOWED_SAMPLES_TOLERATED, SLOWED_SHARE_TOLERATED * len(readings)):
         return None
     faults = Counter(fault for found in slowed for fault in found)
     shares = ", ".join(f"{name} in {count} of {len(readings)} samples" for name, count in faults.items())

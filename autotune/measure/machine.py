@@ -181,6 +181,7 @@ def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
 
     Raises:
         BadInput: If the job found its input unusable: that is no measurement.
+        MachineLacks: If it found the device unusable.
     """
     if reply["timed_out"]:
         return TimedOut(detail=f"killed after {timeout_s:g} s")
@@ -192,7 +193,8 @@ def classify(reply: dict[str, Any], timeout_s: float) -> Outcome:
     first = min(failures, key=lambda rank: (_follows(ranks[rank]), ranks[rank]["ended_s"]))
     result = ranks[first]["result"]
     if result is not None and result["status"] == "refused":
-        raise BadInput(result["message"], next_step=_as_options(result["next_step"]))
+        kind = MachineLacks if result["exit_code"] == MachineLacks.exit_code else BadInput
+        raise kind(result["message"], next_step=_as_options(result["next_step"]))
     if len(ranks) == 1 or all(isinstance(outcome, OutOfMemory) for outcome in outcomes):
         return failures[first]
     return replace(failures[first], detail=f"rank {first} of {len(ranks)}: {failures[first].detail}")

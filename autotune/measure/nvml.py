@@ -1,13 +1,15 @@
 """NVIDIA GPUs as a port: what they are, what they do, and who uses them, through NVML.
 
 Every error of NVML is translated here: a figure that cannot be had is ``None``, or ``Unavailable`` with NVML's reason.
-One monitor per process: it holds one lock per GPU, because concurrent GPM calls have crashed drivers.
+One monitor per process: it holds one lock per GPU, because concurrent GPM calls have crashed drivers. A driver's call
+may never return: each is made in a thread of its own, and once one is late, NVML is not asked again.
 """
 
 import functools
 import importlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +28,9 @@ _HINTS = {
 
 LEAST_CONTEXT_BYTES = 64 * 2**20
 """A CUDA context takes hundreds of MiB."""
+
+ANSWER_WITHIN_S = 30.0
+"""Without persistence mode the driver first initialises every GPU, which takes seconds for each."""
 
 T = TypeVar("T")
 
@@ -88,10 +93,19 @@ class NvmlMonitor:
     Args:
         pynvml: The bindings; imported from ``nvidia-ml-py`` by default.
         clock: Where the samples' times come from.
+        answer_within_s: How long to wait for one answer.
     """
 
-    def __init__(self, *, pynvml: Any = None, clock: Clock | None = None) -> None:  # noqa: ANN401 - bindings are untyped
+    def __init__(
+        self,
+        *,
+        pynvml: Any = None,  # noqa: ANN401 - bindings are untyped
+        clock: Clock | None = None,
+        answer_within_s: float = ANSWER_WITHIN_S,
+    ) -> None:
         self._clock = clock or SystemClock()
+        self._answer_within_s = answer_within_s
+        self._mute: str | None = None
         self._handles: dict[str, Any] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._devices: tuple[GpuFacts, ...] = ()
@@ -170,7 +184,7 @@ class NvmlMonitor:
         """Shut NVML down once; later calls do nothing."""
         if self._open:
             self._open = False
-            self._try(self._nvml.nvmlShutdown)
+            self._bounded(self._nvml.nvmlShutdown)
 
     def ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
         """Put one question (of the bindings and a device handle) under the GPU's lock, and translate its error."""
@@ -179,7 +193,25 @@ class NvmlMonitor:
         with self._locks[uuid]:
             if not self._open:
                 return Unavailable(reason=_CLOSED)
-            return self._try(lambda: question(self._nvml, self._handles[uuid]))
+            return self._bounded(lambda: question(self._nvml, self._handles[uuid]))
+
+    def _bounded(self, call: Callable[[], T]) -> T | Unavailable:
+        if self._mute is not None:
+            return Unavailable(reason=self._mute)
+        answer: Future[T | Unavailable] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._try(call))
+            except Exception as error:  # noqa: BLE001 - raised again by whoever waits for the answer
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="nvml", daemon=True).start()
+        try:
+            return answer.result(timeout=self._answer_within_s)
+        except TimeoutError:
+            self._mute = f"NVML does not answer: a call has not returned for {self._answer_within_s:g} s"
+            return Unavailable(reason=self._mute)
 
     def _try(self, call: Callable[[], T]) -> T | Unavailable:
         try:
@@ -191,16 +223,16 @@ class NvmlMonitor:
             return Unavailable(reason=f"{message} ({hint})" if hint else message)
 
     def _connect(self) -> None:
-        started = self._try(self._nvml.nvmlInit)
+        started = self._bounded(self._nvml.nvmlInit)
         if isinstance(started, Unavailable):
             self._absent = started.reason
             return
         self._open = True
-        count = self._try(lambda: int(self._nvml.nvmlDeviceGetCount()))
+        count = self._bounded(lambda: int(self._nvml.nvmlDeviceGetCount()))
         if isinstance(count, Unavailable):
             self._absent = count.reason
             return
-        described = [self._try(functools.partial(self._describe, index)) for index in range(count)]
+        described = [self._bounded(functools.partial(self._describe, index)) for index in range(count)]
         self._devices = tuple(facts for facts in described if isinstance(facts, GpuFacts))
         self._unreadable = tuple(
             f"GPU {index}: {facts.reason}" for index, facts in enumerate(described) if isinstance(facts, Unavailable)

@@ -103,11 +103,13 @@ def _rows(
 
 
 def _of_probe(subject: Subject) -> Held | None:
-    """What the profile's probe traced and proved, where it is of these machines."""
+    """Return the terms that the profile's probe traced, if they are of these machines and of a rank's whole state."""
     measured = subject.measured
     probe = None if measured is None else measured.evidence.probe
     if measured is None or probe is None or not probe.traced_terms_bytes or probe.parameters is None:
         return None
+    if probe.local_ranks > 1 and measured.train.parallel.strategy != "ddp":
+        return None  # a rank's share: formulas would divide it once more
     return Held(
         parameters=Figure(value=probe.parameters, basis="measured", source="counted by the probe"),
         state=state_of_terms(probe.traced_terms_bytes),
@@ -151,8 +153,10 @@ def _traced(
     subject: Subject, rows: RowFacts, vocab_size: int, update: Update, rows_per_rank: int
 ) -> Held | CannotTrace:
     fleet, train = subject.fleet, subject.train
+    # Under any other strategy a rank's share is traced, and formulas would divide it once more.
+    whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
     request = EstimateRequest(
-        config=train,
+        config=train.model_copy(update={"parallel": whole}),
         vocab_size=vocab_size,
         special_ids=rows.special_ids,
         documents_per_row=rows.documents_per_row,

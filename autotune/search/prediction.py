@@ -10,7 +10,7 @@ from typing import Literal
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.rows import RowContents
-from autotune.core.units import format_bytes, parse_bytes
+from autotune.core.units import floor_gib, format_bytes, parse_bytes
 from autotune.decide.memory import Ledger, ledger
 from autotune.decide.sharding import Layout, ShardedBytes, fewest_that_share, shard, state_of_terms
 from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
@@ -133,10 +133,11 @@ def find_target(asked: Asked) -> Target:
             )
         expected = expected_on_gpu(None, asked.ranks)
         return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
-    if budget is not None and budget > card.marketed_bytes:
+    if budget is not None and budget > card.total_bytes:
         raise BadInput(
-            f"--memory {asked.memory} is more than {card.name} has: {format_bytes(card.total_bytes)}",
-            next_step=f"Ask for at most {card.marketed_bytes // 10**9}GB, or leave --memory out.",
+            f"--memory {asked.memory} ({format_bytes(budget)}) is more than {card.name} has: "
+            f"{format_bytes(card.total_bytes)}",
+            next_step=f"Ask for at most {floor_gib(card.total_bytes)}, or leave --memory out.",
         )
     return Target(
         name=card.name,

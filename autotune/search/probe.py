@@ -288,7 +288,7 @@ def step_trial(
     }
     if attempt:
         measured["attempt"] = attempt
-    place = {"device_used_before_bytes": request.device_used_before_bytes}
+    place = {"device_used_before_bytes": request.device_used_before_bytes, "first_attempt": not attempt}
     return Trial(job="step", measured=measured, place=place, timeout_s=request.trial_timeout_s)
 
 
@@ -365,7 +365,8 @@ def _does_not_fit(search: Search) -> AutotuneError:
         if term.startswith("activations") and request.checkpointing != "full":
             helps.insert(0, "keep fewer activations with --checkpointing full")
         largest = int(search.estimate.law.largest_parameter_bytes)
-        shared = fewest_that_share(terms, request.memory_budget_bytes, largest_layer_bytes=largest)
+        whole = request.strategy == "ddp" or request.local_ranks == 1  # else the terms are a share already
+        shared = fewest_that_share(terms, request.memory_budget_bytes, largest_layer_bytes=largest) if whole else None
         helps += [] if shared is None else [f"share the state by {shared.words}"]
     what = "not even one row" if rows == 1 else f"not even {rows} rows"
     return DoesNotFit(

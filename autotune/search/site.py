@@ -12,7 +12,7 @@ from autotune.cluster.slurm import read_slurm
 from autotune.core.cards import RESERVE_BYTES, Card, card_of
 from autotune.core.hardware import GpuFacts, HostFacts, SlurmFacts, Unavailable, visible_devices
 from autotune.core.profile import Fingerprint, model_sha256
-from autotune.core.units import format_bytes
+from autotune.core.units import floor_gib, format_bytes
 from autotune.decide.suitability import MEND_NVML
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.host import Host
@@ -175,15 +175,19 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
                 f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
             )
-        if asked_bytes is not None and asked_bytes > as_card.marketed_bytes:
+        if asked_bytes is not None and asked_bytes > as_card.total_bytes:
             raise BadInput(
-                f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has",
-                next_step=f"Ask for at most {as_card.marketed_bytes // 10**9}GB.",
+                f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has: "
+                f"{format_bytes(as_card.total_bytes)}",
+                next_step=f"Ask for at most {floor_gib(as_card.total_bytes)}.",
             )
         asked_bytes = min(as_card.usable_bytes, asked_bytes or as_card.default_budget_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
-        default_bytes = there_bytes - (site.device_used_bytes or 0) - RESERVE_BYTES
+        used_bytes = site.device_used_bytes
+        # What NVML calls used includes the driver's own; if it cannot be read, the table knows what the driver keeps.
+        free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
+        default_bytes = int(free_bytes) - RESERVE_BYTES
     else:
         there_bytes, what = site.host.ram_available_bytes // ranks, "the memory that this process may take"
         if ranks > 1:
@@ -192,7 +196,7 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
     if asked_bytes is not None and asked_bytes > there_bytes:
         raise BadInput(
             f"--memory {format_bytes(asked_bytes)} is more than {what}: {format_bytes(there_bytes)}",
-            next_step=f"Ask for at most {format_bytes(there_bytes)}.",
+            next_step=f"Ask for at most {floor_gib(there_bytes)}.",
         )
     return asked_bytes or default_bytes
 

@@ -161,6 +161,17 @@ def test_varlen_by_name_is_refused_where_it_cannot_be_had(device, changes, dropo
         choose_attention(config, model_config, torch.device(device), known=True)
 
 
+def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_documents(monkeypatch):
+    config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
+    for active in (None, "FA2"):
+        monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
+        assert choose_attention(config, model_config, META, known=True).kind == "varlen"
+    monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
+    with pytest.raises(BadConfig, match="FA3 is activated") as refused:
+        choose_attention(config, model_config, META, known=True)
+    assert "restore_flash_attention_impl" in refused.value.next_step
+
+
 def test_an_unknown_encoder_takes_padded_rows_only():
     shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = config_of(model=ModelSettings(name="m", config=shape))

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch.distributed import DistBackendError, DistStoreError
 
 from trainer.failure import explain, out_of_memory
+from trainer.parallel import lost_ranks
 
 MIB = 2**20
 OUTRIGHT = [
@@ -9,7 +11,6 @@ OUTRIGHT = [
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "Cuda failure 2 'out of memory'",
@@ -21,7 +22,7 @@ OUTRIGHT = [
 PERHAPS = [
     f"{library} error: {library.upper()}_STATUS_{status}"
     for library in ("CUBLAS", "cuDNN")
-    for status in ("EXECUTION_FAILED", "INTERNAL_ERROR")
+    for status in ("EXECUTION_FAILED", "INTERNAL_ERROR", "NOT_INITIALIZED")
 ]
 
 
@@ -79,3 +80,34 @@ def test_training_that_a_library_refuses_memory_ends_with_4_and_says_what_to_do(
     code, reason, next_step = explain(RuntimeError(OUTRIGHT[3]), lost=lost)
     assert (code, reason) == (4, f"out of memory: {OUTRIGHT[3]}")
     assert "autotune probe" in next_step
+
+
+def nccl(code, last=""):
+    return DistBackendError(f"NCCL error in: NCCLUtils.cpp:92, text, NCCL version 2.30.7\n{code}\nLast error:\n{last}")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost_at_first", "lost_later"),
+    [
+        (nccl("ncclUnhandledCudaError: Call to CUDA function failed."), False, False),
+        (nccl("ncclInternalError: Internal check failed."), False, False),
+        (nccl("ncclSystemError: System call failed.", "Error: failed to extend /dev/shm/nccl-x"), False, True),
+        (nccl("ncclSystemError: System call failed.", "Call to recv failed : Connection reset by peer"), True, True),
+        (nccl("ncclInternalError: Internal check failed.", "Connection closed by remote peer"), True, True),
+        (nccl("ncclRemoteError: A call failed possibly due to a network error"), True, True),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3333"), True, True),
+        (DistStoreError("wait timeout after 60000ms"), True, True),
+        (RuntimeError("shapes differ"), False, False),
+    ],
+)
+def test_ranks_are_lost_only_if_an_error_says_so(error, lost_at_first, lost_later):
+    assert lost_ranks(error, rehearsed=False) == lost_at_first
+    assert lost_ranks(error) == lost_later
+
+
+def test_an_error_of_nccl_that_loses_no_rank_is_a_crash_with_its_text():
+    code, reason, next_step = explain(nccl("ncclUnhandledCudaError: Call to CUDA function failed."), lost=False)
+    assert code == 70
+    assert reason.startswith("NCCL failed: ")
+    assert reason.endswith("(ncclUnhandledCudaError)")
+    assert "NCCL_DEBUG=INFO" in next_step

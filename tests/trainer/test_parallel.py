@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.oracles import config_of
-from trainer.parallel import join_ranks
+from trainer.parallel import join_ranks, set_cuda_defaults
 
 ROOT = Path(__file__).parents[2]
 RANK = """
@@ -47,3 +47,31 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
 def test_a_rank_alone_agrees_with_itself():
     ranks = join_ranks(config_of(), environment={})
     assert (ranks.sum(1.0, 2.0), ranks.max(1.0, 2.0), ranks.each(3.0)) == ([1.0, 2.0], [1.0, 2.0], [3.0])
+
+
+OLDER, NEWER, ON = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {NEWER: ON}),
+        ({NEWER: "max_split_size_mb:64"}, {NEWER: f"max_split_size_mb:64,{ON}"}),
+        ({NEWER: "expandable_segments:False"}, {}),
+        ({OLDER: "max_split_size_mb:64"}, {OLDER: f"max_split_size_mb:64,{ON}"}),
+        ({OLDER: "max_split_size_mb:64", NEWER: ON}, {OLDER: f"max_split_size_mb:64,{ON}"}),
+        ({OLDER: "", NEWER: ON}, {OLDER: ON}),
+        ({OLDER: "expandable_segments:False", NEWER: "max_split_size_mb:64"}, {}),
+        ({NEWER: "backend:cudaMallocAsync"}, {}),
+    ],
+)
+def test_segments_expand_unless_the_variable_that_torch_reads_says_otherwise(given, added):
+    environment = dict(given)
+    set_cuda_defaults(environment)
+    assert environment == given | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | added
+
+
+def test_an_order_of_gpus_that_is_set_is_kept():
+    environment = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    set_cuda_defaults(environment)
+    assert environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

@@ -153,6 +153,7 @@ class Situation:
             "precision": train.precision,
             "attention_dropout": train.attention_dropout,
             "checkpointing": None if train.checkpointing == "none" else train.checkpointing,
+            "strategy": None if train.parallel.strategy == "ddp" else train.parallel.strategy,
             "ranks": None if ranks == 1 else ranks,
             "global_batch_tokens": self.global_batch_tokens,
         }

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from autotune.core.units import format_bytes
+from trainer.errors import DeviceMissing
 from trainer.parallel import Ranks
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
@@ -53,7 +54,17 @@ def enforce(budget_bytes: int | None, ranks: Ranks, device_used_before_bytes: in
         ranks: All of them, joined: what carries their messages is there already, and is not the model's.
         device_used_before_bytes: What this rank's GPU held before this process, from NVML; None on a CPU or where
             unknown.
+
+    Raises:
+        DeviceMissing: If the GPU is a MIG slice: NVML's figures, by which a budget is chosen, are those of the whole.
     """
+    # Some drivers do not say whether MIG is on, so that only the slice's own name tells.
+    if "MIG " in ranks.device_name:
+        raise DeviceMissing(
+            f"CUDA computes on {ranks.device_name}, a slice of a GPU, and NVML's figures are those of all of it",
+            next_step="Take a GPU without MIG (CUDA_VISIBLE_DEVICES), have MIG turned off: nvidia-smi -i INDEX -mig 0, "
+            "or use --device cpu.",
+        )
     warm_up(ranks)
     if ranks.device.type == "cuda":
         return CudaBudget(budget_bytes, ranks.device, device_used_before_bytes)
@@ -114,7 +125,9 @@ class CudaBudget:
         if budget_bytes is not None:
             free_bytes, _ = torch.cuda.mem_get_info(device)
             room_bytes = budget_bytes - self._outside_bytes - torch.cuda.memory_reserved(device)
-            self._held_bytes = max(0, free_bytes - max(0, room_bytes)) // _PAGE_BYTES * _PAGE_BYTES
+            beyond_bytes = max(0, free_bytes - max(0, room_bytes))
+            # Rounded up: what is rounded off would be memory beyond the budget. More than all of it cannot be held.
+            self._held_bytes = min(-(-beyond_bytes // _PAGE_BYTES), free_bytes // _PAGE_BYTES) * _PAGE_BYTES
             hold_device_memory(self._held_bytes)
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -137,8 +150,14 @@ class CudaBudget:
         if torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0):
             raise torch.OutOfMemoryError("the allocator had to retry")
         if self._budget_bytes is not None and (beyond_bytes := self.peak_bytes() - self._budget_bytes) > 0:
-            grown = "what lies outside the allocator grew while steps ran"
-            raise torch.OutOfMemoryError(f"{grown}: they need {format_bytes(beyond_bytes)} more than the budget")
+            reserved, outside = (
+                format_bytes(size)
+                for size in (torch.cuda.max_memory_reserved(self._device), self.outside_allocator_bytes)
+            )
+            raise torch.OutOfMemoryError(
+                f"the steps need {format_bytes(beyond_bytes)} more than the budget: at their highest {reserved} in "
+                f"PyTorch's allocator and {outside} of non-PyTorch memory"
+            )
 
     def _outside_now_bytes(self) -> int:
         reserved_bytes = torch.cuda.memory_reserved(self._device)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainerError
-from trainer.failure import out_of_memory
+from trainer.failure import is_vague, out_of_memory
 
 JOBS = frozenset({"step", "feed", "matmul", "fault", "trace"})
 
@@ -28,11 +28,17 @@ def run_job(job: str, measured: dict[str, Any], place: dict[str, Any], result_fi
         figures: dict[str, Any] = importlib.import_module(f"autotune.measure.jobs.{job}").run(measured, place)
         return figures
 
-    return account(run, result_file)
+    return account(run, result_file, first_attempt=place.get("first_attempt", False))
 
 
-def account(job: Callable[[], dict[str, Any]], result_file: Path) -> bool:
+def account(job: Callable[[], dict[str, Any]], result_file: Path, *, first_attempt: bool = False) -> bool:
     """Run a job and write how it ended: ``status``, what belongs to it, and ``ended_s`` on the monotonic clock.
+
+    Args:
+        job: Returns the figures.
+        result_file: The account.
+        first_attempt: Whether the same is tried again after a crash. A fault that may or may not be of memory is a
+            crash then: near the limit little is free, and a broken kernel would pass for a smaller limit.
 
     Returns:
         Whether it measured what it was to measure.
@@ -43,18 +49,19 @@ def account(job: Callable[[], dict[str, Any]], result_file: Path) -> bool:
         _lift_limit()
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()
-        result = _failure(error)
+        result = _failure(error, first_attempt)
     partial = result_file.with_suffix(".partial")
     partial.write_text(json.dumps(result | {"ended_s": time.monotonic()}))
     partial.replace(result_file)
     return bool(result["status"] == "measured")
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:
     if isinstance(error, TrainerError):
-        return {"status": "refused", "message": error.message, "next_step": error.next_step}
+        told = {"message": error.message, "next_step": error.next_step, "exit_code": error.exit_code}
+        return {"status": "refused", **told}
     if (refusal := out_of_memory(error)) is not None:
-        return {"status": "out_of_memory", "detail": refusal}
+        return {"status": "crashed" if first_attempt and is_vague(refusal) else "out_of_memory", "detail": refusal}
     # Not this rank's failure: that of the rank which it has lost.
     lost = isinstance(error, RuntimeError) and _LOST_PEER.search(str(error))
     return {"status": "lost_peer" if lost else "crashed", "detail": traceback.format_exc()[-2000:]}

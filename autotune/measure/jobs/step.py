@@ -41,9 +41,9 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
             ``special_ids``, ``documents_per_row``, ``memory_budget_bytes`` of each rank (or None), ``warmup_steps`` and
             ``timed_steps``. Its global batch says how many micro-batches a step has.
         place: ``device_used_before_bytes``, NVML's figure from before the trial, or None, or a list of them by local
-            rank. Where there are several ranks ``environment``, as torchrun sets it, and ``rendezvous``, a file, which
-            torchrun does without. For tests ``budget_bytes_by_rank``, a list, and ``fault_by_rank``, what befalls a
-            rank after the first step, by its number as text.
+            rank; ``first_attempt``, as for ``account``. Where there are several ranks ``environment``, as torchrun
+            sets it, and ``rendezvous``, a file, which torchrun does without. For tests ``budget_bytes_by_rank``, a
+            list, and ``fault_by_rank``, what befalls a rank after the first step, by its number as text.
 
     Returns:
         The fields of ``StepFigures``, the same from every rank.

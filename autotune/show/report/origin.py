@@ -83,6 +83,7 @@ def commands(one: ReportedProfile) -> list[str]:
     probe = one.profile.evidence.probe
     dropout = "" if train.attention_dropout is None else f" --attention-dropout {train.attention_dropout:g}"
     ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
+    strategy = "" if train.parallel.strategy == "ddp" else f" --strategy {train.parallel.strategy}"
     recomputed = "" if train.checkpointing == "none" else f" --checkpointing {train.checkpointing}"
     model = one.name if one.name in PRESETS else f"{one.name}/config.json"
     estimate = one.profile.evidence.estimate
@@ -92,7 +93,7 @@ def commands(one: ReportedProfile) -> list[str]:
             f"autotune probe --model {model} --data DIR --device {fingerprint.device} --memory "
             f"{constraints.memory_budget_bytes}B --seq-length {train.seq_length_tokens} --layout {train.layout} "
             f"--precision {train.precision} --global-batch-tokens {constraints.global_batch_tokens} --headroom "
-            f"{constraints.headroom_share:g}{dropout}{recomputed}{ranks} --out {one.quoted}"
+            f"{constraints.headroom_share:g}{dropout}{recomputed}{strategy}{ranks} --out {one.quoted}"
         ),
         "workers": f"autotune workers --profile {one.quoted} --data DIR{ranks}",
         "network": f"autotune network --profile {one.quoted} --data DIR",

@@ -163,7 +163,11 @@ def test_what_the_trainer_refuses_is_mended_with_options_of_this_command():
     ("arguments", "code", "said"),
     [
         (["--model", "bert-120m", "--gpu", "h100-nvl-94"], 3, "h100-nvl-94gb"),
-        (["--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--memory", "96GB"], 3, "more than NVIDIA H100 NVL"),
+        (
+            ["--model", "bert-120m", "--gpu", "h100-nvl-94gb", "--memory", "94GiB"],
+            3,
+            "94GiB (94 GiB) is more than NVIDIA H100 NVL has: 93.6 GiB",
+        ),
         (["--model", "bert-120m", "--memory", "much"], 3, "not a size"),
         (["--model", "bert-12m", "--memory", "8GB"], 3, "Did you mean"),
         (["--model", "bert-mini", "--device", "cpu"], 2, "a CPU needs a budget"),

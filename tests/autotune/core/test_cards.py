@@ -79,6 +79,7 @@ def test_a_part_of_a_card_and_an_unlisted_one_are_no_card(name, total_mib):
     [
         ("NVIDIA H200 NVL", 143_771, "h200-141gb"),
         ("NVIDIA H20", 97_871, "h20-96gb"),
+        ("NVIDIA H100 96GB HBM3", 97_871, "h100-96gb"),
         ("NVIDIA GH200 480GB", 97_871, "gh200-96gb"),
         ("GH200 120GB", 97_871, "gh200-96gb"),
         ("NVIDIA GH200 144G HBM3e", 146_831, "gh200-144gb"),

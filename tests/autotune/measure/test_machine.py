@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.errors import BadInput
+from autotune.errors import BadInput, MachineLacks
 from autotune.measure.machine import classify
 
 FITS = {"status": "measured", "figures": {"rank": 0}}
@@ -83,7 +83,8 @@ def test_a_trial_beyond_its_limit_is_late_whatever_some_ranks_wrote():
     )
 
 
-def test_input_that_a_rank_refuses_is_no_measurement():
-    unusable = {"status": "refused", "message": "no such device", "next_step": "Get one."}
-    with pytest.raises(BadInput, match="no such device"):
+@pytest.mark.parametrize("kind", [BadInput, MachineLacks])
+def test_what_a_rank_cannot_use_is_no_measurement(kind):
+    unusable = {"status": "refused", "message": "not usable", "next_step": "Get one.", "exit_code": kind.exit_code}
+    with pytest.raises(kind, match="not usable"):
         outcome_of(account(unusable), account(killed=True, exit_code=-9))

@@ -8,7 +8,7 @@ from autotune.decide.memory import Ledger
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.errors import BadInput, ProfileRefused, UsageError
 from autotune.search.estimated import ProfilesAsked, estimated_profile, profile_places, write_profiles
-from autotune.search.prediction import Asked, Choices, Target, config_of, contents
+from autotune.search.prediction import Asked, Choices, Target, config_of, contents, find_target
 from autotune.search.profiles import read_profile
 from autotune.show.estimate import Answer, Predicted
 from tests.autotune.profiles import example_profile
@@ -25,6 +25,14 @@ ASKED = Asked(
 CHOICES = Choices(
     layout=None, precision="bf16", attention="auto", attention_dropout=None, checkpointing="none", head="masked"
 )
+
+
+def test_all_that_nvml_counts_of_a_card_may_be_asked_for():
+    assert find_target(replace(ASKED, memory="92GiB")).budget_bytes == 92 * 2**30
+    assert find_target(replace(ASKED, memory="93.5GiB")).budget_bytes == H100.usable_bytes
+    with pytest.raises(BadInput, match="94GiB") as refused:
+        find_target(replace(ASKED, memory="94GiB"))
+    assert refused.value.next_step == "Ask for at most 93.5GiB, or leave --memory out."
 
 
 def wish(tmp_path, target=TARGET, out="profiles", headroom=0.03, tokens=None, **asked) -> ProfilesAsked:

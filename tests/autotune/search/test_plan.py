@@ -222,3 +222,29 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_pa
 
 def _short(tmp_path):
     return write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)
+
+
+def under(profile, strategy, **probe):
+    train = profile.train
+    parallel = train.parallel.model_copy(update={"strategy": strategy})
+    evidence = profile.evidence
+    if evidence.probe is not None:
+        evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update=probe)})
+    return profile.model_copy(update={"train": train.model_copy(update={"parallel": parallel}), "evidence": evidence})
+
+
+def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_trace):
+    profile = without_evidence(on_gpus(traced()))
+    plans = [answer(stored(under(profile, strategy)), nodes=2).memory.rows for strategy in ("ddp", "zero1", "fsdp2")]
+    assert plans[0] == plans[1] == plans[2]
+    ddp, zero1 = plans[0][0].state_bytes, plans[0][1].state_bytes
+    assert zero1 < ddp
+
+
+def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_trace):
+    profile = on_gpus(traced())
+    (probed, *_), (shared, *_) = (
+        answer(stored(under(profile, strategy, local_ranks=2))).memory.rows for strategy in ("ddp", "fsdp2")
+    )
+    assert probed.state_bytes == 8_000_000  # the probe's own
+    assert shared.state_bytes != 8_000_000

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import autotune.search.probe
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
+from autotune.decide.sharding import Sharing
 from autotune.decide.surroundings import expected_on_cpu
 from autotune.errors import DoesNotFit, Undecided
 from autotune.measure.clock import FakeClock
@@ -269,6 +271,26 @@ def test_one_row_that_does_not_fit_says_what_it_needs(probe):
         probe(FakeMachine(simulate), memory_budget_bytes=200_000_000, expected=expected_on_cpu())
     assert "of which parameters 286 MiB" in refused.value.message
     assert "--memory" in refused.value.next_step
+
+
+@pytest.mark.parametrize(("strategy", "ranks", "told"), [("ddp", 2, True), ("zero1", 1, True), ("zero1", 2, False)])
+def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypatch, strategy, ranks, told):
+    sharing = Sharing(strategy="fsdp2", ranks=4, bytes_of_a_rank=1)
+    monkeypatch.setattr(autotune.search.probe, "fewest_that_share", lambda *_, **__: sharing)
+    changes = {"strategy": strategy, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
+    with pytest.raises(DoesNotFit) as refused:
+        probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
+    assert ("share the state by parallel.strategy" in refused.value.next_step) == told
+
+
+def test_only_the_first_attempt_at_a_size_says_that_another_follows(probe):
+    def doubtful(trial):
+        outcome = simulate(trial)
+        doubts = isinstance(outcome, OutOfMemory) and trial.place["first_attempt"]
+        return Crashed(detail="CUBLAS_STATUS_EXECUTION_FAILED") if doubts else outcome
+
+    found = probe(FakeMachine(doubtful))
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
 
 
 def test_a_crash_is_not_taken_for_a_lack_of_memory(probe):

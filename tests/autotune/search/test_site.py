@@ -10,7 +10,7 @@ from autotune.measure.host import FakeHost
 from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.search.site import Site, local_ranks, memory_budget, open_site
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 H200 = GpuFacts(
     uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=143_771 * MIB, mig_enabled=False, power_cap_w=700.0,
     compute_mode="default", driver="580.1", compute_capability=(9, 0),
@@ -42,6 +42,13 @@ def test_a_reserve_is_left_free_unless_the_budget_is_given():
     assert memory_budget(site((H200,)), free_bytes) == free_bytes
 
 
+def test_where_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
+    silent = replace(site((H200,)), device_used_bytes=None)
+    assert memory_budget(silent, None) == find_card("h200").cuda_total_bytes - RESERVE_BYTES
+    unknown = replace(site((replace(H200, name="NVIDIA X1"),)), device_used_bytes=None)
+    assert memory_budget(unknown, None) == H200.total_bytes - RESERVE_BYTES
+
+
 def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
     small = replace(H200, total_bytes=40_960 * MIB)
     with pytest.raises(BadInput, match="more than"):
@@ -52,8 +59,15 @@ def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
 
 
 def test_more_than_the_named_card_has_is_refused():
-    with pytest.raises(BadInput, match="more than NVIDIA H100 NVL has"):
+    with pytest.raises(BadInput, match=r"112 GiB is more than NVIDIA H100 NVL has: 93\.6 GiB") as refused:
         memory_budget(site((H200,)), 120 * 10**9, find_card("h100-nvl-94gb"))
+    assert refused.value.next_step == "Ask for at most 93.5GiB."
+
+
+def test_all_that_a_named_card_has_may_be_asked_for():
+    nvl = find_card("h100-nvl-94gb")
+    assert memory_budget(site((H200,)), 92 * GIB, nvl) == 92 * GIB
+    assert memory_budget(site((H200,)), int(93.5 * GIB), nvl) == nvl.usable_bytes
 
 
 def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():

@@ -49,6 +49,19 @@ def test_what_the_gpu_has_beyond_the_budget_is_held(gpu):
     assert limited.outside_allocator_bytes == GIB // 2
 
 
+@pytest.mark.parametrize("odd_bytes", [1, 2**20, 2**21 - 1])
+def test_no_byte_beyond_the_budget_is_left_free(gpu, odd_bytes):
+    CudaBudget(40 * GIB - odd_bytes, DEVICE, BEFORE)
+    left_bytes = 80 * GIB - gpu.used()
+    assert 0 <= 40 * GIB - odd_bytes - gpu.outside - gpu.reserved - left_bytes < 2**21
+
+
+def test_a_budget_that_is_used_up_already_leaves_less_than_a_page(gpu):
+    gpu.outside += 1
+    CudaBudget(GIB, DEVICE, BEFORE)
+    assert 0 <= 80 * GIB - gpu.used() < 2**21
+
+
 @pytest.mark.parametrize("budget_bytes", [None, 90 * GIB])
 def test_nothing_is_held_if_there_is_no_more_than_the_budget(gpu, budget_bytes):
     CudaBudget(budget_bytes, DEVICE, BEFORE)
@@ -73,7 +86,9 @@ def test_what_fits_the_budget_only_by_its_first_reading_does_not_fit(gpu):
     gpu.peak = 39 * GIB + GIB // 2
     limited.check()
     gpu.outside += GIB // 4
-    with pytest.raises(torch.OutOfMemoryError, match="256 MiB more than the budget"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"256 MiB more than the budget: at their highest 39\.5 GiB in .* and 768 MiB of"
+    ):
         limited.check()
 
 

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from autotune.measure.jobs.child import account
 
@@ -20,3 +21,22 @@ def test_a_trial_says_how_it_failed(tmp_path, text, status):
 
     assert not account(job, tmp_path / "rank-0.json")
     assert json.loads((tmp_path / "rank-0.json").read_text())["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "later"),
+    [
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "crashed", "out_of_memory"),
+        ("CUDA error: out of memory: CUBLAS_STATUS_INTERNAL_ERROR", "out_of_memory", "out_of_memory"),
+    ],
+)
+def test_a_vague_fault_near_the_limit_is_of_memory_only_if_it_comes_again(tmp_path, monkeypatch, text, first, later):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**20, 2**36))
+
+    def job():
+        raise RuntimeError(text)
+
+    for first_attempt, status in ((True, first), (False, later)):
+        account(job, tmp_path / "rank-0.json", first_attempt=first_attempt)
+        assert json.loads((tmp_path / "rank-0.json").read_text())["status"] == status

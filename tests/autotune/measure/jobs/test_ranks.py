@@ -11,7 +11,7 @@ import pytest
 
 from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import StepFigures, Trial
-from autotune.errors import BadInput
+from autotune.errors import MachineLacks
 from autotune.measure.jobs.processes import GRACE_S
 from autotune.measure.machine import ForkServerMachine
 
@@ -125,8 +125,8 @@ def test_ranks_that_never_notice_are_ended_too(run, promptly):
     assert outcome.detail.startswith("rank 1 of 2: ")
 
 
-def test_ranks_without_their_device_are_bad_input(run, promptly):
-    with pytest.raises(BadInput, match="CUDA"):
+def test_ranks_without_their_device_lack_a_machine(run, promptly):
+    with pytest.raises(MachineLacks, match="CUDA"):
         run(measured(device="cuda", local_ranks=17))
 
 

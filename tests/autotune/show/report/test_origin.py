@@ -24,6 +24,15 @@ def test_only_commands_of_this_program_are_suggested_and_each_once():
     assert commands(_by(HOSTILE)) == []
 
 
+def test_a_probe_is_reproduced_under_its_strategy():
+    one = _by("probe")
+    assert "--strategy" not in commands(one)[0]
+    train = one.profile.train
+    shared = train.model_copy(update={"parallel": train.parallel.model_copy(update={"strategy": "zero1"})})
+    [command] = commands(reported(profile=one.profile.model_copy(update={"train": shared})))
+    assert " --strategy zero1 --ranks " in command
+
+
 def test_what_a_stranger_calls_commands_is_shown_inert_and_nowhere_as_code():
     document = report_document((_by(HOSTILE, "probe"),), ())
     markdown, page = report_markdown(document), report_html(document)
