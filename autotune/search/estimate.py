@@ -91,7 +91,7 @@ def _extended(
 ) -> tuple[Estimate, tuple[Trace, ...]]:
     """Trace further sizes; return what all traces say, or the later ones where the earlier ones differ from them."""
     known = {trace.rows for trace in traces}
-    found = _traced(request, machine, tuple(one for one in rows if one not in known))
+    found = _traced(request, machine, tuple(one for one in dict.fromkeys(rows) if one not in known))
     new = tuple(Trace.of(one) for one in found["traces"])
     law = law_of((*traces, *new))
     if law is None:

@@ -103,3 +103,12 @@ def test_a_model_that_cannot_be_traced_is_to_be_measured(outcome, said):
     with pytest.raises(CannotTrace, match=said) as refused:
         estimate_model(REQUEST, FakeMachine(lambda trial: outcome))
     assert "autotune probe" in refused.value.next_step
+
+
+def test_a_single_row_that_fits_is_predicted():
+    machine = FakeMachine(traced)
+    budget = (true_bytes(1) + true_bytes(2)) / 2
+    estimate = estimate_model(REQUEST, machine, room(budget))
+    assert predicted_rows(estimate, budget, expected_on_cpu().usual, max_rows=16_384) == 1
+    sizes = [rows for trial in machine.trials for rows in trial.measured["sizes"]]
+    assert len(sizes) == len(set(sizes))
