@@ -40,9 +40,10 @@ from autotune.decide.rates import settled_steps, training_rates
 from autotune.decide.statistics import Interval
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
+from autotune.search.situation import read_measured_run
 from autotune.search.standing import LEDGER_DIRECTORY
 from autotune.store import read_ledger
-from trainer.record import RUN_FILE, Run, RunHeader, StepRow, read_run
+from trainer.record import RUN_FILE, Run, RunHeader, StepRow
 from trainer.schema import canonical_sha256
 
 _LOSS_SHARE = 0.5
@@ -83,7 +84,7 @@ Source = StoredProfile | Run | Trials
 
 def _read(path: Path) -> Source:
     if (path / RUN_FILE).is_file():
-        return read_run(path)
+        return read_measured_run(path)
     if (path / LEDGER_DIRECTORY).is_dir():
         return _read_trials(path)
     if path.is_dir():
