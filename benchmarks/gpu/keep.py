@@ -87,7 +87,7 @@ def check_possible(report: CheckReport) -> None:
         for driver in (facts.get("driver"), *(stage.made_with.get("driver") for stage in report.stages)):
             check_real(name or report.device, driver, "this check")
         if report.device != CPU and name is None:
-            raise ValueError(f"the check of {report.device} does not name its GPU: its stage 'machine' has no GPU facts")
+            raise ValueError(f"the check of {report.device} does not name its GPU: stage 'machine' found none")
         check_rates(name, _rates(report))
     except AutotuneError as error:
         raise ValueError(error.message) from error
