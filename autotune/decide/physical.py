@@ -140,9 +140,9 @@ def check_profile(profile: Profile) -> None:
         Undecided: If it does.
         MachineLacks: If its GPU is a pretended one, and it keeps any rate.
     """
-    here, evidence = profile.fingerprint, profile.evidence
+    here, evidence, probe = profile.fingerprint, profile.evidence, profile.evidence.probe
     kept = [evidence.workers, evidence.network, evidence.baseline, evidence.explore]
-    if any(one is not None for one in kept) or (evidence.probe is not None and evidence.probe.curve):
+    if any(one is not None for one in kept) or (probe is not None and (probe.curve or probe.sustained)):
         check_real(here.gpu_name, here.driver, "a profile's tokens/s")
     check_rates(here.gpu_name, _rates_of_profile(profile))
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from autotune.core.evidence import Evidence
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
 from autotune.decide.physical import (
@@ -153,6 +154,9 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
     check_profile(
         profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe, "workers": None})})
     )
+    sustained = probe.model_copy(update={"sustained": gpu_profile(600_000.0).evidence.probe.curve[0]})
+    with pytest.raises(MachineLacks):
+        check_profile(profile.model_copy(update={"evidence": Evidence(probe=sustained)}))
     assert profile.fingerprint.bytes_known == "allocator"
     assert gpu_profile(600_000.0).fingerprint.bytes_known == "measured"
 
