@@ -1,5 +1,6 @@
 """What a run works on and with: its dataset, held against the profile, and the header of its record."""
 
+import importlib
 import importlib.metadata
 import platform
 
@@ -41,6 +42,21 @@ def peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
     return peak_flops_per_s(torch.cuda.get_device_name(ranks.device), number_format)
 
 
+def driver_of(ranks: Ranks) -> str | None:
+    """Return the version of this rank's GPU driver; None on a CPU, or if NVML does not give it."""
+    if ranks.device.type != "cuda":
+        return None
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        return str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return None
+
+
 def describe_run(
     resolved: ResolvedConfig,
     dataset: TokenDataset,
@@ -77,6 +93,7 @@ def describe_run(
         attention_reason=training.module.attention.reason,
         recipe_changes=list(training.recipe_changes),
         device=ranks.device_name,
+        driver=driver_of(ranks),
         peak_flops_per_s=facts.peak_flops_per_s,
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},

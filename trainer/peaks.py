@@ -1,4 +1,4 @@
-"""What GPUs can do at most: dense matrix products and their memory, by their makers' data sheets. No torch here.
+"""What GPUs can do at most: dense matrix products, memory and links, by their makers' data sheets. No torch here.
 
 Data sheets print figures with structured sparsity for most of these; dense is half of that. Read in 2026.
 """
@@ -71,6 +71,14 @@ MEMORY_BYTES_PER_S = {
 }  # fmt: skip
 """By the same names and data sheets; of several variants the fastest."""
 
+LINK_BYTES_PER_S = {
+    "H100 NVL": 600e9, "H100 PCIe": 600e9, "H100": 900e9, "H200 NVL": 900e9, "H200": 900e9, "GH200": 900e9,
+    "H800 PCIe": 400e9, "H800": 400e9, "H20": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "GB300": 1800e9,
+    "A100": 600e9, "A800": 400e9, "A40": 112.5e9, "A30": 200e9, "A10": 64e9, "L40S": 64e9, "L40": 64e9,
+    "RTX 6000 Ada": 64e9, "RTX 4090": 64e9, "RTX PRO 6000 Max Q": 128e9, "RTX PRO 6000 Workstation": 128e9, "L4": 64e9,
+}  # fmt: skip
+"""Of all links of a GPU, both directions together, by the same data sheets: NVLink, or 16 lanes of PCIe without it."""
+
 
 def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:
     """What a GPU's matrix products are computed in, under such settings."""
@@ -87,6 +95,12 @@ def peak_bytes_per_s(device_name: str) -> float | None:
     """Return the bandwidth of a device's own memory, or None if the table does not know it."""
     found = _peak(device_name)
     return None if found is None else MEMORY_BYTES_PER_S.get(found.name)
+
+
+def peak_link_bytes_per_s(device_name: str) -> float | None:
+    """Return the bandwidth of a device's links, both directions together, or None if the table does not know it."""
+    found = _peak(device_name)
+    return None if found is None else LINK_BYTES_PER_S.get(found.name)
 
 
 def _peak(device_name: str) -> Peak | None:

@@ -164,6 +164,9 @@ class RunHeader(Table):
     recipe_changes: list[str]
     """What the configuration changed of the model's recipe."""
     device: str
+    driver: str | None = None
+    """Version of the GPU's driver where the first rank runs; None on a CPU, if NVML does not give it, and in records
+    from before it was kept."""
     peak_flops_per_s: float | None
     """Of one device, dense, in the precision used; what MFU refers to."""
     versions: dict[str, str]

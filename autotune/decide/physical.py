@@ -1,7 +1,7 @@
 """Reject rates that no GPU can reach, and every rate of a pretended one. Pure.
 
 A rate beyond a data sheet means that a clock, a kernel or a driver is not what it says. Each rate is checked where it
-would be kept: with its trial, in a profile, in the GPU check.
+would be kept or read: with its trial, in a profile, in the record of a run, in the GPU check.
 """
 
 import statistics
@@ -13,16 +13,22 @@ from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import Trial
-from autotune.decide.shape import vocab_size_of, work_of_shape
+from autotune.decide.rates import fill_share
+from autotune.decide.shape import work_of_shape
 from autotune.errors import MachineLacks, Undecided
 from trainer.config import TrainConfig
-from trainer.peaks import Format, peak_bytes_per_s, peak_flops_per_s, product_format
+from trainer.errors import TrainerError
+from trainer.peaks import Format, peak_bytes_per_s, peak_flops_per_s, peak_link_bytes_per_s, product_format
+from trainer.record import Run
+from trainer.schema import parse_table
 
 SLACK = 1.05
 """A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""
 RATE_JOBS = frozenset({"feed", "matmul", "links", "exchange"})
 """Jobs whose answer is a rate; a ``step`` answers for memory as well."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
+_LEAST_S = 1e-12
+"""What counts as the time of something that took none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +37,8 @@ class Rate:
 
     what: str
     per_s: float
-    """FLOP/s, or bytes/s of its own memory."""
-    of: Format | Literal["memory"] = "bf16"
+    """FLOP/s, or bytes/s of its own memory or of its links."""
+    of: Format | Literal["memory", "links"] = "bf16"
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[Rate]) -> None:
@@ -42,16 +48,32 @@ def check_rates(gpu_name: str | None, rates: Iterable[Rate]) -> None:
         Undecided: With the GPU, the rate and the limit.
     """
     for rate in rates:
-        limit = None
-        if gpu_name is not None:
-            limit = peak_bytes_per_s(gpu_name) if rate.of == "memory" else peak_flops_per_s(gpu_name, rate.of)
+        limit = None if gpu_name is None else _limit(gpu_name, rate)
         if limit is not None and rate.per_s > SLACK * limit:
-            unit = "TB/s of memory" if rate.of == "memory" else f"TFLOP/s in {rate.of}"
+            unit = f"TB/s of {rate.of}" if rate.of in ("memory", "links") else f"TFLOP/s in {rate.of}"
             raise Undecided(
                 f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}, which reaches "
                 f"{limit / 1e12:,.4g} at most: the measurement is wrong, and is not kept",
                 next_step="Check driver and clock of the machine, then measure again.",
             )
+
+
+def is_possible(gpu_name: str | None, rates: Iterable[Rate]) -> bool:
+    """Return whether the named GPU can reach all of these rates, as far as it is known."""
+    try:
+        check_rates(gpu_name, rates)
+    except Undecided:
+        return False
+    return True
+
+
+def _limit(gpu_name: str, rate: Rate) -> float | None:
+    if rate.of == "memory":
+        return peak_bytes_per_s(gpu_name)
+    if rate.of == "links":
+        # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
+        return peak_link_bytes_per_s(gpu_name)
+    return peak_flops_per_s(gpu_name, rate.of)
 
 
 def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
@@ -67,25 +89,48 @@ def check_real(gpu_name: str | None, driver: str | None, what: str) -> None:
         )
 
 
+def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: str | None) -> bool:
+    """Return whether a trial's rate may be shown: it was timed, on a GPU that is real and can do that."""
+    return trial.is_timed and not is_pretended(driver) and is_possible(gpu_name, rates_of_trial(trial, outcome))
+
+
 def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[Rate]:
     """What the GPUs of a trial did, each of them."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
-    ranks = figures.get("local_ranks") or 1
-    if trial.job == "step" and figures.get("model_flops_per_step") and figures["step_s"]:
-        seconds = max(statistics.median(figures["step_s"]), 1e-12)
-        yield Rate(
-            what=what, per_s=figures["model_flops_per_step"] / seconds / ranks, of=_format(trial.measured["config"])
-        )
-    if trial.job == "feed" and figures.get("model_flops_per_s"):
-        yield Rate(what=what, per_s=figures["model_flops_per_s"] / ranks, of=_format(trial.measured["config"]))
+    if trial.job in ("step", "feed", "exchange") and not trial.measured.get("replayed_step_s"):
+        config = trial.measured.get("config")
+        config = config if isinstance(config, dict) else {}
+        yield Rate(what=what, per_s=_training_flops_per_s(trial.job, figures, config), of=_format(config))
     if trial.job == "links":
         yield from (Rate(what=what, per_s=one) for one in figures["products_flops_per_s"])
+        times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
+        moved = [size / max(seconds, _LEAST_S) for size, seconds in times]
+        yield from (
+            Rate(what=what, per_s=one, of="links") for one in [*moved, *figures.get("neighbours_bytes_per_s", ())]
+        )
     if trial.job == "matmul" and trial.measured.get("device") == "cuda":
         if figures["flops_per_s"]:
             of: Format = "bf16" if trial.measured["dtype"] == "bfloat16" else "tf32"
             yield Rate(what="matrix products", per_s=figures["flops_per_s"], of=of)
         if figures["copy_bytes_per_s"]:
             yield Rate(what="copies", per_s=figures["copy_bytes_per_s"], of="memory")
+
+
+def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:
+    """Of one GPU: as counted, and at least what its tokens ask for."""
+    least = least_flops_per_token(_settings(config), None)
+    if job == "feed":
+        flops_per_s = max(figures.get("model_flops_per_s") or 0.0, least * figures.get("real_tokens_per_s", 0.0))
+        return float(flops_per_s / (figures.get("local_ranks") or 1))
+    if not figures["step_s"]:
+        return 0.0
+    seconds = max(statistics.median(figures["step_s"]), _LEAST_S)
+    if job == "exchange":
+        rows_of_rank = figures["rows"] * figures["micro_batches"]
+        ranks = max(1.0, config.get("global_batch_rows", 0) / rows_of_rank)
+        return float(least * figures["real_tokens_per_step"] / seconds / ranks)
+    flops = max(figures.get("model_flops_per_step") or 0.0, least * figures.get("slot_tokens_per_step", 0))
+    return float(flops / seconds / (figures.get("local_ranks") or 1))
 
 
 def check_profile(profile: Profile) -> None:
@@ -95,34 +140,92 @@ def check_profile(profile: Profile) -> None:
         Undecided: If it does.
         MachineLacks: If its GPU is a pretended one, and it keeps any rate.
     """
-    here, evidence = profile.fingerprint, profile.evidence
+    here, evidence, probe = profile.fingerprint, profile.evidence, profile.evidence.probe
     kept = [evidence.workers, evidence.network, evidence.baseline, evidence.explore]
-    if any(one is not None for one in kept) or (evidence.probe is not None and evidence.probe.curve):
+    if any(one is not None for one in kept) or (probe is not None and (probe.curve or probe.sustained)):
         check_real(here.gpu_name, here.driver, "a profile's tokens/s")
     check_rates(here.gpu_name, _rates_of_profile(profile))
 
 
 def _rates_of_profile(profile: Profile) -> Iterator[Rate]:
-    evidence, of = profile.evidence, product_format(profile.train.precision, tf32=profile.train.tf32)
-    probe, workers, network = evidence.probe, evidence.workers, evidence.network
-    if probe is not None and probe.parameters is not None:
-        flops = _least_flops_per_token(profile.train, probe.parameters)
-        for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
-            per_s = flops * point.slot_tokens_per_s / probe.local_ranks
-            yield Rate(what=f"{point.rows} rows", per_s=per_s, of=of)
-    if workers is not None:
-        for row in workers.rows:
-            for per_s in row.model_flops_per_s_per_rank:
-                yield Rate(what=f"{row.loader_workers} DataLoader workers", per_s=per_s, of=of)
+    network, of = profile.evidence.network, product_format(profile.train.precision, tf32=profile.train.tf32)
+    least = least_flops_per_token(profile.train, profile.parameters)
+    for what, tokens_per_s, ranks, number_format in _tokens_per_s(profile, of):
+        yield Rate(what=what, per_s=least * tokens_per_s / ranks, of=number_format)
+    for row in profile.evidence.workers.rows if profile.evidence.workers is not None else ():
+        for per_s in row.model_flops_per_s_per_rank:
+            yield Rate(what=f"{row.loader_workers} DataLoader workers", per_s=per_s, of=of)
     if network is not None:
         yield from (Rate(what="matrix products", per_s=per_s) for per_s in network.products_flops_per_s)
+        yield from (Rate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links") for link in network.links)
 
 
-def _least_flops_per_token(train: TrainConfig, parameters: int) -> float:
-    """Training's products with the layers' weights; attention and head come on top. 0 for an unknown architecture."""
-    vocab_size = vocab_size_of(train, parameters)
-    work = None if vocab_size is None else work_of_shape(train, vocab_size, parameters)
-    return 0.0 if work is None else float(_FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * work.weights_per_token)
+def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, int, Format]]:
+    """Every rate in tokens: of what, how many a second, of how many ranks, in which format."""
+    probe, workers, network = profile.evidence.probe, profile.evidence.workers, profile.evidence.network
+    baseline, explore = profile.evidence.baseline, profile.evidence.explore
+    if probe is not None:
+        for point in [*probe.curve, *([probe.sustained] if probe.sustained else [])]:
+            yield f"{point.rows} rows", point.slot_tokens_per_s, probe.local_ranks, of
+    if workers is not None and workers.consumer.startswith("the training step"):  # a replayed one computes nothing
+        fill = fill_share(profile) or 0.0
+        counts = [(f"{row.loader_workers} DataLoader workers", row.slot_tokens_per_s) for row in workers.rows]
+        for what, rates in [*counts, ("batches from memory", workers.ceiling_slot_tokens_per_s)]:
+            yield from ((what, fill * rate, workers.local_ranks, of) for rate in rates)
+    if baseline is not None:
+        for recipe in baseline.rows:
+            of_recipe: Format = of if recipe.name == "tuned" else "bf16"  # others may have another precision
+            yield from ((recipe.name, rate, baseline.local_ranks, of_recipe) for rate in recipe.real_tokens_per_s)
+    if explore is not None:
+        for tried in explore.rows:
+            tried_in = product_format(tried.settings.precision, tf32=profile.train.tf32)
+            yield tried.settings.name, tried.real_tokens_per_s or 0.0, profile.local_ranks, tried_in
+    if network is not None:
+        for one in network.exchanges:
+            yield one.strategy, one.real_tokens_per_s or 0.0, network.nodes * network.ranks_per_node, of
+        for row in network.scaling:
+            yield f"{row.nodes} nodes", row.real_tokens_per_s, row.nodes * network.ranks_per_node, of
+
+
+def check_run(run: Run) -> None:
+    """Reject the record of a training on a pretended GPU, and rates that its GPU cannot reach.
+
+    Raises:
+        Undecided: If it holds such a rate.
+        MachineLacks: If its GPU is a pretended one.
+    """
+    header, what = run.header, f"the run {run.directory.name}"
+    check_real(header.device, header.driver, f"{what}: its tokens/s")
+    least, of = least_flops_per_token(_settings(header.config), header.parameters), _format(header.config)
+    flops_per_s = [
+        max(
+            row.model_flops_per_s_per_rank,
+            least * row.real_tokens_per_s / header.world_size,
+            (row.mfu or 0.0) * (header.peak_flops_per_s or 0.0),
+        )
+        for row in run.steps
+    ]
+    check_rates(header.device, [Rate(what=what, per_s=max(flops_per_s, default=0.0), of=of)])
+
+
+def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:
+    """Return what training computes for each token at least.
+
+    Of a known architecture the products with its layers' weights; attention, head and embeddings come on top. Of any
+    other twice its parameters, a third of the usual count, as a table of embeddings takes part in no product.
+    """
+    work = None if train is None else work_of_shape(train, 1, parameters or 1)
+    if work is not None:
+        return float(_FORWARD_AND_BACKWARD * _MULTIPLY_AND_ADD * work.weights_per_token)
+    return float(_MULTIPLY_AND_ADD * (parameters or 0))
+
+
+def _settings(config: dict[str, Any]) -> TrainConfig | None:
+    """None if another version of the trainer wrote them."""
+    try:
+        return parse_table(TrainConfig, config, where="settings")
+    except TrainerError:
+        return None
 
 
 def _format(config: dict[str, Any]) -> Format:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured, outcome_from_json
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
@@ -36,13 +37,15 @@ from autotune.decide.difference import (
     of_sound_steps,
     paired_difference,
 )
+from autotune.decide.physical import has_rate
 from autotune.decide.rates import settled_steps, training_rates
 from autotune.decide.statistics import Interval
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
+from autotune.search.situation import read_measured_run
 from autotune.search.standing import LEDGER_DIRECTORY
 from autotune.store import read_ledger
-from trainer.record import RUN_FILE, Run, RunHeader, StepRow, read_run
+from trainer.record import RUN_FILE, Run, RunHeader, StepRow
 from trainer.schema import canonical_sha256
 
 _LOSS_SHARE = 0.5
@@ -53,6 +56,7 @@ _READ_FROM = {
     "windows": "windows of the workers' sweep",
     "steps": "the probe's steps",
 }
+_NOTHING_TIMED = "its GPU is a pretended one: memory is that of torch's allocator, and nothing was timed"
 _BY_STEPS = "the run's steps"
 _OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
 """Settings that a tuning varies from trial to trial."""
@@ -83,7 +87,7 @@ Source = StoredProfile | Run | Trials
 
 def _read(path: Path) -> Source:
     if (path / RUN_FILE).is_file():
-        return read_run(path)
+        return read_measured_run(path)
     if (path / LEDGER_DIRECTORY).is_dir():
         return _read_trials(path)
     if path.is_dir():
@@ -136,6 +140,8 @@ def _profile_side(profile: Profile, name: str, *, intact: bool) -> Side:
 def _profile_notes(profile: Profile, *, intact: bool) -> Iterable[str]:
     if not intact:
         yield "it was edited by hand since it was written: its figures are of what it said then"
+    if is_pretended(profile.fingerprint.driver):
+        yield _NOTHING_TIMED
     if profile.is_estimated:
         yield "it is estimated: its micro-batch is predicted, and nothing of it was measured"
 
@@ -148,7 +154,8 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
     probe, workers = profile.evidence.probe, profile.evidence.workers
     if probe is not None:
         yield Reading(metric=MOST_ROWS, of="under the budget", estimate=of_one(probe.feasible_max), exact=True)
-        yield Reading(metric=PEAK_MEMORY, of="largest micro-batch", estimate=of_one(probe.feasible_peak_bytes))
+        of_peak = f"largest micro-batch{_by_allocator(profile.fingerprint.driver)}"
+        yield Reading(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
             bounds = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
@@ -281,6 +288,7 @@ def _tuning_side(trials: Trials, name: str) -> Side:
         circumstances.setdefault("dataset", where.dataset_hash)
         facts = {"machine": where.machine, "processors": where.processors, "torch": where.torch} | facts
     notes = [f"{left_out} records of other sites, or damaged, are left out"] if left_out else []
+    notes += [_NOTHING_TIMED] if where and is_pretended(where.driver) else []
     notes += [] if where else ["its trials do not say what they ran on: the machines may be different ones"]
     return Side(
         kind="tuning",
@@ -322,18 +330,26 @@ def _many(count: object, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def _by_allocator(driver: str | None) -> str:
+    """How peaks of a pretended GPU are told from those of a real one, with which they are not compared."""
+    return ", allocator" if is_pretended(driver) else ""
+
+
 def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
-    outcomes = [outcome_from_json(record.outcome) for record in group]
-    measured = [outcome for outcome in outcomes if isinstance(outcome, Measured)]
+    where = group[0].made_on  # all of these are of one site
+    gpu_name, driver = (None, None) if where is None else (where.gpu_name, where.driver)
+    done = [(one.trial, one.outcome) for one in (record.finished() for record in group)]
+    measured = [(trial, outcome) for trial, outcome in done if isinstance(outcome, Measured)]
+    rated = [outcome for trial, outcome in measured if has_rate(trial, outcome, gpu_name=gpu_name, driver=driver)]
     if group[0].job == "step":
-        steps = [StepFigures.of(outcome) for outcome in measured]
-        rates = _positive(one.slot_tokens_per_step / s for one in steps for s in one.step_s if s > 0)
+        timed = map(StepFigures.of, rated)
+        rates = _positive(one.slot_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
         if rates:
             yield Reading(metric=STEP_RATE, of=of, estimate=of_readings(rates))
-        if peaks := _positive(one.peak_bytes for one in steps):
-            yield Reading(metric=PEAK_MEMORY, of=of, estimate=of_one(max(peaks)))
+        if peaks := _positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
+            yield Reading(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
-    windows = [FeedFigures.of(outcome) for outcome in measured]
+    windows = [FeedFigures.of(outcome) for outcome in rated]
     if rates := _positive(one.slot_tokens_per_s for one in windows):
         yield Reading(metric=WINDOW_RATE, of=of, estimate=of_readings(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:

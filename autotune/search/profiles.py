@@ -47,6 +47,7 @@ def read_profile(path: Path) -> StoredProfile:
         TrainerError, AutotuneError: If it cannot be used, with the reason.
     """
     profile, intact = profile_from_tables(read_profile_tables(path), where=str(path))
+    check_profile(profile)
     return StoredProfile(path=path, profile=profile, intact=intact)
 
 

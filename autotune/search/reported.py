@@ -9,11 +9,10 @@ from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.reviews import read_reviewed
-from autotune.search.situation import other_than, situation_of_profile, situation_of_run
+from autotune.search.situation import other_than, read_measured_run, situation_of_profile, situation_of_run
 from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
-from trainer.record import read_run
 from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.schema import refuse_infinite
 
@@ -57,9 +56,9 @@ def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Hos
     """A run, and which of these profiles it was started from.
 
     Raises:
-        TrainerError, AutotuneError: If it is no run, or one of another schema.
+        TrainerError, AutotuneError: If it is no run, one of another schema, or holds rates that its GPU cannot reach.
     """
-    run = read_run(directory)
+    run = read_measured_run(directory)
     for table in (run.startup, run.end):
         refuse_infinite(None if table is None else table.model_dump(), str(directory))
     header = run.header

@@ -23,6 +23,7 @@ from autotune.core.review import (
     standing_of,
 )
 from autotune.decide.changes import flat_settings
+from autotune.decide.physical import check_profile
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.profiles import report_directory
 from autotune.store import unwritable_means_bad_input, write_atomically
@@ -67,6 +68,7 @@ def read_reviewed(profile: Path, reports: Path) -> ReviewedProfile:
     tables = read_profile_tables(profile)
     present = present_sha256(tables, where=str(profile))
     found, _ = profile_from_tables(tables, where=str(profile))
+    check_profile(found)
     recorded = tables.get(HASH_KEY)
     given = read_reviews(review_path(profile, reports))
     return ReviewedProfile(

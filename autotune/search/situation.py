@@ -13,6 +13,7 @@ from autotune.corpus.sources import SOURCES
 from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
+from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
@@ -59,7 +60,7 @@ def situation_of(
         trials = read_trials(place, found.profile, reports).finished
         return situation_of_profile(found, trials, host, data=data, nodes=nodes)
     if (place / RUN_FILE).is_file():
-        run = read_run(place)
+        run = read_measured_run(place)
         stored = profile_of_run(run, candidates) if profile is None else read_profile(profile)
         if profile is not None and stored is not None and (others := other_than(run, stored)):
             raise ProfileRefused(
@@ -74,6 +75,18 @@ def situation_of(
             next_step="Name a profile (profiles/….toml), a run (runs/…) or a directory with data.",
         )
     return Situation(train=None, data=facts)
+
+
+def read_measured_run(directory: Path) -> Run:
+    """Read the record of a training whose rates are taken for measurements.
+
+    Raises:
+        TrainerError: If it is no run, or one of another schema.
+        MachineLacks, Undecided: If its GPU is a pretended one, or cannot reach its rates.
+    """
+    run = read_run(directory)
+    check_run(run)
+    return run
 
 
 def situation_of_profile(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from autotune.core.standing import RunStanding, TuningStanding
 from autotune.core.trial import TrialRecord
+from autotune.decide.physical import check_run
+from autotune.errors import AutotuneError
 from autotune.store import read_ledger
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
 from trainer.errors import TrainerError, TrainingFailed
@@ -41,7 +43,7 @@ def standing_of_run(directory: Path, jobs: Jobs | None, *, now_s: float | None =
         job=number,
         step=last.step if last else run.header.resumed_step,
         max_steps=run.header.config.get("max_steps"),
-        real_tokens_per_s=last.real_tokens_per_s if last else None,
+        real_tokens_per_s=last.real_tokens_per_s if last and _is_measured(run) else None,
         checkpoint=newest[0].name if newest else None,
         reason=run.end.reason if run.end else None,
         seconds_since_step=_age_s(directory / STEPS_FILE, time.time() if now_s is None else now_s),
@@ -87,6 +89,15 @@ def _state(run: Run, queued: str | None, *, asked: bool) -> str:
     if run.end.exit_code == TrainingFailed.exit_code:
         return f"gave up{waiting}"
     return f"ended with code {run.end.exit_code}{waiting}"
+
+
+def _is_measured(run: Run) -> bool:
+    """Whether its rates are those of a real GPU, or of a CPU."""
+    try:
+        check_run(run)
+    except AutotuneError:
+        return False
+    return True
 
 
 def _age_s(path: Path, now_s: float) -> float | None:

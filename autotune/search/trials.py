@@ -7,7 +7,7 @@ from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
-from autotune.decide.physical import RATE_JOBS, check_rates, check_real, rates_of_trial
+from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
 from autotune.errors import StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
@@ -90,6 +90,9 @@ class TrialRunner:
         if here is not None:
             check_real(here.gpu_name, here.driver, label)
         known = None if anew else self._known.get(trial.key)
+        if known is not None and here is not None and isinstance(known.outcome, Measured):
+            possible = is_possible(here.gpu_name, rates_of_trial(trial, known.outcome))
+            known = known if possible else None
         self.on_trial(label, None)
         if known is not None:
             outcome, seconds = known.outcome, known.seconds

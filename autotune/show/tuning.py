@@ -72,8 +72,10 @@ def _rows(one: FinishedTrial) -> int:
 
 
 def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
-    """Tokens/s of a trial; None of one that has no such figure, or that ran under a limit which slows it down."""
+    """Tokens/s of a trial; None of one that was not timed, or that ran under a limit which slows it down."""
     job, measured = one.trial.job, one.trial.measured
+    if not one.trial.is_timed:
+        return None
     if job == "step" and (measured["config"]["device"] == "cuda" or measured["memory_budget_bytes"] is None):
         figures = StepFigures.of(outcome)
         return figures.slot_tokens_per_step / statistics.median(figures.step_s)

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.decide.physical import Rate, check_rates, check_real
+from autotune.decide.physical import Rate, check_rates, check_real, least_flops_per_token
 from autotune.errors import AutotuneError
 from benchmarks import document
 from benchmarks.gpu.all import PAGE_NAME, REPORT_NAME
@@ -20,9 +20,14 @@ from benchmarks.gpu.check.page import check_page
 from benchmarks.gpu.check.results import CheckReport
 from benchmarks.gpu.check.rig import LEDGER_NAME
 from benchmarks.gpu.stage.tuning import ARCHIVE_NAME
+from trainer.config import TrainConfig
+from trainer.presets import PRESETS, model_settings
 
 KEPT = Path(__file__).parents[2] / "reports" / "gpu"
 EXIT_BAD_INPUT = 2
+CPU = "cpu"
+"""What a check without a GPU calls its device."""
+_TOKENS = "_real_tokens_per_s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,16 +75,20 @@ def keep(found: Path, kept: Path) -> Path:
 
 
 def check_possible(report: CheckReport) -> None:
-    """Reject a check of a pretended GPU, and rates that its GPU cannot reach.
+    """Reject a check of a pretended GPU or of one that it does not name, and rates that its GPU cannot reach.
 
     Raises:
         ValueError: With the GPU, the rate and the limit.
     """
     found = report.stage("machine").details.get("gpus") or [{}]
     facts = found[0].get("facts", {})
+    name = facts.get("name")
     try:
-        check_real(facts.get("name"), facts.get("driver"), "this check")
-        check_rates(facts.get("name"), _rates(report))
+        for driver in (facts.get("driver"), *(stage.made_with.get("driver") for stage in report.stages)):
+            check_real(name or report.device, driver, "this check")
+        if report.device != CPU and name is None:
+            raise ValueError(f"the check of {report.device} does not name its GPU: stage 'machine' found none")
+        check_rates(name, _rates(report))
     except AutotuneError as error:
         raise ValueError(error.message) from error
 
@@ -94,6 +103,12 @@ def _rates(report: CheckReport) -> Iterator[Rate]:
                 yield Rate(what=what, per_s=figure.value, of="tf32" if "fp32" in figure.name else "bf16")
             if figure.name == "copy_read_plus_write_bytes_per_s":
                 yield Rate(what=what, per_s=figure.value, of="memory")
+            if figure.name.endswith("link_bytes_per_s"):
+                yield Rate(what=what, per_s=figure.value, of="links")
+            model = figure.name.removesuffix(_TOKENS).replace("_", "-")
+            if figure.name.endswith(_TOKENS) and model in PRESETS:
+                least = least_flops_per_token(TrainConfig(model=model_settings(model)), None)
+                yield Rate(what=what, per_s=least * figure.value)
             if "_mfu_" in figure.name and figure.value > 1:
                 raise ValueError(f"{what}: {figure.value:.3g} of the GPU's peak, and no GPU does more than 1")
 

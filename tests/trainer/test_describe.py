@@ -1,4 +1,6 @@
 import platform
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from trainer.batch import make_plan
 from trainer.build import build_training
 from trainer.checkpoint import read_checkpoint
 from trainer.config import DataSettings
-from trainer.describe import describe_run, open_dataset, peak_of
+from trainer.describe import describe_run, driver_of, open_dataset, peak_of
 from trainer.errors import BadConfig
 from trainer.meter import DeviceFacts
 from trainer.parallel import join_ranks
@@ -60,3 +62,25 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     assert header.peak_flops_per_s is None  # of a CPU nobody knows it
     fresh = describe_run(resolved, dataset, plan, training, facts=facts, ranks=ranks, start=Start(), attempt=1)
     assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)
+
+
+class Refusal(Exception):
+    pass
+
+
+def nvml(version):
+    def answer():
+        if version is None:
+            raise Refusal
+        return version
+
+    return SimpleNamespace(NVMLError=Refusal, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=answer)
+
+
+@pytest.mark.parametrize("version", ["580.95.05", "0.0 (nullgpu)", None])
+def test_the_driver_of_a_gpu_is_as_nvml_says_it(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(version))
+    assert driver_of(SimpleNamespace(device=torch.device("cuda", 0))) == version
+    assert driver_of(SimpleNamespace(device=torch.device("cpu"))) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert driver_of(SimpleNamespace(device=torch.device("cuda", 0))) is None

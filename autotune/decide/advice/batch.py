@@ -38,7 +38,10 @@ def beyond_memory(now: Situation) -> Advice | None:
         f"{probe.feasible_max} is the largest that ran",
         evidence=(
             Figure(name="largest that ran", value=float(probe.feasible_max), unit="rows", source="autotune probe"),
-            Figure(name="its peak", value=float(probe.feasible_peak_bytes), unit="bytes", source="autotune probe"),
+            Figure(
+                name="its peak", value=float(probe.feasible_peak_bytes), unit="bytes",
+                known=now.profile.fingerprint.bytes_known, source="autotune probe",
+            ),
         ),
         gain=None,
         cost="none: the global batch stays, in more micro-batches",

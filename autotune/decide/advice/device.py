@@ -121,6 +121,7 @@ def foreach_optimizer(now: Situation) -> Advice | None:
     peak = now.peak_bytes(now.train.micro_batch_rows) if now.train is not None else None
     if peak is None or peak + copy_bytes < 0.95 * budget:
         return None
+    known = "measured" if now.fingerprint is None else now.fingerprint.bytes_known
     return Advice(
         rule="foreach-optimizer",
         severity="should",
@@ -128,7 +129,7 @@ def foreach_optimizer(now: Situation) -> Advice | None:
         "memory is nearly full",
         evidence=(
             Figure(name="copy", value=float(copy_bytes), unit="bytes", known="predicted", source="4 bytes a weight"),
-            Figure(name="peak with a fused one", value=float(peak), unit="bytes", source="autotune probe"),
+            Figure(name="peak with a fused one", value=float(peak), unit="bytes", known=known, source="autotune probe"),
             Figure(name="budget", value=float(budget), unit="bytes", known="assumed", source="the profile"),
         ),
         gain=Gain(of="GPU memory", ratio=peak / (peak + copy_bytes), known="predicted"),

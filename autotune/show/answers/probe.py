@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from autotune.core.evidence import CurvePoint
 from autotune.core.outcome import Measured
@@ -46,6 +47,8 @@ class ProbeAnswerModel:
     global_batch_rows: int
     memory_budget_bytes: int
     """Of each rank."""
+    bytes_known: Literal["measured", "allocator"]
+    """How the peaks of trials came about: ``allocator`` on a pretended GPU, where only torch's allocator is real."""
     feasible_peak_bytes: int
     predicted_peak_bytes: int | None
     traced_peak_bytes: int | None
@@ -87,6 +90,7 @@ def _model(one: ProbedModel) -> ProbeAnswerModel:
         micro_batch_rows=train.micro_batch_rows,
         global_batch_rows=train.global_batch_rows,
         memory_budget_bytes=one.profile.constraints.memory_budget_bytes,
+        bytes_known=one.profile.fingerprint.bytes_known,
         feasible_peak_bytes=evidence.feasible_peak_bytes,
         predicted_peak_bytes=evidence.predicted_peak_bytes,
         traced_peak_bytes=evidence.traced_peak_bytes,

@@ -90,9 +90,18 @@ def _subtitle(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
     several = f"{first.fingerprint.gpu_count} GPUs: " if (first.fingerprint.gpu_count or 0) > 1 else ""
     estimated = f" Nothing of {listed(names, 'profiles')} was measured: it is an estimate." if names else ""
+    pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
+    measured_words = (
+        " All figures are measured unless they are called predicted; intervals say how far noise reaches, and with "
+        "which confidence."
+    )
+    allocator_words = (
+        f" Nothing of {listed(pretended, 'profiles')} was measured on a GPU: it is a pretended one, and memory is that "
+        "of torch's allocator."
+    )
     return (
-        f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}. All figures are measured "
-        f"unless they are called predicted; intervals say how far noise reaches, and with which confidence.{estimated}"
+        f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}."
+        f"{measured_words if len(pretended) < len(measured) else ''}{allocator_words if pretended else ''}{estimated}"
     )
 
 

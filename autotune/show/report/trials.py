@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.core.outcome import Measured, describe
+from autotune.core.profile import Fingerprint
 from autotune.core.trial import FeedFigures, FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_seconds
 from autotune.decide.cost import ranks_of
+from autotune.decide.physical import has_rate
 from autotune.show.report.document import Block, Missing, Paragraph, Table
 from autotune.show.report.each import part_of_each
 from autotune.show.report.figures import count
@@ -35,10 +37,11 @@ def _trials(one: ReportedProfile, most: int) -> tuple[Block, ...]:
     kept, left = first_of(
         one.trials, most, f"trials of {one.title}", first=_says_no, which="those that failed before others"
     )
+    peak = "peak" if one.profile.fingerprint.bytes_known == "measured" else "peak, allocator"
     table = Table(
         caption=f"Every trial of {one.title}",
-        headers=("trial", "kind", "outcome", "ranks", "optimizer steps", "peak", "slot tokens/s", "time", "detail"),
-        rows=tuple(_cells(done) for done in kept),
+        headers=("trial", "kind", "outcome", "ranks", "optimizer steps", peak, "slot tokens/s", "time", "detail"),
+        rows=tuple(_cells(done, one.profile.fingerprint) for done in kept),
         align="lllrrrrrl",
         long=True,
     )
@@ -49,9 +52,9 @@ def _says_no(done: FinishedTrial) -> bool:
     return not isinstance(done.outcome, Measured)
 
 
-def _cells(done: FinishedTrial) -> list[str | None]:
+def _cells(done: FinishedTrial, made_on: Fingerprint) -> list[str | None]:
     measured = isinstance(done.outcome, Measured)
-    steps, peak, speed = _figures(done)
+    steps, peak, speed = _figures(done, made_on)
     return [
         done.label,
         done.trial.job,
@@ -65,15 +68,16 @@ def _cells(done: FinishedTrial) -> list[str | None]:
     ]
 
 
-def _figures(done: FinishedTrial) -> tuple[int | None, int | None, float | None]:
-    """Steps, peak bytes and slot tokens/s, where the kind of trial has them."""
+def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int | None, float | None]:
+    """Steps, peak bytes and slot tokens/s, if the kind of trial has them."""
     if not isinstance(done.outcome, Measured):
         return None, None, None
+    rated = has_rate(done.trial, done.outcome, gpu_name=made_on.gpu_name, driver=made_on.driver)
     if done.trial.job == "step":
         step = StepFigures.of(done.outcome)
-        median_s = statistics.median(step.step_s) if step.step_s else 0.0
+        median_s = statistics.median(step.step_s) if rated and step.step_s else 0.0
         return step.optimizer_steps, step.peak_bytes, step.slot_tokens_per_step / median_s if median_s else None
     if done.trial.job == "feed":
         feed = FeedFigures.of(done.outcome)
-        return feed.optimizer_steps, feed.memory_bytes, feed.slot_tokens_per_s
+        return feed.optimizer_steps, feed.memory_bytes, feed.slot_tokens_per_s if rated else None
     return None, None, None

@@ -1,13 +1,29 @@
 """No rate beyond a data sheet, and none of a pretended GPU, is kept."""
 
+import dataclasses
+
 import pytest
 
+from autotune.core.evidence import Evidence
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
-from autotune.decide.physical import SLACK, Rate, check_profile, check_rates, check_real, rates_of_trial
+from autotune.decide.physical import (
+    SLACK,
+    Rate,
+    check_profile,
+    check_rates,
+    check_real,
+    check_run,
+    has_rate,
+    least_flops_per_token,
+    rates_of_trial,
+)
 from autotune.errors import MachineLacks, Undecided
+from benchmarks.example_report import example_profile as tuned_profile
+from tests.autotune.decide.runs import run_of
 from tests.autotune.profiles import example_profile
-from trainer.peaks import MEMORY_BYTES_PER_S, PEAKS
+from trainer.config import TrainConfig
+from trainer.peaks import LINK_BYTES_PER_S, MEMORY_BYTES_PER_S, PEAKS
 from trainer.presets import model_settings
 
 NVL = "NVIDIA H100 NVL"
@@ -33,7 +49,60 @@ def test_nothing_is_known_of_other_devices(name):
 
 
 def test_every_gpu_with_a_peak_has_a_bandwidth():
-    assert set(MEMORY_BYTES_PER_S) == {peak.name for peak in PEAKS}
+    assert set(MEMORY_BYTES_PER_S) == set(LINK_BYTES_PER_S) == {peak.name for peak in PEAKS}
+
+
+BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_rows=32, micro_batch_rows=4)
+BERT_CONFIG = BERT.model_dump(mode="json")
+FLOPS = 6 * (11 * 7_077_888 + 2 * 768**2)  # of eleven layers, and of keys and values of the last
+
+
+def test_a_token_of_a_known_architecture_takes_its_layers_and_of_any_other_twice_its_parameters():
+    assert least_flops_per_token(BERT, None) == FLOPS
+    other = BERT.model_copy(update={"model": BERT.model.model_copy(update={"config": {"model_type": "nystromformer"}})})
+    assert least_flops_per_token(other, 1000) == 2000
+    assert least_flops_per_token(other, None) == least_flops_per_token(None, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "figures"),
+    [
+        ("step", {"step_s": [0.5], "slot_tokens_per_step": 2_000_000}),
+        ("feed", {"real_tokens_per_s": 4_000_000.0}),
+        ("feed", {"real_tokens_per_s": 4_000_000.0, "model_flops_per_s": 0.0}),
+        ("exchange", {"step_s": [0.5], "real_tokens_per_step": 4_000_000.0, "rows": 4, "micro_batches": 4}),
+    ],
+)
+def test_tokens_are_checked_without_a_count_of_flops(job, figures):
+    trial = Trial(job=job, measured={"config": BERT_CONFIG}, timeout_s=1.0)
+    [rate] = rates_of_trial(trial, Measured(figures=figures))
+    assert rate.per_s == pytest.approx(4_000_000 * FLOPS)
+    assert not has_rate(trial, Measured(figures=figures), gpu_name=NVL, driver="580.1")
+    with pytest.raises(Undecided, match="TFLOP/s in bf16"):
+        check_rates(NVL, [rate])
+
+
+def test_a_replayed_step_says_nothing_of_the_gpu():
+    trial = Trial(job="feed", measured={"config": BERT_CONFIG, "replayed_step_s": 1e-3}, timeout_s=1.0)
+    assert list(rates_of_trial(trial, Measured(figures={"real_tokens_per_s": 4e9}))) == []
+
+
+def test_a_trial_that_was_not_timed_or_ran_on_a_pretended_gpu_has_no_rate():
+    figures = Measured(figures={"step_s": [0.5, 0.5, 0.5], "slot_tokens_per_step": 2000})
+    timed = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": 3}, timeout_s=1.0)
+    untimed = Trial(job="step", measured={"config": BERT_CONFIG, "timed_steps": 1}, timeout_s=1.0)
+    assert has_rate(timed, figures, gpu_name=NVL, driver="580.1")
+    assert not has_rate(timed, figures, gpu_name=NVL, driver=NULL)
+    assert not has_rate(untimed, figures, gpu_name=NVL, driver="580.1")
+
+
+@pytest.mark.parametrize(
+    "figures", [{"within": [[2**20, 1e-3], [10**9, 1e-4]]}, {"between": [[1, 0.0]]}, {"neighbours_bytes_per_s": [1e13]}]
+)
+def test_messages_faster_than_the_links_are_rejected(figures):
+    links = Trial(job="links", measured={}, timeout_s=1.0)
+    with pytest.raises(Undecided, match=r"TB/s of links measured on NVIDIA H100 NVL, which reaches 0.6 at most"):
+        check_rates(NVL, rates_of_trial(links, Measured(figures={"products_flops_per_s": [], **figures})))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +154,9 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
     check_profile(
         profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"probe": probe, "workers": None})})
     )
+    sustained = probe.model_copy(update={"sustained": gpu_profile(600_000.0).evidence.probe.curve[0]})
+    with pytest.raises(MachineLacks):
+        check_profile(profile.model_copy(update={"evidence": Evidence(probe=sustained)}))
     assert profile.fingerprint.bytes_known == "allocator"
     assert gpu_profile(600_000.0).fingerprint.bytes_known == "measured"
 
@@ -92,3 +164,52 @@ def test_a_profile_of_a_pretended_gpu_keeps_sizes_and_no_rates():
 def test_a_real_driver_and_none_are_real():
     check_real(NVL, "580.95.05", "tokens/s")
     check_real(None, None, "tokens/s")
+
+
+def with_rows(part, rows, **changes):
+    """The tuned profile, with the first row of a part changed."""
+    evidence = tuned_profile("d").evidence
+    found = getattr(evidence, part)
+    first, *others = getattr(found, rows)
+    changed = found.model_copy(update={rows: [first.model_copy(update=changes), *others]})
+    return tuned_profile("d").model_copy(update={"evidence": evidence.model_copy(update={part: changed})})
+
+
+@pytest.mark.parametrize(
+    ("part", "rows", "changes"),
+    [
+        ("workers", "rows", {"model_flops_per_s_per_rank": [], "slot_tokens_per_s": [1e15]}),
+        ("explore", "rows", {"real_tokens_per_s": 1e15}),
+        ("network", "exchanges", {"real_tokens_per_s": 1e15}),
+        ("network", "scaling", {"real_tokens_per_s": 1e15}),
+        ("network", "links", {"bytes_per_s": 1e13}),
+        ("baseline", "rows", {"real_tokens_per_s": [1e15]}),
+        ("probe", "curve", {"slot_tokens_per_s": 1e15}),
+    ],
+)
+def test_a_profile_keeps_no_impossible_rate_in_any_part(part, rows, changes):
+    check_profile(tuned_profile("d"))
+    with pytest.raises(Undecided, match="measured on NVIDIA H100 NVL"):
+        check_profile(with_rows(part, rows, **changes))
+
+
+def gpu_run(**changes):
+    header = {"device": NVL, "driver": "580.1", "peak_flops_per_s": 835e12, "config": BERT}
+    return run_of([400_000.0], **header | changes)
+
+
+def test_a_run_of_a_pretended_gpu_is_rejected():
+    check_run(gpu_run())
+    check_run(gpu_run(driver=None))
+    with pytest.raises(MachineLacks, match=r"the run r: .* pretended NVIDIA H100 NVL"):
+        check_run(gpu_run(driver=NULL))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mfu": 1.2}, {"model_flops_per_s_per_rank": 1e15}, {"real_tokens_per_s": 8_000_000.0}]
+)
+def test_a_run_whose_rates_are_beyond_its_gpu_is_rejected(changes):
+    run = gpu_run()
+    impossible = dataclasses.replace(run, steps=(run.steps[0].model_copy(update=changes),))
+    with pytest.raises(Undecided, match=r"the run r: .* measured on NVIDIA H100 NVL"):
+        check_run(impossible)

@@ -7,7 +7,7 @@ from autotune.core.advice import Change
 from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow, WorkersEvidence
 from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.ledger import ledger_sha256
-from autotune.errors import ProfileRefused
+from autotune.errors import MachineLacks, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
@@ -164,3 +164,12 @@ def test_a_probe_takes_the_place_of_an_estimate_which_is_kept(tmp_path):
 def test_advice_that_changes_the_step_says_that_the_prediction_was_of_another():
     changed = with_advice(estimated_profile(), [Change(key="head", old="masked", new="dense")])
     assert changed.evidence.estimate.choice.endswith("predicted before advice changed head")
+
+
+def test_rates_of_a_pretended_gpu_are_not_read_either(tmp_path):
+    profile = example_profile()
+    here = profile.fingerprint.model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"})
+    path = tmp_path / "p.toml"
+    path.write_text(profile_to_toml(profile.model_copy(update={"fingerprint": here})))
+    with pytest.raises(MachineLacks, match="a profile's tokens/s cannot be measured on a pretended"):
+        read_profile(path)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.profile import profile_to_toml
-from autotune.errors import BadInput, ProfileRefused
+from autotune.errors import BadInput, MachineLacks, ProfileRefused
 from autotune.search.reviews import read_reviewed, read_reviews, require_approved, review, review_path
 from tests.autotune.profiles import example_profile
 
@@ -28,6 +28,13 @@ def test_only_an_approval_of_the_present_content_lets_pass(profile, tmp_path):
     with pytest.raises(ProfileRefused, match="not approved any more") as refused:
         require_approved(profile, tmp_path)
     assert "--approve" in refused.value.next_step
+
+
+def test_a_profile_with_rates_of_a_pretended_gpu_is_not_reviewed(profile, tmp_path):
+    text = profile.read_text()
+    profile.write_text(text.replace("[fingerprint]", '[fingerprint]\ndriver = "0.0 (nullgpu)"'))
+    with pytest.raises(MachineLacks, match="pretended"):
+        review(profile, tmp_path, "approved", by="reviewer", note=None)
 
 
 def test_a_profile_of_the_same_name_elsewhere_is_not_approved_by_it_and_was_never_edited(profile, tmp_path):

@@ -84,6 +84,16 @@ def test_a_step_is_checked_where_its_rate_is_taken(tmp_path):
     assert isinstance(measuring.run(step, "t"), Measured)
 
 
+def test_an_impossible_rate_of_the_ledger_is_measured_again(tmp_path):
+    rates = iter([8.6e15, 600e12])
+    machine = FakeMachine(lambda trial: Measured(figures={"flops_per_s": next(rates), "copy_bytes_per_s": None}))
+    load = Trial(job="matmul", measured={"device": "cuda", "dtype": "bfloat16"}, timeout_s=60.0)
+    replace(runner(tmp_path, None), machine=machine, made_on=None).run(load, "t")
+    again = replace(runner(tmp_path, None), machine=machine, made_on=ON_GPU)
+    assert again.run(load, "t") == Measured(figures={"flops_per_s": 600e12, "copy_bytes_per_s": None})
+    assert not again.finished[0].from_ledger
+
+
 @pytest.mark.parametrize("job", ["feed", "links", "matmul", "exchange"])
 def test_no_rate_is_measured_on_a_pretended_gpu(tmp_path, job):
     pretended = ON_GPU.model_copy(update={"driver": "0.0 (nullgpu)"})

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.evidence import BaselineEvidence, RecipeRow
@@ -85,6 +87,12 @@ def test_what_ran_under_a_limit_on_a_cpu_has_no_speed_and_what_ran_without_one_s
     assert best_words([stepped(4, 900)]) == "4 rows fit"
     assert best_words([stepped(4, 900, None)]) == "900 tokens/s (4 rows, speed)"
     assert best_words([stepped(4, 900, device="cuda")]) == "4 rows fit, 900 tokens/s (4 rows)"
+
+
+def test_a_trial_of_memory_has_no_speed():
+    one = stepped(4, 900, device="cuda")
+    untimed = replace(one, trial=replace(one.trial, measured=one.trial.measured | {"timed_steps": 1}))
+    assert best_words([untimed]) == "4 rows fit"
 
 
 def test_the_ceiling_of_loader_workers_is_no_choice():

@@ -48,6 +48,8 @@ def with_figures(report, name, figures, driver="580.1"):
         ("ceilings", "copy_read_plus_write_bytes_per_s", 5.2e12, "5.2 TB/s of memory measured on NVIDIA H200"),
         ("nvml", "full_load_matmul_flops_per_s", 1.2e15, "1,200 TFLOP/s"),
         ("train", "bert_120m_mfu_share", 1.2, "no GPU does more than 1"),
+        ("train", "bert_120m_real_tokens_per_s", 5e6, "2,371 TFLOP/s in bf16 measured on NVIDIA H200"),
+        ("ranks", "link_bytes_per_s", 2e12, "2 TB/s of links measured on NVIDIA H200"),
     ],
 )
 def test_a_check_that_says_what_its_gpu_cannot_do_is_not_kept(tmp_path, stage, name, value, said):
@@ -63,6 +65,18 @@ def test_a_check_of_a_pretended_gpu_is_not_kept(tmp_path):
     report = with_figures(full_report(), "train", (), driver="0.0 (nullgpu)")
     with pytest.raises(ValueError, match="pretended NVIDIA H200"):
         keep(found(tmp_path, report), tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_any_stage_tells_that_the_gpu_is_a_pretended_one_and_one_must_tell_its_name(tmp_path):
+    report = full_report()
+    stages = [replace(stage, details={}) if stage.name == "machine" else stage for stage in report.stages]
+    with pytest.raises(ValueError, match="does not name its GPU"):
+        keep(found(tmp_path, replace(report, stages=tuple(stages))), tmp_path / "kept")
+    stages[-1] = replace(stages[-1], made_with={"driver": "0.0 (nullgpu)"})
+    (tmp_path / "found" / "gpu-check.json").write_text(json.dumps(replace(report, stages=tuple(stages)).to_json()))
+    with pytest.raises(ValueError, match="pretended h200"):
+        keep(tmp_path / "found", tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 

@@ -8,7 +8,7 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.store import Ledger
 from tests.autotune.profiles import example_profile
-from tests.autotune.trials import MADE_ON
+from tests.autotune.trials import MADE_ON, record
 from tests.trainer.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import row_of
 from trainer.config import ModelSettings, TrainConfig
@@ -270,3 +270,42 @@ def test_hostile_names_steer_nothing(here, capsys):
     _write_run("b", 900, config=config)
     assert run(["report", "compare", "a", "b"]) == 0
     assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
+
+
+NVL, NULL = "NVIDIA H100 NVL", "0.0 (nullgpu)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"), [({"driver": NULL}, 5, "pretended NVIDIA H100 NVL"), ({}, 8, "which reaches")]
+)
+def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_nothing(
+    here, capsys, changes, code, said
+):
+    speed = 1000 if "driver" in changes else 10_000  # at a tenth of which a GPU is at 0.3 of its peak
+    name = _write_run("a", speed, steps=20, device=NVL, peak_flops_per_s=835e12, **changes)
+    Path("p.toml").write_text(profile_to_toml(example_profile()))
+    for command in (["report", "compare", name, name], ["report", "build", "p.toml", "--run", name], ["advise", name]):
+        assert run(command) == code, command
+        assert said in capsys.readouterr().err
+    assert run(["launch", "status", name, "--json"]) == 0
+    [told] = json.loads(capsys.readouterr().out)["runs"]
+    assert (told["step"], told["real_tokens_per_s"]) == (20, None)
+
+
+def _write_steps(name, *, timed_steps=8, **made_on):
+    ledger = Ledger(Path(name) / "ledger", "w")
+    found = record("step", budget_bytes=2**30, **made_on).model_dump(mode="json")
+    ledger.append(found | {"measured": found["measured"] | {"timed_steps": timed_steps}})
+
+
+def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, capsys):
+    _write_steps("a")
+    assert {one["name"] for one in _compare(capsys, "a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
+    _write_steps("b", timed_steps=1)
+    assert {one["name"] for one in _compare(capsys, "b", "b")["figures"]} == {"peak memory"}
+    _write_steps("c", gpu_name=NVL, driver=NULL)
+    told = _compare(capsys, "c", "c")
+    assert told["headline"] is None
+    [peak] = told["figures"]
+    assert (peak["name"], peak["of"]) == ("peak memory", "None rows, 1 rank, under 1 GiB, allocator")
+    assert "a pretended one" in told["a"]["notes"][0]

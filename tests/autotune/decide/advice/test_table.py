@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from autotune.core.advice import SEVERITIES, Gain
 from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE, Situation, advise
 from benchmarks.scenarios import scenarios
@@ -44,6 +46,18 @@ def test_names_are_unique_and_severities_known():
         for one in advise(scenario.speaks()):
             assert one.severity in SEVERITIES
             assert one.rule in {rule.name for rule in RULES} | {NOTHING, TOO_LITTLE}
+
+
+@pytest.mark.parametrize("rule", ["beyond-memory", "foreach-optimizer"])
+@pytest.mark.parametrize(("driver", "known"), [("580.1", "measured"), ("0.0 (nullgpu)", "allocator")])
+def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(rule, driver, known):
+    now = tuned(GPU, settings(GPU), micro_batch_rows=10**6)
+    if rule == "foreach-optimizer":
+        now = next(one.speaks() for one in scenarios() if one.rule == rule)
+    here = now.profile.fingerprint.model_copy(update={"driver": driver})
+    now = replace(now, profile=now.profile.model_copy(update={"fingerprint": here}))
+    [found] = [one for one in advise(now) if one.rule == rule]
+    assert [one.known for one in found.evidence if "peak" in one.name] == [known]
 
 
 def test_a_run_without_a_profile_is_enough_for_advice():

@@ -13,7 +13,10 @@ from autotune.show.report.loss import loss_points
 from autotune.show.report.markdown import report_markdown
 from benchmarks.example_report import example_inputs, example_profile
 from tests.autotune.show.report.examples import reported, reported_run
+from tests.autotune.trials import record
 from tests.trainer.rows import row_of
+
+NULL = "0.0 (nullgpu)"
 
 
 def of_kind(document, kind):
@@ -149,3 +152,32 @@ def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(window
     document = report_document((one,), (reported_run(profile_path=one.path),))
     assert report_markdown(document)
     json.dumps(report_facts((one,), (), report_document((one,), ())), allow_nan=False)
+
+
+def of_gpu(profile, driver):
+    here = profile.fingerprint.model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": driver})
+    return profile.model_copy(update={"fingerprint": here})
+
+
+@pytest.mark.parametrize(
+    ("driver", "timed_steps", "peak", "rate"),
+    [("580.1", 8, "peak", "900"), ("580.1", 1, "peak", None), (NULL, 8, "peak, allocator", None)],
+)
+def test_trials_have_a_rate_only_if_they_were_timed_on_a_real_gpu(driver, timed_steps, peak, rate):
+    done = record("step").finished()
+    trial = dataclasses.replace(done.trial, measured=done.trial.measured | {"timed_steps": timed_steps})
+    one = reported(profile=of_gpu(example_profile("d"), driver), trials=(dataclasses.replace(done, trial=trial),))
+    table = table_of(report_document((one,), ()), "Every trial")
+    assert peak in table.headers
+    assert table.rows[0][table.headers.index("slot tokens/s")] == rate
+
+
+def test_what_is_of_a_pretended_gpu_is_not_called_measured():
+    pretended = reported("profiles/null.toml", profile=of_gpu(example_profile("d"), NULL))
+    alone, beside = report_document((pretended,), ()), report_document((reported(), pretended), ())
+    for document in (alone, beside):
+        assert (
+            "was measured on a GPU: it is a pretended one, and memory is that of torch's allocator" in document.subtitle
+        )
+    assert "All figures are measured" not in alone.subtitle
+    assert "All figures are measured" in beside.subtitle

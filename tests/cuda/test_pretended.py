@@ -1,0 +1,79 @@
+"""Whatever is measured on a pretended GPU with its own driver is shown as torch's allocator's, or rejected."""
+
+import html
+import json
+import random
+import re
+
+import pytest
+
+from tests.conftest import write_dataset
+from tests.system.faults.jobs import NO_DROPOUT
+
+pytestmark = pytest.mark.cuda
+STEPS = 4
+SETTINGS = NO_DROPOUT | {
+    "train.precision": "fp32", "train.attention_dropout": 0.0,
+    "train.max_steps": STEPS, "train.micro_batch_rows": 2, "train.global_batch_rows": 2,
+    "train.log_interval_steps": 1, "train.checkpoint.enabled": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machine(null_gpus):
+    return null_gpus(values=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    draw = random.Random(0)
+    samples = [[draw.randrange(5, 128) for _ in range(draw.randrange(8, 60))] for _ in range(400)]
+    return write_dataset(tmp_path_factory.mktemp("corpus") / "data", samples, vocab_size=128)
+
+
+@pytest.fixture(scope="module")
+def profile(machine, data):
+    path = machine.folder / "profile.toml"
+    words = ("--model", "bert-mini", "--seq-length", "64", "--max-rows", "8", "--data", data, "--out", path, "--json")
+    ended = machine.autotune("probe", *words)
+    assert ended.code == 0, ended
+    [told] = json.loads(ended.out)["models"]
+    assert (told["bytes_known"], told["curve"]) == ("allocator", [])
+    return path
+
+
+def test_a_report_of_a_probe_calls_sizes_the_allocators_and_shows_no_rate(machine, profile):
+    ended = machine.autotune("report", "build", profile, "--out", "report.html")
+    assert ended.code == 0, ended
+    page = html.unescape((machine.folder / "report.html").read_text())
+    assert "memory is that of torch's allocator" in page
+    assert "All figures are measured" not in page
+    assert "peak, allocator" in page
+    table = page[page.index("Every trial of") :]
+    assert not re.search(r"<td[^>]*>[\d,.]+</td>\s*<td[^>]*>[\d.]+ m?s</td>", table[: table.index("</table>")])
+    compared = machine.autotune("report", "compare", profile, profile, "--json")
+    figures = json.loads(compared.out)["figures"]
+    assert {(one["name"], one["of"]) for one in figures} == {
+        ("largest micro-batch", "under the budget"),
+        ("peak memory", "largest micro-batch, allocator"),
+    }
+
+
+@pytest.fixture(scope="module")
+def run(machine, data, profile):
+    place = machine.folder / "run"
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in SETTINGS.items()]
+    ended = machine.torchrun("-m", "trainer", "--profile", profile, "--data", data, "--out", place, *sets)
+    assert ended.code == 0, ended
+    return place
+
+
+def test_a_run_tells_its_driver_and_its_rates_are_rejected(machine, profile, run):
+    assert json.loads((run / "run.json").read_text())["driver"] == "0.0 (nullgpu)"
+    for words in (("report", "compare", run, run), ("report", "build", profile, "--run", run), ("advise", run)):
+        ended = machine.autotune(*words)
+        assert ended.code == 5, ended
+        assert "cannot be measured on a pretended NVIDIA H100 NVL" in ended.err
+        assert "tokens/s" not in ended.out
+    [told] = json.loads(machine.autotune("launch", "status", run, "--json").out)["runs"]
+    assert (told["step"], told["real_tokens_per_s"]) == (STEPS, None)
