@@ -31,6 +31,7 @@ hidden_size = 128
 num_attention_heads = 2
 intermediate_size = 256
 """
+ON_GPUS = NO_DROPOUT | {"train.device": "cuda"}
 # Torch tries the second where the first fails.
 NO_PRODUCT = ",".join(f"{name}={CUBLAS_EXECUTION_FAILED}" for name in ("cublasLtMatmul", "cublasSgemm_v2"))
 
@@ -106,9 +107,10 @@ def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path
 def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
     machine = null_gpu(devices=2, values=True)
     place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
-    job = place.job(2, NO_DROPOUT | {"train.max_steps": 3, "train.warmup_steps": 1})
+    job = place.job(2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1})
     process = job.start([{"kind": "kill", "step": -1, "rank": 1}])
     job.end(process)
     assert process.returncode != 0
+    assert machine.counts().total("kernel") > 0
     assert "error: rank 0: after the last step, another rank is gone: " in job.told()
     assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")

@@ -38,6 +38,8 @@ class Faults:
     faults: str = ""
     """``FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES]``, with commas between: a number that a library's function returns, or
     ``hang``; from which call of a process to which; only while fewer bytes are free. ``kernel`` is any launch."""
+    may_miss: bool = False
+    """Whether a test may end without one of them."""
     absent: tuple[str, ...] = ()
     """NVML functions that this driver does not have."""
     growth_per_launch: int = 0
@@ -124,6 +126,11 @@ class Machine:
         """Return what was counted since counting began anew."""
         return Counts.read(self._counts.glob("*"))
 
+    def missed(self) -> list[str]:
+        """Return the planned faults that the last command did not meet, unless it may miss them."""
+        planned = [] if self.faults.may_miss else [plan for plan in self.faults.faults.split(",") if plan]
+        return [plan for plan in planned if not self.counts()["fault", plan]]
+
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start Python in a session of its own; counting begins anew."""
         shutil.rmtree(self._counts, ignore_errors=True)
@@ -144,7 +151,9 @@ class Machine:
         stubs = [self._without_absent(), self.environment.stubs] if self.faults.absent else [self.environment.stubs]
         start = [ROOT / "tests/nullgpu/start"] if self.values else []
         settings = {
-            name: value for name, value in dataclasses.asdict(self.faults).items() if value and name != "absent"
+            name: value
+            for name, value in dataclasses.asdict(self.faults).items()
+            if value and name not in ("absent", "may_miss")
         }
         settings |= {
             "cards": self.devices,

@@ -10,7 +10,6 @@ typedef struct {
     int math, pointer;
 } handle;
 int cublasCreate_v2(void **out) {
-    NG_CALL;
     *out = calloc(1, sizeof(handle));
     return 0;
 }
@@ -53,7 +52,6 @@ typedef struct {  /* cublasLtMatmulHeuristicResult_t */
     int reserved[4];
 } result;
 int cublasLtCreate(void **out) {
-    NG_CALL;
     *out = calloc(1, 64);
     return 0;
 }
@@ -68,7 +66,6 @@ int cublasLtMatmulDescDestroy(void *d) {
 int cublasLtMatrixLayoutDestroy(void *d) { return cublasLtMatmulDescDestroy(d); }
 int cublasLtMatmulPreferenceDestroy(void *d) { return cublasLtMatmulDescDestroy(d); }
 int cublasLtMatmulAlgoGetHeuristic(void *h, void *o, void *a, void *b, void *c, void *d, void *p, int room, result *out, int *n) {
-    NG_CALL;
     if (room > 0) memset(out, 0, sizeof *out);  /* one that needs no workspace: torch refuses to go on without any */
     *n = room > 0;
     return 0;

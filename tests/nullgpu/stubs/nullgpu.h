@@ -44,11 +44,11 @@ NG_API int ng_thermal(void);     /* whether this sample tells of heat */
 NG_API void ng_stall(int on);
 NG_API int ng_stalled(void);
 
-/* Counts, and faults on purpose: returns 1 if the caller must return *answer at once. */
+/* Counts, and faults on purpose. Every function of a library is preceded by a generated one that calls ng_called. */
+#define NG_NO_FAULT (-1 << 30)
 NG_API void ng_count(const char *kind, const char *literal);
 NG_API void ng_count_kernel(const void *kernel, const char *name);
 NG_API void ng_name_kernel(const void *kernel, const char *name);
-NG_API int ng_called(const char *function, int *answer);
-#define NG_CALL int answer_; if (ng_called(__func__, &answer_)) return answer_
+NG_API int ng_called(const char *function); /* the answer of a planned fault, or NG_NO_FAULT */
 
 NG_API void ng_copy(void *to, const void *from, size_t bytes); /* pages never written stay so */

@@ -55,12 +55,10 @@ cudaError_t cudaStreamQuery(cudaStream_t s) {
     return ready(!stalled);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    NG_CALL;
     ng_count("wait", "cudaStreamSynchronize");
     return wait_for_device();
 }
 cudaError_t cudaDeviceSynchronize(void) {
-    NG_CALL;
     ng_count("wait", "cudaDeviceSynchronize");
     return ng_context(ng_current()) ? wait_for_device() : ng_fail(cudaErrorMemoryAllocation);
 }
@@ -97,7 +95,6 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned fla
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-    NG_CALL;
     ng_count("poll", "cudaEventQuery");
     return ready(!(stalled && ((event *)e)->after_stall));
 }
