@@ -12,6 +12,7 @@ from autotune.core.cards import Card, find_card
 from autotune.decide.surroundings import COMMUNICATION_BYTES, CONTEXT_BYTES
 from tests.nullgpu.counts import Counts
 from tests.nullgpu.environment import ROOT, Environment
+from trainer.peaks import peak_flops_per_s
 
 CUBLAS_NOT_INITIALIZED, CUBLAS_ALLOC_FAILED, CUBLAS_EXECUTION_FAILED = 1, 3, 13
 CUDNN_ALLOC_FAILED, CUDNN_EXECUTION_FAILED = 4004, 5000
@@ -93,7 +94,8 @@ class Machine:
     memory: int | None = None
     driver: str = ""
     """Version that NVML states instead of its own, by which the project knows that nothing here may be kept as
-    measured: for what must be run to its end all the same, and is thrown away."""
+    measured: for what must be run to its end all the same, and is thrown away. Matrix products and collectives take
+    time then."""
     faults: Faults = NO_FAULTS
     values: bool = False
     """Whether ranks of torchrun compute; collectives exchange data only then."""
@@ -160,7 +162,7 @@ class Machine:
             "memory": self.memory or memory,
             "reserved": card.total_bytes - memory,
             "name": card.name,
-            **({"driver": self.driver} if self.driver else {}),
+            **(self._rates() | {"driver": self.driver} if self.driver else {}),
             "capability": "{}.{}".format(*card.compute_capability),
             "multiprocessors": _MULTIPROCESSORS[card.key],
             "context": CONTEXT_BYTES[_USUAL],
@@ -177,6 +179,14 @@ class Machine:
             "TRITON_LIBCUDA_PATH": str(self.environment.stubs),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             **self.variables,
+        }
+
+    def _rates(self) -> dict[str, float]:
+        """Return rates that this GPU could have: of products in any format, and of a collective over PCIe."""
+        peaks = [peak_flops_per_s(find_card(self.name).name, of) for of in ("bf16", "tf32")]
+        return {
+            "flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None),
+            "link_bytes_per_s": 20e9,
         }
 
     @property

@@ -226,6 +226,7 @@ static int collective(communicator *c, enum what what, const char *send, char *r
                 count, type, rank, words[its[0]], (long)its[1], (long)its[2]);
         return INVALID_USAGE;
     }
+    ng_work(total * width, ng_get()->link_bytes_per_s);
     if (!ng_get()->values && total > chunk) {  /* a rank's own data in every place; what is small may steer the host */
         for (int place = 0; place < (what == GATHER ? c->ranks : 1); place++)
             ng_copy(recv + place * count * width, send + (what == SCATTER ? c->rank * count * width : 0), count * width);
