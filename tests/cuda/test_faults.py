@@ -26,7 +26,7 @@ class Probed:
     """A probe with few trials, and what each of them came to."""
 
     def __init__(self, machine, data, *words) -> None:
-        common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "10")
+        common = ("--model", "bert-mini", "--data", data, "--seq-length", "64", "--trial-timeout", "24")
         self._profile = machine.folder / "profile.toml"
         files = ("--reports", machine.folder / "reports", "--out", self._profile)
         self.ended = machine.autotune("probe", *common, *files, *words)
