@@ -127,6 +127,14 @@ def test_libraries_fail_on_purpose(null_gpu, faults, program, said):
     assert said in ended.out + ended.err, ended
 
 
+def test_planned_faults_that_do_not_occur_are_found(null_gpus):
+    occurs, late = f"cudaMemGetInfo={CUDA_OUT_OF_MEMORY}", f"cudaMemGetInfo={CUDA_OUT_OF_MEMORY}@2"
+    unknown = "cudaMemInfo=2"
+    machine = null_gpus(faults=Faults(faults=f"{occurs},{late},{unknown}"))
+    assert machine.run("-c", f"{CUDART}memory()").code == 0
+    assert machine.missed() == [late, unknown]
+
+
 STATE = """
 print(*(pynvml.nvmlDeviceGetCurrentClocksEventReasons(card) for _ in range(4)),
       *pynvml.nvmlDeviceGetMigMode(card), pynvml.nvmlDeviceGetTotalEnergyConsumption(card) > 0)
