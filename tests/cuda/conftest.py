@@ -1,7 +1,7 @@
 """Pretended GPUs for tests; ``tests/nullgpu/README.md`` says what they prove."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,14 @@ def null_gpus(cuda_environment, tmp_path_factory) -> Callable[..., Machine]:
 
 
 @pytest.fixture
-def null_gpu(null_gpus) -> Callable[..., Machine]:
-    """A function that sets up a machine with pretended GPUs."""
-    return null_gpus
+def null_gpu(null_gpus) -> Iterator[Callable[..., Machine]]:
+    """A function that sets up a machine with pretended GPUs, each of whose planned faults must occur."""
+    machines: list[Machine] = []
+
+    def make(**options) -> Machine:
+        machines.append(null_gpus(**options))
+        return machines[-1]
+
+    yield make
+    missed = [plan for machine in machines for plan in machine.missed()]
+    assert not missed, f"faults that were planned and did not occur: {missed}"

@@ -11,6 +11,7 @@ from tests.nullgpu.machine import (
     CUBLAS_ALLOC_FAILED,
     CUBLAS_NOT_INITIALIZED,
     CUDA_LAUNCH_FAILURE,
+    CUDA_OUT_OF_MEMORY,
     CUDNN_ALLOC_FAILED,
     NVML_DRIVER_NOT_LOADED,
     NVML_NOT_SUPPORTED,
@@ -90,10 +91,15 @@ CUDNN = "torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8, device='cuda'), torch
 FILL = f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest, dtype=torch.uint8, device='cuda'); "
 
 
+def test_a_fault_waits_until_memory_is_short(null_gpu):
+    faults = Faults(faults=f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}<{2 * GIB}", may_miss=True)
+    ended = null_gpu(faults=faults).run("-c", f"import torch; {MATMUL}; print('fits')")
+    assert ended.out == "fits\n", ended
+
+
 @pytest.mark.parametrize(
     ("faults", "program", "said"),
     [
-        (f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}<{2 * GIB}", f"{MATMUL}; print('fits')", "fits"),
         (
             f"cublasCreate_v2={CUBLAS_ALLOC_FAILED}<{2 * GIB}",
             f"torch.cuda.init(); {FILL}{MATMUL}",
@@ -106,11 +112,27 @@ FILL = f"rest = torch.cuda.mem_get_info()[0] - {GIB}; y = torch.empty(rest, dtyp
             "[torch.ones(8, device='cuda') for _ in range(3)]",
             "unspecified launch failure",
         ),
+        (f"cudaHostAlloc={CUDA_OUT_OF_MEMORY}", "torch.ones(8).pin_memory()", "out of memory"),
+        (f"cudaMemGetInfo={CUDA_LAUNCH_FAILURE}", "torch.cuda.mem_get_info()", "unspecified launch failure"),
+        (
+            f"cudaEventSynchronize={CUDA_LAUNCH_FAILURE}",
+            "event = torch.cuda.Event(); event.record(); event.synchronize()",
+            "unspecified launch failure",
+        ),
+        (f"cudaSetDevice={CUDA_LAUNCH_FAILURE}@2", "torch.ones(8, device='cuda:1')", "unspecified launch failure"),
     ],
 )
 def test_libraries_fail_on_purpose(null_gpu, faults, program, said):
-    ended = null_gpu(faults=Faults(faults=faults)).run("-c", f"import torch; {program}")
+    ended = null_gpu(devices=2, faults=Faults(faults=faults)).run("-c", f"import torch; {program}")
     assert said in ended.out + ended.err, ended
+
+
+def test_planned_faults_that_do_not_occur_are_found(null_gpus):
+    occurs, late = f"cudaMemGetInfo={CUDA_OUT_OF_MEMORY}", f"cudaMemGetInfo={CUDA_OUT_OF_MEMORY}@2"
+    unknown = "cudaMemInfo=2"
+    machine = null_gpus(faults=Faults(faults=f"{occurs},{late},{unknown}"))
+    assert machine.run("-c", f"{CUDART}memory()").code == 0
+    assert machine.missed() == [late, unknown]
 
 
 STATE = """
@@ -128,13 +150,27 @@ def test_nvml_tells_of_heat_for_as_long_as_it_is_told_to(null_gpu):
     ("faults", "said"),
     [
         (Faults(faults=f"nvmlDeviceGetMigMode={NVML_NOT_SUPPORTED}"), "Not Supported"),
-        (Faults(faults=f"nvmlInit_v2={NVML_DRIVER_NOT_LOADED}"), "Driver Not Loaded"),
+        (Faults(faults=f"nvmlInitWithFlags={NVML_DRIVER_NOT_LOADED}"), "Driver Not Loaded"),
         (Faults(absent=("nvmlDeviceGetMigMode",)), "Function Not Found"),
     ],
 )
 def test_nvml_can_refuse_and_lack_functions(null_gpu, faults, said):
     ended = null_gpu(faults=faults).run("-c", NVML + STATE)
     assert said in ended.err, ended
+
+
+def test_functions_that_others_are_made_of_can_be_absent(null_gpu):
+    absent = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetIndex")
+    program = """
+import pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByUUID("GPU-6e756c6c-6770-7500-0000-000000000000")
+print(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card), pynvml.nvmlDeviceGetMinorNumber(card))
+pynvml.nvmlDeviceGetIndex(card)
+"""
+    ended = null_gpu(faults=Faults(absent=absent)).run("-c", program)
+    assert ended.out == "0 0\n", ended
+    assert "Function Not Found" in ended.err, ended
 
 
 def test_nvml_can_hang(null_gpu):

@@ -5,8 +5,15 @@ import pytest
 from autotune.search.trials import trial_records
 from autotune.store import read_ledger
 from tests.conftest import write_dataset
-from tests.nullgpu.machine import CUBLAS_ALLOC_FAILED, CUBLAS_EXECUTION_FAILED, Faults
+from tests.nullgpu.machine import (
+    CUBLAS_ALLOC_FAILED,
+    CUBLAS_EXECUTION_FAILED,
+    NCCL_REMOTE_ERROR,
+    NCCL_SYSTEM_ERROR,
+    Faults,
+)
 from tests.system.faults.jobs import NO_DROPOUT, Workplace
+from trainer.errors import RanksLost
 from trainer.record import read_exit
 
 pytestmark = pytest.mark.cuda
@@ -31,6 +38,7 @@ hidden_size = 128
 num_attention_heads = 2
 intermediate_size = 256
 """
+ON_GPUS = NO_DROPOUT | {"train.device": "cuda"}
 # Torch tries the second where the first fails.
 NO_PRODUCT = ",".join(f"{name}={CUBLAS_EXECUTION_FAILED}" for name in ("cublasLtMatmul", "cublasSgemm_v2"))
 
@@ -106,9 +114,30 @@ def test_heat_voids_a_trial_of_speed_and_none_of_memory(null_gpu, data, tmp_path
 def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_finished(null_gpu, tmp_path):
     machine = null_gpu(devices=2, values=True)
     place = Workplace(tmp_path, python=machine.environment.python, variables=machine.variables_of_commands())
-    job = place.job(2, NO_DROPOUT | {"train.max_steps": 3, "train.warmup_steps": 1})
+    job = place.job(2, ON_GPUS | {"train.max_steps": 3, "train.warmup_steps": 1})
     process = job.start([{"kind": "kill", "step": -1, "rank": 1}])
     job.end(process)
     assert process.returncode != 0
+    assert machine.counts().total("kernel") > 0
     assert "error: rank 0: after the last step, another rank is gone: " in job.told()
     assert (read_exit(job.directory).exit_code, read_exit(job.directory).reason) == (0, "finished")
+
+
+def test_an_nccl_error_while_ranks_meet_ends_all_of_them_soon_and_is_named(null_gpu, tmp_path):
+    end = _left_by_nccl(null_gpu, tmp_path, f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}")
+    assert "unhandled system error" in end.reason
+    assert not end.steps
+
+
+def test_an_nccl_error_in_a_step_ends_all_ranks_soon_and_the_run_can_be_resumed(null_gpu, tmp_path):
+    end = _left_by_nccl(null_gpu, tmp_path, f"ncclAllReduce={NCCL_REMOTE_ERROR}@30")
+    assert (end.exit_code, end.requeue) == (RanksLost.exit_code, True)
+    assert "remote process exited or network error" in end.reason
+    assert end.steps > 0
+
+
+def _left_by_nccl(null_gpu, folder, faults):
+    machine = null_gpu(devices=2, values=True, faults=Faults(faults=faults))
+    place = Workplace(folder, python=machine.environment.python, variables=machine.variables_of_commands())
+    job = place.job(2, ON_GPUS)
+    return job.leave(job.start(), within_s=60)

@@ -45,29 +45,31 @@ def test_steps_that_are_sick_on_one_gpu_are_left_out_by_all(place):
     leave_out(place, 1, 4, told_late_steps=2)
 
 
-FEW, MANY = 12, 36
-WAITS = {"cudaEventSynchronize": 1.2, "pageable copy to the device": 1.3}
-"""Of a step at most, as measured in 2026-11 (1.1 and 1.2); they may not rise."""
+FEW, MANY = 12, 32
+WAITS = {"cudaEventSynchronize": 22, "pageable copy to the device": 24}
+"""Of a rank in 20 steps that are logged twice, as measured in 2026-11; they may not rise."""
 
 
-def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place):
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [(1, {}), (1, {"train.precision": "bf16", "train.attention": "varlen"}), (2, {})],
+    ids=["fp32", "bf16 varlen", "ddp"],
+)
+def test_a_steady_step_hardly_waits_for_the_gpu(null_gpu, place, tmp_path, ranks, changes):
     counts = {}
     for steps in (FEW, MANY):
-        settings = ON_GPUS | {
-            "train.max_steps": steps,
-            "train.checkpoint.enabled": False,
-            "train.log_interval_steps": 10,
-        }
+        settings = ON_GPUS | changes
+        settings |= {"train.max_steps": steps, "train.checkpoint.enabled": False, "train.log_interval_steps": 10}
+        settings |= {"train.global_batch_rows": 4, "train.model.config.num_hidden_layers": 2}
         sets = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
-        words = ("--profile", place.profile, "--data", place.data, "--out", place.place / f"waits-{steps}", *sets)
-        ended = null_gpu(values=True).torchrun("-m", "trainer", *words)
+        words = ("--profile", place.profile, "--data", place.data, "--out", tmp_path / f"{steps}", *sets)
+        ended = null_gpu(devices=ranks, values=True).torchrun("-m", "trainer", *words)
         assert ended.code == 0, ended
         counts[steps] = ended.counts
-    more = counts[MANY].since(counts[FEW])
-    waits = {name: number / (MANY - FEW) for name, number in more.of("wait").items()}
+    waits = counts[MANY].since(counts[FEW]).of("wait")
     assert waits.keys() <= WAITS.keys(), waits
     for name, most in WAITS.items():
-        assert waits.get(name, 0.0) <= most, waits
+        assert waits.get(name, 0) <= ranks * most, waits
 
 
 @pytest.mark.soak

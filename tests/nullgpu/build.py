@@ -34,6 +34,12 @@ _TRIVIAL = "|".join([
     "cudaDeviceEnablePeerAccess", "cudaFuncSetAttribute", r"cudaMemPool\w+", "cudaMemcpyToSymbol", r"cudaProfilerSt\w+",
     "cudaStreamWaitEvent",
 ])  # fmt: skip
+_PLAIN = r"ng_\w+|__cuda(Unr|R)egister\w+|__cudaInitModule|ncclCommGetAsyncError"
+"""Functions that no fault is planned for, or that ask for it themselves."""
+_WORDS = 24
+"""More than any function takes, with what it takes by value; none takes a floating-point number so."""
+_PARAMETERS = ", ".join(f"long a{number}" for number in range(_WORDS))
+_ARGUMENTS = ", ".join(f"a{number}" for number in range(_WORDS))
 KINDS = {
     "libcudart": Kind(
         sources=("settings.c", "state.c", "counts.c", "memory.c", "device.c", "stream.c", "kernel.c"),
@@ -141,16 +147,23 @@ def _compile(stem: str, wanted: Wanted, include: Path, out: Path, versions: list
     for source in kind.sources:
         objects.append(out / f"{stem}-{source}.o")
         _run("gcc", *flags, *define, "-c", STUBS / source, "-o", objects[-1])
-    written = _defined(objects)
+    written = {name for name in _defined(objects) if not re.fullmatch(_PLAIN, name)}
+    renamed = out / f"{stem}.names"
+    renamed.write_text("".join(f"{name} {name}_real\n" for name in written))
+    for path in objects:
+        _run("objcopy", f"--redefine-syms={renamed}", path)
     # libcuda.so.1 is a name for what lies in libcudart.
-    elsewhere = written if stem != "libcuda" else _defined(out.glob("libcudart.so*"))
+    elsewhere = written | _defined(objects if stem != "libcuda" else out.glob("libcudart.so*"))
     generated = out / f"{stem}.c"
     lines = ['#include "nullgpu.h"']
+    for name in sorted(written):
+        lines.append(f"long {name}_real({_PARAMETERS});")
+        lines.append(_asked(name, _PARAMETERS, f"{name}_real({_ARGUMENTS})"))
     for name in sorted(wanted.symbols.keys() - elsewhere):
         answer: int | str = 0 if re.fullmatch(kind.success, name) else kind.answer
         if name.endswith("GetErrorString"):  # printed as text
             answer = f'(long)"{name}"'
-        lines.append(f'NG_API long {name}(void) {{ int a; return ng_called("{name}", &a) ? a : {answer}; }}')
+        lines.append(_asked(name, "void", str(answer)))
     generated.write_text("\n".join(lines) + "\n")
     command: list[str | Path] = ["gcc", *flags, "-Wno-builtin-declaration-mismatch", "-shared", *objects, generated]
     if version := next((version for version in wanted.symbols.values() if version), None):
@@ -162,8 +175,16 @@ def _compile(stem: str, wanted: Wanted, include: Path, out: Path, versions: list
     if stem != "libcudart":
         command += ["-Wl,--no-as-needed", *out.glob("libcudart.so*")]
     _run(*command, "-ldl", "-lpthread")
-    for leftover in (*objects, generated, out / f"{stem}.map"):
+    for leftover in (*objects, generated, renamed, out / f"{stem}.map"):
         leftover.unlink(missing_ok=True)
+
+
+def _asked(name: str, parameters: str, otherwise: str) -> str:
+    # An array has an address of its own, by which calls are counted; equal literals share one.
+    return (
+        f'NG_API long {name}({parameters}) {{ static const char name[] = "{name}"; int fault = ng_called(name); '
+        f"return fault != NG_NO_FAULT ? fault : {otherwise}; }}"
+    )
 
 
 def _defined(objects: Iterable[Path]) -> set[str]:

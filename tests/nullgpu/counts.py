@@ -12,7 +12,8 @@ _ENTRY = struct.Struct("q504s")  # as counts.c writes it
 class Counts(Counter[tuple[str, str]]):
     """How often, by kind and name.
 
-    Kinds are ``kernel``, ``call`` (of a library), ``copy``, ``wait`` (the host waits for the device) and ``poll``.
+    Kinds are ``kernel``, ``call`` (of a library), ``copy``, ``wait`` (the host waits for the device), ``poll`` and
+    ``fault``.
     """
 
     @classmethod

@@ -33,9 +33,10 @@ def find(which: str = "newest") -> Environment | None:
     versions = _versions()
     folder = ROOT / versions[which]["folder"]
     stamp = folder / ".made"
-    if not stamp.exists() or stamp.read_text() != _wanted(versions, which):
+    torch = folder / f"lib/python{sysconfig.get_python_version()}/site-packages/torch"
+    if not torch.exists() or not stamp.exists() or stamp.read_text() != _wanted(versions, which):
         return None
-    stubs = build(next(folder.glob("lib/python*/site-packages/torch")), _include(), CACHE)
+    stubs = build(torch, _include(), CACHE)
     return Environment(python=folder / "bin/python", stubs=stubs)
 
 

@@ -12,6 +12,7 @@ from autotune.core.cards import Card, find_card
 from autotune.decide.surroundings import COMMUNICATION_BYTES, CONTEXT_BYTES
 from tests.nullgpu.counts import Counts
 from tests.nullgpu.environment import ROOT, Environment
+from trainer.peaks import peak_flops_per_s
 
 CUBLAS_NOT_INITIALIZED, CUBLAS_ALLOC_FAILED, CUBLAS_EXECUTION_FAILED = 1, 3, 13
 CUDNN_ALLOC_FAILED, CUDNN_EXECUTION_FAILED = 4004, 5000
@@ -38,6 +39,8 @@ class Faults:
     faults: str = ""
     """``FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES]``, with commas between: a number that a library's function returns, or
     ``hang``; from which call of a process to which; only while fewer bytes are free. ``kernel`` is any launch."""
+    may_miss: bool = False
+    """Whether a test may end without one of them."""
     absent: tuple[str, ...] = ()
     """NVML functions that this driver does not have."""
     growth_per_launch: int = 0
@@ -91,7 +94,8 @@ class Machine:
     memory: int | None = None
     driver: str = ""
     """Version that NVML states instead of its own, by which the project knows that nothing here may be kept as
-    measured: for what must be run to its end all the same, and is thrown away."""
+    measured: for what must be run to its end all the same, and is thrown away. Matrix products and collectives take
+    time then."""
     faults: Faults = NO_FAULTS
     values: bool = False
     """Whether ranks of torchrun compute; collectives exchange data only then."""
@@ -124,6 +128,11 @@ class Machine:
         """Return what was counted since counting began anew."""
         return Counts.read(self._counts.glob("*"))
 
+    def missed(self) -> list[str]:
+        """Return the planned faults that the last command did not meet, unless it may miss them."""
+        planned = [] if self.faults.may_miss else [plan for plan in self.faults.faults.split(",") if plan]
+        return [plan for plan in planned if not self.counts()["fault", plan]]
+
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start Python in a session of its own; counting begins anew."""
         shutil.rmtree(self._counts, ignore_errors=True)
@@ -144,14 +153,16 @@ class Machine:
         stubs = [self._without_absent(), self.environment.stubs] if self.faults.absent else [self.environment.stubs]
         start = [ROOT / "tests/nullgpu/start"] if self.values else []
         settings = {
-            name: value for name, value in dataclasses.asdict(self.faults).items() if value and name != "absent"
+            name: value
+            for name, value in dataclasses.asdict(self.faults).items()
+            if value and name not in ("absent", "may_miss")
         }
         settings |= {
             "cards": self.devices,
             "memory": self.memory or memory,
             "reserved": card.total_bytes - memory,
             "name": card.name,
-            **({"driver": self.driver} if self.driver else {}),
+            **(self._rates() | {"driver": self.driver} if self.driver else {}),
             "capability": "{}.{}".format(*card.compute_capability),
             "multiprocessors": _MULTIPROCESSORS[card.key],
             "context": CONTEXT_BYTES[_USUAL],
@@ -168,6 +179,14 @@ class Machine:
             "TRITON_LIBCUDA_PATH": str(self.environment.stubs),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             **self.variables,
+        }
+
+    def _rates(self) -> dict[str, float]:
+        """Return rates that this GPU could have: of products in any format, and of a collective over PCIe."""
+        peaks = [peak_flops_per_s(find_card(self.name).name, of) for of in ("bf16", "tf32")]
+        return {
+            "flops_per_s": 0.9 * min(peak for peak in peaks if peak is not None),
+            "link_bytes_per_s": 20e9,
         }
 
     @property

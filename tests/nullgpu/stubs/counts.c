@@ -72,7 +72,8 @@ void ng_name_kernel(const void *key, const char *name) {
 /* NULLGPU_FAULTS: FUNCTION=ANSWER[@FIRST[-LAST]][<BYTES], with commas between; ANSWER is a number or hang, FIRST and
  * LAST count calls from 1, BYTES are what must be free for the call to succeed. */
 typedef struct {
-    char function[96];
+    char plan[160];
+    size_t length; /* of the function's name in it */
     int answer, hangs;
     long first, last, calls;
     size_t needed;
@@ -82,30 +83,29 @@ static int fault_count;
 __attribute__((constructor(103))) static void plan_faults(void) {
     char words[2048], *rest = words;
     snprintf(words, sizeof words, "%s", ng_get()->faults ? ng_get()->faults : "");
-    for (char *word; (word = strsep(&rest, ",")) && fault_count < 16;) {
-        fault *f = &faults[fault_count];
-        char *answer = strchr(word, '='), *at, *below;
-        if (!answer) continue;
-        *answer++ = 0;
-        at = strchr(answer, '@'), below = strchr(answer, '<');
-        *f = (fault){.answer = atoi(answer), .hangs = !strncmp(answer, "hang", 4), .first = 1, .last = 1l << 60};
-        snprintf(f->function, sizeof f->function, "%s", word);
+    for (char *word; (word = strsep(&rest, ",")) && *word;) {
+        size_t length = strcspn(word, "=");
+        char *at = strchr(word, '@'), *below = strchr(word, '<');
+        if (!word[length] || fault_count == 16) abort();
+        fault *f = &faults[fault_count++];
+        const char *answer = word + length + 1;
+        *f = (fault){.length = length, .answer = atoi(answer), .hangs = !strncmp(answer, "hang", 4), .first = 1, .last = 1l << 60};
+        snprintf(f->plan, sizeof f->plan, "%s", word);
         if (at && sscanf(at, "@%ld-%ld", &f->first, &f->last) < 1) abort();
         if (below) f->needed = strtoull(below + 1, 0, 10);
-        fault_count++;
     }
 }
-int ng_called(const char *function, int *answer) {
+int ng_called(const char *function) {
     ng_count("call", function);
     for (int i = 0; i < fault_count; i++) {
         fault *f = &faults[i];
-        if (strcmp(f->function, function)) continue;
+        if (strncmp(f->plan, function, f->length) || function[f->length]) continue;
         long call = __sync_add_and_fetch(&f->calls, 1);
         if (call < f->first || call > f->last) continue;
         if (f->needed && ng_used(ng_get()->card_of[0]) + f->needed <= ng_device_bytes()) continue;
+        ng_count("fault", f->plan);
         while (f->hangs) pause();
-        *answer = f->answer;
-        return 1;
+        return f->answer;
     }
-    return 0;
+    return NG_NO_FAULT;
 }

@@ -24,7 +24,6 @@ void cudnnGetLastErrorString(char *out, size_t room) {
     if (room) *out = 0;
 }
 int cudnnCreate(void **out) {
-    NG_CALL;
     *out = calloc(1, 64);
     return 0;
 }
@@ -51,7 +50,6 @@ int cudnnBackendDestroyDescriptor(void *d) {
     return 0;
 }
 int cudnnBackendGetAttribute(void *d, int name, int type, int64_t room, int64_t *n, void *out) {
-    NG_CALL;
     int none = type == NUMERICAL_NOTE || type == BEHAVIOR_NOTE || type == CHAR;
     if (n) *n = !none;
     if (!out || room <= 0) return 0;

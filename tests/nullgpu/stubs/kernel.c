@@ -12,8 +12,8 @@ int ng_current(void);
 
 static cudaError_t launch(const void *kernel, const char *name, dim3 grid, dim3 block) {
     ng_count_kernel(kernel, name);
-    int fault;
-    if (ng_called("kernel", &fault)) return ng_fail((cudaError_t)fault);
+    int fault = ng_called("kernel");
+    if (fault != NG_NO_FAULT) return ng_fail((cudaError_t)fault);
     if (!ng_context(ng_current())) return ng_fail(cudaErrorMemoryAllocation);
     if (!ng_grow(ng_current())) return ng_fail(cudaErrorMemoryAllocation);
     uint64_t threads = (uint64_t)block.x * block.y * block.z;

@@ -93,7 +93,6 @@ void ng_copy(void *to, const void *from, size_t bytes) {
 }
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
-    NG_CALL;
     *out = 0;
     if (!bytes) return cudaSuccess;
     size_t step = bytes >= MIB ? GRANULE : 512;
@@ -168,7 +167,6 @@ static void count_copy(const void *to, const void *from) {  /* the host waits fo
     else if (out_of) ng_count("wait", "pageable copy to the host");
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    NG_CALL;
     count_copy(to, from);
     ng_copy(to, from, bytes);
     return cudaSuccess;
@@ -223,7 +221,6 @@ CUresult cuMemAddressFree(CUdeviceptr at, size_t size) {
     return forget((void *)at, &r) && !munmap(r.base, r.size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size, const CUmemAllocationProp *p, unsigned long long f) {
-    NG_CALL;
     int device = p->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? p->location.id : ng_current();
     if (!ng_take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
     physical *memory = malloc(sizeof *memory);

@@ -89,7 +89,6 @@ int ncclGetUniqueId(identity *out) {
     return SUCCESS;
 }
 int ncclCommInitRank(communicator **out, int ranks, identity id, int rank) {
-    NG_CALL;
     return join(out, ranks, rank, id.name);
 }
 int ncclCommInitRankConfig(communicator **out, int ranks, identity id, int rank, void *config) {
@@ -128,8 +127,8 @@ int ncclCommUserRank(communicator *c, int *out) {
     return SUCCESS;
 }
 int ncclCommGetAsyncError(communicator *c, int *out) {
-    int fault;
-    *out = ng_called(__func__, &fault) ? fault : SUCCESS;
+    int fault = ng_called(__func__);
+    *out = fault == NG_NO_FAULT ? SUCCESS : fault;
     return SUCCESS;
 }
 const char *ncclGetErrorString(int code) {
@@ -227,6 +226,7 @@ static int collective(communicator *c, enum what what, const char *send, char *r
                 count, type, rank, words[its[0]], (long)its[1], (long)its[2]);
         return INVALID_USAGE;
     }
+    ng_work(total * width, ng_get()->link_bytes_per_s);
     if (!ng_get()->values && total > chunk) {  /* a rank's own data in every place; what is small may steer the host */
         for (int place = 0; place < (what == GATHER ? c->ranks : 1); place++)
             ng_copy(recv + place * count * width, send + (what == SCATTER ? c->rank * count * width : 0), count * width);
@@ -249,25 +249,21 @@ static int collective(communicator *c, enum what what, const char *send, char *r
     return SUCCESS;
 }
 int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, communicator *c, void *stream) {
-    NG_CALL;
     return collective(c, REDUCE, send, recv, count, type, op, 0);
 }
 int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int root, communicator *c, void *stream) {
     return ncclAllReduce(send, recv, count, type, op, c, stream);
 }
 int ncclBroadcast(const void *send, void *recv, size_t count, int type, int root, communicator *c, void *stream) {
-    NG_CALL;
     return collective(c, BROADCAST, send, recv, count, type, 0, root);
 }
 int ncclBcast(void *data, size_t count, int type, int root, communicator *c, void *stream) {
     return ncclBroadcast(data, data, count, type, root, c, stream);
 }
 int ncclAllGather(const void *send, void *recv, size_t count, int type, communicator *c, void *stream) {
-    NG_CALL;
     return collective(c, GATHER, send, recv, count, type, 0, 0);
 }
 int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, communicator *c, void *stream) {
-    NG_CALL;
     return collective(c, SCATTER, send, recv, count, type, op, 0);
 }
 int ncclRedOpCreatePreMulSum(int *out, void *scalar, int type, int residence, communicator *c) {

@@ -21,6 +21,7 @@ typedef struct {
     size_t growth_per_launch, growth_per_s, neighbour;
     double neighbour_from_s, neighbour_until_s;
     long thermal_first, thermal_samples;
+    double flops_per_s, link_bytes_per_s; /* of matrix products and collectives; 0: they take no time */
 } ng_settings;
 NG_API const ng_settings *ng_get(void);
 
@@ -43,12 +44,13 @@ NG_API int ng_thermal(void);     /* whether this sample tells of heat */
 /* Work that never ends on the device, once a collective waits for a peer that is dead. */
 NG_API void ng_stall(int on);
 NG_API int ng_stalled(void);
+NG_API void ng_work(double amount, double per_s); /* asked of the device, which does one thing after the other */
 
-/* Counts, and faults on purpose: returns 1 if the caller must return *answer at once. */
+/* Counts, and faults on purpose. Every function of a library is preceded by a generated one that calls ng_called. */
+#define NG_NO_FAULT (-1 << 30)
 NG_API void ng_count(const char *kind, const char *literal);
 NG_API void ng_count_kernel(const void *kernel, const char *name);
 NG_API void ng_name_kernel(const void *kernel, const char *name);
-NG_API int ng_called(const char *function, int *answer);
-#define NG_CALL int answer_; if (ng_called(__func__, &answer_)) return answer_
+NG_API int ng_called(const char *function); /* the answer of a planned fault, or NG_NO_FAULT */
 
 NG_API void ng_copy(void *to, const void *from, size_t bytes); /* pages never written stay so */

@@ -17,7 +17,6 @@ static int card_of(device d) { return (int)((uintptr_t)d & 0xff); }
 static device handle_of(int card) { return (device)(uintptr_t)(0x3000 + card); }
 
 int nvmlInit_v2(void) {
-    NG_CALL;
     return OK;
 }
 int nvmlInitWithFlags(unsigned flags) { return nvmlInit_v2(); }
@@ -28,7 +27,6 @@ const char *nvmlErrorString(int code) {
     return code >= 0 && code < 8 ? texts[code] : code == 9 ? "Driver Not Loaded" : "Unknown Error";
 }
 int nvmlSystemGetDriverVersion(char *out, unsigned room) {
-    NG_CALL;
     snprintf(out, room, "%s", ng_get()->driver);
     return OK;
 }
@@ -38,12 +36,10 @@ int nvmlSystemGetCudaDriverVersion_v2(int *out) {
     return OK;
 }
 int nvmlDeviceGetCount_v2(unsigned *out) {
-    NG_CALL;
     *out = ng_get()->cards;
     return OK;
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out) {
-    NG_CALL;
     *out = handle_of(index);
     return (int)index < ng_get()->cards ? OK : INVALID;
 }
@@ -61,12 +57,10 @@ int nvmlDeviceGetIndex(device d, unsigned *out) {
 }
 int nvmlDeviceGetMinorNumber(device d, unsigned *out) { return nvmlDeviceGetIndex(d, out); }
 int nvmlDeviceGetName(device d, char *out, unsigned room) {
-    NG_CALL;
     snprintf(out, room, is_slice(d) ? "%s MIG %s" : "%s", ng_get()->name, ng_get()->mig);
     return OK;
 }
 int nvmlDeviceGetUUID(device d, char *out, unsigned room) {
-    NG_CALL;
     snprintf(out, room, "%s-6e756c6c-6770-7500-0000-0000000000%02x", is_slice(d) ? "MIG" : "GPU", card_of(d));
     return OK;
 }
@@ -76,19 +70,16 @@ typedef struct {
     char bus_id[32];
 } pci;
 int nvmlDeviceGetPciInfo_v3(device d, pci *out) {
-    NG_CALL;
     *out = (pci){.bus = 1 + card_of(d), .id = 0x232110de};
     snprintf(out->legacy, sizeof out->legacy, "0000:%02X:00.0", out->bus);
     snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus);
     return OK;
 }
 int nvmlDeviceGetCudaComputeCapability(device d, int *major, int *minor) {
-    NG_CALL;
     *major = ng_get()->major, *minor = ng_get()->minor;
     return OK;
 }
 int nvmlDeviceGetComputeMode(device d, int *out) {
-    NG_CALL;
     *out = 0;
     return OK;
 }
@@ -100,7 +91,6 @@ typedef struct {
     uint64_t total, free, used;
 } memory;
 int nvmlDeviceGetMemoryInfo(device d, memory *out) {
-    NG_CALL;
     out->total = total_of(d);
     out->used = ng_used(card_of(d)) + reserved_of(d);
     out->free = out->total - out->used;
@@ -111,7 +101,6 @@ typedef struct {
     uint64_t total, reserved, free, used;
 } memory_v2;
 int nvmlDeviceGetMemoryInfo_v2(device d, memory_v2 *out) {
-    NG_CALL;
     out->total = total_of(d), out->reserved = reserved_of(d), out->used = ng_used(card_of(d));
     out->free = out->total - out->used - out->reserved;
     return OK;
@@ -136,7 +125,6 @@ static unsigned list(int card, process *out, unsigned room) {
     return found;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, process *out) {
-    NG_CALL;
     unsigned room = out ? *n : 0;
     *n = list(card_of(d), out, room);
     return *n > room ? INSUFFICIENT : OK;
@@ -145,7 +133,6 @@ int nvmlDeviceGetComputeRunningProcesses_v2(device d, unsigned *n, process *out)
     return nvmlDeviceGetComputeRunningProcesses_v3(d, n, out);
 }
 int nvmlDeviceGetComputeRunningProcesses(device d, unsigned *n, old_process *out) {
-    NG_CALL;
     process all[64];
     unsigned room = out ? *n : 0;
     *n = list(card_of(d), all, 64);
@@ -154,29 +141,24 @@ int nvmlDeviceGetComputeRunningProcesses(device d, unsigned *n, old_process *out
 }
 
 int nvmlDeviceGetUtilizationRates(device d, unsigned out[2]) {
-    NG_CALL;
     out[0] = 100, out[1] = 50;
     return OK;
 }
 int nvmlDeviceGetPowerUsage(device d, unsigned *out) {
-    NG_CALL;
     *out = POWER_MW;
     return OK;
 }
 int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *out) {  /* mJ */
-    NG_CALL;
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     *out = (unsigned long long)(POWER_MW * (t.tv_sec + t.tv_nsec * 1e-9));
     return OK;
 }
 int nvmlDeviceGetEnforcedPowerLimit(device d, unsigned *out) {
-    NG_CALL;
     *out = 400000;
     return OK;
 }
 int nvmlDeviceGetTemperature(device d, int sensor, unsigned *out) {
-    NG_CALL;
     *out = 45;
     return OK;
 }
@@ -185,22 +167,18 @@ typedef struct {
     int sensor, degrees;
 } temperature;
 int nvmlDeviceGetTemperatureV(device d, temperature *out) {
-    NG_CALL;
     out->degrees = 45;
     return OK;
 }
 int nvmlDeviceGetClockInfo(device d, int type, unsigned *out) {
-    NG_CALL;
     *out = 1785;
     return OK;
 }
 int nvmlDeviceGetMaxClockInfo(device d, int type, unsigned *out) {
-    NG_CALL;
     *out = 1980;
     return OK;
 }
 int nvmlDeviceGetCurrentClocksEventReasons(device d, uint64_t *out) {
-    NG_CALL;
     *out = ng_thermal() ? 0x40 : 0;  /* hardware thermal slowdown */
     return OK;
 }
@@ -208,17 +186,14 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(device d, uint64_t *out) { return 
 
 /* --- slices --- */
 int nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *pending) {
-    NG_CALL;
     *now = *pending = ng_get()->mig != 0;
     return OK;
 }
 int nvmlDeviceGetMaxMigDeviceCount(device d, unsigned *out) {
-    NG_CALL;
     *out = ng_get()->mig ? 7 : 0;
     return OK;
 }
 int nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned index, device *out) {
-    NG_CALL;
     *out = (device)(uintptr_t)(0x4000 + card_of(d));
     return ng_get()->mig && index == 0 ? OK : NOT_FOUND;
 }
@@ -233,7 +208,6 @@ int nvmlDeviceIsMigDeviceHandle(device d, unsigned *out) {
 
 /* --- links --- */
 int nvmlDeviceGetP2PStatus(device d, device other, int index, int *out) {
-    NG_CALL;
     *out = 0;
     return OK;
 }
@@ -246,7 +220,6 @@ typedef struct {
     unsigned health;
 } fabric;
 int nvmlDeviceGetGpuFabricInfoV(device d, fabric *out) {  /* a GPU beside no NVSwitch */
-    NG_CALL;
     memset(out->cluster, 0, sizeof out->cluster);
     out->status = OK, out->clique = 0, out->state = 0, out->health = 0;
     return OK;
@@ -255,7 +228,6 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(device d, unsigned link, int *out) { ret
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(device d, unsigned link, pci *out) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkState(device d, unsigned link, int *out) { return NOT_SUPPORTED; }
 int nvmlGpmQueryDeviceSupport(device d, unsigned out[2]) {
-    NG_CALL;
     out[1] = 0;
     return OK;
 }

@@ -64,6 +64,8 @@ __attribute__((constructor(101))) static void read_environment(void) {
         .neighbour_until_s = number("NULLGPU_NEIGHBOUR_UNTIL_S", 1e9),
         .thermal_first = (long)number("NULLGPU_THERMAL_FIRST", 0),
         .thermal_samples = (long)number("NULLGPU_THERMAL_SAMPLES", 0),
+        .flops_per_s = number("NULLGPU_FLOPS_PER_S", 0),
+        .link_bytes_per_s = number("NULLGPU_LINK_BYTES_PER_S", 0),
     };
     if (settings.cards > NG_CARDS) settings.cards = NG_CARDS;
     if (sscanf(text("NULLGPU_CAPABILITY", "9.0"), "%d.%d", &settings.major, &settings.minor) != 2) abort();

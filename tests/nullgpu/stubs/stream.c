@@ -1,4 +1,5 @@
-/* Streams and events: work is done when it is asked for, unless a collective waits for a dead peer. */
+/* Streams and events: work is done when it is asked for, unless a collective waits for a dead peer. Matrix products and
+ * collectives may take time, in which nothing happens: the device has one queue, and a wait for it lasts as long. */
 #include "nullgpu.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -11,9 +12,26 @@ int ng_current(void);
 static volatile int stalled;
 void ng_stall(int on) { stalled = on; }
 int ng_stalled(void) { return stalled; }
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
+}
+static double busy_until_ms;
+static double idle_ms(void) {
+    double now = now_ms();
+    return busy_until_ms > now ? busy_until_ms : now;
+}
+void ng_work(double amount, double per_s) {
+    if (per_s > 0) busy_until_ms = idle_ms() + amount / per_s * 1e3;
+}
+static cudaError_t wait_until(double ms) {
+    for (double left; (left = ms - now_ms()) > 0;) usleep((useconds_t)(left * 1e3) + 1);
+    return cudaSuccess;
+}
 static cudaError_t wait_for_device(void) {
     while (stalled) usleep(10000);
-    return cudaSuccess;
+    return wait_until(busy_until_ms);
 }
 static cudaError_t ready(int yes) { return yes ? cudaSuccess : cudaErrorNotReady; }
 
@@ -52,15 +70,13 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) {
     ng_count("poll", "cudaStreamQuery");
-    return ready(!stalled);
+    return ready(!stalled && busy_until_ms <= now_ms());
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    NG_CALL;
     ng_count("wait", "cudaStreamSynchronize");
     return wait_for_device();
 }
 cudaError_t cudaDeviceSynchronize(void) {
-    NG_CALL;
     ng_count("wait", "cudaDeviceSynchronize");
     return ng_context(ng_current()) ? wait_for_device() : ng_fail(cudaErrorMemoryAllocation);
 }
@@ -90,20 +106,17 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    *(event *)e = (event){t.tv_sec * 1e3 + t.tv_nsec * 1e-6, ((event *)e)->flags, 1, stalled};
+    *(event *)e = (event){idle_ms(), ((event *)e)->flags, 1, stalled};
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaEventRecordWithFlags(e, s, 0); }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-    NG_CALL;
     ng_count("poll", "cudaEventQuery");
-    return ready(!(stalled && ((event *)e)->after_stall));
+    return ready(!(stalled && ((event *)e)->after_stall) && ((event *)e)->at_ms <= now_ms());
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     ng_count("wait", "cudaEventSynchronize");
-    return ((event *)e)->after_stall ? wait_for_device() : cudaSuccess;
+    return ((event *)e)->after_stall ? wait_for_device() : wait_until(((event *)e)->at_ms);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     event *a = (event *)from, *b = (event *)to;
