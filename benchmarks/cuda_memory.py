@@ -129,18 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_memory", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--only", metavar="TEXT", help="configurations whose names hold this text")
-    parser.add_argument("--inside", type=int, metavar="NUMBER", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", metavar="CASE", help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside is not None:
-        case = CASES[options.inside]
+        case = Case(**json.loads(options.inside))
         print(json.dumps(probed(case) if options.rows is None else trained(case, options.rows)))
         return 0
     found: dict[str, Any] = {}
-    chosen = [number for number, case in enumerate(CASES) if (options.only or "") in case.name]
-    for number in chosen:
-        case = CASES[number]
-        found[case.name] = on_pretended_gpus(number)
+    for case in (case for case in CASES if (options.only or "") in case.name):
+        found[case.name] = on_pretended_gpus(case)
         sys.stderr.write(f"{case.name}: {json.dumps(found[case.name])}\n")
         if options.json:
             _write(options.json, found)
@@ -149,17 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return bars.exit_code(bars_of(found))
 
 
-def on_pretended_gpus(number: int) -> dict[str, Any]:
+def on_pretended_gpus(case: Case) -> dict[str, Any]:
     """Run one configuration where torch sees pretended GPUs."""
     from tests.nullgpu.environment import make
     from tests.nullgpu.machine import Machine
 
-    case = CASES[number]
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu)
 
         def inside(*words: str) -> dict[str, Any]:
-            ended = machine.run("-m", "benchmarks.cuda_memory", "--inside", str(number), *words, timeout_s=3600)
+            told = json.dumps(asdict(case))
+            ended = machine.run("-m", "benchmarks.cuda_memory", "--inside", told, *words, timeout_s=3600)
             answer: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
             return answer or {"error": str(ended)[-2000:]}
 

@@ -28,15 +28,15 @@ REQUEST = EstimateRequest(
 FIXED, ROW, SLOT, BEND = 100_000_000, 3_000_000, 2_000, 20_000_000
 
 
-def traced(trial, bent_from=10**9, other_order_from=10**9):
-    """A model with a block for each row and one for each slot of the head."""
+def traced(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
+    """A model with a block for each row and one for each slot of the head; some sizes are unlike all others."""
     traces = []
     for rows in trial.measured["sizes"]:
         slots = head_slots(64 * rows, 0.15)
         allocations = (
             Allocation(size_bytes=FIXED, term="parameters"),
             Allocation(size_bytes=ROW * rows + (BEND if rows >= bent_from else 0), term="activations: Linear"),
-            Allocation(size_bytes=SLOT * slots, term="head and loss"),
+            Allocation(size_bytes=SLOT * slots, term=f"head of {rows}" if rows in unlike else "head and loss"),
         )
         events = (0, 1, 2, -2, -3) if rows < other_order_from else (0, 1, 2, -3, -2)
         traces.append(
@@ -89,7 +89,15 @@ def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_
 
 def test_a_model_that_allocates_in_another_order_at_every_size_is_not_predicted():
     with pytest.raises(CannotTrace, match="another order"):
-        estimate_model(REQUEST, FakeMachine(lambda trial: traced(trial, other_order_from=20)))
+        estimate_model(REQUEST, FakeMachine(lambda trial: traced(trial, unlike=range(100))))
+
+
+@pytest.mark.parametrize("unlike", [8, 64, 23_109])
+def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
+    machine = FakeMachine(lambda trial: traced(trial, unlike=(unlike,)))
+    law = estimate_model(REQUEST, machine, room(7 * 10**10)).law
+    assert unlike not in law.rows
+    assert len(law.rows) > 2
 
 
 @pytest.mark.parametrize(

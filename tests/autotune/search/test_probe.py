@@ -97,7 +97,7 @@ def test_the_largest_micro_batch_is_found_verified_and_bounded(probe):
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
     verified = [t for t in machine.trials if t.measured["config"]["micro_batch_rows"] == 35]
     assert verified[0].measured["memory_budget_bytes"] == 1_000_000_000
-    assert verified[0].measured["warmup_steps"] + verified[0].measured["timed_steps"] == 3
+    assert verified[0].measured["warmup_steps"] + verified[0].measured["timed_steps"] == 2
     assert found.predicted_peak_bytes == pytest.approx(found.feasible_peak_bytes, rel=0.02)
 
 

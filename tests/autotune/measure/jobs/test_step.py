@@ -71,11 +71,16 @@ class Device:
 
     def __init__(self):
         self.host_s, self.busy_until_s, self.unfinished, self.most_unfinished = 0.0, 0.0, [], 0
+        self.rehearsed = False
 
     def moment(self, _):
         return Moment(self, max(self.busy_until_s, self.host_s))
 
+    def rehearse(self, batch):
+        self.rehearsed = True
+
     def run(self, batches, lr):
+        assert self.rehearsed
         self.host_s += 0.1
         self.unfinished = [end_s for end_s in self.unfinished if end_s > self.host_s]
         self.busy_until_s = max(self.busy_until_s, self.host_s) + 0.3
@@ -100,6 +105,7 @@ def test_two_steps_are_in_flight_and_timed_by_the_device(monkeypatch):
     device, made, work = Device(), [], SimpleNamespace(step_flops=lambda lengths, predicted: 7.0)
     monkeypatch.setattr(step, "mark", device.moment)
     monkeypatch.setattr(step, "build_training", lambda *_: SimpleNamespace(step=device, work=work))
+    monkeypatch.setattr(step, "make_state", lambda _: None)
     monkeypatch.setattr(step, "_evaluate", lambda *_: None)
     monkeypatch.setattr(step, "_batches", lambda *_, **__: made.append(1) or [batch])
     batch = SimpleNamespace(tokens_N=torch.ones(1), predicted_tokens=3)
