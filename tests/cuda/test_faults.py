@@ -72,7 +72,7 @@ def test_doctor_and_probe_need_no_optional_function_of_nvml(null_gpu, patterned_
 
 
 def test_memory_outside_the_allocator_that_grows_makes_a_trial_out_of_memory(null_gpu, patterned_dataset):
-    machine = null_gpu(faults=Faults(growth_per_launch=2**20))
+    machine = null_gpu(faults=Faults(growth_per_launch=2**21))
     probed = Probed(machine, patterned_dataset, "--memory", "4GiB", "--max-rows", "1")
     assert probed.ended.code == 4, probed.ended
     assert probed.outcomes() == {

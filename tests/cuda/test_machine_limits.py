@@ -3,9 +3,7 @@
 import pytest
 
 from tests.conftest import write_dataset
-from tests.cuda.test_outcomes import PROFILE
-from tests.nullgpu.machine import CUBLAS_NOT_INITIALIZED, NCCL_CUDA_ERROR, Faults
-from trainer.record import read_exit
+from tests.nullgpu.machine import CUBLAS_NOT_INITIALIZED, Faults
 
 pytestmark = pytest.mark.cuda
 GIB = 2**30
@@ -34,18 +32,6 @@ def test_a_handle_that_cannot_be_made_is_out_of_memory_only_on_a_full_gpu(null_g
 def data(tmp_path_factory):
     samples = [[5 + (start + step) % 60 for step in range(8 + start % 33)] for start in range(400)]
     return write_dataset(tmp_path_factory.mktemp("patterned") / "data", samples, vocab_size=128)
-
-
-def test_an_error_of_nccl_while_every_rank_lives_is_a_crash_and_not_queued_again(null_gpu, data, tmp_path):
-    (tmp_path / "profile.toml").write_text(PROFILE)
-    machine = null_gpu(devices=2, faults=Faults(faults=f"ncclCommInitRank={NCCL_CUDA_ERROR}"))
-    run = tmp_path / "run"
-    ended = machine.torchrun("-m", "trainer", "--profile", tmp_path / "profile.toml", "--data", data, "--out", run)
-    assert "NCCL failed: " in ended.err, ended
-    assert "ncclUnhandledCudaError" in ended.err
-    assert "another rank is gone" not in ended.err
-    found = read_exit(run)
-    assert (found.exit_code, found.requeue) == (70, False)
 
 
 def test_a_slice_is_rejected_although_the_driver_does_not_say_that_mig_is_on(null_gpu, data, tmp_path):

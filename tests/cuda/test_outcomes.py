@@ -125,6 +125,8 @@ def test_a_rank_that_dies_after_its_last_step_ends_the_others_and_the_run_is_fin
 
 def test_an_nccl_error_while_ranks_meet_ends_all_of_them_soon_and_is_named(null_gpu, tmp_path):
     end = _left_by_nccl(null_gpu, tmp_path, f"ncclCommInitRankConfig={NCCL_SYSTEM_ERROR}")
+    assert (end.exit_code, end.requeue) == (70, False)
+    assert "NCCL failed: " in end.reason
     assert "unhandled system error" in end.reason
     assert not end.steps
 

@@ -51,4 +51,5 @@ def test_attention_is_computed_by_the_kernels_that_memory_is_predicted_for(
     launched = tuple(counts.kernels(name) for name in ("fmha_cutlassF", "fmha_cutlassB", "flash_fwd"))
     assert launched == expected, counts
     assert (counts.kernels("flash_bwd") > 0) == (attention == "varlen")
-    assert not [name for name in (*counts.of("call"), *counts.of("kernel")) if "cudnn" in name.lower()]
+    called = {name for name in (*counts.of("call"), *counts.of("kernel")) if "cudnn" in name.lower()}
+    assert called <= {"cudnnGetVersion", "cudnnGetProperty"}
