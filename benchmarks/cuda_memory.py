@@ -3,8 +3,8 @@
 Each configuration is probed as a user would, on pretended GPUs: torch's CUDA build, its caching allocator, autograd and
 kernels' requests are real, only kernels do nothing. Its memory is predicted on the meta device, and trials then find
 the largest micro-batch that the allocator serves. Some are then trained on packed sequences of documents of real
-lengths, at the size that a probe chooses, and at the largest, which it does not. Figures are the allocator's; what lies
-outside it is pretended, and compared with nothing.
+lengths, at the size that a probe chooses. Figures are the allocator's; what lies outside it is pretended, and compared
+with nothing.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{case.name}: {json.dumps(found[case.name])}\n")
         if options.json:
             _write(options.json, found)
-    print(table(found))
+    print(text_table(_HEAD, _rows(found), align="lrrrrrr"))
     print(bars.lines(bars_of(found)))
     return bars.exit_code(bars_of(found))
 
@@ -164,8 +164,7 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
         found = inside()
         if case.trained and (largest := found.get("largest_rows")):
             found["chosen_rows"] = rows_with_headroom(largest, HEADROOM_SHARE)
-            found["trained_at_chosen"] = inside("--rows", str(found["chosen_rows"]))
-            found["trained_at_largest"] = inside("--rows", str(largest))
+            found["trained"] = inside("--rows", str(found["chosen_rows"]))
     return found
 
 
@@ -286,8 +285,9 @@ def bars_of(found: dict[str, Any]) -> list[Bar]:
     shares = {compiled: [share for _, share in rows[compiled]] for compiled in rows}
     near = [off <= 1 for off, _ in (*rows[False], *rows[True])]
     trials = [len(one["trials"]) for one in whole]
-    broken = sum(bool(one.get("error") or one.get("crashed") or not one.get("proven")) for one in found.values())
-    again = [one["trained_at_chosen"].get("retries") for one in whole if "trained_at_chosen" in one]
+    bad = ("error", "crashed", "not_traced")
+    broken = sum(any(one.get(key) for key in bad) or not one.get("proven") for one in found.values())
+    again = [one["trained"].get("retries") for one in whole if "trained" in one]
     retries = sum(again) if again and None not in again else None
     return [
         Bar(name="peak_error_median_%", figure=_median(errors[False]), unit="%", bar=0.2, direction="<="),
@@ -327,27 +327,37 @@ def _most(values: Sequence[float]) -> float | None:
     return max(values, default=None)
 
 
-def table(found: dict[str, Any]) -> str:
-    """One line for each configuration."""
-    rows = []
-    for name, one in found.items():
-        if "error" in one:
-            rows.append([name, "failed", "", "", "", "", ""])
-            continue
-        peak = one.get("predicted_peak_bytes", 0) / one.get("allocator_peak_bytes", 1) - 1
-        retries = [str(one.get(f"trained_at_{size}", {}).get("retries", "")) for size in ("chosen", "largest")]
-        rows.append(
-            [
-                name,
-                str(one["predicted_rows"]),
-                str(one["largest_rows"]),
-                f"{peak:+.3%}",
-                str(len(one["trials"])),
-                *retries,
-            ]
-        )
-    head = ["configuration", "predicted", "largest", "peak error", "trials", "retries, chosen", "at the largest"]
-    return text_table(head, rows, align="lrrrrrr")
+_HEAD = ("configuration", "predicted", "largest", "its peak", "predicted peak", "trials", "retries in training")
+
+
+def _rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """One for each configuration."""
+    return [
+        [
+            name,
+            *(str(one.get(key)) for key in ("predicted_rows", "largest_rows")),
+            f"{one['allocator_peak_bytes'] / 1e9:.2f} GB",
+            f"{one['predicted_peak_bytes'] / one['allocator_peak_bytes'] - 1:+.3%}",
+            str(len(one["trials"])),
+            str(one.get("trained", {}).get("retries", "")),
+        ]
+        if "predicted_peak_bytes" in one
+        else [name, "failed", *[""] * (len(_HEAD) - 2)]
+        for name, one in found.items()
+    ]
+
+
+def section(content: Mapping[str, Any]) -> str:
+    """Return the bars and the table in Markdown, of what ``--json`` wrote."""
+    lines = ["| | figure | bar |", "|---|---:|---:|"]
+    for bar in content["bars"]:
+        figure = "not measured" if bar["figure"] is None else f"{bar['figure']:.3g}"
+        sign = {">=": "≥", "<=": "≤"}[bar["direction"]]
+        short = " **short**" if bar["holds"] is False else ""
+        lines.append(f"| {bar['name'].replace('_', ' ')} | {figure}{short} | {sign} {bar['bar']:g} |")
+    lines += ["", f"| {' | '.join(_HEAD)} |", f"|---{'|---:' * (len(_HEAD) - 1)}|"]
+    lines += [f"| {' | '.join(row)} |" for row in _rows(content["configurations"])]
+    return "\n".join(lines) + "\n"
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """``python -m benchmarks.document``: write the documents that quote figures, from the files that hold them.
 
 ``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/gpu-results.md`` from ``reports/gpu/``,
-``docs/reliability.md`` from ``reports/faults.json``, ``docs/paper.md`` from figures and arithmetic, ``docs/reference/``
-from the code.
+``docs/without-a-gpu.md`` from ``reports/benchmarks/cuda_memory.json``, ``docs/reliability.md`` from
+``reports/faults.json``, ``docs/paper.md`` from figures and arithmetic, ``docs/reference/`` from the code.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from autotune.core.units import format_bytes
 from autotune.show.report.markdown import report_markdown
 from autotune.store import write_atomically
-from benchmarks import advice, recommendations, tune
+from benchmarks import advice, cuda_memory, recommendations, tune
 from benchmarks.gpu.check.page import results_document
 from benchmarks.gpu.check.results import CheckReport
 from benchmarks.reference import pages as reference
@@ -24,6 +24,8 @@ ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
 GPU_CHECKS = ROOT / "reports" / "gpu"
 FAULTS = ROOT / "reports" / "faults.json"
+WITHOUT_A_GPU = ROOT / "docs" / "without-a-gpu.md"
+MARK = "<!-- Written by make figures from here on. -->"
 
 _TRAINING, _TUNING, _FURTHEST = "training", "tuning", "largest_relative_difference_of_loss"
 """Names in ``reports/faults.json``."""
@@ -220,8 +222,15 @@ def main() -> int:
     write_atomically(ROOT / "docs" / "gpu-results.md", report_markdown(results_document(read_gpu_checks(GPU_CHECKS))))
     write_atomically(ROOT / "docs" / "paper.md", recommendations.page(figures))
     write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
+    write_atomically(WITHOUT_A_GPU, without_a_gpu(WITHOUT_A_GPU.read_text(), figures))
     reference.write()
     return 0
+
+
+def without_a_gpu(page: str, figures: Mapping[str, Any]) -> str:
+    """Return the page on what is proven without a GPU, with today's figures behind its mark."""
+    words, _, _ = page.partition(MARK)
+    return f"{words}{MARK}\n\n{cuda_memory.section(figures['cuda_memory'])}"
 
 
 def read_figures() -> dict[str, Any]:

@@ -1,13 +1,25 @@
 import json
 
 from autotune.show.report.markdown import report_markdown
-from benchmarks.document import FAULTS, GPU_CHECKS, ROOT, performance, read_figures, read_gpu_checks, reliability
+from benchmarks.document import (
+    FAULTS,
+    GPU_CHECKS,
+    ROOT,
+    WITHOUT_A_GPU,
+    performance,
+    read_figures,
+    read_gpu_checks,
+    reliability,
+    without_a_gpu,
+)
 from benchmarks.gpu.check.page import results_document
 from tests.benchmarks.gpu.reports import full_report
 
 
 def test_what_the_documents_quote_is_what_the_files_hold():
     assert (ROOT / "docs" / "performance.md").read_text() == performance(read_figures())
+    page = WITHOUT_A_GPU.read_text()
+    assert page == without_a_gpu(page, read_figures())
     assert (ROOT / "docs" / "reliability.md").read_text() == reliability(json.loads(FAULTS.read_text()))
 
 

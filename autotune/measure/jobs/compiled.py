@@ -1,9 +1,10 @@
 """What compiled functions allocate: AOTAutograd's graphs, run on the meta device and fused as Inductor fuses them.
 
 ``torch.compile`` decides from the graph alone which activations backward finds in memory and which it recomputes; that
-decision is torch's own here, without a compiler. Only this is assumed of the generated kernels: pointwise operations
-and reductions are fused into the kernels that use them, so that memory is taken for what a library's kernel reads or
-writes, and for what a graph returns.
+decision is torch's own here, without a compiler. Only this is assumed of the generated kernels, after Inductor's rules:
+pointwise operations and reductions are fused into the kernels that use them, so that memory is taken for what a
+library's kernel reads or writes, for what a graph returns, and for what is read several times and costs many reads; and
+a kernel writes over what was read for the last time just before.
 """
 
 import functools
@@ -17,7 +18,6 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
-from torch._inductor import config
 from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
@@ -148,6 +148,8 @@ class _Plan:
         self._reused = self._reuses()
 
     def _in_memory(self) -> set[fx.Node]:
+        from torch._inductor import config
+
         found: set[fx.Node] = set()
         for node in self._nodes:
             if node.op == "output" or _is_library(node):
@@ -232,7 +234,7 @@ class _Plan:
                     if node in self._reused:
                         earlier = self._reused[node]
                         over = kept.pop(earlier)
-                        over = values[earlier] if over is None else over
+                        over = _first(values[earlier]) if over is None else over
                         values[node] = over.as_strided(values[node].size(), values[node].stride())
                         del over
                     elif node in self._stored:
