@@ -45,6 +45,7 @@ _LIBRARY_OPERATORS = (
 
 _REDUCTIONS = frozenset({"var_mean", "sum", "mean", "amax", "amin", "prod", "argmax"})
 
+_SEEDED = "drawn from a seed"
 _CLASS = "class of the data"
 _TENSOR = "a tensor"
 """Stands for one among the arguments that a graph depends on by their values."""
@@ -167,7 +168,7 @@ class _Plan:
             before = [one for one in node.all_input_nodes if one not in found]
             if _is_reduction(node) or any(one in self._reducing for one in before):
                 self._reducing.add(node)
-            if node in found or node.op != "call_function" or _is_reduction(node):
+            if node in found or node.op != "call_function" or _is_read(node):
                 reads[node] = {node}
         return {node for node in found if node.op == "call_function"}
 
@@ -229,16 +230,17 @@ class _Plan:
                     return fx.node.map_arg(node.args[0], values.__getitem__)
                 else:
                     args, kwargs = (fx.node.map_arg(given, values.__getitem__) for given in (node.args, node.kwargs))
-                    values[node] = _computed(node, args, kwargs)
+                    with self._tape.requested(node.target if _is_library(node) else None, args, kwargs):
+                        values[node] = _computed(node, args, kwargs)
+                        if node in self._reused:
+                            earlier = self._reused[node]
+                            over = kept.pop(earlier)
+                            over = _first(values[earlier]) if over is None else over
+                            values[node] = over.as_strided(values[node].size(), values[node].stride())
+                            del over
+                        elif node in self._stored:
+                            self._tape.keep(values[node])
                     del args, kwargs
-                    if node in self._reused:
-                        earlier = self._reused[node]
-                        over = kept.pop(earlier)
-                        over = _first(values[earlier]) if over is None else over
-                        values[node] = over.as_strided(values[node].size(), values[node].stride())
-                        del over
-                    elif node in self._stored:
-                        self._tape.keep(values[node])
                 for one in self._last.get(node, ()):
                     if one in kept:
                         kept[one] = _first(values[one])
@@ -276,6 +278,7 @@ def _partition(
                 node.meta |= {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": 0}
             if node.target is aten.rand.default:  # drawn again from a seed, within the kernel that uses it
                 node.target, node.args = aten.full.default, (*node.args, 0.0)
+                node.meta[_SEEDED] = True
     return min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
 
 
@@ -292,6 +295,12 @@ def _closed(value: Any) -> Any:  # noqa: ANN401 - an argument
 
 def _first(value: Any) -> Any:  # noqa: ANN401 - what a node computes
     return value[0] if isinstance(value, tuple) else value
+
+
+def _is_read(node: fx.Node) -> bool:
+    """Whether a value is read from memory by what uses it, though it takes little: a seed, a row's mean or variance."""
+    of = node.args[0] if node.target is operator.getitem else node
+    return _SEEDED in node.meta or (isinstance(of, fx.Node) and _is_reduction(of))
 
 
 def _is_reduction(node: fx.Node) -> bool:

@@ -112,6 +112,17 @@ class Tape(TorchDispatchMode):
             else:
                 held[block] = self.lasting(block.size_bytes, TEMPORARIES)
 
+    @contextmanager
+    def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
+        """Record what a kernel requests beside its results, which are recorded within the block."""
+        rule = self._within.get(func)
+        requests = rule(*args, **kwargs) if rule is not None else ()
+        split = requests.index(OUTPUTS) if requests else 0
+        held: dict[Block, int] = {}
+        self._request(requests[:split], held)
+        yield
+        self._request(requests[split + 1 :], held)
+
     def passing(self, size_bytes: int, term: str = TEMPORARIES) -> None:
         """A block that is released at once."""
         if size_bytes:

@@ -23,7 +23,7 @@ from benchmarks.gpu.stage.memory import Setting, request_for
 ROWS = 8
 STEPS = (2, 4)
 TIMEOUT_S = 120.0
-SMALL_SHARE = 0.7
+SMALL_SHARE = 0.5
 """Of what a rank needs, for the one that is to run out of memory."""
 
 
