@@ -294,7 +294,7 @@ def step_trial(
 
 def _sustained(request: ProbeRequest, runner: TrialRunner, chosen: CurvePoint) -> CurvePoint | None:
     """The chosen micro-batch for so long that the GPU is as warm as in training; None on a CPU."""
-    seconds = min(SUSTAINED_S[request.device], request.trial_timeout_s / 2)
+    seconds = min(SUSTAINED_S[request.device], request.trial_timeout_s / 4)
     if seconds == 0:
         return None
     warm_up, _ = CURVE_STEPS[request.device]

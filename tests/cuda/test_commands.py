@@ -14,7 +14,7 @@ DRIVER = "580.95.05"
 """Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
 QUICK = ("--trial-timeout", "40")
-"""The chosen size is timed for at most half of this."""
+"""The chosen size is timed for at most a quarter of this."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ TINY = {"model": "bert-mini", "gpu": "rtx-4090-24gb"}
 CASES = (
     Case(**TINY),
     Case(**TINY, attention="sdpa", dropout=0.1, checkpointing="full"),
-    Case(**TINY, compiled=True, checkpointing="full"),
+    pytest.param(Case(**TINY, compiled=True, checkpointing="full"), marks=pytest.mark.soak),  # each trial compiles
     Case(**TINY, ranks=2),
     Case(**TINY, ranks=2, strategy="zero1", checkpointing="selective"),
     Case(**TINY, ranks=2, strategy="fsdp2"),

@@ -198,3 +198,53 @@ def test_a_trace_leaves_torch_as_it_was():
     traced(BASE)
     assert module._get_fused_kernels_supported_devices is supported
     assert torch.empty(2).device.type == "cpu"
+
+
+GPU = {"device": "cuda", "precision": "bf16", "attention": "varlen"}
+DEEP = replace(BASE, rows=64, shape=SHAPE | {"num_hidden_layers": 6})
+
+
+def kept_of(trace: Trace) -> int:
+    return sum(size for term, size in terms_at_peak(trace).items() if term.startswith("activations"))
+
+
+def test_compiled_layers_keep_less_and_much_less_with_checkpointing():
+    eager = {kind: kept_of(traced(DEEP, **GPU, checkpointing=kind)) for kind in ("none", "full")}
+    compiled = {
+        kind: kept_of(traced(DEEP, **GPU, checkpointing=kind, compile_layers=True)) for kind in ("none", "full")
+    }
+    assert 0.5 * eager["none"] < compiled["none"] < 0.9 * eager["none"]
+    assert compiled["full"] < 0.4 * compiled["none"]
+    assert compiled["full"] < eager["full"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_blocks_of_compiled_layers_end_with_the_step(dropout):
+    attention = {"attention": "sdpa"} if dropout else {}
+    trace = traced(replace(DEEP, dropout=dropout), **GPU | attention, checkpointing="full", compile_layers=True)
+    after = terms_after(trace, len(trace.events)) - between_steps(trace)
+    assert sum(after.values()) <= 4
+
+
+def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_own():
+    alone, among = (
+        traced(BASE, ranks=ranks, global_batch_rows=ranks * BASE.rows, **GPU, parallel={"strategy": "fsdp2"})
+        for ranks in (1, 2)
+    )
+    for term in (PARAMETERS, OPTIMIZER):
+        assert between_steps(among)[term] == pytest.approx(between_steps(alone)[term] / 2, rel=0.02)
+    assert {one.stream for one in alone.allocations} == {0}
+    assert {one.stream for one in among.allocations} == {0, 1, 2}
+    released = {-1 - event for event in among.events if event < 0}
+    assert all(number in released for number, one in enumerate(among.allocations) if one.stream)
+
+
+def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
+    parallel = {"bucket_cap_mib": 1}
+    large = replace(BASE, vocab_size=8000, shape=SHAPE | {"num_hidden_layers": 6, "hidden_size": 128})
+    trace = traced(large, ranks=2, global_batch_rows=2 * large.rows, parallel=parallel)
+    everything = between_steps(trace)[OPTIMIZER] / 2
+    sizes = [one.size_bytes for one in trace.allocations if one.term == GRADIENTS]
+    assert max(sizes) == pytest.approx(everything, rel=0.01)
+    assert between_steps(trace)[GRADIENTS] == pytest.approx(everything, rel=0.01)
+    assert trace.allocations.index(max(trace.allocations, key=lambda one: one.size_bytes)) < len(trace.allocations) / 2
