@@ -67,7 +67,8 @@ class ProbeEvidence(Table):
     knee_rows: list[Positive] = Field(default_factory=list)
     """Between which two sizes the knee of the curve lies, for all that the noise tells."""
     sustained: CurvePoint | None = None
-    """The chosen micro-batch over a minute at least, warm and at the power limit: what is promised. None on a CPU."""
+    """The chosen micro-batch over a minute, warm and at the power limit: what is promised; over less if a trial's time
+    limit is below 4 minutes. None on a CPU."""
     choice: str
     """Why ``micro_batch_rows`` is what it is."""
 
