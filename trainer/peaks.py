@@ -77,7 +77,8 @@ LINK_BYTES_PER_S = {
     "A100": 600e9, "A800": 400e9, "A40": 112.5e9, "A30": 200e9, "A10": 64e9, "L40S": 64e9, "L40": 64e9,
     "RTX 6000 Ada": 64e9, "RTX 4090": 64e9, "RTX PRO 6000 Max Q": 128e9, "RTX PRO 6000 Workstation": 128e9, "L4": 64e9,
 }  # fmt: skip
-"""Of all links of a GPU, both directions together, by the same data sheets: NVLink, or 16 lanes of PCIe without it."""
+"""All links of a GPU, both directions together: NVLink, or 16 lanes of PCIe without it. Not yet checked against data
+sheets; they only bound what is plausible."""
 
 
 def product_format(precision: Literal["fp32", "bf16"], *, tf32: bool) -> Format:

@@ -13,7 +13,7 @@ class Allocation:
     term: str
     """Which line of the memory breakdown it belongs to."""
     stream: int = 0
-    """Of the device; 0 computes. Each has blocks of its own."""
+    """CUDA stream; 0 computes. The allocator keeps separate blocks for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

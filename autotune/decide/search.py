@@ -18,7 +18,7 @@ SLOPE_BYTES = 64 * MIB
 PAGE_BYTES = 20 * MIB
 """By how much an allocator may round a peak up."""
 PREDICTED_SHARE, WIDER = 0.03, 3
-"""How far off a prediction may be that ran out of memory, and by how much that grows with each further time."""
+"""Assumed error of a prediction that ran out of memory, and its growth with each further out of memory."""
 PATIENCE = 6
 """Trials after which the least step to either side doubles with each, so that any search ends in O(log) trials."""
 MAX_FAILURES = 3

@@ -2,7 +2,7 @@
 
 Every error of NVML is translated here: a figure that cannot be had is ``None``, or ``Unavailable`` with NVML's reason.
 One monitor per process: it holds one lock per GPU, because concurrent GPM calls have crashed drivers. A driver's call
-may never return: each is made in a thread of its own, and once one is late, NVML is not asked again.
+may never return: each runs in a separate thread, and once one is late, NVML is not asked again.
 """
 
 import functools

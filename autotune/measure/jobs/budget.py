@@ -14,7 +14,7 @@ from trainer.parallel import Ranks
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BLOCK_BYTES = 128 * 1024
 _PAGE_BYTES = 2**21
-"""Of device memory."""
+"""Granularity of device memory."""
 
 
 class Budget(Protocol):

@@ -249,7 +249,7 @@ class _Plan:
 
 
 def _is_checkpointed(module: nn.Module | None) -> bool:
-    """Whether a module computes its activations again within its forward; if around it, hooks see to that."""
+    """Return whether a module checkpoints activations inside its forward; outside it, hooks do the same here."""
     return (
         isinstance(module, nn.Module)
         and module.training
@@ -298,7 +298,7 @@ def _first(value: Any) -> Any:  # noqa: ANN401 - what a node computes
 
 
 def _is_read(node: fx.Node) -> bool:
-    """Whether a value is read from memory by what uses it, though it takes little: a seed, a row's mean or variance."""
+    """Return whether users read a small value from memory: a seed, a mean or a variance."""
     of = node.args[0] if node.target is operator.getitem else node
     return _SEEDED in node.meta or (isinstance(of, fx.Node) and _is_reduction(of))
 
@@ -317,12 +317,12 @@ def _place(node: fx.Node) -> Any:  # noqa: ANN401 - to compare
 
 
 def _allocates(node: fx.Node) -> bool:
-    """Whether a library makes its own results; matrix products write where they are told to."""
+    """Return whether a library allocates its results itself; matmuls write into a given block."""
     return _is_library(node) and (_operator(node).namespace != "aten" or "attention" in str(node.target))
 
 
 def _operator(node: fx.Node) -> Any:  # noqa: ANN401 - what torch calls
-    """What a node calls, also if the state of random numbers is kept for calling it again."""
+    """Return the operator that a node calls, also inside a wrapper that saves the random state."""
     wrapped = {rng_prims.run_and_save_rng_state: 0, rng_prims.run_with_rng_state: 1}.get(node.target)
     return node.target if wrapped is None else node.args[wrapped]
 

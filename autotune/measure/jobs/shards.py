@@ -67,7 +67,7 @@ class Shards:
         self._missing = 0
         """Gradients of what is in no layer, until backward has ended."""
         self._gathered: torch.Tensor | None = None
-        """What the last gather wrote to; it is copied from there."""
+        """Output block of the last all-gather, from which weights are copied."""
         self._sent: torch.Tensor | None = None
         tape.owner = PARAMETERS
         self._shards = {id(one): nn.Parameter(_shard_of(one, ranks)) for one in everything}
