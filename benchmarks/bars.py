@@ -30,9 +30,15 @@ class Bar:
     @property
     def line(self) -> str:
         """The bar as the one line that scripts look for."""
-        figure = "n/a" if self.figure is None else f"{self.figure:.4g}"
+        digits = (
+            "n/a"
+            if self.figure is None
+            else f"{self.figure:.4g}"
+            if abs(self.figure) < 10_000
+            else f"{self.figure:.0f}"
+        )
         verdict = {True: "ok", False: "short", None: "not measured"}[self.holds]
-        return f"{self.name} figure={figure} bar{self.direction}{self.bar:g} {verdict}"
+        return f"{self.name} figure={digits} bar{self.direction}{self.bar:g} {verdict}"
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and whether it holds."""

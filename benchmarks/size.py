@@ -1,0 +1,86 @@
+"""``python -m benchmarks.size``: count tracked lines, files and repeated declarations against their targets.
+
+Lines are counted as git tracks them, generated files included. A class counts as repeated if its name is declared more
+than once in the product. A constructor call counts as passed through if at least five of its keywords only repeat a
+name, as in ``Request(seed=seed)`` or ``Answer(seed=evidence.seed)``.
+"""
+
+import argparse
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.bars import Bar, exit_code, lines
+
+ROOT = Path(__file__).parent.parent
+PASSED_THROUGH = 5
+NOT_COUNTED_TESTS = ("tests/nullgpu/", "tests/simulators/")
+DOCUMENT_SUFFIXES = (".json", ".jsonl", ".html", ".md")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count, print and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description="Count lines against their targets.")
+    parser.add_argument("--list", action="store_true", help="also name what is repeated")
+    options = parser.parse_args(arguments)
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    paths = [path for path in tracked.split("\0") if path and (ROOT / path).is_file()]
+    product = [path for path in paths if path.startswith(("autotune/", "trainer/")) and path.endswith(".py")]
+    trees = {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in product}
+    repeated = repeated_classes(trees.values())
+    walls = [f"{path}:{line}" for path, tree in trees.items() for line in passed_through(tree)]
+    if options.list:
+        sys.stdout.writelines(f"{entry}\n" for entry in [*repeated, *walls])
+    tests = [path for path in paths if path.startswith("tests/") and not path.startswith(NOT_COUNTED_TESTS)]
+    documents = [path for path in paths if path.startswith(("docs/", "reports/")) and path.endswith(DOCUMENT_SUFFIXES)]
+    bars = [
+        _bar(
+            "product_lines", count_lines(path for path in paths if path.startswith(("autotune/", "trainer/"))), 40_000
+        ),
+        _bar("product_files", len(product), 330),
+        _bar("benchmark_lines", count_lines(path for path in paths if path.startswith("benchmarks/")), 7_000),
+        _bar("test_lines", count_lines(tests), 30_000),
+        _bar("document_lines", count_lines(documents), 12_000),
+        _bar("repeated_class_names_count", len(repeated), 3),
+        _bar("passed_through_constructors_count", len(walls), 10),
+    ]
+    sys.stdout.write(f"all tracked files: {count_lines(paths):,} lines\n{lines(bars)}\n")
+    return exit_code(bars)
+
+
+def count_lines(paths: Iterator[str] | Sequence[str]) -> int:
+    """Return the number of lines in all ``paths``, relative to the repository."""
+    return sum((ROOT / path).read_bytes().count(b"\n") for path in paths)
+
+
+def repeated_classes(trees: Iterator[ast.Module] | Sequence[ast.Module]) -> list[str]:
+    """Return the class names that modules declare more than once at their top level."""
+    names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def passed_through(tree: ast.Module) -> list[int]:
+    """Return the lines of constructor calls that pass at least five keywords through unchanged."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node.func)[:1].isupper()]
+    return [call.lineno for call in calls if sum(map(_repeats, call.keywords)) >= PASSED_THROUGH]
+
+
+def _called(function: ast.expr) -> str:
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _repeats(keyword: ast.keyword) -> bool:
+    return keyword.arg is not None and keyword.arg == _called(keyword.value)
+
+
+def _bar(name: str, figure: int, bar: int) -> Bar:
+    return Bar(name=name, figure=figure, unit="count", bar=bar, direction="<=")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
