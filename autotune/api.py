@@ -172,7 +172,7 @@ def tune(
         seq_length_tokens: Tokens in a row.
         precision: Of the matrix products.
         attention_dropout: Instead of the model's.
-        global_batch_tokens: Real tokens of an optimizer step over all ranks; None takes what 256 samples hold.
+        global_batch_tokens: Real tokens of an optimizer step over all ranks; None takes 524,288.
         ranks: Local ranks; None takes all visible GPUs.
         explore: Whether the settings of the step are searched together.
         minutes: For everything; the probe takes what it takes.

@@ -10,7 +10,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.bars import Bar, exit_code, lines
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(bars)
 
 
-def count_lines(paths: Iterator[str] | Sequence[str]) -> int:
+def count_lines(paths: Iterable[str]) -> int:
     """Return the number of lines in all ``paths``, relative to the repository."""
     return sum((ROOT / path).read_bytes().count(b"\n") for path in paths)
 
 
-def repeated_classes(trees: Iterator[ast.Module] | Sequence[ast.Module]) -> list[str]:
+def repeated_classes(trees: Iterable[ast.Module]) -> list[str]:
     """Return the class names that modules declare more than once at their top level."""
     names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)

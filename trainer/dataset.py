@@ -16,6 +16,7 @@ No attention mask is stored: lengths imply it. Special tokens are added when a s
 import ast
 import contextlib
 import errno
+import itertools
 import os
 import re
 import struct
@@ -77,6 +78,14 @@ class LengthHistogram(Table):
 
     edges: list[Count]
     counts: list[Count]
+
+    @model_validator(mode="after")
+    def _check_bins(self) -> Self:
+        if len(self.edges) != len(self.counts):
+            raise ValueError(f"{len(self.edges)} edges cannot have {len(self.counts)} counts")
+        if any(first >= second for first, second in itertools.pairwise(self.edges)):
+            raise ValueError("edges must ascend")
+        return self
 
 
 class Split(Table):

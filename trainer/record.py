@@ -267,12 +267,22 @@ def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
 
 
 def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
+    """Read one row per line; a last line without its end was being written and is left out.
+
+    Raises:
+        BadConfig: If another line is no such row.
+    """
     rows: list[RowT] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
+    for number, line in enumerate(lines, 1):
         try:
             row = kind.model_validate_json(line)
-        except ValidationError:
-            break  # a torn line: whatever follows it was not finished either
+        except ValidationError as error:
+            why = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+            raise BadConfig(
+                f"{path}, line {number}: {why}",
+                next_step="The run record is damaged. Restore the file from a copy, or remove what begins there.",
+            ) from error
         if _is_finite(row):
             rows.append(row)
     return tuple(rows)

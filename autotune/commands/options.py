@@ -41,7 +41,7 @@ AttentionDropout = Annotated[
 ]
 GlobalBatchTokens = Annotated[
     int | None,
-    typer.Option(min=1, help="Real tokens of an optimizer step over all ranks. Default: those of 256 samples."),
+    typer.Option(min=1, help="Non-padding tokens of an optimizer step over all ranks. Default: 524288."),
 ]
 Ranks = Annotated[
     int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")

@@ -1,5 +1,6 @@
 """Choose the settings of the profile from what was measured."""
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from autotune.errors import BadInput
 
 KNEE_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""
-DEFAULT_GLOBAL_BATCH_SAMPLES = 256
-"""BERT's (Devlin et al. 2018), the baseline recipe where the user names no global batch."""
+DEFAULT_GLOBAL_BATCH_TOKENS = 524_288
+"""Non-padding tokens if you name no global batch: between BERT's 131 thousand and RoBERTa's 4 million."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,27 +49,53 @@ def curve_rows(limit_rows: int) -> list[int]:
     return [*powers, limit_rows]
 
 
-def choose_micro_batch(curve: Sequence[CurvePoint], feasible_max: int) -> MicroBatchChoice:
-    """The smallest measured micro-batch within two per cent of the best throughput.
+def choose_micro_batch(
+    curve: Sequence[CurvePoint], feasible_max: int, *, global_rows: int, ranks: int, sizes: Sequence[int] | None = None
+) -> MicroBatchChoice:
+    """Return the smallest micro-batch within two per cent of the least predicted time per optimizer step.
+
+    A step takes as many micro-batches as hold the global batch, each as long as the curve says, empty rows included:
+    65 rows take 8 micro-batches of 9, or 13 of 5.
 
     Args:
-        curve: What was measured; the largest is the one that leaves the headroom free.
-        feasible_max: The largest that fits.
+        curve: Measured points; the largest leaves the headroom free.
+        feasible_max: The largest micro-batch that fits.
+        global_rows: Rows of the global batch.
+        ranks: Ranks that share it.
+        sizes: Micro-batches to choose from; only measured ones if None.
     """
-    best = max(curve, key=lambda point: point.slot_tokens_per_s)
-    enough = [point for point in curve if point.slot_tokens_per_s >= KNEE_SHARE * best.slot_tokens_per_s]
-    chosen = min(enough, key=lambda point: point.rows)
-    limit = max(point.rows for point in curve)
-    if chosen.rows != best.rows:
-        share = chosen.slot_tokens_per_s / best.slot_tokens_per_s
-        reason = f"it has {share:.1%} of the best tokens/s ({best.rows} rows); smaller ones are under {KNEE_SHARE:.0%}"
-    elif chosen.rows == limit:
-        below = f"the largest that leaves the headroom below the {feasible_max} that fit"
-        largest = "the largest that fits" if limit == feasible_max else below
-        reason = f"the fastest, and {largest}; smaller ones are under {KNEE_SHARE:.0%} of it"
-    else:
-        reason = f"the fastest of those measured up to {limit}; smaller ones are under {KNEE_SHARE:.0%} of it"
-    return MicroBatchChoice(rows=chosen.rows, reason=reason)
+    points = sorted(curve, key=lambda point: point.rows)
+    limit = points[-1].rows
+    step_s = {
+        rows: _step_s(points, deal(max(global_rows, ranks), rows, ranks))
+        for rows in sizes or [point.rows for point in points]
+        if rows <= limit
+    }
+    least = min(step_s.values())
+    rows = min(rows for rows, seconds in step_s.items() if seconds * KNEE_SHARE <= least)
+    dealt = deal(max(global_rows, ranks), rows, ranks)
+    if dealt.micro_batches == 1:
+        need = f"your global batch needs {dealt.rows_per_micro_batch} per GPU"
+        return MicroBatchChoice(rows=rows, reason=f"{feasible_max} fit; {need}")
+    split = f"{dealt.micro_batches} micro-batches of {rows} take the least predicted time per optimizer step"
+    whole = deal(max(global_rows, ranks), limit, ranks)
+    if rows == limit:
+        fit = "no more fit" if limit == feasible_max else f"the headroom is left below the {feasible_max} that fit"
+        return MicroBatchChoice(rows=rows, reason=f"{split}; {fit}")
+    ratio = _step_s(points, whole) / step_s[rows]
+    others = f"{whole.micro_batches} of {limit} take {ratio:.1%} of it"
+    return MicroBatchChoice(rows=rows, reason=f"{split}; {others}; {feasible_max} fit")
+
+
+def _step_s(points: Sequence[CurvePoint], dealt: "Dealing") -> float:
+    """Return the seconds of an optimizer step, interpolated between measured micro-batches."""
+    rows, size = [point.rows for point in points], dealt.rows_per_micro_batch
+    seconds = [point.rows / point.slot_tokens_per_s for point in points]  # in rows' tokens, the same for all
+    after = min(max(bisect.bisect_left(rows, size), 1), len(rows) - 1)
+    if size <= rows[0] or len(rows) == 1:
+        return dealt.micro_batches * seconds[0]
+    share = (size - rows[after - 1]) / (rows[after] - rows[after - 1])
+    return dealt.micro_batches * (seconds[after - 1] + share * (seconds[after] - seconds[after - 1]))
 
 
 def choose_untimed(rows: int) -> MicroBatchChoice:

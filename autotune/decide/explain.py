@@ -199,7 +199,9 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
     if not probe.curve:
         return _found(profile.fingerprint.bytes_known, probe.choice, figures, rejected)
-    chosen = choose_micro_batch(probe.curve, probe.feasible_max).rows
+    chosen = choose_micro_batch(
+        probe.curve, probe.feasible_max, global_rows=profile.train.global_batch_rows, ranks=probe.local_ranks
+    ).rows
     if rows == chosen:
         return _found("measured", probe.choice, figures, rejected)
     network = profile.evidence.network

@@ -9,7 +9,7 @@ from autotune import __version__
 from autotune.core.evidence import EstimateEvidence, Evidence
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, model_sha256
 from autotune.core.rows import RowContents
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, choose_predicted, deal, global_batch_rows
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, choose_predicted, deal, global_batch_rows
 from autotune.errors import AutotuneError, ProfileRefused
 from autotune.search.prediction import Asked, Choices, Target, config_of, contents
 from autotune.search.profiles import profile_paths, read_profile, relative_data_path, write_profile
@@ -49,8 +49,7 @@ class ProfilesAsked:
         Raises:
             BadInput: If there are fewer rows than ranks.
         """
-        of_a_sample = rows_hold.mean_real_tokens / rows_hold.mean_samples
-        tokens = self.global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * of_a_sample)
+        tokens = self.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
         rows = global_batch_rows(tokens, rows_hold.mean_real_tokens)
         deal(rows, 1, self.asked.ranks)
         return tokens, rows

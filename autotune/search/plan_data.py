@@ -9,7 +9,7 @@ import numpy.typing as npt
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.core.plan import Basis, Figure
 from autotune.core.profile import Profile
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.decide.shape import assumed_lengths, typical_lengths
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW
 from autotune.search.plan_subject import Subject
@@ -65,8 +65,7 @@ def batch_rows(subject: Subject, rows: RowFacts, global_batch_tokens: float | No
     if global_batch_tokens is not None:
         return max(1, round(global_batch_tokens / per_row))
     if profile is None:
-        samples = rows.samples_per_row or 1.0
-        return max(1, round(DEFAULT_GLOBAL_BATCH_SAMPLES / samples))
+        return max(1, round(DEFAULT_GLOBAL_BATCH_TOKENS / per_row))
     if train.global_batch_tokens is not None or train.global_batch_samples is not None:
         return max(1, round((train.global_batch_tokens or profile.constraints.global_batch_tokens) / per_row))
     return train.global_batch_rows

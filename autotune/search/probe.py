@@ -44,6 +44,8 @@ CURVE_STEPS = {"cpu": (1, 4), "cuda": (3, 10)}
 SUSTAINED_S = {"cpu": 0.0, "cuda": 60.0}
 """How long the chosen micro-batch runs before its tokens/s are promised: a GPU is slower once it is warm and at
 its power limit."""
+_MOST_CHOICES = 3
+"""Sizes between those of the curve that are measured before one of them must be taken."""
 CLOSE_BYTES = 2**20
 """A largest size that leaves less than this free is tried a second time: processes differ by a little."""
 
@@ -73,6 +75,8 @@ class ProbeRequest:
     strategy: Strategy = "ddp"
     local_ranks: int = 1
     micro_batches: int = 1
+    global_batch_rows: int = 256
+    """Sequences of an optimizer step over all ranks, which the chosen micro-batch splits."""
     """Of an optimizer step, on each rank; two stand for any number above."""
     documents_per_row: float = 1.0
     granularity_rows: int = 1
@@ -230,7 +234,7 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
     peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
     limit = max(1, rows_with_headroom(feasible_max, request.headroom_share) // granule)
     curve = [] if runner.pretended else [_point(request, runner, size * granule) for size in curve_rows(limit)]
-    choice = choose_micro_batch(curve, feasible_max) if curve else choose_untimed(limit * granule)
+    choice = _choose(request, runner, curve, feasible_max) if curve else choose_untimed(limit * granule)
     estimate, expected = search.estimate, request.expected
     return ProbeResult(
         feasible_max=feasible_max,
@@ -249,6 +253,20 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
         choice=choice,
         sustained=next((_sustained(request, runner, point) for point in curve if point.rows == choice.rows), None),
     )
+
+
+def _choose(request: ProbeRequest, runner: TrialRunner, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
+    """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
+    granule, limit = request.granularity_rows, curve[-1].rows
+    sizes = range(granule, limit + 1, granule)
+    for _ in range(_MOST_CHOICES):
+        rows, ranks = request.global_batch_rows, request.local_ranks
+        choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
+        if any(point.rows == choice.rows for point in curve):
+            return choice
+        curve.append(_point(request, runner, choice.rows))
+        curve.sort(key=lambda point: point.rows)
+    return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
 
 
 def step_config(request: ProbeRequest, rows: int) -> TrainConfig:

@@ -9,7 +9,7 @@ from autotune.core.cards import RESERVE_BYTES, Card
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_SAMPLES, deal, global_batch_rows
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal, global_batch_rows
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import Estimate
 from autotune.search.probe import ProbeRequest, probe_model
@@ -142,10 +142,11 @@ def prepare(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: 
     """
     request = probe_request(bench, asked, settings, manifest)
     rows = rows_of(request, asked.data)
-    per_sample = rows.mean_real_tokens / rows.mean_samples
-    tokens = asked.global_batch_tokens or round(DEFAULT_GLOBAL_BATCH_SAMPLES * per_sample)
-    deal(global_batch_rows(tokens, rows.mean_real_tokens), 1, request.local_ranks)
-    request = replace(request, documents_per_row=rows.most_documents if request.layout == "packed" else 1.0)
+    tokens = asked.global_batch_tokens or DEFAULT_GLOBAL_BATCH_TOKENS
+    global_rows = global_batch_rows(tokens, rows.mean_real_tokens)
+    deal(global_rows, 1, request.local_ranks)
+    documents = rows.most_documents if request.layout == "packed" else 1.0
+    request = replace(request, documents_per_row=documents, global_batch_rows=global_rows)
     left = f" ({format_bytes(RESERVE_BYTES)} of the GPU are left free; --memory sets the budget)"
     sys.stderr.write(
         f"{settings.name}: memory budget {format_bytes(request.memory_budget_bytes)} per rank"

@@ -3,10 +3,21 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.corpus.sources.base import MAX_SAMPLE_BYTES, Reject, Slice, SourceFile, SourceOptions, whole
+from autotune.corpus.sources.base import (
+    MAX_SAMPLE_BYTES,
+    Reject,
+    Slice,
+    SourceFile,
+    SourceOptions,
+    UnusableFileError,
+    whole,
+)
 from autotune.corpus.sources.lines import TOO_LONG, cut_lines, lines, opened
 
 _BACK_BYTES = 2**16
+_HEAD_BYTES = 8192
+_MOST_UNDECODABLE = 0.3
+"""Share of the first bytes. Text in another encoding stays below, and its lines are rejected one by one."""
 
 
 class TextSource:
@@ -17,8 +28,8 @@ class TextSource:
     example = "text:/data/corpus"
 
     def takes(self, path: Path, *, named: bool) -> bool:
-        """Every file but hidden ones, which belong to programs."""
-        return named or not path.name.startswith(".")
+        """Return whether the file begins as text does; hidden files belong to programs and must be named."""
+        return (named or not path.name.startswith(".")) and _is_text(path)
 
     def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
         """By bytes; a file that is one sample stays whole."""
@@ -40,6 +51,17 @@ class TextSource:
                 continue
             if text.strip():
                 yield text
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a file's first bytes hold no NUL and are mostly UTF-8."""
+    try:
+        with opened(Slice(path=str(path), begin=0, end=_HEAD_BYTES)) as (file, _):
+            head = file.read(_HEAD_BYTES)
+    except UnusableFileError:
+        return True  # a damaged archive of text: reading rejects it with its reason
+    decodable = len(head.decode(errors="ignore").encode())
+    return b"\0" not in head and len(head) - decodable <= _MOST_UNDECODABLE * len(head)
 
 
 def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:

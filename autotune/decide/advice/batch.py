@@ -4,11 +4,11 @@ import math
 import statistics
 
 from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.core.evidence import CurvePoint
+from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.decide.advice.gains import ratio_of_bounds
 from autotune.decide.advice.situation import Situation, faster_with
 from autotune.decide.bottleneck import rows_of_this_start
-from autotune.decide.choose import choose_micro_batch, rows_with_headroom
+from autotune.decide.choose import MicroBatchChoice, choose_micro_batch, rows_with_headroom
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 
 WORTH_RATIO = 1.02
@@ -51,12 +51,16 @@ def beyond_memory(now: Situation) -> Advice | None:
     )  # fmt: skip
 
 
+def _chosen(now: Situation, probe: ProbeEvidence) -> MicroBatchChoice:
+    return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=now.global_batch_rows, ranks=now.ranks)
+
+
 def beyond_knee(now: Situation) -> Advice | None:
     """A micro-batch larger than any gain from it."""
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
-    rows, choice = now.train.micro_batch_rows, choose_micro_batch(probe.curve, probe.feasible_max)
+    rows, choice = now.train.micro_batch_rows, _chosen(now, probe)
     latest = max(probe.knee_rows, default=choice.rows)
     if now.dealt_rows(rows) <= max(choice.rows, latest) or rows > probe.feasible_max:
         return None
@@ -93,7 +97,7 @@ def below_knee(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
-    choice = choose_micro_batch(probe.curve, probe.feasible_max)
+    choice = _chosen(now, probe)
     rows, then = now.dealt_rows(now.train.micro_batch_rows), now.dealt_rows(choice.rows)
     here, there = _at(now, rows), now.point(choice.rows)
     if rows >= min(then, choice.rows) or here is None or there is None:

@@ -1,3 +1,4 @@
+import gzip
 import os
 from pathlib import Path
 
@@ -158,3 +159,33 @@ def test_a_place_without_its_kind_is_shown_with_one(spec, likely):
     with pytest.raises(BadInput, match="names no kind of source") as refused:
         open_source(spec)
     assert refused.value.next_step.endswith(f"as in {likely}")
+
+
+@pytest.mark.parametrize(
+    ("content", "is_text"),
+    [
+        (b"\x7fELF\x02\x01\x01\0", False),
+        (b"\xcb\r\r\n" + b"\0" * 12 + b"module", False),
+        ("text in UTF-16".encode("utf-16"), False),
+        (bytes(range(128, 256)) * 40, False),
+        ("übermäßig, in Latin-1: ÄÖÜ".encode("latin-1"), True),
+        ("текст".encode() * 4000, True),
+        (b"", True),
+    ],
+)
+def test_a_binary_file_is_no_text_even_if_it_is_named(tmp_path, content, is_text):
+    (tmp_path / "file").write_bytes(content)
+    (tmp_path / "beside.txt").write_text("a line\n")
+    assert find(f"text:{tmp_path}").other_files == (not is_text)
+    if not is_text:
+        with pytest.raises(BadInput, match="is a text file"):
+            find(f"text:{tmp_path / 'file'}")
+
+
+def test_gzip_of_text_is_text_and_gzip_of_a_program_is_not(tmp_path):
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"a line\n" * 9000))
+    (tmp_path / "program.gz").write_bytes(gzip.compress(b"\x7fELF\0\0\0"))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a line\n" * 9000)[:20])
+    found = find(f"text:{tmp_path}")
+    assert sorted(names(found)) == ["cut.gz", "log.gz"]
+    assert found.other_files == 1

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,17 +27,48 @@ def test_a_size_that_was_not_timed_has_no_knee():
 
 
 def test_the_smallest_micro_batch_within_two_per_cent_of_the_best_is_chosen():
-    choice = choose_micro_batch(_curve({1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}), feasible_max=8)
+    choice = choose_micro_batch(_curve({1: 50.0, 2: 97.0, 4: 98.5, 8: 100.0}), 8, global_rows=800, ranks=1)
     assert choice.rows == 4
-    assert "98.5%" in choice.reason
-    assert "8 rows" in choice.reason
+    assert choice.reason == (
+        "200 micro-batches of 4 take the least predicted time per optimizer step; 100 of 8 take 98.5% of it; 8 fit"
+    )
 
 
 def test_a_rising_curve_is_followed_to_the_headroom():
-    choice = choose_micro_batch(_curve({1: 50.0, 97: 100.0}), feasible_max=100)
+    choice = choose_micro_batch(_curve({1: 50.0, 97: 100.0}), 100, global_rows=970, ranks=2)
     assert choice.rows == 97
-    assert "leaves the headroom below the 100 that fit" in choice.reason
-    assert "the largest that fits" in choose_micro_batch(_curve({8: 100.0}), feasible_max=8).reason
+    assert choice.reason.endswith("the headroom is left below the 100 that fit")
+    assert "no more fit" in choose_micro_batch(_curve({8: 100.0}), 8, global_rows=64, ranks=1).reason
+
+
+def test_empty_rows_of_the_last_micro_batch_count():
+    level = _curve({1: 90.0, 3: 96.0, 5: 100.0, 9: 100.0})
+    assert choose_micro_batch(level, 9, global_rows=65, ranks=1, sizes=range(1, 10)).rows == 5
+    assert choose_micro_batch(level, 9, global_rows=65, ranks=1).rows == 5
+    assert choose_micro_batch(_curve({1: 10.0, 8: 90.0, 9: 100.0}), 9, global_rows=65, ranks=1).rows == 9
+
+
+def test_a_global_batch_smaller_than_what_fits_says_so():
+    choice = choose_micro_batch(_curve({1: 20.0, 64: 90.0, 128: 100.0, 417: 100.0}), 430, global_rows=1024, ranks=8)
+    assert (choice.rows, choice.reason) == (128, "430 fit; your global batch needs 128 per GPU")
+
+
+@given(
+    st.dictionaries(st.integers(1, 40), st.floats(10, 100), min_size=1, max_size=6),
+    st.integers(1, 500),
+    st.integers(1, 8),
+)
+def test_no_split_is_predicted_to_be_two_per_cent_faster_than_the_chosen_one(speeds, global_rows, ranks):
+    curve, limit = _curve(speeds), max(speeds)
+    points = sorted(speeds)
+    seconds = [rows / speeds[rows] for rows in points]
+
+    def step_s(rows):
+        dealt = deal(max(global_rows, ranks), rows, ranks)
+        return dealt.micro_batches * np.interp(dealt.rows_per_micro_batch, points, seconds)
+
+    chosen = choose_micro_batch(curve, limit, global_rows=global_rows, ranks=ranks, sizes=range(1, limit + 1)).rows
+    assert step_s(chosen) * 0.98 <= min(step_s(rows) for rows in range(1, limit + 1)) * (1 + 1e-9)
 
 
 @given(st.integers(1, 5000), st.floats(0, 0.9))

@@ -89,10 +89,10 @@ def test_settings_that_were_predicted_for_are_the_profiles(tmp_path):
     assert profile.evidence.estimate.micro_batches_per_step == 1
 
 
-def test_without_a_dataset_the_batch_is_of_256_rows_and_called_assumed(tmp_path):
+def test_without_a_dataset_the_batch_is_the_default_and_called_assumed(tmp_path):
     profile = profile_of(wish(tmp_path), tmp_path)
-    assert (profile.train.global_batch_rows, profile.train.global_batch_tokens) == (256, None)
-    assert profile.constraints.global_batch_tokens == 130_679
+    assert (profile.train.global_batch_rows, profile.train.global_batch_tokens) == (1027, None)
+    assert profile.constraints.global_batch_tokens == 524_288
     assert profile.evidence.estimate.rows_assumed
     assert (profile.train.data.path, profile.train.data.dataset_hash) == (None, None)
 

@@ -188,9 +188,9 @@ def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
 
 @pytest.mark.system
 def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_trace):
-    found = answer(shape(), gpu="h200", nodes=64, ranks_per_node=8)
-    assert any("256 rows cannot be dealt to 512 ranks" in one for one in found.warnings)
-    assert found.batch_tokens.value == pytest.approx(512 * 512, rel=0.01)
+    found = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
+    assert any("rows cannot be dealt to 2,048 ranks" in one for one in found.warnings)
+    assert found.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
 
 
 @pytest.mark.system

@@ -115,9 +115,10 @@ def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(tmp_path, patterne
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
-def test_the_global_batch_is_256_samples_unless_it_is_given(tmp_path, bench, patterned_dataset, manifest):
+def test_the_global_batch_is_524288_tokens_unless_it_is_given(tmp_path, bench, patterned_dataset, manifest):
     ready = prepare(bench, probe_asked(tmp_path, patterned_dataset, global_batch_tokens=None), SETTINGS, manifest)
-    assert ready.global_batch_tokens == round(256 * ready.rows.mean_real_tokens / ready.rows.mean_samples)
+    assert ready.global_batch_tokens == 524_288
+    assert ready.request.global_batch_rows == pytest.approx(524_288 / ready.rows.mean_real_tokens, abs=0.5)
     assert prepare(bench, probe_asked(tmp_path, patterned_dataset), SETTINGS, manifest).global_batch_tokens == 2048
 
 

@@ -1,7 +1,7 @@
 """``python -m tests.system.faults --out FILE``: every fault loop in full, its figures as JSON.
 
-``--only train`` runs the loops of training alone, and leaves the figures of the others as they are in FILE; ``data``
-and ``tune`` are the others.
+``--only train`` runs the loops of training alone, and leaves the figures of the others as they are in FILE; ``data``,
+``files`` and ``tune`` are the others.
 """
 
 import argparse
@@ -18,12 +18,14 @@ from typing import Any
 
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import may_mount
+from tests.system.faults.mutations import mutate_files
 from tests.system.faults.prepare import kill_prepare, kill_workers
 from tests.system.faults.stage import kill_stage
 from tests.system.faults.training_loops import LOOPS, TRAINING
 from tests.system.faults.tune import kill_tune
 
 POINTS = 20
+MUTATED, CASES = "mutated files", 5000
 TUNING, TUNING_IN_FULL = "tuning", 10
 """Where the figures of tunings are, and how many kills they have where the others have ``POINTS``."""
 
@@ -35,7 +37,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=POINTS, help="kills of each loop; those of training are scaled")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--loop", action="append", help="only this one of training; what FILE has of others stays")
-    parser.add_argument("--only", choices=("data", "tune", "train"), help="loops of these alone")
+    parser.add_argument("--only", choices=("data", "files", "tune", "train"), help="loops of these alone")
     options = parser.parse_args()
     some = options.only or options.loop
     figures: dict[str, Any] = json.loads(options.out.read_text()) if some and options.out.is_file() else {}
@@ -46,6 +48,10 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="faults-") as place:
                 figures[name] = _timed(name, loop, Path(place))
             _keep(options.out, figures)
+    if options.only in (None, "files") and not options.loop:
+        with tempfile.TemporaryDirectory(prefix="faults-") as place:
+            figures[MUTATED] = _timed(MUTATED, lambda place: mutate_files(place, CASES, options.seed), Path(place))
+        _keep(options.out, figures)
     if options.only in (None, "tune") and not options.loop:
         scaled = max(1, round(TUNING_IN_FULL * options.points / POINTS))
         with tempfile.TemporaryDirectory(prefix="faults-") as place:

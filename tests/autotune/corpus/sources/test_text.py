@@ -106,5 +106,6 @@ def test_damaged_gzip_is_unusable(tmp_path, damage):
 
 
 def test_hidden_files_are_taken_only_by_name(tmp_path):
+    (tmp_path / ".bashrc").write_text("alias")
     assert not TextSource().takes(tmp_path / ".bashrc", named=False)
     assert TextSource().takes(tmp_path / ".bashrc", named=True)

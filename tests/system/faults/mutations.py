@@ -1,0 +1,358 @@
+"""``python -m tests.system.faults.mutations``: commands read damaged and hostile files, and none ends in a traceback.
+
+Half of the mutations know the structure of a file: a JSON, TOML or NPY file whose values change in kind, size or sign,
+whose keys go or swap, and whose checksums are corrected afterwards, so that what lies behind the checksum is reached.
+The others change its bytes.
+"""
+
+import argparse
+import collections
+import contextlib
+import copy
+import hashlib
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomlkit
+
+from autotune.cli import run
+from trainer.dataset import read_manifest
+from trainer.schema import canonical_sha256
+
+EXIT_BUG = 70
+ROOT = Path(__file__).parents[3]
+PROFILE = ROOT / "profiles" / "bert-mini-cpu.toml"
+REPORTS = ROOT / "reports" / "bert-mini-cpu"
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**64 + 1,
+    -0.5,
+    1e308,
+    1e-308,
+    float("nan"),
+    float("inf"),
+    "",
+    "a",
+    "a" * 5000,
+    "\x1b[31m\0\u202e",
+    "../../etc/passwd",
+    "/dev/zero",
+    "1970-01-01",
+    [],
+    [[]],
+    {},
+    {"a": {"b": []}},
+]
+READ = {
+    "profile": [
+        "profile show {profile}",
+        "profile explain {profile}",
+        "profile verify {profile} --data {data}",
+        "profile show {profile} --json",
+        "profile diff {profile} {other}",
+        "advise {profile}",
+        "plan --profile {profile} --hours 3",
+        "export {profile} --to hf-trainer",
+        "launch slurm --profile {profile} --site {site} --dry-run --data {data}",
+        "report build {profile} --out {out}/report.html",
+        "report review {profile} --approve --by me --reports {reports}",
+    ],
+    "trial log": [
+        "report build {profile} --reports {reports} --out {out}/report.html",
+        "advise {profile} --reports {reports}",
+        "report compare {reports}/bert-mini-cpu {reports}/bert-mini-cpu",
+        "launch status --reports {reports}",
+    ],
+    "run": [
+        "advise {run}",
+        "advise {run} --profile {profile} --json",
+        "launch status {run}",
+        "report compare {run} {whole_run}",
+        "report build {profile} --run {run} --out {out}/report.html",
+    ],
+    "dataset": [
+        "data inspect {data}",
+        "data verify {data}",
+        "data stage {data} --to {out}/disk",
+        "advise {data}",
+        "plan --profile {profile} --epochs 1 --data {data}",
+        "data inspect {data} --json",
+    ],
+    "site": [
+        "launch slurm --profile {profile} --site {site} --dry-run --data {data}",
+        "workers --profile {profile} --slurm {site} --dry-run",
+    ],
+    "model config": ["estimate --model {config} --device cpu --memory 1GiB"],
+    "tokenizer": ["data prepare text:{text} --tokenizer {tokenizer} --out {out}/prepared --workers 1"],
+}
+SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, "model config": 1, "tokenizer": 1}
+"""How often each kind is read. A model's configuration takes seconds, as a process loads torch for it."""
+
+
+class Originals:
+    """Intact files of every kind, written once by the commands themselves.
+
+    Args:
+        place: An empty directory.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        place.mkdir(parents=True)
+        (place / "text.txt").write_text(
+            "".join(f"line {number} of a log: error {number % 7}\n" for number in range(600))
+        )
+        self._call(
+            "autotune", "data", "prepare", f"text:{place}/text.txt", "--out", f"{place}/data", "--vocab-size", "256"
+        )
+        tuned = PROFILE.read_text(encoding="utf-8")
+        of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
+        tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
+        (place / "profile.toml").write_text(tuned, encoding="utf-8")
+        shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
+        self._call(
+            "trainer",
+            "--profile",
+            f"{place}/profile.toml",
+            "--data",
+            f"{place}/data",
+            "--out",
+            f"{place}/run",
+            "--set",
+            "train.max_steps=4",
+            "--set",
+            "train.evaluation.interval_steps=2",
+            "--set",
+            "train.seq_length_tokens=32",
+        )
+        shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
+        (place / "site.toml").write_text(
+            'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
+        )
+        (place / "config.json").write_text((ROOT / "docs/assets/modernbert-tiny/config.json").read_text())
+        shutil.copy(place / "data" / "tokenizer.json", place / "tokenizer.json")
+
+    def _call(self, *command: str) -> None:
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+    def targets(self, kind: str) -> list[Path]:
+        """Return the files of a kind, relative to the directory."""
+        under = {
+            "profile": "profile.toml",
+            "trial log": "reports",
+            "run": "run",
+            "dataset": "data",
+            "site": "site.toml",
+            "model config": "config.json",
+            "tokenizer": "tokenizer.json",
+        }[kind]
+        found = [self.place / under] if (self.place / under).is_file() else sorted((self.place / under).rglob("*"))
+        return [
+            path.relative_to(self.place) for path in found if path.is_file() and path.suffix not in {".html", ".md"}
+        ]
+
+
+def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
+    """Return damaged content of a file; at half of the draws still of its format."""
+    if draw.random() < 0.5:
+        with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
+            if suffix == ".json":
+                return json.dumps(_changed(json.loads(content), draw)).encode()
+            if suffix == ".toml":
+                return tomlkit.dumps(_without_none(_changed(tomlkit.parse(content.decode()).unwrap(), draw))).encode()
+            if suffix == ".jsonl":
+                return _changed_line(content, draw)
+            if suffix == ".npy":
+                return _changed_array(content, draw)
+    return _changed_bytes(content, draw)
+
+
+def _changed(value: Any, draw: random.Random) -> Any:
+    changed = copy.deepcopy(value)
+    for _ in range(draw.choice([1, 1, 1, 2, 4])):
+        places = list(_places(changed))
+        if not places:
+            return draw.choice(VALUES)
+        holder, key = draw.choice(places)
+        deed = draw.choice(["replace", "replace", "remove", "swap", "scale", "rename", "repeat"])
+        if deed == "remove":
+            del holder[key]
+        elif deed == "swap":
+            other, beside = draw.choice(places)
+            holder[key], other[beside] = copy.deepcopy(other[beside]), copy.deepcopy(holder[key])
+        elif deed == "scale" and isinstance(holder[key], int | float):
+            holder[key] = holder[key] * draw.choice([-1, 0, 2, 1000, 10**12]) + draw.choice([0, 1, -1])
+        elif deed == "rename" and isinstance(holder, dict):
+            holder[draw.choice(["", "x", f"{key}s", "a.b"])] = holder.pop(key)
+        elif deed == "repeat" and isinstance(holder, list):
+            holder.extend(copy.deepcopy([holder[key]] * draw.choice([1, 50])))
+        else:
+            holder[key] = copy.deepcopy(draw.choice(VALUES))
+    return changed
+
+
+def _places(value: Any) -> Any:
+    """Yield every container in a value with each of its keys."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inside:
+        yield value, key
+        yield from _places(one)
+
+
+def _without_none(value: Any) -> Any:
+    """Return the value as TOML can hold it."""
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value if one is not None] if isinstance(value, list) else value
+
+
+def _changed_line(content: bytes, draw: random.Random) -> bytes:
+    lines = content.splitlines(keepends=True)
+    number = draw.randrange(len(lines)) if lines else 0
+    row = _changed(json.loads(lines[number]), draw)
+    if isinstance(row, dict) and "sha256" in row:  # a record of a trial log carries its checksum
+        row["sha256"] = canonical_sha256(row.get("record"))
+    lines[number] = json.dumps(row).encode() + b"\n"
+    return b"".join(lines)
+
+
+def _changed_array(content: bytes, draw: random.Random) -> bytes:
+    array = np.load(io.BytesIO(content)).copy()
+    deeds: list[Callable[[], Any]] = [
+        lambda: array.astype(draw.choice(["float64", "int64", "uint8", ">u4"])),
+        lambda: array[: draw.randrange(len(array) + 1)],
+        lambda: np.sort(array)[::-1],
+        lambda: array.reshape(1, -1),
+        lambda: np.concatenate([array, array]),
+        lambda: array * 0 - 1,
+    ]
+    written = io.BytesIO()
+    np.save(written, draw.choice(deeds)())
+    return written.getvalue()
+
+
+def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
+    at = draw.randrange(len(content) + 1)
+    lines = content.splitlines(keepends=True)
+    draw.shuffle(lines)
+    flipped = bytearray(content)
+    for _ in range(min(len(content), draw.choice([1, 4, 64]))):
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    return draw.choice(
+        [
+            content[:at],
+            content[at:],
+            b"",
+            bytes(flipped),
+            b"".join(lines),
+            content[:at] + b"\xff\xfe\x80" + content[at:],
+            content[:at] + b"\0" * 100 + content[at:],
+            content + content,
+            draw.randbytes(draw.randrange(2000)),
+            content[:at] + str(draw.choice([-1, 2**64, "1e999"])).encode() + content[at:],
+            b"[" * 5000,
+            b'{"a":' * 5000 + b"1",
+            content.decode(errors="replace").encode("utf-16"),
+        ]
+    )
+
+
+def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
+    """Make a dataset's manifest name the SHA-256 of a changed file instead of the original one's."""
+    before, after = (hashlib.sha256(content).hexdigest() for content in (original, changed.read_bytes()))
+    manifest.write_bytes(manifest.read_bytes().replace(before.encode(), after.encode()))
+
+
+def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Read mutated files with the commands, and count how they ended.
+
+    Args:
+        place: An empty directory to work in.
+        cases: Files to mutate, each read by one command.
+        seed: Decides all draws.
+        told: Called with the traceback of each failure.
+    """
+    originals = Originals(place / "originals")
+    draw = random.Random(seed)
+    ends, kinds = collections.Counter[int](), collections.Counter[str]()
+    tracebacks: list[str] = []
+    work = place / "work"
+    for number in range(cases):
+        kind = draw.choices(list(SHARES), weights=list(SHARES.values()))[0]
+        target = draw.choice(originals.targets(kind))
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(originals.place, work)
+        (work / "out").mkdir()
+        (work / target).write_bytes(mutate((work / target).read_bytes(), target.suffix, draw))
+        if kind == "dataset" and draw.random() < 0.7:
+            _correct_checksum(work / "data" / "manifest.json", work / target, (originals.place / target).read_bytes())
+        command = draw.choice(READ[kind])
+        names = {
+            "profile": "profile.toml",
+            "data": "data",
+            "site": "site.toml",
+            "run": "run",
+            "reports": "reports",
+            "out": "out",
+            "config": "config.json",
+            "tokenizer": "tokenizer.json",
+            "text": "text.txt",
+        }
+        places = {name: work / path for name, path in names.items()}
+        arguments = command.format(**places, other=PROFILE, whole_run=originals.place / "run").split()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+                code = run(arguments)
+            failed = "Traceback" in said.getvalue() or code == EXIT_BUG
+            why = said.getvalue()
+        except Exception:  # noqa: BLE001 - the very thing that must not happen
+            failed, code, why = True, EXIT_BUG, traceback.format_exc()
+        ends[code] += 1
+        kinds[kind] += 1
+        if failed:
+            tracebacks.append(f"case {number} of seed {seed}: {target}: autotune {' '.join(arguments)}\n{why}")
+            told(tracebacks[-1])
+    return {
+        "cases": cases,
+        "seed": seed,
+        "by_kind": dict(sorted(kinds.items())),
+        "by_exit_code": {str(code): ends[code] for code in sorted(ends)},
+        "tracebacks": len(tracebacks),
+        "first_traceback": tracebacks[0] if tracebacks else None,
+    }
+
+
+def main() -> int:
+    """Run many cases; exit with 1 if one ended in a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m tests.system.faults.mutations")
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutations-") as place:
+        found = mutate_files(Path(place), options.cases, options.seed, sys.stderr.write)
+    print(json.dumps({**found, "seconds": round(time.monotonic() - began)}, indent=1))
+    return int(found["tracebacks"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
