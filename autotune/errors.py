@@ -75,6 +75,10 @@ class Undecided(AutotuneError):
     exit_code = 8
 
 
+class OutOfTime(Undecided):
+    """The next trial would end after the time that you gave; what was measured is in the trial log."""
+
+
 class Slower(AutotuneError):
     """What was compared is slower than allowed, beyond noise."""
 

@@ -4,10 +4,25 @@ from collections.abc import Sequence
 
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName
 
-LEAST_STAGE_S = 6.0
-"""A stage whose turn comes when the time is over still has so much; what it must measure at least it measures."""
+LEAST_WINDOWS: dict[StageName, int] = {"explore": 12, "workers": 9, "network": 6, "baseline": 11}
+"""Trials without which a stage says nothing: three rounds, and what must be tried first."""
+LEAST_PROBES = 6
+"""Trials of a probe: a prediction tried, its successor refused, and a few sizes timed."""
 USUAL_S: dict[StageName, float] = {"estimate": 5.0, "probe": 90.0, "report": 6.0}
 """What the others take, until one of the same kind has been there."""
+
+
+def least_s(name: StageName, trial_s: float, window_s: float) -> float:
+    """Return about the least seconds that a stage takes.
+
+    Args:
+        name: The stage.
+        trial_s: Usual seconds of a trial beside what it measures.
+        window_s: Seconds of a timed window.
+    """
+    if name == "probe":
+        return LEAST_PROBES * trial_s
+    return LEAST_WINDOWS[name] * (trial_s + window_s) if name in LEAST_WINDOWS else USUAL_S.get(name, 0.0)
 
 
 def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | None:
@@ -27,7 +42,7 @@ def share_s(stages: Sequence[Stage], stage: Stage, left_s: float) -> float | Non
     waiting = [one for one in stages if not one.over and one is not stage]
     total = weight + sum(BUDGET_WEIGHTS.get(one.name, 0.0) for one in waiting)
     fixed_s = sum(_usual_s(stages, one.name) for one in waiting if one.name not in BUDGET_WEIGHTS)
-    return max(LEAST_STAGE_S, (left_s - fixed_s) * weight / total)
+    return max(0.0, (left_s - fixed_s) * weight / total)
 
 
 def left_s(stages: Sequence[Stage], budget_left_s: float) -> float:

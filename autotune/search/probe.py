@@ -1,5 +1,6 @@
 """Probe one model: the largest micro-batch under the budget, proven on both sides, then the throughput curve."""
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, nex
 from autotune.decide.sharding import fewest_that_share
 from autotune.decide.statistics import mean_interval
 from autotune.decide.surroundings import Expected
-from autotune.errors import AutotuneError, DoesNotFit, Undecided
+from autotune.errors import AutotuneError, DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import (
     CannotTrace,
     Estimate,
@@ -164,6 +165,11 @@ class Search:
                 size = found
             self._try(size)
 
+    def _known_so_far(self) -> str:
+        found, granule = bracket(self.tried), self.request.granularity_rows
+        fit = f"{found.feasible_max * granule} rows fit" if found.feasible_max else "no size is known to fit"
+        return fit if found.infeasible_min is None else f"{fit}, {found.infeasible_min * granule} do not"
+
     def _is_close(self, size: int) -> bool:
         """Whether the largest size is so near the budget that one trial does not prove it."""
         peaks = [one.peak_bytes for one in self.tried if one.rows == size and one.fits and one.peak_bytes is not None]
@@ -175,7 +181,10 @@ class Search:
         again = sum(one.rows == size for one in self.tried)
         label = f"{rows} rows" + (f", try {again + 1}" if again else "")
         trial = step_trial(request, rows, FIT_STEPS, request.memory_budget_bytes, attempt=again)
-        outcome = self.runner.run(trial, f"{request.settings.name}: {label}")
+        try:
+            outcome = self.runner.run(trial, f"{request.settings.name}: {label}")
+        except OutOfTime as error:
+            raise OutOfTime(f"{self._known_so_far()}; {error.message}", next_step=error.next_step) from error
         failed = sum(one.rows == size and one.fits is None for one in self.tried)
         if isinstance(outcome, Measured):
             self.tried.append(Tried(rows=size, fits=True, peak_bytes=StepFigures.of(outcome).peak_bytes))
@@ -233,7 +242,7 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
     # The second reading of a size that was tried twice says no less than the first.
     peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
     limit = max(1, rows_with_headroom(feasible_max, request.headroom_share) // granule)
-    curve = [] if runner.pretended else [_point(request, runner, size * granule) for size in curve_rows(limit)]
+    curve = [] if runner.pretended else _curve(request, runner, [size * granule for size in curve_rows(limit)])
     choice = _choose(request, runner, curve, feasible_max) if curve else choose_untimed(limit * granule)
     estimate, expected = search.estimate, request.expected
     return ProbeResult(
@@ -255,6 +264,16 @@ def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | N
     )
 
 
+def _curve(request: ProbeRequest, runner: TrialRunner, sizes: list[int]) -> list[CurvePoint]:
+    """Measure throughput from the largest size down, as far as time allows; at least the largest."""
+    *smaller, largest = sizes
+    points = [_point(request, runner, largest)]
+    with contextlib.suppress(OutOfTime):
+        for rows in reversed(smaller):
+            points.insert(0, _point(request, runner, rows))
+    return points
+
+
 def _choose(request: ProbeRequest, runner: TrialRunner, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
     """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
     granule, limit = request.granularity_rows, curve[-1].rows
@@ -264,7 +283,10 @@ def _choose(request: ProbeRequest, runner: TrialRunner, curve: list[CurvePoint],
         choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
         if any(point.rows == choice.rows for point in curve):
             return choice
-        curve.append(_point(request, runner, choice.rows))
+        try:
+            curve.append(_point(request, runner, choice.rows))
+        except OutOfTime:
+            break
         curve.sort(key=lambda point: point.rows)
     return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
 
@@ -311,13 +333,15 @@ def step_trial(
 
 
 def _sustained(request: ProbeRequest, runner: TrialRunner, chosen: CurvePoint) -> CurvePoint | None:
-    """The chosen micro-batch for so long that the GPU is as warm as in training; None on a CPU."""
+    """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
     seconds = min(SUSTAINED_S[request.device], request.trial_timeout_s / 4)
     if seconds == 0:
         return None
     warm_up, _ = CURVE_STEPS[request.device]
     steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
-    return _point(request, runner, chosen.rows, (warm_up, steps), f", speed for {seconds:g} s")
+    with contextlib.suppress(OutOfTime):
+        return _point(request, runner, chosen.rows, (warm_up, steps), f", speed for {seconds:g} s")
+    return None
 
 
 def _point(

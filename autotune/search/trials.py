@@ -1,5 +1,6 @@
 """Run a trial, or take its result from the ledger when it has been run before."""
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -8,7 +9,7 @@ from autotune.core.outcome import Measured, Outcome, OutOfMemory, outcome_to_jso
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FinishedTrial, MadeOn, Trial, TrialRecord
 from autotune.decide.physical import RATE_JOBS, check_rates, check_real, is_possible, rates_of_trial
-from autotune.errors import StartAgain
+from autotune.errors import OutOfTime, StartAgain
 from autotune.measure.clock import Clock
 from autotune.measure.machine import Machine
 from autotune.store import Ledger, LedgerContent
@@ -40,6 +41,7 @@ class TrialRunner:
         on_trial: Called before and after each trial, for progress.
         on_finished: Called with each finished trial, those from the ledger included.
         ends_s: When all must be over, in seconds since 1970: no trial begins whose time limit does not fit before that.
+        budget_ends_s: When all should be over, in seconds since 1970: no trial begins that is likely to end later.
         made_on: The same as ``site``, as people and other profiles' reports read it.
     """
 
@@ -50,6 +52,7 @@ class TrialRunner:
     on_trial: Callable[[str, Outcome | None], None] = lambda label, outcome: None
     on_finished: Callable[[FinishedTrial], None] = lambda finished: None
     ends_s: float | None = None
+    budget_ends_s: float | None = None
     made_on: MadeOn | None = None
     finished: list[FinishedTrial] = field(default_factory=list)
     _known: dict[str, FinishedTrial] = field(default_factory=dict)
@@ -82,6 +85,7 @@ class TrialRunner:
             timed: Whether a rate is taken from a ``step``; the other jobs that measure one have no other answer.
 
         Raises:
+            OutOfTime: If it is likely to end after ``budget_ends_s``.
             StartAgain: If there may not be time enough left for it.
             Undecided: If it measured a rate that the GPU cannot reach.
             MachineLacks: If it is to measure a rate, and the GPU is a pretended one.
@@ -122,6 +126,14 @@ class TrialRunner:
         return sum(done.seconds for done in self.finished)
 
     def _check_time(self, trial: Trial, label: str) -> None:
+        if self.budget_ends_s is not None:
+            left_s = self.budget_ends_s - self.clock.utc_now().timestamp()
+            usual_s = self.usual_trial_s or 0.0
+            if left_s < usual_s:
+                raise OutOfTime(
+                    f"{max(0.0, left_s):.0f} s are left, and the next trial ({label}) takes about {usual_s:.0f} s",
+                    next_step=f"Run it again with more --minutes: it resumes from {self.ledger.directory}.",
+                )
         if self.ends_s is None:
             return
         left_s = self.ends_s - self.clock.utc_now().timestamp()
@@ -132,6 +144,12 @@ class TrialRunner:
                 next_step="Run the same command again: it goes on from there. A smaller --trial-timeout uses more of a "
                 "job's time.",
             )
+
+    @property
+    def usual_trial_s(self) -> float | None:
+        """Return the median seconds of the trials that were measured now; None before the first."""
+        fresh = [done.seconds for done in self.finished if not done.from_ledger]
+        return statistics.median(fresh) if fresh else None
 
     def _write(self, trial: Trial, outcome: Outcome, seconds: float, label: str) -> None:
         record = TrialRecord(

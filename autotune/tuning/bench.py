@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +87,21 @@ class Bench:
         known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
         return known if known and len(known) == ranks else None
 
-    def runner(self, ledger_directory: Path, here: Fingerprint, update: Update, expected_trials: int) -> TrialRunner:
+    def runner(
+        self,
+        ledger_directory: Path,
+        here: Fingerprint,
+        update: Update,
+        expected_trials: int,
+        budget_ends_s: float | None = None,
+    ) -> TrialRunner:
         """Trials that are written to a ledger and shown as they come.
 
         Raises:
             BadInput: If the ledger's directory cannot be written.
         """
-        return trial_runner(self.machine, ledger_directory, here, update, expected_trials, display=self.display)
+        runner = trial_runner(self.machine, ledger_directory, here, update, expected_trials, display=self.display)
+        return replace(runner, budget_ends_s=budget_ends_s)
 
 
 def trial_runner(

@@ -155,24 +155,38 @@ def prepare(bench: Bench, asked: ProbeAsked, settings: ModelSettings, manifest: 
     return Prepared(request=request, rows=rows, global_batch_tokens=tokens)
 
 
-def probe_one(bench: Bench, ready: Prepared, places: Places, traced: Estimate | None = None) -> ProbedModel:
-    """Probe one model and write its profile."""
+def probe_one(
+    bench: Bench,
+    ready: Prepared,
+    places: Places,
+    traced: Estimate | None = None,
+    budget_ends_s: float | None = None,
+) -> ProbedModel:
+    """Probe one model and write its profile.
+
+    Raises:
+        OutOfTime: If time is over, in seconds since 1970, before the largest micro-batch is proven.
+    """
     check_writable(places.profile.parent)
-    profile, trials = probed_profile(bench, ready, places, traced)
+    profile, trials = probed_profile(bench, ready, places, traced, budget_ends_s)
     profile = with_workers_of(profile, places.profile)
     kept = write_profile(places.profile, profile)
     return ProbedModel(path=places.profile, profile=profile, trials=trials, previous=kept)
 
 
 def probed_profile(
-    bench: Bench, ready: Prepared, places: Places, traced: Estimate | None = None
+    bench: Bench,
+    ready: Prepared,
+    places: Places,
+    traced: Estimate | None = None,
+    budget_ends_s: float | None = None,
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model; the profile that this alone supports, which is not written, and its trials."""
     request, manifest = ready.request, ready.request.manifest
     here = bench.fingerprint(request.settings, manifest)
     with bench.display.show(f"probe {request.settings.name}") as update:
         runner = bench.runner(
-            report_directory(places.profile, places.reports) / "ledger", here, update, expected_trials=12
+            report_directory(places.profile, places.reports) / "ledger", here, update, 12, budget_ends_s
         )
         result = probe_model(request, runner, traced)
     profile = profile_of_probe(

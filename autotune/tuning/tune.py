@@ -5,16 +5,19 @@ the step has, then loader workers at that step, then the exchange of gradients. 
 ledger and what it decided in the profile, so that the same command goes on after anything that ended this process.
 """
 
+import math
 import shlex
+import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.core.evidence import ProbeEvidence
-from autotune.core.tuning import Stage, StageName, TuningResult
-from autotune.core.units import format_bytes, format_count
+from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
+from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal
-from autotune.decide.tuning import share_s
+from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
 from autotune.search.estimate import CannotTrace, Estimate, estimate_model, predicted_rows
@@ -37,6 +40,8 @@ ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "netw
 OF_ONE_MODEL = (DoesNotFit, Undecided, NotCheckable)
 """Other models are tuned all the same."""
 REPORT = "report.html"
+ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
+"""Seconds that a trial takes beside what it measures, until some have run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,8 @@ class Tuning:
     waited_s: float = 0.0
     failed: list[AutotuneError] = field(default_factory=list)
     report: Path | None = None
+    _trial_s: float = 0.0
+    """Usual seconds of a trial beside what it measures."""
     _paths: dict[str, Path] = field(default_factory=dict)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     _traced: dict[str, Estimate] = field(default_factory=dict)
@@ -74,6 +81,7 @@ class Tuning:
         self.stages = [Stage(name=stage, model=name) for stage in ORDER[:2] for name in names]
         self.stages += [Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]]
         self.stages.append(Stage(name="report", model=""))
+        self._trial_s = ASSUMED_TRIAL_S["cpu" if self.asked.device == "cpu" else "cuda"]
         self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.asked.minutes)
 
     def run(self) -> TuningResult:
@@ -115,10 +123,25 @@ class Tuning:
             self._prepared[settings.name] = prepare(bench, self.asked.probe, settings, manifest)
         for stage in self.stages:
             self._leave_out(stage)  # now, so that those that remain share all of the time
+        self._tell_least()
         for settings in self.asked.probe.models:
             self._do("estimate", settings.name, lambda stage: self._estimate(bench, stage))
         for settings in self.asked.probe.models:
             self._do("probe", settings.name, lambda stage: self._probe(bench, stage))
+
+    def _tell_least(self) -> None:
+        """Say what the stages take at least, before they begin."""
+        waiting = [stage for stage in self.stages if not stage.over]
+        parts = {stage.name: 0.0 for stage in waiting}
+        for stage in waiting:
+            parts[stage.name] += least_s(stage.name, self._trial_s, self.asked.window_s)
+        total, told = sum(parts.values()), ", ".join(f"{name} {format_seconds(parts[name])}" for name in parts)
+        sys.stderr.write(f"tune: takes at least about {format_seconds(total)} ({told})\n")
+        if total > self.view.budget_s:
+            sys.stderr.write(
+                f"warning: --minutes {self.asked.minutes:g} is less: what has no time is skipped\n"
+                f"  next: use --minutes {math.ceil(total / 60)}, or run the same command again to continue\n"
+            )
 
     def _rest(self, bench: Bench, name: str, manifest: Manifest) -> None:
         """The stages that need a probed micro-batch."""
@@ -133,7 +156,17 @@ class Tuning:
         self._leave_out(stage)
         if stage.over:
             return
-        stage.budget_s = share_s(self.stages, stage, self.view.budget_s - self.view.gone_s)
+        left_s, least = self.view.budget_s - self.view.gone_s, least_s(name, self._trial_s, self.asked.window_s)
+        if name in BUDGET_WEIGHTS and left_s < least:
+            stage.status = "skipped"
+            stage.told = (
+                f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
+                f"--minutes {self.asked.minutes:g} are left"
+            )
+            self.view.end(stage)
+            return
+        share = share_s(self.stages, stage, left_s)
+        stage.budget_s = None if share is None else max(share, least)
         self.view.begin(stage)
         try:
             stage.told = work(stage)
@@ -204,7 +237,10 @@ class Tuning:
 
     def _probe(self, bench: Bench, stage: Stage) -> str:
         places = Places(self.asked.probe.data, self._paths[stage.model], self.asked.probe.reports)
-        probed = probe_one(bench, self._prepared[stage.model], places, self._traced.get(stage.model))
+        ends_s = self.clock.utc_now().timestamp() + self.view.budget_s - self.view.gone_s
+        probed = probe_one(bench, self._prepared[stage.model], places, self._traced.get(stage.model), ends_s)
+        fresh = [one.seconds for one in probed.trials if not one.from_ledger]
+        self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
         dealt = deal(train.global_batch_rows, train.micro_batch_rows, evidence.local_ranks)
         refused = "" if evidence.infeasible_min is None else f", {format_count(evidence.infeasible_min)} do not"

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage
-from autotune.decide.tuning import LEAST_STAGE_S, USUAL_S, left_s, share_s
+from autotune.decide.tuning import LEAST_PROBES, LEAST_WINDOWS, USUAL_S, least_s, left_s, share_s
 
 NAMES = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
 STAGES = st.lists(
@@ -27,21 +27,20 @@ def stages_of(*names, model="a", **values):
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=10), st.floats(0, 7200))
 def test_stages_that_take_their_shares_take_no_more_than_is_left(names, budget_s):
     stages = stages_of(*names)
-    left, taken, least = budget_s, 0.0, 0.0
+    left, taken = budget_s, 0.0
     for stage in stages:
         share = share_s(stages, stage, left)
         stage.seconds = USUAL_S[stage.name] if share is None else share
         stage.status = "done"
         left -= stage.seconds
         taken += stage.seconds
-        least += LEAST_STAGE_S if share is not None else USUAL_S[stage.name]
-    assert taken <= max(budget_s, 0) + least + 1e-6
-    if budget_s >= sum(USUAL_S.get(name, 100 * LEAST_STAGE_S) for name in names):
-        assert taken <= budget_s + 1e-6  # nobody falls back on the least that a stage gets
+    assert taken <= budget_s + sum(USUAL_S.get(name, 0.0) for name in names) + 1e-6
+    if budget_s >= sum(USUAL_S.get(name, 0.0) for name in names):
+        assert taken <= budget_s + 1e-6
 
 
 @given(STAGES, LEFT, st.floats(0, 3600))
-def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_the_least(stages, left, more):
+def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_nothing(stages, left, more):
     stage = stages[0]
     stage.status = "waiting"
     less, share = share_s(stages, stage, left), share_s(stages, stage, left + more)
@@ -51,7 +50,7 @@ def test_the_more_time_is_left_the_more_a_stage_may_take_and_never_less_than_the
     else:
         assert less is not None
         assert share is not None
-        assert LEAST_STAGE_S <= less <= share
+        assert 0 <= less <= share
 
 
 @given(STAGES, LEFT)
@@ -62,7 +61,7 @@ def test_those_that_still_wait_share_with_a_stage_and_those_that_are_over_do_not
         one.status = "skipped"
     after = share_s(stages, stages[0], left)
     assert before <= after + 1e-9
-    assert after == pytest.approx(max(LEAST_STAGE_S, left))
+    assert after == pytest.approx(max(0.0, left))
 
 
 def test_shares_go_by_weight():
@@ -102,3 +101,9 @@ def test_a_stage_with_a_budget_is_not_expected_to_take_longer():
     assert left_s(stages, 600.0) == pytest.approx(40.0)
     workers.done = 90
     assert left_s(stages, 600.0) == pytest.approx(20.0 / 90 * 10)
+
+
+def test_the_least_of_a_stage_is_its_least_trials():
+    assert least_s("baseline", 3.0, 2.0) == LEAST_WINDOWS["baseline"] * 5.0
+    assert least_s("probe", 3.0, 2.0) == LEAST_PROBES * 3.0
+    assert least_s("report", 3.0, 2.0) == USUAL_S["report"]

@@ -9,7 +9,7 @@ from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, TimedOut
 from autotune.decide.sharding import Sharing
 from autotune.decide.surroundings import expected_on_cpu
-from autotune.errors import DoesNotFit, Undecided
+from autotune.errors import DoesNotFit, OutOfTime, Undecided
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
 from autotune.search.probe import ProbeRequest, probe_model
@@ -192,7 +192,7 @@ def test_a_cpu_is_timed_for_a_few_steps_alone(probe):
 
 def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):
     machine = FakeMachine(lambda trial: Crashed(detail="a bus error") if is_timed(trial) else simulate(trial))
-    with pytest.raises(Undecided, match="1 rows, speed says nothing: crashed\\na bus error"):
+    with pytest.raises(Undecided, match="33 rows, speed says nothing: crashed\\na bus error"):
         probe(machine)
     assert sum(map(is_timed, machine.trials)) == 3
 
@@ -343,3 +343,24 @@ def test_a_search_that_meets_its_limit_says_that_nothing_was_refused(probe):
 def test_records_that_are_no_trials_are_passed_over(probe, tmp_path, record):
     Ledger(tmp_path / "ledger", "stranger").append(record)
     assert probe(FakeMachine(simulate)).feasible_max == 35
+
+
+def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(probe, monkeypatch):
+    search_trials = probe(FakeMachine(simulate)).search_trials
+    machine, left = FakeMachine(simulate), [0]
+    runner_run = TrialRunner.run
+
+    def run(runner, trial, label, **more):
+        if len(machine.trials) >= left[0]:
+            raise OutOfTime("3 s are left", next_step="more --minutes")
+        return runner_run(runner, trial, label, **more)
+
+    monkeypatch.setattr(TrialRunner, "run", run)
+    left[0] = search_trials - 1
+    with pytest.raises(OutOfTime, match="rows fit.*; 3 s are left"):
+        probe(machine, site="there")
+    machine.trials.clear()
+    left[0] = search_trials + 1
+    found = probe(machine, site="elsewhere")
+    assert (found.feasible_max, found.infeasible_min) == (35, 36)
+    assert [point.rows for point in found.curve] == [found.choice.rows] == [33]

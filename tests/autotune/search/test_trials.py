@@ -5,7 +5,7 @@ import pytest
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial, TrialRecord
-from autotune.errors import MachineLacks, StartAgain, Undecided
+from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
 from autotune.measure.clock import FakeClock
 from autotune.measure.machine import FakeMachine
 from autotune.search.trials import LEAVING_S, TrialRunner, made_on
@@ -43,6 +43,18 @@ def test_a_trial_that_may_not_be_over_in_time_is_left_to_the_same_command_starte
 def test_what_is_in_the_ledger_needs_no_time(tmp_path):
     runner(tmp_path, None).run(TRIAL, "t")
     assert isinstance(runner(tmp_path, 1.0).run(TRIAL, "t"), Measured)
+
+
+def test_no_trial_begins_that_is_likely_to_end_after_the_budget(tmp_path):
+    within = runner(tmp_path, None)
+    began_s = within.clock.utc_now().timestamp()
+    within.machine = FakeMachine(lambda trial: within.clock.sleep(40.0) or Measured(figures={}))
+    within.budget_ends_s = began_s + 60.0
+    assert within.usual_trial_s is None
+    within.run(TRIAL, "first")
+    assert within.usual_trial_s == 40.0
+    with pytest.raises(OutOfTime, match=r"20 s are left, and the next trial \(second\) takes about 40 s"):
+        within.run(TRIAL, "second", anew=True)
 
 
 def test_where_a_trial_was_measured_is_kept_and_ledgers_without_it_are_read(tmp_path):

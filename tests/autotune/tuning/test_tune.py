@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.core.profile import profile_to_toml
-from autotune.decide.tuning import USUAL_S
+from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, Undecided
 from autotune.measure.clock import FakeClock
 from autotune.search.estimate import CannotTrace
@@ -14,7 +14,7 @@ from autotune.show.probe import ProbedModel
 from autotune.tuning import tune
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import ProbeAsked
-from autotune.tuning.tune import TuneAsked, Tuning, next_steps
+from autotune.tuning.tune import ASSUMED_TRIAL_S, TuneAsked, Tuning, next_steps
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.test_tuning import worth
 from trainer.config import ModelSettings
@@ -50,7 +50,7 @@ class Stages:
         self.does("estimate", request.settings.name)
         return f"trace of {request.settings.name}"
 
-    def probe_one(self, bench, ready, places, traced):
+    def probe_one(self, bench, ready, places, traced, budget_ends_s):
         name = ready.request.settings.name
         self.traced.append(traced)
         self.does("probe", name)
@@ -265,9 +265,22 @@ def test_stages_share_what_is_left_of_the_time(stages, asked, clock):
     assert shares["baseline", "b"] == pytest.approx(left - TOOK_S["workers"])
 
 
-def test_a_tuning_whose_time_is_over_still_measures_the_least(stages, asked, clock):
-    run(replace(asked, minutes=0.5), clock)
-    assert set(stages.minutes.values()) == {0.1}
+def test_no_stage_begins_that_cannot_end_in_time_and_the_least_is_said_before(stages, asked, clock, capsys):
+    tuning, result = run(replace(asked, minutes=3.0), clock)
+    said = capsys.readouterr().err
+    assert "tune: takes at least about" in said
+    assert "warning: --minutes 3 is less: what has no time is skipped" in said
+    assert told(result, "workers").status == "done"
+    for stage in (told(result, "baseline"), told(result, "workers", "b"), told(result, "baseline", "b")):
+        assert stage.status == "skipped"
+        assert "of --minutes 3 are left" in stage.told
+    assert tuning.view.gone_s <= 1.2 * 180
+    assert result.report is not None
+
+
+def test_a_stage_may_take_what_it_takes_at_least_even_if_its_share_is_less(stages, asked, clock):
+    run(replace(asked, minutes=3.5), clock)
+    assert stages.minutes["workers", "a"] * 60 == pytest.approx(least_s("workers", ASSUMED_TRIAL_S["cpu"], 2.0))
 
 
 def test_time_in_children_is_that_of_the_server_and_of_ranks(stages, asked, clock):
