@@ -357,7 +357,7 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
 
     monkeypatch.setattr(TrialRunner, "run", run)
     left[0] = search_trials - 1
-    with pytest.raises(OutOfTime, match="rows fit.*; 3 s are left"):
+    with pytest.raises(OutOfTime, match=r"rows fit.*; 3 s are left"):
         probe(machine, site="there")
     machine.trials.clear()
     left[0] = search_trials + 1
