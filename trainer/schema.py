@@ -23,7 +23,7 @@ CHECK_PATH = "Check the path."
 class Table(BaseModel):
     """A strict, frozen table: no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 TableT = TypeVar("TableT", bound=Table)

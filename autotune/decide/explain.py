@@ -1,6 +1,6 @@
 """Why each setting of a profile is what it is: measured, predicted, asked for, or left at its default. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -42,16 +42,24 @@ class Explanation:
     meaning: str | None = None
 
 
-def explanations(profile: Profile, meanings: Mapping[str, str]) -> tuple[Explanation, ...]:
-    """Every setting of a profile with its reason, in the order of the schema.
-
-    Args:
-        profile: The profile.
-        meanings: What settings mean, by dotted key; those that are not there have none.
-    """
+def explanations(profile: Profile) -> tuple[Explanation, ...]:
+    """Every setting of a profile with its reason, in the order of the schema."""
     values = settings_of(profile.train)
     defaults = settings_of(TrainConfig(model=profile.train.model))
-    return tuple(_explain(profile, key, value, defaults[key], meanings.get(key)) for key, value in values.items())
+    return tuple(_explain(profile, key, value, defaults[key]) for key, value in values.items())
+
+
+def meaning_of(key: str) -> str | None:
+    """Return what the schema says under a setting, in one line; None under a key of the model's own config.
+
+    Args:
+        key: Dotted, without ``train``.
+    """
+    table, description = TrainConfig, None
+    for part in key.split("."):
+        field = getattr(table, "model_fields", {}).get(part)
+        table, description = (field.annotation, field.description) if field else (None, None)
+    return description and " ".join(description.split())
 
 
 def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
@@ -84,7 +92,7 @@ def settings_of(config: TrainConfig) -> dict[str, Any]:
     return found
 
 
-def _explain(profile: Profile, key: str, value: object, default: object, meaning: str | None) -> Explanation:
+def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
     evidence = profile.evidence
     table, _, name = key.rpartition(".")
     explored = _of_exploring(profile, key)
@@ -104,7 +112,7 @@ def _explain(profile: Profile, key: str, value: object, default: object, meaning
         found = _exchange(profile, evidence.network, key, value)
     else:
         found = _given(profile, key, value, default)
-    return replace(found, key=key, value=value, meaning=meaning)
+    return replace(found, key=key, value=value, meaning=meaning_of(key))
 
 
 def _found(origin: Origin, because: str, evidence: Sequence[Figure] = (), rejected: Sequence[str] = ()) -> Explanation:

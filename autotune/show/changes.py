@@ -1,28 +1,28 @@
 """What differs between two profiles, as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autotune.core.review import is_sha256
 from autotune.core.units import format_bytes
 from autotune.decide.changes import Change, ProfileChanges
+from autotune.decide.explain import meaning_of
 from autotune.show.review import short
 from autotune.show.tables import inert, text_table
 
 _SIDE_CHARACTERS = 40
 
 
-def changes_text(old: str, new: str, changes: ProfileChanges, meanings: Mapping[str, str]) -> str:
+def changes_text(old: str, new: str, changes: ProfileChanges) -> str:
     """What differs, by table; settings with what they mean.
 
     Args:
         old: Name of the first profile.
         new: Name of the second.
         changes: What differs.
-        meanings: What settings mean, by dotted key.
     """
     parts = [f"A: {inert(old)}\nB: {inert(new)}"]
     if changes.train:
-        rows = [[one.key, *sides(one), first_sentence(meanings.get(one.key, ""))] for one in changes.train]
+        rows = [[one.key, *sides(one), first_sentence(meaning_of(one.key) or "")] for one in changes.train]
         parts.append("[train]\n" + text_table(("setting", "A", "B", "meaning"), rows))
     else:
         parts.append("[train]: the same settings")

@@ -17,7 +17,6 @@ def diff(
 ) -> None:
     """Show what differs between two profiles: settings, constraints, machine, figures."""
     from autotune.decide.changes import profile_changes
-    from autotune.search.meanings import setting_meanings
     from autotune.search.profiles import read_profile
     from autotune.show.answers import answer_json
     from autotune.show.answers.profile import diff_answer
@@ -27,4 +26,4 @@ def diff(
     if as_json:
         print(answer_json(diff_answer(str(a), str(b), changes)))
     else:
-        print(changes_text(str(a), str(b), changes, setting_meanings()))
+        print(changes_text(str(a), str(b), changes))

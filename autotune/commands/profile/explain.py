@@ -19,14 +19,13 @@ def explain(
 ) -> None:
     """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
     from autotune.decide.explain import explanations, of_key
-    from autotune.search.meanings import setting_meanings
     from autotune.search.profiles import read_profile
     from autotune.show.answers import answer_json
     from autotune.show.explain import explanation_text, explanations_text
     from autotune.show.exploration import exploration_text
 
     read = read_profile(profile).profile
-    found = explanations(read, setting_meanings())
+    found = explanations(read)
     chosen = found if key is None else of_key(found, key)
     if as_json:
         print(answer_json(chosen))

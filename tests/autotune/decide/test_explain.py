@@ -1,14 +1,14 @@
 import pytest
 
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
-from autotune.decide.explain import explanations, of_key
+from autotune.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
 from tests.autotune.profiles import estimated_profile, example_profile
 from trainer.config import TrainConfig
 
 
 def _of(profile, key):
-    (found,) = of_key(explanations(profile, {}), key)
+    (found,) = of_key(explanations(profile), key)
     return found
 
 
@@ -21,7 +21,7 @@ def _loader(profile, workers):
 
 
 def test_every_setting_is_explained_once_and_the_models_config_is_one():
-    keys = [one.key for one in explanations(example_profile(), {})]
+    keys = [one.key for one in explanations(example_profile())]
     assert len(keys) == len(set(keys))
     assert "model.config" in keys
     assert set(TrainConfig.model_fields) == {key.partition(".")[0] for key in keys}
@@ -71,7 +71,7 @@ def test_defaults_and_what_the_probe_was_asked_for_are_told_apart():
 def test_without_evidence_nothing_was_measured():
     profile = example_profile()
     bare = profile.model_copy(update={"evidence": type(profile.evidence)()})
-    assert not [one for one in explanations(bare, {}) if one.origin == "measured"]
+    assert not [one for one in explanations(bare) if one.origin == "measured"]
 
 
 def test_the_exchange_is_explained_by_the_ways_that_were_tried():
@@ -94,9 +94,17 @@ def test_the_exchange_is_explained_by_the_ways_that_were_tried():
 
 
 def test_a_group_and_the_prefix_of_the_table_are_keys_too():
-    found = explanations(example_profile(), {"max_steps": "Optimizer steps."})
-    assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps."
+    found = explanations(example_profile())
+    assert of_key(found, "train.max_steps")[0].meaning == "Optimizer steps of the run."
     assert {one.key.partition(".")[0] for one in of_key(found, "data")} == {"data"}
+
+
+def test_a_setting_means_what_the_schema_says_under_it_in_one_line():
+    assert meaning_of("data.loader_workers") == "Loader processes per rank; 0 loads in the training process."
+    assert meaning_of("model.config.rope.theta") is None
+    meanings = [one.meaning for one in explanations(example_profile()) if one.meaning]
+    assert len(meanings) > 50
+    assert "\n" not in "".join(meanings)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +112,7 @@ def test_a_group_and_the_prefix_of_the_table_are_keys_too():
 )
 def test_an_unknown_key_suggests_the_nearest(key, nearest):
     with pytest.raises(BadInput) as refused:
-        of_key(explanations(example_profile(), {}), key)
+        of_key(explanations(example_profile()), key)
     assert nearest in refused.value.next_step
 
 
@@ -114,7 +122,7 @@ class TestEstimated:
         assert (found.origin, found.because) == ("predicted", "not probed: said by the estimate")
         first = found.evidence[0]
         assert (first.value, first.low, first.high, first.known) == (430, 416, 444, "predicted")
-        every = explanations(estimated_profile(), {})
+        every = explanations(estimated_profile())
         assert "measured" not in {one.origin for one in every}
         assert "measured" not in {figure.known for one in every for figure in one.evidence}
 

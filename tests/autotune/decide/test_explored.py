@@ -29,7 +29,7 @@ def explored(*, adopted=False, **train):
 
 
 def of(profile, key):
-    (found,) = of_key(explanations(profile, {}), key)
+    (found,) = of_key(explanations(profile), key)
     return found
 
 
