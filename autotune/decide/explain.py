@@ -55,7 +55,8 @@ def meaning_of(key: str) -> str | None:
     Args:
         key: Dotted, without ``train``.
     """
-    table, description = TrainConfig, None
+    table: Any = TrainConfig
+    description: str | None = None
     for part in key.split("."):
         field = getattr(table, "model_fields", {}).get(part)
         table, description = (field.annotation, field.description) if field else (None, None)
