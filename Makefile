@@ -93,7 +93,6 @@ bench: $(STAMP) ## benchmarks with a bar, and keep their figures
 
 figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
 	$(BIN)/python -m benchmarks.document
-	$(BIN)/python -m benchmarks.schemas
 
 clean: ## remove all environments and what the demo wrote
 	rm -rf $(VENV) .venv-cuda .venv-cuda-lowest .cuda $(DEMO)

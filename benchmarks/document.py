@@ -2,7 +2,7 @@
 
 ``docs/performance.md`` from ``reports/benchmarks/*.json``, ``docs/gpu-results.md`` from ``reports/gpu/``,
 ``docs/without-a-gpu.md`` from ``reports/benchmarks/cuda_memory.json``, ``docs/reliability.md`` from
-``reports/faults.json``, ``docs/paper.md`` from figures and arithmetic, ``docs/reference/`` from the code.
+``reports/faults.json``, ``docs/paper.md`` from figures and arithmetic.
 """
 
 import json
@@ -18,7 +18,6 @@ from autotune.store import write_atomically
 from benchmarks import advice, cuda_memory, recommendations, tune
 from benchmarks.gpu.check.page import results_document
 from benchmarks.gpu.check.results import CheckReport
-from benchmarks.reference import pages as reference
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
@@ -223,7 +222,6 @@ def main() -> int:
     write_atomically(ROOT / "docs" / "paper.md", recommendations.page(figures))
     write_atomically(ROOT / "docs" / "reliability.md", reliability(json.loads(FAULTS.read_text())))
     write_atomically(WITHOUT_A_GPU, without_a_gpu(WITHOUT_A_GPU.read_text(), figures))
-    reference.write()
     return 0
 
 

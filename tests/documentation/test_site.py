@@ -56,6 +56,17 @@ def test_no_style_loads_anything_from_elsewhere(site):
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", text) == [], style
 
 
+def test_reference_is_made_from_the_code(site):
+    text = {name: (site / "reference" / f"{name}.html").read_text() for name in ("commands", "profile", "site")}
+    assert 'id="autotune-data-prepare"' in text["commands"]
+    assert "Tokens in a row.  [default: 512; x&gt;=8]" in text["commands"]
+    assert "--set train.KEY=VALUE" in text["commands"]
+    assert "launch meet" not in text["commands"]
+    assert "<td>Rows that one rank computes at once.</td>" in text["profile"]
+    assert "[[evidence.probe.curve]]" in text["profile"]
+    assert "<td>04:00:00</td>\n<td>Longest time of a job.</td>" in text["site"]
+
+
 def test_every_page_is_in_the_navigation(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):

@@ -1,7 +1,4 @@
-"""What commands answer machines: one typed value for each, whose fields are the keys of its JSON.
-
-``autotune.show.answers.schemas`` describes the same types; ``docs/schemas`` holds the result.
-"""
+"""What commands answer machines: one typed value for each, whose fields are the keys of its JSON."""
 
 import json
 from collections.abc import Callable

@@ -1,1 +1,0 @@
-"""Pages of reference that are written from the code: commands, profile, exit codes, environment variables."""

@@ -1,0 +1,81 @@
+"""Fill marks in the pages of reference while MkDocs builds them, from the code itself."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from typer.cli import get_docs_for_click
+
+from autotune.cli import app
+from autotune.cluster.site import SiteFile
+from autotune.core.profile import Profile
+from trainer.__main__ import command_line
+
+_BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Replace each mark by what is made for it."""
+    made = {
+        "commands": commands,
+        "trainer": lambda: f"```text\n{command_line().format_help()}```",
+        "keys of a profile": lambda: keys(Profile),
+        "keys of a site file": lambda: keys(SiteFile),
+    }
+    for mark, make in made.items():
+        if f"<!-- {mark} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {mark} -->", make())
+    return markdown
+
+
+def commands() -> str:
+    """Return every command and option that help shows."""
+    group = _shown(typer.main.get_command(app))
+    text = get_docs_for_click(obj=group, ctx=typer.Context(group), name="autotune", indent=1)
+    return text.replace(" <int range>", " <int>").replace(" <float range>", " <float>")
+
+
+def _shown(command: Any) -> Any:  # noqa: ANN401 - typer vendors its own click
+    inner = getattr(command, "commands", {})
+    for name in [name for name, one in inner.items() if _shown(one).hidden]:
+        del inner[name]
+    return command
+
+
+def keys(kind: type[BaseModel]) -> str:
+    """Return every key of every table of a TOML file, with its values, default and meaning."""
+    schema = kind.model_json_schema()
+    tables = list(_tables(schema, schema["$defs"], ""))
+    return "\n".join(f"## {f'`{place}`' if place else 'the top'}\n\n{text}" for place, text in tables)
+
+
+def _tables(table: Mapping[str, Any], defs: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+    rows, inner = [], []
+    for name, field in table["properties"].items():
+        value = _value(field)
+        for found in [one for one in defs if f"`{one}`" in value]:
+            dotted = f"{place.strip('[]')}.{name}".lstrip(".")
+            there = f"[[{dotted}]]" if "list of" in value else f"[{dotted}]"
+            inner.append((defs[found], there))
+            value = value.replace(f"`{found}`", f"`{there}`").removeprefix("list of ")
+        default = field.get("default", "")
+        default = "absent" if default is None else "" if isinstance(default, dict) else default
+        rows.append([f"`{name}`", value, str(default), " ".join(field.get("description", "").split())])
+    words = table.get("description", "").replace("``", "`")
+    head = f"{words}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
+    yield place, head + "".join(f"| {' | '.join(row).replace('``', '`')} |\n" for row in rows)
+    for schema, there in inner:
+        yield from _tables(schema, defs, there)
+
+
+def _value(schema: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in schema:
+        return " or ".join(_value(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum") or [schema["const"]])
+    if schema.get("type") == "array":
+        return f"list of {_value(schema.get('items', {}))}"
+    return " ".join([schema.get("type", "any"), *(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS if key in schema)])
