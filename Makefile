@@ -91,7 +91,7 @@ bench: $(STAMP) ## benchmarks with a bar, and keep their figures
 	$(BIN)/python -m benchmarks.gpu.predicted --json reports/benchmarks/gpu_memory.json; \
 	$(BIN)/python -m benchmarks.document; exit $$short
 
-figures: $(STAMP) ## write the documents that quote figures anew from the files that hold them
+figures: $(STAMP) ## write the figures that pages quote anew, from the files that hold them
 	$(BIN)/python -m benchmarks.document
 
 clean: ## remove all environments and what the demo wrote

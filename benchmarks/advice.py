@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,62 +217,6 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
             direction=">="),
         Bar(name="advice_real_promises_kept_share", figure=kept, unit="share", bar=PROMISED_SHARE, direction=">="),
     ]  # fmt: skip
-
-
-_SECTION = """
-## Advice
-
-What limited {runs} simulated runs, {right} right; and the {profiles} of them whose limit tuning measures, from the
-profile alone, {profiles_right} right. Loaders, programs, kernels and gradients are played event by event, and the limit
-is the one remedy that saves most of the time there; `benchmarks/simulated_runs.py` says what is left out.
-
-| limit | runs | right | taken for others | profiles | right | taken for others |
-|---|---:|---:|---|---:|---:|---|
-"""
-_LIMITS = """
-What limited real trainings on two cores, each held up by one thing.
-
-| training | limited by | judged | share of the step |
-|---|---|---|---:|
-"""
-_PROMISES = """
-Advice that was followed: what it promised, and what it delivered. Real ones are trainings one after the other, several
-times in turns. Simulated ones are {scenarios} trainings in {worlds} worlds; {kept} of the promises were kept: delivered
-within the interval, and at least half and at most twice of what was likeliest.
-
-| rule | | promised | interval | delivered |
-|---|---|---:|---:|---:|
-"""
-
-
-def section(found: Mapping[str, Any]) -> str:
-    """What the document on performance says of it."""
-    simulated = found["simulated"]
-    text = _SECTION.format(
-        runs=simulated["runs"], right=f"{simulated['right_share']:.1%}", profiles=simulated["profiles"],
-        profiles_right=f"{simulated['profiles_right_share']:.1%}",
-    )  # fmt: skip
-    for cause, limits in sorted(simulated["of_runs"].items()):
-        text += f"| {cause} | {_cells(cause, limits)} | {_cells(cause, simulated['of_profiles'].get(cause, {}))} |\n"
-    text += _LIMITS
-    text += "".join(
-        f"| {one['what']} | {one['cause']} | {one['judged']} | {one['share']:.0%} |\n" for one in found["limits"]
-    )
-    text += _PROMISES.format(
-        scenarios=simulated["scenarios"], worlds=WORLDS, kept=f"{simulated['kept_share']:.0%}"
-    )  # fmt: skip
-    rows = [("real", one) for one in (*found["followed"], *found["sizes"])]
-    rows += [("simulated", one) for one in simulated["promises"][: simulated["promised_in_each"]]]
-    for kind, one in rows:
-        bounds = "n/a" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}"
-        text += f"| {one['rule']} | {kind} | {one['promised']:.2f} | {bounds} | {one['delivered']:.2f} |\n"
-    return text
-
-
-def _cells(cause: str, limits: Mapping[str, int]) -> str:
-    count = sum(limits.values())
-    others = ", ".join(f"{limit} {number}" for limit, number in sorted(limits.items()) if limit != cause)
-    return f"{count} | {limits.get(cause, 0) / count:.0%} | {others}" if count else "0 | n/a | "
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -347,19 +347,6 @@ def _rows(found: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def section(content: Mapping[str, Any]) -> str:
-    """Return the bars and the table in Markdown, of what ``--json`` wrote."""
-    lines = ["| | figure | bar |", "|---|---:|---:|"]
-    for bar in content["bars"]:
-        figure = "not measured" if bar["figure"] is None else f"{bar['figure']:.3g}"
-        sign = {">=": "≥", "<=": "≤"}[bar["direction"]]
-        short = " **short**" if bar["holds"] is False else ""
-        lines.append(f"| {bar['name'].replace('_', ' ')} | {figure}{short} | {sign} {bar['bar']:g} |")
-    lines += ["", f"| {' | '.join(_HEAD)} |", f"|---{'|---:' * (len(_HEAD) - 1)}|"]
-    lines += [f"| {' | '.join(row)} |" for row in _rows(content["configurations"])]
-    return "\n".join(lines) + "\n"
-
-
 def _write(path: Path, found: dict[str, Any]) -> None:
     content = {"evidence": "allocator", "bars": [bar.to_json() for bar in bars_of(found)], "configurations": found}
     write_atomically(path, json.dumps(content, indent=1) + "\n")

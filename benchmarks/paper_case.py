@@ -1,7 +1,8 @@
 """``python -m benchmarks.paper_case``: what is predicted to fit in the paper's case, beside what the paper reports.
 
-``autotune estimate`` for the paper's card and its two sizes, set up as its trainer is and tuned. Nothing is measured,
-so there is no bar: the paper's shape of 350 M and its vocabulary are not public.
+``autotune estimate`` for the paper's card and its two sizes, set up as its trainer is and tuned; and by arithmetic the
+efficiency of its cluster. Nothing is measured, so there is no bar: the paper's shape of 350 M and its vocabulary are
+not public.
 """
 
 import argparse
@@ -12,8 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from autotune.core.network import Exchange
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
+from benchmarks.corpora import LENGTHS_FILE
+from benchmarks.golden_network import (
+    BERT_120M,
+    BERT_350M,
+    BF16_FLOPS_PER_S,
+    FP32_FLOPS_PER_S,
+    ROW_TOKENS,
+    compute,
+    efficiency,
+)
 
 GPU, RANKS = "h100-nvl-94gb", 2
 REPORTED_ROWS = {"bert-120m": 184, "bert-350m": 20}
@@ -23,6 +37,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "tuned": ("--attention-dropout", "0"),
     "tuned, full checkpointing": ("--attention-dropout", "0", "--checkpointing", "full"),
 }
+NODES = (1, 2, 8, 32, 128)
 TIMEOUT_S = 600
 
 
@@ -33,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cases = {name: predicted(flags) for name, flags in SETTINGS.items()}
     if options.json:
-        write_atomically(options.json, json.dumps({"bars": [], "gpu": GPU, "ranks": RANKS, "cases": cases}, indent=1))
+        found = {"bars": [], "gpu": GPU, "ranks": RANKS, "cases": cases, **arithmetic()}
+        write_atomically(options.json, json.dumps(found) + "\n")
     rows = [
         [name, model, str(one["rows"]), f"{one['rows_low']} to {one['rows_high']}"]
         for name, models in cases.items()
@@ -41,6 +57,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     print(text_table(["settings", "model", "rows (predicted)", "range"], rows))
     return 0
+
+
+def arithmetic() -> dict[str, Any]:
+    """Efficiency against one node of the paper's cluster, and how long functions of real programs are."""
+    small, fast, large = (
+        compute(model, flops_per_s)
+        for model, flops_per_s in (
+            (BERT_120M, FP32_FLOPS_PER_S),
+            (BERT_120M, BF16_FLOPS_PER_S),
+            (BERT_350M, FP32_FLOPS_PER_S),
+        )
+    )
+    plain, half = Exchange(), Exchange(gradient_dtype="bf16")
+    cases = (
+        ("120 M, fp32 at 36 TFLOP/s, 184 rows: the paper's", small, 184, 1, plain),
+        ("120 M, bf16 at 292 TFLOP/s, 184 rows", fast, 184, 1, plain),
+        ("the same, gradients in bf16", fast, 184, 1, half),
+        ("the same, gradients in bf16, accumulation 4", fast, 184, 4, half),
+        ("350 M, fp32, 20 rows: the paper's", large, 20, 1, plain),
+        ("the same, accumulation 3", large, 20, 3, plain),
+        ("the same, accumulation 3, gradients in bf16", large, 20, 3, half),
+    )
+    lengths, counts = np.load(LENGTHS_FILE)
+    return {
+        "scaling": [
+            {"name": name, "efficiency": [round(efficiency(of, rows, batches, exchange, one), 4) for one in NODES]}
+            for name, of, rows, batches, exchange in cases
+        ],
+        "functions": {
+            "mean_tokens": float(np.average(lengths, weights=counts)),
+            "mean_tokens_cut": float(np.average(np.minimum(lengths, ROW_TOKENS), weights=counts)),
+        },
+    }
 
 
 def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:

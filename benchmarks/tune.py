@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,20 +51,6 @@ TINY = {
     "intermediate_size": 512, "max_position_embeddings": 512,
 }  # fmt: skip
 TUNE_MINUTES, SAMPLES = 3.0, 3000
-_SECTION = """
-## A whole tuning
-
-A real `autotune tune --explore` on this machine took {seconds:.0f} s, of which {seconds_in_children:.0f} s went by
-while trials, their server or ranks ran or started: {share:.1%} beside them.
-
-Explorations replayed against every cell of two models' spaces, as measured on this machine's CPU (windows in turns with
-the unexplored settings, so that slow minutes weigh on both). *Of best* is against the best cell by the grid's own
-means, which chance flatters. *Noise* is the standard deviation of the ratio of two windows. Compiled cells are left
-out: each would take a minute on a CPU.
-
-| model | cells | noise | unexplored, of best | explored, of best | least | to unexplored (median) | cells tried |
-|---|---:|---:|---:|---:|---:|---:|---:|
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if options.json:
         write_atomically(options.json, json.dumps(content, indent=2) + "\n")
-    print(section(content))
     print(lines(bars))
     return exit_code(bars)
 
@@ -249,21 +234,6 @@ def summary(grids: Sequence[Grid]) -> dict[str, Any]:
             "unexplored_of_best_share": share,
         }
     return found
-
-
-def section(found: Mapping[str, Any]) -> str:
-    """What the document on performance says of it."""
-    text = _SECTION.format(**found["overhead"])
-    for model, grid in found["grids"].items():
-        some = found["replays"][model]
-        shares, trials = ([one[key] for one in some] for key in ("of_best_share", "trials_share"))
-        ratio = statistics.median(one["to_unexplored"] for one in some)
-        text += (
-            f"| {model} | {grid['cells']} | {grid['window_ratio_sigma']:.1%} | "
-            f"{grid['unexplored_of_best_share']:.1%} | {statistics.fmean(shares):.1%} | {min(shares):.1%} | "
-            f"{ratio:.2f} | {statistics.fmean(trials):.1%} |\n"
-        )
-    return text
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typer.cli import get_docs_for_click
 from autotune.cli import app
 from autotune.cluster.site import SiteFile
 from autotune.core.profile import Profile
+from autotune.decide.advice import RULES
 from trainer.__main__ import command_line
 
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
@@ -20,6 +21,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     made = {
         "commands": commands,
         "trainer": lambda: f"```text\n{command_line().format_help()}```",
+        "rules": rules,
         "keys of a profile": lambda: keys(Profile),
         "keys of a site file": lambda: keys(SiteFile),
     }
@@ -41,6 +43,12 @@ def _shown(command: Any) -> Any:  # noqa: ANN401 - typer vendors its own click
     for name in [name for name, one in inner.items() if _shown(one).hidden]:
         del inner[name]
     return command
+
+
+def rules() -> str:
+    """Return what advice looks for."""
+    rows = [f"| `{rule.name}` | {', '.join(rule.covers)} | {rule.looks_for} |\n" for rule in RULES]
+    return "| rule | covers | looks for |\n|---|---|---|\n" + "".join(rows)
 
 
 def keys(kind: type[BaseModel]) -> str:

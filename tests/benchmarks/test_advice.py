@@ -9,7 +9,7 @@ from autotune.decide.advice import advise
 from autotune.decide.bottleneck import bottleneck_of_run
 from autotune.measure.host import SystemHost
 from autotune.search.situation import situation_of_run
-from benchmarks.advice import LIMITED, _bars, is_kept, section
+from benchmarks.advice import LIMITED, _bars, is_kept
 from benchmarks.real_trainings import make_place, train
 
 WIDE = Gain(of="real tokens/s", ratio=1.5, low=1.0, high=2.0, known="predicted")
@@ -31,20 +31,6 @@ def test_bars_of_what_was_not_measured_are_not_held():
     bars = {bar.name: bar for bar in _bars({"limits": [{"cause": "input", "judged": "network"}]})}
     assert bars["advice_real_causes_right_count"].figure == 0
     assert bars["advice_simulated_causes_right_share"].holds is None
-
-
-def test_the_document_has_every_promise():
-    one = {"rule": "padding", "promised": 1.5, "low": 1.2, "high": 1.8, "delivered": 1.4, "kept": True}
-    simulated = {
-        "runs": 50, "right_share": 0.98, "of_runs": {"input": {"input": 49, "network": 1}}, "profiles": 40,
-        "profiles_right_share": 1.0, "of_profiles": {}, "scenarios": 8, "kept_share": 1.0, "promised_in_each": 1,
-        "promises": [one],
-    }  # fmt: skip
-    limit = {"what": "x", "cause": "input", "judged": "input", "share": 0.5}
-    text = section({"simulated": simulated, "limits": [limit], "followed": [one], "sizes": [one | {"low": None}]})
-    assert text.count("| padding |") == 3
-    assert "| x | input | input | 50% |" in text
-    assert "| input | 50 | 98% | network 1 | 0 | n/a |  |" in text
 
 
 REAL = [

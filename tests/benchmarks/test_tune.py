@@ -3,14 +3,14 @@ import json
 import math
 import random
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from autotune.core.knobs import Knobs
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
 from benchmarks.grid import Grid, groups, read_grids
-from benchmarks.tune import Overhead, Replay, make_bars, replay, section
+from benchmarks.tune import Overhead, Replay, make_bars, replay
 
 WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
 NOISE, ROUNDS = 0.03, 6
@@ -122,13 +122,3 @@ def test_each_bar_can_be_short(changes):
     overhead = Overhead(seconds=100.0, seconds_in_children=99.0)
     assert exit_code(make_bars({"a": [replayed()]}, overhead)) == EXIT_HELD
     assert exit_code(make_bars({"a": [replayed(**changes)]}, overhead)) == EXIT_SHORT
-
-
-def test_the_section_has_a_row_for_each_model():
-    text = section({
-        "grids": {"tiny": {"cells": 24, "window_ratio_sigma": 0.08, "unexplored_of_best_share": 0.7}},
-        "replays": {"tiny": [asdict(replayed()), asdict(replayed(of_best_share=0.97))]},
-        "overhead": {"seconds": 100.0, "seconds_in_children": 97.0, "share": 0.03},
-    })  # fmt: skip
-    assert "| tiny | 24 | 8.0% | 70.0% | 98.0% | 97.0% | 1.20 | 20.0% |" in text
-    assert "3.0%" in text

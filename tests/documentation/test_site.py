@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.decide.advice import RULES
 from benchmarks.browser import CannotBrowse, chromium, visit
 from tests.documentation.blocks import ROOT
 
@@ -64,6 +65,8 @@ def test_reference_is_made_from_the_code(site):
     assert "launch meet" not in text["commands"]
     assert "<td>Rows that one rank computes at once.</td>" in text["profile"]
     assert "[[evidence.probe.curve]]" in text["profile"]
+    advice = (site / "advice.html").read_text()
+    assert [rule.name for rule in RULES if f"<td><code>{rule.name}</code></td>" not in advice] == []
     assert "<td>04:00:00</td>\n<td>Longest time of a job.</td>" in text["site"]
 
 
