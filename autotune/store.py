@@ -16,6 +16,28 @@ from autotune.errors import BadInput
 from trainer.schema import canonical_json, canonical_sha256
 
 MAX_LEDGER_BYTES = 256 * 2**20
+_SHORT_CHARACTERS = 600
+
+
+def json_rows(value: object) -> str:
+    """Return JSON in which what is short, or holds no further tables, stands on one line: lists of rows read as rows.
+
+    Args:
+        value: Plain values; what JSON does not know becomes text.
+    """
+    return f"{_rows(value, '')}\n"
+
+
+def _rows(value: object, indent: str) -> str:
+    flat = json.dumps(value, allow_nan=False, default=str)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if len(flat) <= _SHORT_CHARACTERS or not any(isinstance(one, dict | list | tuple) for one in inner):
+        return flat
+    deeper = f"{indent} "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_rows(one, deeper)}" for key, one in value.items()]
+        return f"{{\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}}}"
+    return f"[\n{deeper}" + f",\n{deeper}".join(_rows(one, deeper) for one in inner) + f"\n{indent}]"
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from autotune.measure.host import SystemHost
 from autotune.search.situation import situation_of_run
+from autotune.store import json_rows
 from benchmarks import bars, sizes
 from benchmarks.bars import Bar
 from benchmarks.real_trainings import Place, deep, make_place, train, train_over_network
@@ -90,7 +91,7 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         document = {"bars": [bar.to_json() for bar in held], **found}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+        arguments.json.write_text(json_rows(document))
     print(_table(found))
     print(bars.lines(held))
     return bars.exit_code(held)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from autotune.core.units import format_bytes
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import Bar, exit_code, lines
 from trainer.checkpoint import list_checkpoints
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(stall, resume)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "stall": stall, "resume": resume}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(_table(stall, resume))
     print(lines(bars))
     return exit_code(bars)

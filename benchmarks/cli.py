@@ -5,7 +5,6 @@ waits without noticing. The program that answers must not import torch: that alo
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 
 RUNS = 5
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(runs_s, heavy)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "runs_s": runs_s, "heavy_imports": heavy}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(_table(runs_s, heavy))
     print(lines(bars))
     return exit_code(bars)

@@ -31,7 +31,7 @@ from autotune.search.plan_memory import HEADROOM_SHARE
 from autotune.search.probe import ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
 from autotune.show.tables import text_table
-from autotune.store import Ledger, write_atomically
+from autotune.store import Ledger, json_rows, write_atomically
 from benchmarks import bars
 from benchmarks.bars import Bar
 from benchmarks.corpora import real_lengths, synthetic_manifest, write_corpus
@@ -349,7 +349,7 @@ def _rows(found: Mapping[str, Any]) -> list[list[str]]:
 
 def _write(path: Path, found: dict[str, Any]) -> None:
     content = {"evidence": "allocator", "bars": [bar.to_json() for bar in bars_of(found)], "configurations": found}
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, json_rows(content))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@
 
 import argparse
 import datetime
-import json
 import math
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from autotune.errors import NotCheckable
 from autotune.measure.machine import FakeMachine, ForkServerMachine
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, Room, estimate_model
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.simulated import MACHINES, MAX_ROWS, SimulatedMachine
 from trainer.config import TrainConfig
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(found)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "parts": found}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print("\n".join(TABLES[name](figures) for name, figures in found.items()))
     print(lines(bars))
     return exit_code(bars)

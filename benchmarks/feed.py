@@ -13,7 +13,6 @@ lengths of real functions for real tokens/s, where the plain way pads and ours p
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -28,7 +27,7 @@ import numpy as np
 
 from autotune.core.units import format_count, format_share
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
 from trainer.batch import make_plan
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(rates, efficiency["all"])
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "rates": rates, "packing_efficiency": efficiency}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(_table(rates))
     print(f"packing efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: ", end="")
     print(f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}")

@@ -30,7 +30,7 @@ from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.rank_compute import compute_of
 from autotune.search.trials import TrialRunner
-from autotune.store import Ledger, write_atomically
+from autotune.store import Ledger, json_rows, write_atomically
 from benchmarks import golden_network, useful_nodes
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.corpora import real_lengths, write_learnable_corpus
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(found)
     found["bars"] = [bar.to_json() for bar in bars]
     if options.json:
-        write_atomically(options.json, json.dumps(found, indent=1) + "\n")
+        write_atomically(options.json, json_rows(found))
     print(lines(bars))
     return exit_code(bars)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune.core.network import Exchange
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.corpora import LENGTHS_FILE
 from benchmarks.golden_network import (
     BERT_120M,
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = {name: predicted(flags) for name, flags in SETTINGS.items()}
     if options.json:
         found = {"bars": [], "gpu": GPU, "ranks": RANKS, "cases": cases, **arithmetic()}
-        write_atomically(options.json, json.dumps(found) + "\n")
+        write_atomically(options.json, json_rows(found))
     rows = [
         [name, model, str(one["rows"]), f"{one['rows_low']} to {one['rows_high']}"]
         for name, models in cases.items()

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 
 SOURCE = "elf:/usr/bin"
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = [Bar(name="prepare_two_processes_ratio", figure=ratio, unit="ratio", bar=RATIO_BAR, direction=">=")]
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "source": options.source, "seconds": seconds}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     rows = [[str(workers), f"{statistics.median(times):.1f} s"] for workers, times in seconds.items()]
     print(text_table(["processes", f"median of {options.pairs}"], rows))
     print(lines(bars))

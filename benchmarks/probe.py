@@ -7,7 +7,6 @@ answer is exact when two further processes run it and two refuse one row more.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from autotune.measure.machine import ForkServerMachine
 from autotune.search.probe import FIT_STEPS, ProbeRequest, Search, step_trial
 from autotune.search.trials import TrialRunner
 from autotune.show.tables import text_table
-from autotune.store import Ledger, write_atomically
+from autotune.store import Ledger, json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.corpora import synthetic_manifest
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
@@ -61,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = {case.name: measure(case) for case in cases()[: options.cases]}
     bars = make_bars(found)
     if options.json:
-        write_atomically(
-            options.json, json.dumps({"cases": found, "bars": [bar.to_json() for bar in bars]}, indent=2) + "\n"
-        )
+        write_atomically(options.json, json_rows({"cases": found, "bars": [bar.to_json() for bar in bars]}))
     print(_table(found))
     print(lines(bars))
     return exit_code(bars)

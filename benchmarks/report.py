@@ -29,7 +29,7 @@ from autotune.show.report.facts import report_facts
 from autotune.show.report.html import report_html
 from autotune.show.report.markdown import report_markdown
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.browser import CannotBrowse, Violation, Visit, audit, visit
 from benchmarks.example_files import write_example
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(figures)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], **figures}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(table(figures))
     print(lines(bars))
     return exit_code(bars)

@@ -21,7 +21,7 @@ from typing import Any
 
 from autotune.core.units import format_bytes, format_count
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import Bar, exit_code, lines
 
 SAMPLES = 202_000_000
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bars = make_bars(figures)
     if options.json:
         content = {"bars": [bar.to_json() for bar in bars], "figures": figures}
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(_table(figures))
     print(lines(bars))
     return exit_code(bars)

@@ -6,7 +6,6 @@ in turns, each with its own loop, loader and logging; a figure is a ratio of med
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from autotune.show.tables import text_table
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 
@@ -88,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "bars": [bar.to_json() for bar in bars],
             "settings": {name: _json(one) for name, one in found.items()},
         }
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     for name, one in found.items():
         print(f"{name}\n{_table(one)}")
     print(lines(bars))

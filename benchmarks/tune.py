@@ -36,7 +36,7 @@ from autotune.search.exploration import Exploration
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest
-from autotune.store import Ledger, write_atomically
+from autotune.store import Ledger, json_rows, write_atomically
 from benchmarks.bars import Bar, exit_code, lines
 from benchmarks.corpora import real_lengths, write_corpus
 from benchmarks.grid import GRID, Grid, read_grids
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "replays": {model: [asdict(one) for one in some] for model, some in replays.items()},
     }
     if options.json:
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(lines(bars))
     return exit_code(bars)
 

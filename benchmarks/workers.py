@@ -12,7 +12,6 @@ same tokenised dataset as it is, under a real training step.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from autotune.measure.machine import ForkServerMachine
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.show.tables import text_table
-from autotune.store import Ledger, write_atomically
+from autotune.store import Ledger, json_rows, write_atomically
 from benchmarks.bars import Bar, exit_code, lines
 from benchmarks.corpora import real_lengths, write_corpus
 from benchmarks.simulated_feeds import SimulatedFeed
@@ -103,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "real": real,
             "bars": [bar.to_json() for bar in bars],
         }
-        write_atomically(options.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(options.json, json_rows(content))
     print(_table(simulated))
     for name, found in real.items():
         print(

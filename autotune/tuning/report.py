@@ -1,13 +1,11 @@
 """The report stage: what was found, the evidence, and what to do next, as HTML, Markdown and JSON."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from autotune.measure.host import SystemHost
 from autotune.search.reported import reported_profile, reported_run
-from autotune.store import write_atomically
+from autotune.store import json_rows, write_atomically
 
 
 def build_report(
@@ -37,7 +35,7 @@ def build_report(
     document = report_document(reported, trained)
     html = _html_place(out)
     places = {"html": html, "markdown": html.with_suffix(".md"), "json": html.with_suffix(".json")}
-    write_atomically(places["json"], _json_text(report_facts(reported, trained, document)))
+    write_atomically(places["json"], json_rows(report_facts(reported, trained, document)))
     write_atomically(places["markdown"], report_markdown(document))
     write_atomically(places["html"], report_html(document))
     return places
@@ -47,7 +45,3 @@ def _html_place(out: Path) -> Path:
     """The name of the HTML file, whichever of the three files was named."""
     known = out.suffix.lower() in {".html", ".md", ".json"}
     return out.with_suffix(".html") if known else out.with_name(f"{out.name}.html")
-
-
-def _json_text(facts: dict[str, Any]) -> str:
-    return json.dumps(facts, indent=1, allow_nan=False, default=str) + "\n"

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import BadInput
-from autotune.store import Ledger, check_writable, read_ledger, write_atomically
+from autotune.store import Ledger, check_writable, json_rows, read_ledger, write_atomically
 
 
 def _record(number: int) -> dict:
@@ -91,3 +92,21 @@ def test_a_full_disk_is_bad_input_and_keeps_the_old_file(tmp_path):
 def test_the_proof_that_a_place_can_be_written_leaves_nothing_there(tmp_path):
     check_writable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(value=_PLAIN)
+def test_rows_of_json_are_the_same_value(value):
+    assert json.loads(json_rows(value)) == value
+
+
+def test_each_row_of_a_long_table_stands_on_a_line():
+    rows = [{"name": f"row {number}", "figures": [number] * 100} for number in range(4)]
+    lines = json_rows({"bars": [], "rows": rows}).splitlines()
+    assert len(lines) == len(rows) + 5
+    assert [json.loads(line.rstrip(",")) for line in lines if '"name"' in line] == rows

@@ -89,6 +89,7 @@ def _plain(root: ElementTree.Element, key: str) -> None:
         for name in _GEOMETRY:
             if name in element.attrib:
                 element.set(name, _FRACTION.sub(_short, element.attrib[name]))
+        element.text = element.text if element.text and element.text.strip() else None
         element.tail = element.tail if element.tail and element.tail.strip() else None
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)  # as wide as its place

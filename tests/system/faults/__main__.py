@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autotune.store import json_rows
 from tests.system.faults.jobs import Workplace
 from tests.system.faults.kills import may_mount
 from tests.system.faults.mutations import mutate_files
@@ -68,7 +69,7 @@ def main() -> int:
 
 def _keep(out: Path, figures: dict[str, Any]) -> None:
     """After every loop: one that fails must not cost what the others found."""
-    out.write_text(json.dumps(figures, indent=2) + "\n")
+    out.write_text(json_rows(figures))
 
 
 def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
