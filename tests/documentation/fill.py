@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 from tests.documentation.blocks import Command, commands_of
-from tests.documentation.shell import Shell
-from tests.documentation.substitutions import INSTALLING
+from tests.documentation.typed import INSTALLING, Shell
 
 
 def main() -> int:

@@ -1,7 +1,5 @@
 """Every command that the documentation names is one that the programs know."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.documentation.blocks import PAGES, ROOT, Command, commands_of, named_in_prose
@@ -83,8 +81,3 @@ def _wrong(look, commands: list[Command]) -> list[str]:
         except ValueError as error:  # open quotes
             found.append(f"{command.where}\n    {error}")
     return found
-
-
-def test_pages_are_the_readme_and_all_of_docs():
-    assert {path.name for path in PAGES} >= {"README.md", "index.md", "commands.md"}
-    assert all(isinstance(path, Path) and path.is_file() for path in PAGES)
