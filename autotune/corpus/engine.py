@@ -173,10 +173,16 @@ def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
             local_directory=str(workplace.path / "dask"),
             silence_logs=logging.CRITICAL,
         )
-        closing.callback(cluster.close, timeout=_CLOSE_S)
+        closing.callback(_close, cluster)
         client = _started(Client, cluster)
-        closing.callback(client.close, timeout=_CLOSE_S)
+        closing.callback(_close, client)
         yield DaskEngine(client, workers)
+
+
+def _close(what: Any) -> None:  # noqa: ANN401 - dask has no types
+    """End a client or workers; on a busy machine that may take longer, and what they made is there all the same."""
+    with contextlib.suppress(TimeoutError):
+        what.close(timeout=_CLOSE_S)
 
 
 def _started(what: Callable[..., Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - dask has no types
@@ -219,7 +225,7 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
         _check_workers(client, workplace)
         yield DaskEngine(client, workers or len(there))
     finally:
-        client.close(timeout=_CLOSE_S)
+        _close(client)
 
 
 @contextlib.contextmanager

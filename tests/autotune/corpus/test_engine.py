@@ -161,3 +161,17 @@ def test_workers_that_do_not_start_are_explained(tmp_path, monkeypatch):
     ):
         pass
     assert "same command goes on" in caught.value.next_step
+
+
+def test_workers_that_take_long_to_end_cost_nothing(tmp_path, monkeypatch):
+    from distributed import LocalCluster
+
+    close = LocalCluster.close
+
+    def late(cluster, timeout=None):
+        close(cluster)
+        raise TimeoutError(f"timed out after {timeout} s.")
+
+    monkeypatch.setattr(LocalCluster, "close", late)
+    with open_workplace(tmp_path / "data", "k") as workplace, local_engine(workplace, 1) as engine:
+        assert set(run((engine, workplace), tasks("late", 1))) == {"000"}
