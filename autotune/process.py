@@ -1,20 +1,33 @@
 """What the operating system does for processes that this package starts."""
 
 import ctypes
+import functools
 import os
 import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, not in a forked child: it allocates.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this forked process when its parent ends; for a child's first lines.
+def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel signal this forked process when its parent ends; for a child's first lines.
 
     Args:
         parent: The parent's process id, asked for before the fork: it may have ended already.
+        number: The signal: SIGTERM for a program that ends what it has started itself.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def start(
+    command: Sequence[str], *, at_end: signal.Signals = signal.SIGKILL, **options: Any  # noqa: ANN401 - of ``Popen``
+) -> "subprocess.Popen[Any]":  # fmt: skip
+    """Start a program that gets a signal when this thread ends, however it ends."""
+    ending = functools.partial(end_with_parent, os.getpid(), at_end)
+    return subprocess.Popen(command, preexec_fn=ending, **options)  # noqa: PLW1509 - two system calls, no locks

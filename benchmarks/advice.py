@@ -7,7 +7,6 @@
 - ``sizes``: advice that promises storage or memory, followed for real.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,18 +23,23 @@ from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import counters_of_profile
 from autotune.measure.host import SystemHost
 from autotune.search.situation import situation_of_run
-from autotune.store import json_rows
-from benchmarks import bars, sizes
-from benchmarks.bars import Bar
-from benchmarks.real_trainings import Place, deep, make_place, train, train_over_network
-from benchmarks.scenarios import is_silent, scenarios, spoken
-from benchmarks.scenarios.situations import Scenario
-from benchmarks.simulated_runs import simulated_run
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from tests.autotune.decide.advice.scenarios import Scenario, scenarios
+from tests.simulators import sizes
+from tests.simulators.runs import simulated_run
+from tests.simulators.trainings import Place, deep, make_place, train, train_over_network
 from trainer.record import Run
 
 PARTS = ("simulated", "limits", "followed", "sizes")
 SIMULATED_RUNS, WORLDS = 400, 8
-RIGHT_SHARE, PROMISED_SHARE = 0.97, 0.95
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "advice_simulated_causes_right_share": ("share", ">=", 0.97),
+    "advice_simulated_causes_right_share_of_profiles": ("share", ">=", 0.97),
+    "advice_real_causes_right_count": ("count", ">=", 5),
+    "advice_simulated_promises_kept_share": ("share", ">=", 0.95),
+    "advice_silent_where_it_should_share": ("share", ">=", 1.0),
+    "advice_real_promises_kept_share": ("share", ">=", 0.95),
+}
 WITHOUT_INTERVAL = 0.1
 """What a promise without an interval may be off by."""
 NOISE_SHARE = 0.05
@@ -67,15 +71,15 @@ FOLLOWED: tuple[tuple[str, dict[str, Any], dict[str, Any], str | None], ...] = (
 """Rule, settings before, what its command would find beside its changes, and the limit of both runs."""
 
 
-def main() -> int:
-    """Measure, print bars, keep figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="keep the figures there")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    arguments = parser.parse_args()
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
+    """Measure, print bars, keep figures; the file keeps the parts that are not measured."""
+    options_of = parser("advice", __doc__ or "")
+    options_of.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    options = options_of.parse_args(arguments)
     found: dict[str, Any] = {}
-    if arguments.json is not None and arguments.json.is_file():
-        found = {part: value for part, value in json.loads(arguments.json.read_text()).items() if part in PARTS}
+    if options.json is not None and options.json.is_file():
+        found = {part: value for part, value in json.loads(options.json.read_text()).items() if part in PARTS}
     with tempfile.TemporaryDirectory() as scratch:
         place = make_place(Path(scratch))
         measures: dict[str, Callable[[], Any]] = {
@@ -84,17 +88,10 @@ def main() -> int:
             "followed": lambda: [_followed(place, *one) for one in FOLLOWED],
             "sizes": lambda: sizes.followed(Path(scratch)),
         }
-        for part in arguments.only:
+        for part in options.only:
             found[part] = measures[part]()
             sys.stderr.write(f"{part}: {json.dumps(found[part])[:400]}\n")
-    held = _bars(found)
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"bars": [bar.to_json() for bar in held], **found}
-        arguments.json.write_text(json_rows(document))
-    print(_table(found))
-    print(bars.lines(held))
-    return bars.exit_code(held)
+    return finish(options.json, _bars(found), found, _table(found))
 
 
 def _simulated() -> dict[str, Any]:
@@ -113,8 +110,11 @@ def _simulated() -> dict[str, Any]:
         "spoken_share": statistics.fmean(one["spoken"] for one in promises),
         "silent_share": statistics.fmean(one["silent"] for one in promises),
         "kept_share": statistics.fmean(one["kept"] for one in promises if one["kept"] is not None),
-        "promised_in_each": sum(one["kept"] is not None for one in promises) // WORLDS,
-        "promises": [one for one in promises if one["kept"] is not None],
+        "promises": [
+            one | {"delivered_in_worlds": [other["delivered"] for other in promises[number :: len(promises) // WORLDS]]}
+            for number, one in enumerate(promises[: len(promises) // WORLDS])
+            if one["kept"] is not None
+        ],
     }
 
 
@@ -132,14 +132,14 @@ def _by_cause(judged: Judged) -> dict[str, dict[str, int]]:
 
 
 def _promise(scenario: Scenario) -> dict[str, Any]:
-    advice = spoken(scenario)
+    advice = scenario.spoken()
     gain = None if advice is None else advice.gain
     kept = delivered = None
     if advice is not None and gain is not None and scenario.delivered is not None:
         delivered = scenario.delivered(advice)
         kept = is_kept(gain, delivered, noise=0.02)
     return {
-        "rule": scenario.rule, "what": scenario.what, "spoken": advice is not None, "silent": is_silent(scenario),
+        "rule": scenario.rule, "what": scenario.what, "spoken": advice is not None, "silent": scenario.is_silent(),
         "promised": None if gain is None else gain.ratio, "low": None if gain is None else gain.low,
         "high": None if gain is None else gain.high, "delivered": delivered, "kept": kept,
     }  # fmt: skip
@@ -160,8 +160,8 @@ def is_kept(gain: Gain, delivered: float, *, noise: float) -> bool:
 
 def _limits(place: Place) -> list[dict[str, Any]]:
     found = []
-    for what, cause, run in LIMITED:
-        limit = bottleneck_of_run(run(place))
+    for what, cause, train_limited in LIMITED:
+        limit = bottleneck_of_run(train_limited(place))
         assert limit is not None
         part = limit.part(limit.limit)
         found.append(
@@ -206,18 +206,11 @@ def _bars(found: dict[str, Any]) -> list[Bar]:
     real = [*found.get("followed", []), *found.get("sizes", [])]
     right = None if limits is None else float(sum(one["cause"] == one["judged"] for one in limits))
     kept = statistics.fmean(one["kept"] for one in real) if real else None
-    return [
-        Bar(name="advice_simulated_causes_right_share", figure=simulated.get("right_share"), unit="share",
-            bar=RIGHT_SHARE, direction=">="),
-        Bar(name="advice_simulated_causes_right_share_of_profiles", figure=simulated.get("profiles_right_share"),
-            unit="share", bar=RIGHT_SHARE, direction=">="),
-        Bar(name="advice_real_causes_right_count", figure=right, unit="count", bar=len(LIMITED), direction=">="),
-        Bar(name="advice_simulated_promises_kept_share", figure=simulated.get("kept_share"), unit="share",
-            bar=PROMISED_SHARE, direction=">="),
-        Bar(name="advice_silent_where_it_should_share", figure=simulated.get("silent_share"), unit="share", bar=1,
-            direction=">="),
-        Bar(name="advice_real_promises_kept_share", figure=kept, unit="share", bar=PROMISED_SHARE, direction=">="),
-    ]  # fmt: skip
+    figures = (
+        simulated.get("right_share"), simulated.get("profiles_right_share"), right, simulated.get("kept_share"),
+        simulated.get("silent_share"), kept,
+    )  # fmt: skip
+    return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
 def _table(found: dict[str, Any]) -> str:
@@ -232,4 +225,4 @@ def _table(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,10 +1,23 @@
-"""Bars: figures that must not be missed, one line each, and the exit code that follows."""
+"""Bars: figures that must not be missed, one line each; how every benchmark shows and keeps them, and how it ends."""
 
-from collections.abc import Sequence
+import argparse
+import functools
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from autotune.errors import AutotuneError
+from autotune.store import json_rows, write_atomically
+from tests.simulators.programs import CannotMeasure
+from trainer.errors import TrainerError
 
 EXIT_HELD, EXIT_SHORT, EXIT_UNMEASURED = 0, 1, 2
+
+Direction = Literal["<=", ">="]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,15 +27,15 @@ class Bar:
     name: str
     """Ends in the figure's unit."""
     figure: float | None
-    """None where it could not be measured."""
+    """None if it could not be measured."""
     unit: str
     bar: float
-    direction: Literal["<=", ">="]
+    direction: Direction
     """How the figure must lie to the bar."""
 
     @property
     def holds(self) -> bool | None:
-        """Whether the bar holds; None where nothing was measured."""
+        """Whether the bar holds; None if nothing was measured."""
         if self.figure is None:
             return None
         return self.figure <= self.bar if self.direction == "<=" else self.figure >= self.bar
@@ -42,14 +55,18 @@ class Bar:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and whether it holds."""
-        return {
-            "name": self.name,
-            "figure": self.figure,
-            "unit": self.unit,
-            "bar": self.bar,
-            "direction": self.direction,
-            "holds": self.holds,
-        }
+        fields = ("name", "figure", "unit", "bar", "direction", "holds")
+        return {name: getattr(self, name) for name in fields}
+
+
+def bars_of(
+    table: Mapping[str, tuple[str, Direction, float]], figures: Mapping[str, float | None]
+) -> list[Bar]:  # fmt: skip
+    """Return a bar for each figure: its unit, direction and bar stand in the table."""
+    return [
+        Bar(name=name, figure=figure, unit=table[name][0], direction=table[name][1], bar=table[name][2])
+        for name, figure in figures.items()
+    ]
 
 
 def lines(bars: Sequence[Bar]) -> str:
@@ -63,3 +80,51 @@ def exit_code(bars: Sequence[Bar]) -> int:
     if False in verdicts:
         return EXIT_SHORT
     return EXIT_UNMEASURED if None in verdicts or not verdicts else EXIT_HELD
+
+
+def keep(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any]) -> None:
+    """Write the bars and the content, if anywhere."""
+    if file is not None:
+        write_atomically(file, json_rows({"bars": [bar.to_json() for bar in bars], **content}))
+
+
+def finish(file: Path | None, bars: Sequence[Bar], content: Mapping[str, Any], shown: str = "") -> int:
+    """Keep the bars and the content, print the tables and the bars, and return the exit code."""
+    keep(file, bars, content)
+    print(f"{shown}\n{lines(bars)}" if shown else lines(bars))
+    return exit_code(bars)
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser that knows where figures are kept."""
+    found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    found.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    return found
+
+
+Main = Callable[[Sequence[str] | None], int]
+
+
+def measuring(main: Main) -> Main:
+    """Let what a benchmark lacks end it with code 2 and a message."""
+
+    @functools.wraps(main)
+    def told(arguments: Sequence[str] | None = None) -> int:
+        try:
+            return main(arguments)
+        except (AutotuneError, TrainerError) as error:
+            sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
+        except ImportError as error:
+            sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
+        except CannotMeasure as error:
+            sys.stderr.write(f"error: {error}\n")
+        return EXIT_UNMEASURED
+
+    return told
+
+
+def run(main: Main) -> NoReturn:
+    """Run a benchmark as a program; SIGTERM unwinds it like Ctrl-C, so that what it has made is removed."""
+    warnings.filterwarnings("ignore", category=UserWarning)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    sys.exit(main(None))

@@ -10,11 +10,9 @@ from the same one with its position moved to the middle, with a cold page cache,
 joining the ranks and going forward: dataset, model, checkpoint and first batch, as ``startup.json`` tells.
 """
 
-import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,63 +22,49 @@ from typing import Any, Literal
 
 from autotune.core.units import format_bytes
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import Bar, exit_code, lines
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from tests.simulators.programs import run_program
 from trainer.checkpoint import list_checkpoints
 
 MODEL = "bert-120m"
 STEPS, REPEATS = 6, 11
 ROW_TOKENS, ROWS = 64, 2
 DEFAULT_INTERVAL_S = 600.0
-STALL_BAR, TIME_BAR, RESUME_BAR = 0.20, 0.02, 1.5
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "checkpoint_stall_of_synchronous_share": ("share", "<=", 0.20),
+    "checkpoint_stall_of_interval_share": ("share", "<=", 0.02),
+    "checkpoint_resume_middle_ratio": ("ratio", "<=", 1.5),
+}
 SAMPLES = 202_000_000
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description="What checkpoints cost.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--dir", type=Path, help="where to write (6 GB); default: a temporary directory")
-    parser.add_argument("--model", default=MODEL, help="a preset whose state is saved")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the saves; resuming has none")
-    parser.add_argument("--only-stall", action="store_true", help="what reading a position costs is the host's alone")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="blocks of each kind")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at")
-    options = parser.parse_args(arguments)
+    options_of = parser("checkpoint", "What checkpoints cost.")
+    options_of.add_argument("--dir", type=Path, help="where to write (6 GB); default: a temporary directory")
+    options_of.add_argument("--model", default=MODEL, help="a preset whose state is saved")
+    options_of.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the saves; resuming has none")
+    options_of.add_argument(
+        "--only-stall", action="store_true", help="what reading a position costs is the host's alone"
+    )
+    options_of.add_argument("--repeats", type=int, default=REPEATS, help="blocks of each kind")
+    options_of.add_argument("--samples", type=int, default=SAMPLES, help="of the dataset that is resumed at")
+    options = options_of.parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer does on a CPU, before torch is imported
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="checkpoint-") as place:
         stall = measure_stall(Path(place), options.model, options.device, options.repeats)
         resume = None if options.only_stall else measure_resume(Path(place), options.samples, options.repeats)
     bars = make_bars(stall, resume)
-    if options.json:
-        content = {"bars": [bar.to_json() for bar in bars], "stall": stall, "resume": resume}
-        write_atomically(options.json, json_rows(content))
-    print(_table(stall, resume))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, bars, {"stall": stall, "resume": resume}, _table(stall, resume))
 
 
 def make_bars(stall: dict[str, Any], resume: dict[str, Any] | None) -> list[Bar]:
     """What saving and resuming may cost."""
     cost_s = {name: extra_s(stall, name) for name in ("synchronous", "asynchronous")}
     ratio = None if resume is None else _median(resume["middle_s"]) / _median(resume["start_s"])
-    return [
-        Bar(
-            name="checkpoint_stall_of_synchronous_share",
-            figure=cost_s["asynchronous"] / cost_s["synchronous"],
-            unit="share",
-            bar=STALL_BAR,
-            direction="<=",
-        ),
-        Bar(
-            name="checkpoint_stall_of_interval_share",
-            figure=cost_s["asynchronous"] / DEFAULT_INTERVAL_S,
-            unit="share",
-            bar=TIME_BAR,
-            direction="<=",
-        ),
-        Bar(name="checkpoint_resume_middle_ratio", figure=ratio, unit="ratio", bar=RESUME_BAR, direction="<="),
-    ]
+    shares = (cost_s["asynchronous"] / cost_s["synchronous"], cost_s["asynchronous"] / DEFAULT_INTERVAL_S)
+    return bars_of(BARS, dict(zip(BARS, (*shares, ratio), strict=True)))
 
 
 def extra_s(stall: dict[str, Any], name: str) -> float:
@@ -128,9 +112,9 @@ def measure_stall(place: Path, model: str, device: Literal["cpu", "cuda"], repea
 
 def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
     """Go on at the start and in the middle of an epoch, in turns."""
-    from benchmarks.corpora import real_lengths, write_sparse_corpus
     from benchmarks.saves import move_to_middle, write_profile
     from benchmarks.scale import drop_caches
+    from tests.simulators.corpora import real_lengths, write_sparse_corpus
 
     sys.stderr.write("making a large dataset\n")
     data = place / "data"
@@ -156,9 +140,7 @@ def measure_resume(place: Path, samples: int, repeats: int) -> dict[str, Any]:
 def _train(profile: Path, data: Path, out: Path, *, steps: int, resume: Path | None = None) -> None:
     command = [sys.executable, "-m", "trainer", "--profile", str(profile), "--data", str(data), "--out", str(out)]
     command += ["--set", f"train.max_steps={steps}", *(["--resume", str(resume)] if resume else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
+    run_program(command, timeout_s=3600.0)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -186,4 +168,4 @@ def _table(stall: dict[str, Any], resume: dict[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -4,18 +4,16 @@ The median of five runs after one that warms the file cache is held against half
 waits without noticing. The program that answers must not import torch: that alone takes seconds.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.bars import Bar, finish, measuring, parser, run
+from tests.simulators.programs import CannotMeasure, run_program
 
 RUNS = 5
 HELP_BAR_S = 0.5
@@ -26,28 +24,15 @@ HEAVY = ("torch", "transformers", "optuna")
 COMMAND = (sys.executable, "-m", "autotune", "--help")
 
 
-class CannotMeasure(Exception):
-    """The program did not run to its end."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cli", description="Time `autotune --help`.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    options = parser.parse_args(arguments)
-    try:
-        heavy = heavy_imports(COMMAND)
-        runs_s = [_seconds(COMMAND) for _ in range(1 + RUNS)][1:]
-    except CannotMeasure as error:
-        sys.stderr.write(f"error: {error}\n")
-        return EXIT_UNMEASURED
+    options_of = parser("cli", "Time `autotune --help`.")
+    options = options_of.parse_args(arguments)
+    heavy = heavy_imports(COMMAND)
+    runs_s = [_seconds(COMMAND) for _ in range(1 + RUNS)][1:]
     bars = make_bars(runs_s, heavy)
-    if options.json:
-        content = {"bars": [bar.to_json() for bar in bars], "runs_s": runs_s, "heavy_imports": heavy}
-        write_atomically(options.json, json_rows(content))
-    print(_table(runs_s, heavy))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, bars, {"runs_s": runs_s, "heavy_imports": heavy}, _table(runs_s, heavy))
 
 
 def make_bars(runs_s: Sequence[float], heavy: Sequence[str]) -> list[Bar]:
@@ -68,8 +53,8 @@ def heavy_imports(command: Sequence[str]) -> list[str]:
         CannotMeasure: If the command fails or hangs.
     """
     # -X importtime names every import on standard error, whoever asked for it.
-    done = _run([command[0], "-X", "importtime", *command[1:]])
-    names = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    told = _run([command[0], "-X", "importtime", *command[1:]])
+    names = {line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")}
     if "autotune" not in names and "json" not in names:
         raise CannotMeasure("this Python does not report its imports")
     return [name for name in HEAVY if name in names]
@@ -81,17 +66,10 @@ def _seconds(command: Sequence[str]) -> float:
     return time.perf_counter() - started_s
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    shown = " ".join(["python", *command[1:]])
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=os.environ | {"NO_COLOR": "1"}
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotMeasure(f"{shown}: {error}") from error
-    if done.returncode:
-        raise CannotMeasure(f"{shown} ended with code {done.returncode}:\n{done.stderr[-1000:]}")
-    return done
+def _run(command: Sequence[str]) -> str:
+    """Run it; what it says on standard error is among what it prints."""
+    environment = os.environ | {"NO_COLOR": "1"}
+    return run_program(command, timeout_s=TIMEOUT_S, env=environment, stderr=subprocess.STDOUT)
 
 
 def _table(runs_s: Sequence[float], heavy: Sequence[str]) -> str:
@@ -104,4 +82,4 @@ def _table(runs_s: Sequence[float], heavy: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -7,76 +7,28 @@ lengths, at the size that a probe chooses. Figures are the allocator's; what lie
 with nothing.
 """
 
-import argparse
 import json
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from autotune.core.cards import find_card
-from autotune.core.outcome import Measured
-from autotune.decide.choose import rows_with_headroom
-from autotune.decide.search import bracket
-from autotune.decide.surroundings import Expected, expected_on_gpu
-from autotune.errors import AutotuneError
-from autotune.measure.clock import SystemClock
-from autotune.measure.machine import ForkServerMachine
-from autotune.measure.nvml import NvmlMonitor
-from autotune.search.plan_memory import HEADROOM_SHARE
-from autotune.search.probe import ProbeRequest, Search, step_config
-from autotune.search.trials import TrialRunner
 from autotune.show.tables import text_table
-from autotune.store import Ledger, json_rows, write_atomically
-from benchmarks import bars
-from benchmarks.bars import Bar
-from benchmarks.corpora import real_lengths, synthetic_manifest, write_corpus
-from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy
-from trainer.presets import model_settings
+from benchmarks.bars import Bar, Direction, bars_of, finish, keep, measuring, parser, run
+from tests.nullgpu.memory import Case, on_pretended_gpus
 
-VOCAB_SIZE = 30_522
-TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
-MAX_ROWS = 16_384
-ROBERTA = {
-    "model_type": "roberta", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 514, "type_vocab_size": 1,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One configuration."""
-
-    model: str
-    gpu: str = "h100-nvl-94gb"
-    precision: Precision = "bf16"
-    attention: Attention = "varlen"
-    dropout: float = 0.0
-    checkpointing: Checkpointing = "none"
-    compiled: bool = False
-    layout: Layout = "packed"
-    head: Head = "masked"
-    width: int = 512
-    documents: float = 4.0
-    micro_batches: int = 2
-    ranks: int = 1
-    strategy: Strategy = "ddp"
-    trained: bool = False
-    """Whether it is also trained."""
-
-    @property
-    def name(self) -> str:
-        """What sets it apart."""
-        usual = Case(model=self.model)
-        own = {key: value for key, value in asdict(self).items() if value != getattr(usual, key)}
-        words = [f"{key} {value}" for key, value in own.items() if key not in {"model", "trained"}]
-        return ", ".join([self.model, *words])
-
-
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "peak_error_median_%": ("%", "<=", 0.2),
+    "peak_error_worst_%": ("%", "<=", 1.0),
+    "peak_error_compiled_worst_%": ("%", "<=", 3.0),
+    "largest_exact_or_one_off_%": ("%", ">=", 90),
+    "largest_error_worst_%": ("%", "<=", 1.0),
+    "largest_error_compiled_worst_%": ("%", "<=", 3.0),
+    "trials_median": ("trials", "<=", 3),
+    "trials_worst": ("trials", "<=", 6),
+    "searches_without_an_answer": ("searches", "<=", 0),
+    "retries_in_training": ("retries", "<=", 0),
+}
 CASES = (
     Case(model="bert-120m", trained=True),
     Case(model="bert-120m", checkpointing="selective"),
@@ -124,157 +76,22 @@ CASES = (
 )  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Probe and train what is asked for, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_memory", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--only", metavar="TEXT", help="configurations whose names hold this text")
-    parser.add_argument("--inside", metavar="CASE", help=argparse.SUPPRESS)
-    parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.inside is not None:
-        case = Case(**json.loads(options.inside))
-        print(json.dumps(probed(case) if options.rows is None else trained(case, options.rows)))
-        return 0
+    options_of = parser("cuda_memory", __doc__ or "")
+    options_of.add_argument("--only", default="", metavar="TEXT", help="configurations whose names hold this text")
+    options = options_of.parse_args(arguments)
     found: dict[str, Any] = {}
-    for case in (case for case in CASES if (options.only or "") in case.name):
+    content = {"evidence": "allocator", "configurations": found}
+    for case in (case for case in CASES if options.only in case.name):
         found[case.name] = on_pretended_gpus(case)
         sys.stderr.write(f"{case.name}: {json.dumps(found[case.name])}\n")
-        if options.json:
-            _write(options.json, found)
-    print(text_table(_HEAD, _rows(found), align="lrrrrrr"))
-    print(bars.lines(bars_of(found)))
-    return bars.exit_code(bars_of(found))
+        keep(options.json, make_bars(found), content)  # each takes minutes
+    return finish(options.json, make_bars(found), content, text_table(_HEAD, _rows(found), align="lrrrrrr"))
 
 
-def on_pretended_gpus(case: Case) -> dict[str, Any]:
-    """Run one configuration where torch sees pretended GPUs."""
-    from tests.nullgpu.environment import make
-    from tests.nullgpu.machine import Machine
-
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu)
-
-        def inside(*words: str) -> dict[str, Any]:
-            told = json.dumps(asdict(case))
-            ended = machine.run("-m", "benchmarks.cuda_memory", "--inside", told, *words, timeout_s=3600)
-            answer: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
-            return answer or {"error": str(ended)[-2000:]}
-
-        found = inside()
-        if case.trained and (largest := found.get("largest_rows")):
-            found["chosen_rows"] = rows_with_headroom(largest, HEADROOM_SHARE)
-            found["trained"] = inside("--rows", str(found["chosen_rows"]))
-    return found
-
-
-def probed(case: Case) -> dict[str, Any]:
-    """Predict a configuration and find its largest micro-batch."""
-    request, expected = _request(case)
-    started_s = time.monotonic()
-    with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
-        machine.start()
-        runner = TrialRunner(machine=machine, ledger=Ledger(Path(folder), "memory"), site="", clock=SystemClock())
-        search = Search(request=request, runner=runner)
-        crashed = None
-        try:
-            search.predict()
-            search.find()
-        except AutotuneError as error:
-            crashed = error.message[-600:]
-        state = bracket(search.tried)
-        found: dict[str, Any] = {
-            "gpu": case.gpu,
-            "compiled": case.compiled,
-            "predicted_rows": search.predicted_rows(),
-            "largest_rows": state.feasible_max,
-            "proven": state.closed,
-            "trials": [[one.rows, one.fits] for one in search.tried],
-            "not_traced": search.not_traced,
-            "crashed": crashed,
-        }
-        for done in runner.finished:
-            if (
-                isinstance(done.outcome, Measured)
-                and done.trial.measured["config"]["micro_batch_rows"] == state.feasible_max
-            ):
-                outside = done.outcome.figures["outside_allocator_bytes"]
-                found["allocator_peak_bytes"] = done.outcome.figures["peak_bytes"] - outside
-                if search.traced_bytes is not None:
-                    traced = search.traced_bytes(state.feasible_max)
-                    found["predicted_peak_bytes"] = round(traced) - expected.usual.outside_bytes
-    return found | {"seconds": round(time.monotonic() - started_s, 1)}
-
-
-def _request(case: Case) -> tuple[ProbeRequest, Expected]:
-    """What is probed, under all of the GPU's memory, and what is assumed to lie outside the allocator."""
-    monitor = NvmlMonitor()
-    gpu = monitor.devices()[0]
-    used = monitor.used_bytes(gpu.uuid)
-    monitor.close()
-    assert isinstance(used, int)
-    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_card(case.gpu).usable_bytes)
-    request = ProbeRequest(
-        settings=_settings(case.model),
-        manifest=synthetic_manifest(VOCAB_SIZE),
-        seq_length_tokens=case.width,
-        layout=case.layout,
-        attention_dropout=case.dropout,
-        precision=case.precision,
-        device="cuda",
-        memory_budget_bytes=gpu.total_bytes - used,
-        headroom_share=0.0,
-        max_rows=MAX_ROWS,
-        trial_timeout_s=600.0,
-        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
-        checkpointing=case.checkpointing,
-        attention=case.attention,
-        head=case.head,
-        compile_layers=case.compiled,
-        strategy=case.strategy,
-        local_ranks=case.ranks,
-        micro_batches=case.micro_batches,
-        documents_per_row=case.documents,
-        expected=expected,
-    )
-    return request, expected
-
-
-def trained(case: Case, rows: int) -> dict[str, Any]:
-    """Take steps on packed sequences of real lengths; return how often the allocator had to try again."""
-    import torch
-
-    from trainer.batch import make_plan
-    from trainer.build import build_training
-    from trainer.dataset import TokenDataset
-    from trainer.feed import MicroBatchSource, micro_batch_plans
-    from trainer.parallel import join_ranks
-
-    config = step_config(_request(case)[0], rows)
-    with tempfile.TemporaryDirectory() as folder:
-        dataset = TokenDataset.open(write_corpus(Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)))
-        training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, join_ranks(config, environment={}))
-        plan = make_plan(config, len(dataset), world_size=1)
-        source = MicroBatchSource(dataset, config, plan)
-        batches = []
-        for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
-            batches.append(source.__getitems__(one))
-            if len(batches) == config.global_batch_rows // config.micro_batch_rows:
-                training.step.run(batches, config.learning_rate)
-                batches = []
-    stats = torch.cuda.memory_stats()
-    return {
-        "steps": TRAINED_STEPS,
-        "retries": int(stats["num_alloc_retries"]),
-        "allocator_peak_bytes": int(stats["reserved_bytes.all.peak"]),
-    }
-
-
-def _settings(name: str) -> ModelSettings:
-    return ModelSettings(name="roberta", config=ROBERTA) if name == "roberta" else model_settings(name)
-
-
-def bars_of(found: dict[str, Any]) -> list[Bar]:
+def make_bars(found: dict[str, Any]) -> list[Bar]:
     """Compare figures with their bars."""
     whole = [one for one in found.values() if one.get("largest_rows")]
     errors = {True: _errors(whole, compiled=True), False: _errors(whole, compiled=False)}
@@ -289,21 +106,12 @@ def bars_of(found: dict[str, Any]) -> list[Bar]:
     broken = sum(any(one.get(key) for key in bad) or not one.get("proven") for one in found.values())
     again = [one["trained"].get("retries") for one in whole if "trained" in one]
     retries = sum(again) if again and None not in again else None
-    return [
-        Bar(name="peak_error_median_%", figure=_median(errors[False]), unit="%", bar=0.2, direction="<="),
-        Bar(name="peak_error_worst_%", figure=_most(errors[False]), unit="%", bar=1.0, direction="<="),
-        Bar(name="peak_error_compiled_worst_%", figure=_most(errors[True]), unit="%", bar=3.0, direction="<="),
-        Bar(
-            name="largest_exact_or_one_off_%", figure=100 * sum(near) / len(near) if near else None, unit="%", bar=90,
-            direction=">=",
-        ),
-        Bar(name="largest_error_worst_%", figure=_most(shares[False]), unit="%", bar=1.0, direction="<="),
-        Bar(name="largest_error_compiled_worst_%", figure=_most(shares[True]), unit="%", bar=3.0, direction="<="),
-        Bar(name="trials_median", figure=_median(trials), unit="trials", bar=3, direction="<="),
-        Bar(name="trials_worst", figure=_most(trials), unit="trials", bar=6, direction="<="),
-        Bar(name="searches_without_an_answer", figure=broken, unit="searches", bar=0, direction="<="),
-        Bar(name="retries_in_training", figure=retries, unit="retries", bar=0, direction="<="),
-    ]  # fmt: skip
+    figures = (
+        _median(errors[False]), _most(errors[False]), _most(errors[True]),
+        100 * sum(near) / len(near) if near else None, _most(shares[False]), _most(shares[True]), _median(trials),
+        _most(trials), broken, retries,
+    )  # fmt: skip
+    return bars_of(BARS, dict(zip(BARS, figures, strict=True)))
 
 
 def _errors(found: list[dict[str, Any]], *, compiled: bool) -> list[float]:
@@ -347,10 +155,5 @@ def _rows(found: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
-    content = {"evidence": "allocator", "bars": [bar.to_json() for bar in bars_of(found)], "configurations": found}
-    write_atomically(path, json_rows(content))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -12,36 +12,31 @@
 * fork: from asking for a trial that does nothing to its outcome, against a new interpreter that imports the same.
 """
 
-import argparse
 import datetime
 import math
-import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
-from autotune.decide.search import Prediction, Tried, bracket, next_rows
-from autotune.errors import NotCheckable
 from autotune.measure.machine import FakeMachine, ForkServerMachine
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, Room, estimate_model
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
-from benchmarks.simulated import MACHINES, MAX_ROWS, SimulatedMachine
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from tests.simulators.memory import MACHINES, SimulatedMachine, search
+from tests.simulators.programs import CannotMeasure, run_program
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.presets import model_settings
 
-BARS: dict[str, tuple[str, Literal["<=", ">="], float]] = {
+BARS: dict[str, tuple[str, Direction, float]] = {
     "estimate_law_against_memtracker_ratio": ("ratio", ">=", 10),
     "estimate_cold_s": ("s", "<=", 15),
     "estimate_peak_error_share": ("share", "<=", 0.02),
@@ -56,11 +51,6 @@ TIMEOUT_S = 600.0
 VOCAB_SIZE, ROW_TOKENS, MASKING_PROBABILITY = 30_522, 512, 0.15
 SPECIAL_IDS = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 COLD_MODELS = (("bert-120m",), ("bert-120m", "bert-350m"))
-ENDLESS_TRIALS = 100
-"""So many count as wrong."""
-CONSTANT_SIGMA = 0.1
-"""What the search is told of the error of the prediction's constant, as a share of it."""
-
 _FRESH = """\
 import pathlib, sys
 import autotune.measure.jobs.server
@@ -73,42 +63,31 @@ sys.exit(0 if run_job("fault", {"fault": "none"}, {}, pathlib.Path(sys.argv[1]))
 Figures = dict[str, Any]
 
 
-class CannotMeasure(Exception):
-    """A program that was to be timed did not run to its end."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print, write, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.estimate", description="Predictions of memory.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
-    parser.add_argument("--seed", type=int, help="of the simulated machines; default: the date as a number")
-    options = parser.parse_args(arguments)
+    options_of = parser("estimate", "Predictions of memory.")
+    options_of.add_argument("--only", metavar="PARTS", help=f"some of {','.join(PARTS)}", default=",".join(PARTS))
+    options_of.add_argument("--seed", type=int, help="of the simulated machines; default: the date as a number")
+    options = options_of.parse_args(arguments)
     wanted = set(options.only.split(","))
     if unknown := wanted - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+        options_of.error(f"no such part: {', '.join(sorted(unknown))}")
     seed = int(datetime.date.today().strftime("%Y%m%d")) if options.seed is None else options.seed
     found: dict[str, Figures] = {}
-    try:
-        for name, part in PARTS.items():
-            if name in wanted:
-                sys.stderr.write(f"{name}\n")
-                found[name] = part(seed)
-    except (CannotMeasure, NotCheckable) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return EXIT_UNMEASURED
+    for name, part in PARTS.items():
+        if name in wanted:
+            sys.stderr.write(f"{name}\n")
+            found[name] = part(seed)
     bars = make_bars(found)
-    if options.json:
-        content = {"bars": [bar.to_json() for bar in bars], "parts": found}
-        write_atomically(options.json, json_rows(content))
-    print("\n".join(TABLES[name](figures) for name, figures in found.items()))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(
+        options.json, bars, {"parts": found}, "\n".join(TABLES[name](figures) for name, figures in found.items())
+    )
 
 
 def make_bars(found: dict[str, Figures]) -> list[Bar]:
     """The bars of the parts that were measured."""
-    figures: dict[str, float] = {}
+    figures: dict[str, float | None] = {}
     if "speed" in found:
         ratio = median(found["speed"]["mem_tracker_s"]) / median(found["speed"]["law_s"])
         figures["estimate_law_against_memtracker_ratio"] = ratio
@@ -124,15 +103,12 @@ def make_bars(found: dict[str, Figures]) -> list[Bar]:
         figures["simulated_wrong_count"] = max(one["wrong"] for one in runs)
     if "fork" in found:
         figures["trial_start_ratio"] = median(found["fork"]["fresh_s"]) / median(found["fork"]["forked_s"])
-    return [
-        Bar(name=name, figure=figure, unit=BARS[name][0], bar=BARS[name][2], direction=BARS[name][1])
-        for name, figure in figures.items()
-    ]
+    return bars_of(BARS, figures)
 
 
 def speed(_: int) -> Figures:
     """Seconds until the law is there, and of the reference's runs at the same sizes."""
-    from benchmarks.truth import fake_peak_bytes
+    from tests.simulators.allocator import fake_peak_bytes
 
     shape = model_settings("bert-120m")
     small = shape.model_copy(update={"config": shape.config | {"num_hidden_layers": 1}})
@@ -190,7 +166,7 @@ def cold(_: int) -> Figures:
 
 def accuracy(_: int) -> Figures:
     """Peaks by the law and by the allocator, of every configuration."""
-    from benchmarks.truth import CASES, allocator_peak_bytes
+    from tests.simulators.allocator import CASES, allocator_peak_bytes
 
     found = {}
     for case in CASES:
@@ -222,22 +198,6 @@ def simulated(seed: int) -> Figures:
     return {"seed": seed, "machines": MACHINES, "runs": runs}
 
 
-def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
-    """Trials of one search, those that failed included, and whether its answer was right."""
-    prediction = Prediction(
-        peak_bytes=machine.predicted_bytes,
-        unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),
-    )
-    tried: list[Tried] = []
-    while len(tried) < ENDLESS_TRIALS:
-        rows = next_rows(tried, machine.budget_bytes, MAX_ROWS, prediction if predicted else None)
-        if rows is None:
-            return len(tried), bracket(tried).feasible_max == machine.truth
-        attempt = machine.attempt(rows)
-        tried.append(Tried(rows=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
-    return len(tried), False
-
-
 def fork(_: int) -> Figures:
     """Seconds of a trial that does nothing, after the first; and of a new interpreter that does the same."""
     forked_s, fresh_s = [], []
@@ -258,12 +218,7 @@ PARTS: dict[str, Callable[[int], Figures]] = {part.__name__: part for part in (s
 
 def _seconds(command: Sequence[str]) -> float:
     started_s = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotMeasure(f"{' '.join(command[1:3])}: {error}") from error
-    if done.returncode:
-        raise CannotMeasure(f"{' '.join(command[1:])} ended with code {done.returncode}:\n{done.stderr[-1000:]}")
+    run_program(command, timeout_s=TIMEOUT_S)
     return time.perf_counter() - started_s
 
 
@@ -300,5 +255,4 @@ TABLES: dict[str, Callable[[Figures], str]] = {
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", category=UserWarning)
-    sys.exit(main())
+    run(main)

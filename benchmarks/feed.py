@@ -4,20 +4,16 @@ References, from PyPI, in the same process and the same minute:
 
 * plain: a ``datasets`` table of ids and attention masks padded to the row, shuffled, through torch's loader and
   ``DataCollatorForLanguageModeling`` of transformers, which is how the recipes of that library feed an encoder;
-* by hand: the same tuned: ids only, numpy format, and the collator's own mask function called directly on the batch;
-* by hand, further: rows read as one batch too, and the collator spared its search for special tokens by a table. It
-  has no bar; it shows what is left of the lead when somebody has read the sources of both libraries.
+* by hand: the same tuned: ids only, numpy format, and the collator's own mask function called directly on the batch.
 
 Rows of 512, batches of 64, no loader processes. Samples that fill a row, so that all do the same work, for samples/s;
 lengths of real functions for real tokens/s, where the plain way pads and ours packs. Interleaved repeats, medians.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -27,9 +23,8 @@ import numpy as np
 
 from autotune.core.units import format_count, format_share
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
-from benchmarks.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
+from benchmarks.bars import Bar, finish, measuring, parser, run
+from tests.simulators.corpora import SPECIAL_TOKENS, VOCAB_SIZE, Int64, real_lengths, write_corpus
 from trainer.batch import make_plan
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
@@ -48,31 +43,21 @@ Batches = Iterator[tuple[int, int]]
 """Endless: samples and real tokens of one batch after another."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.feed", description="Time the feed.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of each dataset")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="measuring windows of each contender")
-    parser.add_argument("--window-s", type=float, default=WINDOW_S, help="length of a window")
-    options = parser.parse_args(arguments)
-    try:
-        import datasets  # noqa: F401 - the reference: without it there is nothing to measure against
-    except ImportError as error:
-        sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
-        return EXIT_UNMEASURED
+    options_of = parser("feed", "Time the feed.")
+    options_of.add_argument("--samples", type=int, default=SAMPLES, help="samples of each dataset")
+    options_of.add_argument("--repeats", type=int, default=REPEATS, help="measuring windows of each contender")
+    options_of.add_argument("--window-s", type=float, default=WINDOW_S, help="length of a window")
+    options = options_of.parse_args(arguments)
+    import datasets  # noqa: F401 - the reference: without it there is nothing to measure against
+
     with tempfile.TemporaryDirectory(prefix="feed-") as place:
         rates = measure(Path(place), options.samples, options.repeats, options.window_s)
     efficiency = packing_efficiency(options.samples)
     bars = make_bars(rates, efficiency["all"])
-    if options.json:
-        content = {"bars": [bar.to_json() for bar in bars], "rates": rates, "packing_efficiency": efficiency}
-        write_atomically(options.json, json_rows(content))
-    print(_table(rates))
-    print(f"packing efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: ", end="")
-    print(f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}")
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, bars, {"rates": rates, "packing_efficiency": efficiency}, _table(rates, efficiency))
 
 
 def measure(place: Path, samples: int, repeats: int, window_s: float) -> dict[str, dict[str, list[float]]]:
@@ -85,7 +70,6 @@ def measure(place: Path, samples: int, repeats: int, window_s: float) -> dict[st
         table = _padded_table(TokenDataset.open(corpus), lengths, place / f"{name}-arrow")
         contenders[f"plain, {name} rows"] = _plain(table, place)
         contenders[f"by hand, {name} rows"] = _by_hand(table, place)
-        contenders[f"by hand, further, {name} rows"] = _by_hand_further(table, place)
         contenders[f"padded, {name} rows"] = _ours(corpus, "padded")
         contenders[f"packed, {name} rows"] = _ours(corpus, "packed")
     rates: dict[str, dict[str, list[float]]] = {name: {"samples_per_s": [], "tokens_per_s": []} for name in contenders}
@@ -221,30 +205,6 @@ def _by_hand(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.D
             yield len(ids), int(real.sum())
 
 
-def _by_hand_further(table: Any, place: Path) -> Batches:  # noqa: ANN401 - a datasets.Dataset
-    import torch
-
-    collator = _collator(place)
-    special = torch.tensor([True] * len(SPECIAL_TOKENS) + [False] * (VOCAB_SIZE - len(SPECIAL_TOKENS)))
-    ids_only = table.select_columns(["input_ids"]).with_format("numpy")
-
-    class Rows(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return len(ids_only)
-
-        def __getitems__(self, indices: list[int]) -> Any:  # noqa: ANN401 - a tensor
-            return torch.from_numpy(np.stack(ids_only[indices]["input_ids"])).long()
-
-    def collate(ids: Any) -> Any:  # noqa: ANN401 - tensors
-        real = ids != 0
-        return *collator.torch_mask_tokens(ids, special[ids]), real
-
-    loader = torch.utils.data.DataLoader(Rows(), batch_size=ROWS, shuffle=True, collate_fn=collate)
-    while True:
-        for ids, _, real in loader:
-            yield len(ids), int(real.sum())
-
-
 def _window(batches: Batches, window_s: float) -> tuple[float, float]:
     """Samples/s and real tokens/s over at least one batch and about the window's length."""
     samples = tokens = 0
@@ -258,7 +218,7 @@ def _window(batches: Batches, window_s: float) -> tuple[float, float]:
             return samples / elapsed_s, tokens / elapsed_s
 
 
-def _table(rates: dict[str, dict[str, list[float]]]) -> str:
+def _table(rates: dict[str, dict[str, list[float]]], efficiency: dict[str, float]) -> str:
     rows = []
     for name, found in rates.items():
         reference = rates[f"plain, {name.rpartition(', ')[2]}"]
@@ -274,9 +234,12 @@ def _table(rates: dict[str, dict[str, list[float]]]) -> str:
                 format_share(spread),
             ]
         )
-    return text_table(["", "samples/s", "real tokens/s", "tokens/s of plain", "spread"], rows)
+    table = text_table(["", "samples/s", "real tokens/s", "tokens/s of plain", "spread"], rows)
+    return (
+        f"{table}\npacking efficiency: {efficiency['all']:.4f}; without samples that fill a row alone: "
+        f"{efficiency['without_full_samples']:.4f}; padding alone would fill {efficiency['padded']:.4f}"
+    )
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", category=UserWarning)
-    sys.exit(main())
+    run(main)

@@ -31,7 +31,7 @@ from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.explore import ExploreAsked, explore_request
 from autotune.tuning.probe import ProbeAsked, prepare, probe_models
-from benchmarks.corpora import real_lengths, write_corpus
+from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest
 from trainer.presets import model_settings

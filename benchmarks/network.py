@@ -9,10 +9,7 @@
 - Cases of the paper's cluster that follow from arithmetic.
 """
 
-import argparse
 import json
-import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -24,19 +21,17 @@ from typing import Any
 from autotune.core.network import MIB, Exchange
 from autotune.core.trial import ExchangeFigures
 from autotune.decide.network import step_time
-from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.rank_compute import compute_of
 from autotune.search.trials import TrialRunner
-from autotune.store import Ledger, json_rows, write_atomically
+from autotune.store import Ledger
 from benchmarks import golden_network, useful_nodes
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
-from benchmarks.corpora import real_lengths, write_learnable_corpus
-from benchmarks.namespaces import Host, hosts
+from benchmarks.bars import Bar, finish, measuring, parser, run
+from tests.simulators.corpora import real_lengths, write_learnable_corpus
+from tests.simulators.hosts import hosts, together
 from trainer.config import ModelSettings, TrainConfig
-from trainer.errors import TrainerError
 
 RATES_BITS_PER_S = (1_000_000_000, 200_000_000)
 HOSTS = (2, 4)
@@ -56,7 +51,6 @@ BARRED_TOKENS = 64
 PARTS = ("hosts", "choices", "simulated")
 ROUNDS = 4
 STEPS = 4
-PORT = 29_511
 SAMPLES = 8_000
 PREDICTED = (
     (1, Exchange()),
@@ -86,44 +80,35 @@ class _Turn:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description="Predicted against measured.")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--part", action="append", choices=PARTS, help="only this; the file keeps the others")
-    options = parser.parse_args(arguments)
+    options_of = parser("network", "Predicted against measured.")
+    options_of.add_argument("--rounds", type=int, default=ROUNDS)
+    options_of.add_argument("--part", action="append", choices=PARTS, help="only this; the file keeps the others")
+    options = options_of.parse_args(arguments)
     found: dict[str, Any] = {"predicted": [], "chosen": [], "useful_nodes": [], "far": []}
     if options.json is not None and options.json.is_file() and options.part:
         found |= {name: value for name, value in json.loads(options.json.read_text()).items() if name in found}
     parts = options.part or list(PARTS)
-    try:
-        with tempfile.TemporaryDirectory(prefix="network-") as place:
-            data = corpus(Path(place) / "data")
-            if "hosts" in parts:
-                found["predicted"] = [
-                    row
-                    for count in HOSTS
-                    for rate in RATES_BITS_PER_S
-                    for row in _predictions(count, rate, data, Path(place), options.rounds)
-                ]
-            if "choices" in parts:
-                found["chosen"] = [
-                    _choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place)) for count, tokens in CHOICES
-                ]
-    except (AutotuneError, TrainerError) as error:
-        sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
-        return EXIT_UNMEASURED
+    with tempfile.TemporaryDirectory(prefix="network-") as place:
+        data = corpus(Path(place) / "data")
+        if "hosts" in parts:
+            found["predicted"] = [
+                row
+                for count in HOSTS
+                for rate in RATES_BITS_PER_S
+                for row in _predictions(count, rate, data, Path(place), options.rounds)
+            ]
+        if "choices" in parts:
+            found["chosen"] = [
+                _choice(count, tokens, RATES_BITS_PER_S[-1], data, Path(place)) for count, tokens in CHOICES
+            ]
     if "simulated" in parts:
         found["useful_nodes"] = [case.to_json() for case in useful_nodes.run()]
         found["far"] = useful_nodes.run_far()
     found["accumulation_3_by_ddp"] = golden_network.ddp_with_accumulation_3()
-    bars = make_bars(found)
-    found["bars"] = [bar.to_json() for bar in bars]
-    if options.json:
-        write_atomically(options.json, json_rows(found))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, make_bars(found), found)
 
 
 def make_bars(found: dict[str, Any]) -> list[Bar]:
@@ -142,29 +127,6 @@ def make_bars(found: dict[str, Any]) -> list[Bar]:
     off = max((abs(one["predicted"] - one["true"]) for one in found["useful_nodes"]), default=None)
     bars.append(Bar(name="network_useful_nodes_off_count", figure=off, unit="count", bar=NODES_BAR, direction="<="))
     return bars + golden_network.bars()
-
-
-def together(found: Sequence[Host], scratch: Path) -> TogetherMachine:
-    """One torchrun on each host, which meet at the first one's address."""
-    processors = sorted(os.sched_getaffinity(0))
-
-    def start(arguments: Sequence[str]) -> list[str]:
-        commands = [
-            shlex.join(
-                host.command(
-                    # Hosts have processors of their own: unless they are told which, all would use all.
-                    "taskset", "--cpu-list", str(processors[number % len(processors)]),
-                    "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, "-m",
-                    "torch.distributed.run", f"--nnodes={len(found)}", f"--node-rank={number}",
-                    f"--master-addr={found[0].address}", f"--master-port={PORT}", "--nproc-per-node=1",
-                    "--max-restarts=0", *arguments,
-                )
-            )
-            for number, host in enumerate(found)
-        ]  # fmt: skip
-        return ["bash", "-c", " & ".join(commands) + " & wait"]
-
-    return TogetherMachine(start, "cpu", scratch)
 
 
 def corpus(directory: Path) -> Path:
@@ -224,7 +186,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
                     "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches, "exchange": exchange.name,
                     "latency_s": fit.latency_s.value, "bytes_per_s": fit.bytes_per_s.value,
                     "without_s": statistics.median(withouts), "slowdown_share": tuning.slowdown_share,
-                    "measured_s": middle, "predicted_s": statistics.median(ratios) * middle, "ratios": ratios,
+                    "measured_s": middle, "predicted_s": statistics.median(ratios) * middle,
                 }
             )  # fmt: skip
             sys.stderr.write(f"  {json.dumps(rows[-1])}\n")
@@ -243,14 +205,10 @@ def _choice(count: int, tokens: int, rate: int, data: Path, place: Path) -> dict
             "chosen": chosen.candidate.exchange.name,
             "default_s": default.step_s, "chosen_s": chosen.step_s, "gain": None if gain is None else gain.value,
             "gain_low": None if gain is None else gain.low, "equal_loss": tuning.equal_loss,
-            "tried": [
-                {"exchange": one.candidate.exchange.name, "predicted_s": one.candidate.predicted_step_s,
-                 "step_s": one.step_s} for one in tuning.tried
-            ],
         }  # fmt: skip
         sys.stderr.write(f"  {json.dumps(row)}\n")
         return row
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,20 +5,16 @@ efficiency of its cluster. Nothing is measured, so there is no bar: the paper's 
 not public.
 """
 
-import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autotune.core.network import Exchange
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.corpora import LENGTHS_FILE
+from benchmarks.bars import finish, measuring, parser, run
 from benchmarks.golden_network import (
     BERT_120M,
     BERT_350M,
@@ -28,6 +24,8 @@ from benchmarks.golden_network import (
     compute,
     efficiency,
 )
+from tests.simulators.corpora import LENGTHS_FILE
+from tests.simulators.programs import run_program
 
 GPU, RANKS = "h100-nvl-94gb", 2
 REPORTED_ROWS = {"bert-120m": 184, "bert-350m": 20}
@@ -41,21 +39,18 @@ NODES = (1, 2, 8, 32, 128)
 TIMEOUT_S = 600
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Predict, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper_case", description="Predict the paper's case.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    options = parser.parse_args(arguments)
+    options = parser("paper_case", "Predict the paper's case.").parse_args(arguments)
     cases = {name: predicted(flags) for name, flags in SETTINGS.items()}
-    if options.json:
-        found = {"bars": [], "gpu": GPU, "ranks": RANKS, "cases": cases, **arithmetic()}
-        write_atomically(options.json, json_rows(found))
     rows = [
         [name, model, str(one["rows"]), f"{one['rows_low']} to {one['rows_high']}"]
         for name, models in cases.items()
         for model, one in models.items()
     ]
-    print(text_table(["settings", "model", "rows (predicted)", "range"], rows))
+    shown = text_table(["settings", "model", "rows (predicted)", "range"], rows)
+    finish(options.json, [], {"gpu": GPU, "ranks": RANKS, "cases": cases, **arithmetic()}, shown)
     return 0
 
 
@@ -96,12 +91,10 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the estimate says of each model, without where its memory goes."""
     models = [word for model in REPORTED_ROWS for word in ("--model", model)]
     command = [sys.executable, "-m", "autotune", "estimate", *models, "--gpu", GPU, "--ranks", str(RANKS)]
-    done = subprocess.run(
-        [*command, *flags, "--json"], capture_output=True, text=True, check=True, timeout=TIMEOUT_S, encoding="utf-8"
-    )
+    told = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
     kept = ("parameters", "rows", "rows_low", "rows_high", "peak_bytes", "budget_bytes", "attention")
-    return {one["model"]: {key: one[key] for key in kept} for one in json.loads(done.stdout)["models"]}
+    return {one["model"]: {key: one[key] for key in kept} for one in json.loads(told)["models"]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -4,12 +4,10 @@ The whole command is timed, starting the workers included, on this machine's own
 must come to the same bytes.
 """
 
-import argparse
 import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
+from benchmarks.bars import Bar, finish, measuring, parser, run
+from tests.simulators.programs import CannotMeasure, run_program
 
 SOURCE = "elf:/usr/bin"
 PAIRS = 2
@@ -26,16 +24,15 @@ RATIO_BAR = 1.7
 TIMEOUT_S = 1800.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description="Time data prepare.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--source", default=SOURCE, help=f"what to prepare; default {SOURCE}")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="runs with either number of processes")
-    options = parser.parse_args(arguments)
+    options_of = parser("prepare", "Time data prepare.")
+    options_of.add_argument("--source", default=SOURCE, help=f"what to prepare; default {SOURCE}")
+    options_of.add_argument("--pairs", type=int, default=PAIRS, help="runs with either number of processes")
+    options = options_of.parse_args(arguments)
     if len(os.sched_getaffinity(0)) < 2:
-        sys.stderr.write("error: two processes need two processors\n")
-        return EXIT_UNMEASURED
+        raise CannotMeasure("two processes need two processors")
     seconds: dict[int, list[float]] = {1: [], 2: []}
     hashes = set()
     with tempfile.TemporaryDirectory(prefix="prepare-") as place:
@@ -47,31 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 hashes.add(dataset_hash)
                 sys.stderr.write(f"{workers} processes: {run_s:.1f} s\n")
     if len(hashes) != 1:
-        sys.stderr.write(f"error: {len(hashes)} different datasets\n")
-        return EXIT_UNMEASURED
+        raise CannotMeasure(f"{len(hashes)} different datasets")
     ratio = statistics.median(seconds[1]) / statistics.median(seconds[2])
     bars = [Bar(name="prepare_two_processes_ratio", figure=ratio, unit="ratio", bar=RATIO_BAR, direction=">=")]
-    if options.json:
-        content = {"bars": [bar.to_json() for bar in bars], "source": options.source, "seconds": seconds}
-        write_atomically(options.json, json_rows(content))
     rows = [[str(workers), f"{statistics.median(times):.1f} s"] for workers, times in seconds.items()]
-    print(text_table(["processes", f"median of {options.pairs}"], rows))
-    print(lines(bars))
-    return exit_code(bars)
+    shown = text_table(["processes", f"median of {options.pairs}"], rows)
+    return finish(options.json, bars, {"source": options.source, "seconds": seconds}, shown)
 
 
 def _run(source: str, out: Path, workers: int) -> tuple[float, str]:
     command = [sys.executable, "-m", "autotune", "data", "prepare", source, "--out", str(out)]
     started_s = time.perf_counter()
-    done = subprocess.run(
-        [*command, "--workers", str(workers), "--json"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    told = run_program([*command, "--workers", str(workers), "--json"], timeout_s=TIMEOUT_S)
     run_s = time.perf_counter() - started_s
-    if done.returncode:
-        raise SystemExit(f"preparing ended with code {done.returncode}:\n{done.stderr[-2000:]}")
     shutil.rmtree(out)
-    return run_s, str(json.loads(done.stdout)["dataset_hash"])
+    return run_s, str(json.loads(told)["dataset_hash"])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -6,7 +6,6 @@ in a process of its own; seconds include the tracing. The references search in o
 answer is exact when two further processes run it and two refuse one row more.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -25,10 +24,10 @@ from autotune.measure.machine import ForkServerMachine
 from autotune.search.probe import FIT_STEPS, ProbeRequest, Search, step_trial
 from autotune.search.trials import TrialRunner
 from autotune.show.tables import text_table
-from autotune.store import Ledger, json_rows, write_atomically
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
-from benchmarks.corpora import synthetic_manifest
+from autotune.store import Ledger
+from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
+from tests.simulators.corpora import synthetic_manifest
 from trainer.config import ModelSettings
 
 TRIALS_BAR = 2.5
@@ -45,25 +44,18 @@ RIVALS: dict[str, Callable[[Case], Found]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--cases", type=int, default=None, metavar="N", help="only the first N cases")
-    options = parser.parse_args(arguments)
-    try:
-        import accelerate  # noqa: F401
-        import lightning  # noqa: F401
-    except ImportError as error:
-        sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
-        return EXIT_UNMEASURED
+    options_of = parser("probe", (__doc__ or "").splitlines()[0])
+    options_of.add_argument("--cases", type=int, default=None, metavar="N", help="only the first N cases")
+    options = options_of.parse_args(arguments)
+    import accelerate  # noqa: F401
+    import lightning  # noqa: F401
+
     found = {case.name: measure(case) for case in cases()[: options.cases]}
     bars = make_bars(found)
-    if options.json:
-        write_atomically(options.json, json_rows({"cases": found, "bars": [bar.to_json() for bar in bars]}))
-    print(_table(found))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, bars, {"cases": found}, _table(found))
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -180,4 +172,4 @@ def _table(found: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from benchmarks.corpora import real_lengths, write_learnable_corpus
+from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.batch import make_plan
 from trainer.build import build_training
 from trainer.config import CheckpointSettings, ModelSettings, TrainConfig

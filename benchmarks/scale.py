@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +20,8 @@ from typing import Any
 
 from autotune.core.units import format_bytes, format_count
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import Bar, exit_code, lines
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from tests.simulators.programs import run_program
 
 SAMPLES = 202_000_000
 FEWER_SAMPLES = 2_000_000
@@ -30,39 +29,38 @@ ROWS, ROW_TOKENS = 64, 512
 BATCHES = 2_000
 REPEATS = 5
 
-OPEN_BAR_S = 0.2
-FIRST_BATCH_BAR_S = 2.0
-GROWTH_BAR_BYTES = 150 * 2**20
-RATIO_BAR = 1.5
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "scale_open_s": ("s", "<=", 0.2),
+    "scale_first_batch_s": ("s", "<=", 2.0),
+    "scale_rss_growth_bytes": ("bytes", "<=", 150 * 2**20),
+    "scale_first_batch_ratio": ("ratio", "<=", 1.5),
+}
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="Feed from 202 million samples.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--dir", type=Path, help="where to make the datasets (1.7 GB); default: a temporary directory")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of the large dataset")
-    parser.add_argument("--read", type=Path, metavar="DATASET", help=argparse.SUPPRESS)
-    parser.add_argument("--batches", type=int, default=BATCHES, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options_of = parser("scale", "Feed from 202 million samples.")
+    options_of.add_argument(
+        "--dir", type=Path, help="where to make the datasets (1.7 GB); default: a temporary directory"
+    )
+    options_of.add_argument("--samples", type=int, default=SAMPLES, help="samples of the large dataset")
+    options_of.add_argument("--read", type=Path, metavar="DATASET", help=argparse.SUPPRESS)
+    options_of.add_argument("--batches", type=int, default=BATCHES, help=argparse.SUPPRESS)
+    options = options_of.parse_args(arguments)
     if options.read:
         print(json.dumps(read(options.read, options.batches)))
         return 0
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="scale-") as place:
         figures = measure(Path(place), options.samples, options.batches)
     bars = make_bars(figures)
-    if options.json:
-        content = {"bars": [bar.to_json() for bar in bars], "figures": figures}
-        write_atomically(options.json, json_rows(content))
-    print(_table(figures))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, bars, {"figures": figures}, _table(figures))
 
 
 def measure(place: Path, samples: int, batches: int) -> dict[str, Any]:
     """Make both datasets and start on them in turn."""
-    from benchmarks.corpora import real_lengths, write_sparse_corpus
+    from tests.simulators.corpora import real_lengths, write_sparse_corpus
 
     sizes = {"large": samples, "small": min(FEWER_SAMPLES, samples)}
     for name, count in sizes.items():
@@ -87,18 +85,8 @@ def make_bars(figures: dict[str, Any]) -> list[Bar]:
     first_s = statistics.median(run["first_batch_s"] for run in large)
     ratio = first_s / statistics.median(run["first_batch_s"] for run in small)
     opened_s = statistics.median(run["open_s"] for run in large)
-    return [
-        Bar(name="scale_open_s", figure=opened_s, unit="s", bar=OPEN_BAR_S, direction="<="),
-        Bar(name="scale_first_batch_s", figure=first_s, unit="s", bar=FIRST_BATCH_BAR_S, direction="<="),
-        Bar(
-            name="scale_rss_growth_bytes",
-            figure=large[-1]["rss_growth_bytes"],
-            unit="bytes",
-            bar=GROWTH_BAR_BYTES,
-            direction="<=",
-        ),
-        Bar(name="scale_first_batch_ratio", figure=ratio, unit="ratio", bar=RATIO_BAR, direction="<="),
-    ]
+    growth = large[-1]["rss_growth_bytes"]
+    return bars_of(BARS, dict(zip(BARS, (opened_s, first_s, growth, ratio), strict=True)))
 
 
 def read(directory: Path, batches: int) -> dict[str, Any]:
@@ -153,8 +141,7 @@ def drop_caches(place: Path) -> str:
 
 def _read_in_child(directory: Path, batches: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.scale", "--read", str(directory), "--batches", str(batches)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(run_program(command))
     return result
 
 
@@ -172,4 +159,4 @@ def _table(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,11 +5,9 @@ same samples per optimizer step, the same dropout and schedule on all sides, fp3
 in turns, each with its own loop, loader and logging; a figure is a ratio of medians of real tokens per second.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +16,19 @@ from typing import Any
 import numpy as np
 
 from autotune.show.tables import text_table
-from autotune.store import json_rows, write_atomically
-from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
-from benchmarks.corpora import real_lengths, write_learnable_corpus
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from tests.simulators.corpora import real_lengths, write_learnable_corpus
 
 LAYERS, HIDDEN, HEADS, INTERMEDIATE = 4, 256, 4, 1024
 ROW_TOKENS, MICRO_BATCH_ROWS, SAMPLES_PER_STEP = 512, 8, 64
 TRAIN_SAMPLES, VALIDATION_SAMPLES = 6000, 256
 LEARNING_RATE, WARM_UP_STEPS = 1e-3, 5
-PAPER_BAR, HF_BAR, OVERHEAD_BAR, LOSS_BAR = 5.0, 4.5, 0.03, 0.01
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "train_against_paper_ratio": ("ratio", ">=", 5.0),
+    "train_against_hf_trainer_ratio": ("ratio", ">=", 4.5),
+    "train_loss_difference_share": ("share", "<=", 0.01),
+    "train_step_overhead_share": ("share", "<=", 0.03),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +62,15 @@ class Found:
     """On the same validation rows, after the same number of steps."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print, write, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description="The step against its references.")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
-    parser.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
-    options = parser.parse_args(arguments)
-    try:
-        import accelerate  # noqa: F401 - transformers' Trainer asks for it
-    except ImportError as error:
-        sys.stderr.write(f"error: {error}\n  next: pip install 'encoder-autotune[bench]'\n")
-        return EXIT_UNMEASURED
+    options_of = parser("train", "The step against its references.")
+    options_of.add_argument("--steps", type=int, default=30, help="optimizer steps of the runs that learn")
+    options_of.add_argument("--turns", type=int, default=6, help="optimizer steps of each contender that are timed")
+    options = options_of.parse_args(arguments)
+    import accelerate  # noqa: F401 - transformers' Trainer asks for it
+
     settings = (
         Setting(dropout=0.0, vocab_size=22_016, turns=options.turns, learned=True),
         Setting(dropout=0.1, vocab_size=22_016, turns=max(2, options.turns // 2)),
@@ -82,16 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="train-") as place:
             found[setting.name] = measure(Path(place), setting, options.steps)
     bars = make_bars(found[settings[0].name])
-    if options.json:
-        content = {
-            "bars": [bar.to_json() for bar in bars],
-            "settings": {name: _json(one) for name, one in found.items()},
-        }
-        write_atomically(options.json, json_rows(content))
-    for name, one in found.items():
-        print(f"{name}\n{_table(one)}")
-    print(lines(bars))
-    return exit_code(bars)
+    shown = "\n".join(f"{name}\n{_table(one)}" for name, one in found.items())
+    return finish(options.json, bars, {"settings": {name: _json(one) for name, one in found.items()}}, shown)
 
 
 def make_bars(found: Found) -> list[Bar]:
@@ -100,12 +91,7 @@ def make_bars(found: Found) -> list[Bar]:
         statistics.median(found.tokens_per_s[name]) for name in ("ours", "paper-style", "HF Trainer")
     )
     difference = abs(found.losses["ours"] / found.losses["HF Trainer"] - 1)
-    return [
-        Bar(name="train_against_paper_ratio", figure=ours / paper, unit="ratio", bar=PAPER_BAR, direction=">="),
-        Bar(name="train_against_hf_trainer_ratio", figure=ours / theirs, unit="ratio", bar=HF_BAR, direction=">="),
-        Bar(name="train_loss_difference_share", figure=difference, unit="share", bar=LOSS_BAR, direction="<="),
-        Bar(name="train_step_overhead_share", figure=found.overhead, unit="share", bar=OVERHEAD_BAR, direction="<="),
-    ]
+    return bars_of(BARS, dict(zip(BARS, (ours / paper, ours / theirs, difference, found.overhead), strict=True)))
 
 
 def measure(place: Path, setting: Setting, steps: int) -> Found:
@@ -233,5 +219,4 @@ def _table(found: Found) -> str:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", category=UserWarning)
-    sys.exit(main())
+    run(main)

@@ -11,12 +11,10 @@ twice as much as what was recorded, which were full ones. Losses are taken to be
 asked here is speed. Compiled cells are not in the grid: each would take a minute on a CPU.
 """
 
-import argparse
 import json
 import math
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,16 +34,22 @@ from autotune.search.exploration import Exploration
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest
-from autotune.store import Ledger, json_rows, write_atomically
-from benchmarks.bars import Bar, exit_code, lines
-from benchmarks.corpora import real_lengths, write_corpus
+from autotune.store import Ledger
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
+from tests.simulators.corpora import real_lengths, write_corpus
+from tests.simulators.programs import run_program
 from trainer.config import ModelSettings, TrainConfig
 
 REPLAYS = 40
 MINUTES = 15.0
 """Of a replayed exploration: the command's own default for a model."""
-OVERHEAD_BAR, REGRET_BAR, TRIALS_BAR = 0.05, 0.97, 0.35
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "tune_overhead_share": ("share", "<=", 0.05),
+    "tune_of_grid_best_share": ("share", ">=", 0.97),
+    "tune_explored_against_unexplored_least_ratio": ("ratio", ">=", 1.0),
+    "tune_explore_most_trials_share": ("share", "<=", 0.35),
+}
 TINY = {
     "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2,
     "intermediate_size": 512, "max_position_embeddings": 512,
@@ -81,54 +85,33 @@ class Overhead:
         return 1 - self.seconds_in_children / self.seconds
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, replay, print and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tune", description="Measure what tuning costs and finds."
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--replays", type=int, default=REPLAYS, help="of each grid")
-    parser.add_argument("--minutes", type=float, default=TUNE_MINUTES, help="of the real tuning")
-    parser.add_argument("--grid", type=Path, default=GRID, help="what benchmarks.grid recorded")
-    options = parser.parse_args(arguments)
+    options_of = parser("tune", "Measure what tuning costs and finds.")
+    options_of.add_argument("--replays", type=int, default=REPLAYS, help="of each grid")
+    options_of.add_argument("--minutes", type=float, default=TUNE_MINUTES, help="of the real tuning")
+    options_of.add_argument("--grid", type=Path, default=GRID, help="what benchmarks.grid recorded")
+    options = options_of.parse_args(arguments)
     grids = read_grids(options.grid)
     replays = {grid.model: [replay(grid, seed) for seed in range(options.replays)] for grid in grids}
     overhead = measure_overhead(options.minutes)
     bars = make_bars(replays, overhead)
     content = {
-        "bars": [bar.to_json() for bar in bars],
         "overhead": asdict(overhead) | {"share": overhead.share},
         "grids": summary(grids),
         "replays": {model: [asdict(one) for one in some] for model, some in replays.items()},
     }
-    if options.json:
-        write_atomically(options.json, json_rows(content))
-    print(lines(bars))
-    return exit_code(bars)
+    return finish(options.json, bars, content)
 
 
 def make_bars(replays: dict[str, list[Replay]], overhead: Overhead) -> list[Bar]:
     """All bars; of replays the model that comes off worst counts."""
     every = list(replays.values())
     regret = min(statistics.fmean(one.of_best_share for one in some) for some in every)
-    return [
-        Bar(name="tune_overhead_share", figure=overhead.share, unit="share", bar=OVERHEAD_BAR, direction="<="),
-        Bar(name="tune_of_grid_best_share", figure=regret, unit="share", bar=REGRET_BAR, direction=">="),
-        Bar(
-            name="tune_explored_against_unexplored_least_ratio",
-            figure=min(one.to_unexplored for some in every for one in some),
-            unit="ratio",
-            bar=1.0,
-            direction=">=",
-        ),
-        Bar(
-            name="tune_explore_most_trials_share",
-            figure=max(one.trials_share for some in every for one in some),
-            unit="share",
-            bar=TRIALS_BAR,
-            direction="<=",
-        ),
-    ]
+    least = min(one.to_unexplored for some in every for one in some)
+    most = max(one.trials_share for some in every for one in some)
+    return bars_of(BARS, dict(zip(BARS, (overhead.share, regret, least, most), strict=True)))
 
 
 def replay(grid: Grid, seed: int) -> Replay:
@@ -217,7 +200,7 @@ def measure_overhead(minutes: float) -> Overhead:
             "--window", "0.5", "--explore", "--here", "--json",
         ]  # fmt: skip
         began_s = time.monotonic()
-        said = subprocess.run(command, cwd=place, stdout=subprocess.PIPE, check=True, text=True).stdout
+        said = run_program(command, timeout_s=3600.0, cwd=place, stderr=None)
         seconds = time.monotonic() - began_s
     return Overhead(seconds=seconds, seconds_in_children=json.loads(said)["seconds_in_children"])
 
@@ -237,4 +220,4 @@ def summary(grids: Sequence[Grid]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -14,7 +14,7 @@ from autotune.core.network import MIB, Exchange, GradientPart, Network, RankComp
 from autotune.decide.links import fit_link
 from autotune.decide.network import step_time
 from autotune.decide.scaling import BUCKET_CAPS_BYTES, Load, efficiency_by_nodes, exchanges, useful_nodes
-from benchmarks.simulated_cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
+from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
 
 GLOBAL_TOKENS = 4 * 2**20
 ROW_TOKENS = 512

@@ -1,6 +1,6 @@
 """``python -m benchmarks.workers``: whether the smallest sufficient number of loader workers is found, at what cost.
 
-Simulated: 1,000 trainings with everything that machines do to a figure (``benchmarks.simulated_feeds``), on which the
+Simulated: 1,000 trainings with everything that machines do to a figure (``tests.simulators.loader``), on which the
 truth is known. The rule is held to it, with what data-wait says and by throughput alone; beside it the rule of
 loadtune (PyPI, 0.3.0): from a window without workers it either stays there, tries two workers, or tries a ladder of
 counts, and takes the fewest workers within 2 % of the best. It gets one window for each, which is its default, and as
@@ -11,13 +11,12 @@ Real: datasets on this machine that sleep a known time for every sample, whose a
 same tokenised dataset as it is, under a real training step.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,10 @@ from autotune.measure.machine import ForkServerMachine
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.show.tables import text_table
-from autotune.store import Ledger, json_rows, write_atomically
-from benchmarks.bars import Bar, exit_code, lines
-from benchmarks.corpora import real_lengths, write_corpus
-from benchmarks.simulated_feeds import SimulatedFeed
+from autotune.store import Ledger
+from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
+from tests.simulators.corpora import real_lengths, write_corpus
+from tests.simulators.loader import SimulatedFeed
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import read_manifest
 from trainer.presets import model_settings
@@ -47,7 +46,13 @@ DEFAULT_WINDOWS = 150
 ALONE_PART = 5
 BY_THROUGHPUT = f"ours, by throughput alone (one in {ALONE_PART})"
 BORDER = 0.005
-WITHIN_BAR, EXACT_BAR, UNDECIDED_BAR, SHARE_BAR = 0.97, 0.92, 0.05, 0.50
+BARS: dict[str, tuple[str, Direction, float]] = {
+    "workers_simulated_within_2_percent_share": ("share", ">=", 0.97),
+    "workers_simulated_right_share": ("share", ">=", 0.92),
+    "workers_simulated_undecided_share": ("share", "<=", 0.05),
+    "workers_windows_of_exhaustive_share": ("share", "<=", 0.50),
+    "workers_simulated_right_against_loadtune_ratio": ("share", ">=", 1.0),
+}
 
 ROWS, ROW_TOKENS, SAMPLES = 16, 128, 6000
 STEP_S = 0.06
@@ -82,34 +87,27 @@ class Verdict:
         return self.chosen == self.true
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@measuring
+def main(arguments: Sequence[str] | None) -> int:
     """Measure, print and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--trainings", type=int, default=TRAININGS, help="simulated trainings")
-    parser.add_argument("--first-seed", type=int, default=0, help="of the simulated trainings")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--no-real", action="store_true", help="leave the real datasets out")
-    options = parser.parse_args(arguments)
+    options_of = parser("workers", (__doc__ or "").splitlines()[0])
+    options_of.add_argument("--trainings", type=int, default=TRAININGS, help="simulated trainings")
+    options_of.add_argument("--first-seed", type=int, default=0, help="of the simulated trainings")
+    options_of.add_argument("--processes", type=int, default=2)
+    options_of.add_argument("--no-real", action="store_true", help="leave the real datasets out")
+    options = options_of.parse_args(arguments)
     seeds = range(options.first_seed, options.first_seed + options.trainings)
     simulated = simulate(seeds, options.processes)
     real = {} if options.no_real else measure_real()
     bars = make_bars(simulated, real, with_real=not options.no_real)
-    if options.json:
-        content = {
-            "simulated": {name: summary(found) for name, found in simulated.items()},
-            "wrong": [asdict(one) for one in simulated["ours"] if not (one.right or one.borderline)],
-            "real": real,
-            "bars": [bar.to_json() for bar in bars],
-        }
-        write_atomically(options.json, json_rows(content))
-    print(_table(simulated))
-    for name, found in real.items():
-        print(
-            f"{name}: {found['chosen']} (expected {found['expected']}), {found['windows']} windows, {found['choice']}"
-        )
-    print(lines(bars))
-    return exit_code(bars)
+    content = {"simulated": {name: summary(found) for name, found in simulated.items()}, "real": real}
+    wrong = [one for one in simulated["ours"] if not (one.right or one.borderline)]
+    told = [f"wrong: {one}" for one in wrong]
+    told += [
+        f"{name}: {found['chosen']} (expected {found['expected']}), {found['windows']} windows, {found['choice']}"
+        for name, found in real.items()
+    ]
+    return finish(options.json, bars, content, "\n".join([_table(simulated), *told]))
 
 
 # Simulated.
@@ -281,23 +279,17 @@ def make_bars(simulated: dict[str, list[Verdict]], real: dict[str, Any], *, with
     ours = summary(simulated["ours"])
     rival = max(summary(found)["right_share"] for name, found in simulated.items() if name.startswith("loadtune"))
     ratio = ours["right_share"] / rival if rival else None
-    bars = [
-        _share("workers_simulated_within_2_percent_share", ours["within_share"], WITHIN_BAR, ">="),
-        _share("workers_simulated_right_share", ours["right_share"], EXACT_BAR, ">="),
-        _share("workers_simulated_undecided_share", ours["undecided_share"], UNDECIDED_BAR, "<="),
-        _share("workers_windows_of_exhaustive_share", ours["windows_of_exhaustive_share"], SHARE_BAR, "<="),
-        _share("workers_simulated_right_against_loadtune_ratio", ratio, 1.0, ">="),
-    ]
+    figures = (
+        *(ours[name] for name in ("within_share", "right_share", "undecided_share")),
+        ours["windows_of_exhaustive_share"],
+        ratio,
+    )
+    bars = bars_of(BARS, dict(zip(BARS, figures, strict=True)))
     if with_real:
         right = sum(one["chosen"] in one["expected"] and not one["undecided_between"] for one in real.values())
-        bars.append(
-            Bar(name="workers_real_right_datasets", figure=right, unit="datasets", bar=len(real), direction=">=")
-        )
+        name = "workers_real_right_datasets"
+        bars.append(Bar(name=name, figure=right, unit="datasets", bar=len(real), direction=">="))
     return bars
-
-
-def _share(name: str, figure: float | None, bar: float, direction: Any) -> Bar:  # noqa: ANN401 - a literal of Bar's
-    return Bar(name=name, figure=figure, unit="share", bar=bar, direction=direction)
 
 
 def _table(simulated: dict[str, list[Verdict]]) -> str:
@@ -312,4 +304,4 @@ def _table(simulated: dict[str, list[Verdict]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,13 +1,11 @@
 """torchrun as a child of this process: signals are passed on, and nothing of it outlives this process."""
 
 import contextlib
-import functools
-import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotune.process import end_with_parent
+from autotune.process import start
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
@@ -21,13 +19,12 @@ def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
         command: The program with its arguments.
         environment: Its environment variables.
     """
-    child = subprocess.Popen(
+    # It ends with this process; the ranks' own watch sees that, and they save and leave.
+    child = start(
         command,
         env=dict(environment),
         # A terminal sends Ctrl-C to all of a session's foreground: passed on, it comes once.
         start_new_session=True,
-        # It ends with this process; the ranks' own watch sees that, and they save and leave.
-        preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509 - two system calls, no locks
     )
     with _passing_on_to(child):
         return child.wait()

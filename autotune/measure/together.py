@@ -16,6 +16,7 @@ from autotune.core.outcome import Crashed, Outcome, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import MachineLacks
 from autotune.measure.machine import ENVIRONMENT, classify
+from autotune.process import start
 from trainer.schema import read_json
 
 MODULE = "autotune.measure.jobs.together"
@@ -124,12 +125,13 @@ class TogetherMachine:
         command = [*self._start(["-m", MODULE, str(self._directory.resolve()), self._device])]
         with (self._directory / "log").open("wb") as log:
             try:
-                self._process = subprocess.Popen(
+                self._process = start(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the ranks
+                    at_end=signal.SIGTERM,  # a launcher ends its ranks itself
                     env=os.environ | ENVIRONMENT | self._environment | self._log_variables(),
                 )
             except FileNotFoundError as error:

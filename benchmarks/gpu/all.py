@@ -58,13 +58,13 @@ from autotune.measure.host import SystemHost
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.site import Site, open_site
 from autotune.store import check_writable, write_atomically
-from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.check.bars import bars_of
 from benchmarks.gpu.check.results import NOT_ASKED, NOT_REACHED, CheckReport, StageResult, bars_text, report_table
 from benchmarks.gpu.check.rig import Rig, open_rig, say
 from benchmarks.gpu.check.sizes import sizes_for
 from benchmarks.gpu.check.stages import Stage, box_s, run_stage
 from benchmarks.gpu.stage import endurance, load, machine, maths, memory, ranks, saves, train, tuning, workers
+from tests.simulators.corpora import synthetic_manifest
 from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
 

@@ -10,7 +10,7 @@ from autotune.decide.bottleneck import bottleneck_of_run
 from autotune.measure.host import SystemHost
 from autotune.search.situation import situation_of_run
 from benchmarks.advice import LIMITED, _bars, is_kept
-from benchmarks.real_trainings import make_place, train
+from tests.simulators.trainings import make_place, train
 
 WIDE = Gain(of="real tokens/s", ratio=1.5, low=1.0, high=2.0, known="predicted")
 EXACT = Gain(of="GPU memory", ratio=0.6, known="measured")

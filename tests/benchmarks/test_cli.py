@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from benchmarks import cli
+from tests.simulators.programs import CannotMeasure
 
 
 def test_real_help_is_timed_and_does_not_import_torch(tmp_path, capsys):
@@ -27,7 +28,7 @@ def test_an_import_of_a_heavy_library_is_found(tmp_path, monkeypatch):
 
 
 def test_a_failed_command_says_its_code():
-    with pytest.raises(cli.CannotMeasure, match="code 3"):
+    with pytest.raises(CannotMeasure, match="code 3"):
         cli.heavy_imports([sys.executable, "-c", "raise SystemExit(3)"])
 
 

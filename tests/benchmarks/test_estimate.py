@@ -3,10 +3,12 @@ import json
 
 import pytest
 
-from benchmarks import estimate, truth
+from benchmarks import estimate
 from benchmarks.bars import EXIT_UNMEASURED
-from benchmarks.simulated import SimulatedMachine
-from benchmarks.truth import CASES, Case, fake_peak_bytes
+from tests.simulators import allocator as truth
+from tests.simulators import memory
+from tests.simulators.allocator import CASES, Case, fake_peak_bytes
+from tests.simulators.memory import SimulatedMachine
 from trainer.config import ModelSettings
 
 TINY = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
@@ -45,14 +47,14 @@ def test_seeds_are_drawn_from_the_date_and_told(tmp_path, capsys, monkeypatch):
 
 def test_trials_that_fail_count_as_trials():
     machine = SimulatedMachine(1)
-    trials, right = estimate.search(machine, predicted=True)
+    trials, right = memory.search(machine, predicted=True)
     assert trials == len(machine.attempts)
     assert right
 
 
 def test_a_search_that_does_not_end_is_wrong(monkeypatch):
-    monkeypatch.setattr(estimate, "ENDLESS_TRIALS", 1)
-    assert estimate.search(SimulatedMachine(1), predicted=True) == (1, False)
+    monkeypatch.setattr(memory, "ENDLESS_TRIALS", 1)
+    assert memory.search(SimulatedMachine(1), predicted=True) == (1, False)
 
 
 def test_predictions_are_held_against_real_steps(tmp_path, capsys, monkeypatch):

@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks import golden_network, useful_nodes
 from benchmarks.network import make_bars
-from benchmarks.simulated_cluster import CLUSTERS, MODELS, Recipe, Simulator
+from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, Simulator
 
 
 @pytest.mark.parametrize("bar", golden_network.bars(), ids=lambda bar: bar.name)

@@ -1,21 +1,20 @@
 import pytest
 
+from autotune.errors import MachineLacks
 from benchmarks import report
-from benchmarks.browser import CannotBrowse, Visit
+from tests import browser
+from tests.browser import Visit
+from tests.simulators.programs import CannotMeasure
 
 FIGURES = {
     "built": {"trials": 3, "seconds": [9.0, 1.0, 2.0], "bytes": {"html": 1000, "md": 10, "json": 20}},
-    "many": {
-        "bytes": {"html": 3_000_000, "md": 10, "json": 20}, "seconds": 70.0, "visits": 4, "requests": 0,
-        "console_errors": 0, "page_errors": 0, "overflow_px": 0, "violations": [], "violations_of_any_impact": 0,
-    },
     "browser": {
         "full_bytes": 2_000_000, "visits": 8, "requests": 0, "console_errors": 0, "page_errors": 0, "overflow_px": 0,
         "hostile": {"scripts": 0, "handlers": 0, "dialogs": 0}, "violations": [], "violations_of_any_impact": 2,
     },
 }  # fmt: skip
 
-KNOWN_SHORT = ["report_size_bytes", "report_many_page_s"]
+KNOWN_SHORT = ["report_size_bytes"]
 
 
 def visited(text, **changes):
@@ -34,35 +33,24 @@ def test_the_larger_page_and_the_median_process_count():
 
 
 @pytest.mark.parametrize(
-    "change", [{"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"hostile": {"scripts": 1}}]
+    "change",
+    [{"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"hostile": {"scripts": 1}}, {"overflow_px": 1}],
 )
 def test_a_single_fault_is_one_too_many(change):
     bars = report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})
-    assert [bar.name for bar in bars if not bar.holds][:2] == KNOWN_SHORT
-    assert [bar.holds for bar in bars].count(False) == 3
-
-
-@pytest.mark.parametrize("change", [{"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"overflow_px": 1}])
-def test_nor_may_there_be_one_on_the_page_of_many(change):
-    bars = report.make_bars(FIGURES | {"many": FIGURES["many"] | change})
-    assert [bar.holds for bar in bars].count(False) == 3
-
-
-def test_the_page_of_many_has_bars_of_its_own():
-    bars = {bar.name: bar for bar in report.make_bars(FIGURES)}
-    assert (bars["report_many_size_bytes"].figure, bars["report_many_size_bytes"].holds) == (3_000_000, True)
-    assert (bars["report_many_page_s"].figure, bars["report_many_page_s"].holds) == (70.0, False)
+    assert [bar.name for bar in bars if not bar.holds][:1] == KNOWN_SHORT
+    assert [bar.holds for bar in bars].count(False) == 2
 
 
 def test_everything_that_a_hostile_text_may_do_is_counted():
-    quiet = report.taken_in(visited(" ".join(report.SHOWN)))
+    quiet = browser.taken_in(visited(" ".join(browser.SHOWN)))
     assert set(quiet.values()) == {0}
-    loud = report.taken_in(visited("\u202e" + "A" * report.LONG, scripts=1, handlers=2, dialogs=("1",)))
+    loud = browser.taken_in(visited("\u202e" + "A" * browser.LONG, scripts=1, handlers=2, dialogs=("1",)))
     assert loud == {
         "scripts": 1,
         "handlers": 2,
         "dialogs": 1,
-        "not_shown": len(report.SHOWN),
+        "not_shown": len(browser.SHOWN),
         "steering": 1,
         "uncut": 1,
     }
@@ -70,10 +58,9 @@ def test_everything_that_a_hostile_text_may_do_is_counted():
 
 def test_without_a_browser_nothing_is_measured(monkeypatch, capsys):
     def refuse(directory, trials):
-        raise CannotBrowse("no chromium here")
+        raise MachineLacks("no chromium here", next_step="install it")
 
     monkeypatch.setattr(report, "built", lambda directory, trials, repeats: FIGURES["built"])
-    monkeypatch.setattr(report, "many", lambda directory: FIGURES["many"])
     monkeypatch.setattr(report, "browsed", refuse)
     assert report.main([]) == 2
     assert "no chromium here" in capsys.readouterr().err
@@ -83,7 +70,7 @@ def test_a_build_that_fails_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(
         report, "write_example", lambda directory, trials: (tmp_path / "absent.toml", tmp_path, tmp_path)
     )
-    with pytest.raises(report.CannotMeasure, match="code 3"):
+    with pytest.raises(CannotMeasure, match="code 3"):
         report.built(tmp_path, trials=1, repeats=1)
 
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from benchmarks import corpora, scale
+from benchmarks import scale
+from tests.simulators import corpora
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.cuda_memory import Case, on_pretended_gpus
+from tests.nullgpu.memory import Case, on_pretended_gpus
 
 pytestmark = pytest.mark.cuda
 TINY = {"model": "bert-mini", "gpu": "rtx-4090-24gb"}

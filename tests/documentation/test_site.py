@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.decide.advice import RULES
-from benchmarks.browser import CannotBrowse, chromium, visit
+from autotune.errors import MachineLacks
+from tests.browser import chromium, visit
 from tests.documentation.blocks import ROOT
 
 EXPLANATIONS = ("advice", "baseline", "data", "memory", "network", "paper", "training", "tune", "workers")
@@ -87,8 +88,8 @@ def test_what_explains_names_its_sources_and_its_limits(name):
 def browser():
     try:
         chromium()
-    except CannotBrowse as error:
-        pytest.skip(str(error))
+    except MachineLacks as error:
+        pytest.skip(error.message)
 
 
 @pytest.mark.system

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autotune.core.cards import Card, find_card
 from autotune.decide.surroundings import COMMUNICATION_BYTES, CONTEXT_BYTES
+from autotune.process import start
 from tests.nullgpu.counts import Counts
 from tests.nullgpu.environment import ROOT, Environment
 from trainer.peaks import peak_flops_per_s
@@ -136,7 +137,7 @@ class Machine:
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start Python in a session of its own; counting begins anew."""
         shutil.rmtree(self._counts, ignore_errors=True)
-        return subprocess.Popen(
+        return start(
             [str(word) for word in (self.environment.python, *words)],
             env=self.variables_of_commands(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder, start_new_session=True,

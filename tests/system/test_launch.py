@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.profile import profile_to_toml
+from autotune.process import start
 from tests.autotune.profiles import example_profile
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import read_manifest
@@ -37,7 +38,7 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
 
 @pytest.mark.slow
 def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(launch, tmp_path):
-    process = subprocess.Popen([*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = start([*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     started(tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)

@@ -6,6 +6,7 @@ import time
 import psutil
 import pytest
 
+from autotune.process import start as start_child
 from tests.system.faults.corpora import content, write_raw
 from tests.system.faults.kills import may_mount, mount_tmpfs, start, unmount
 from tests.system.faults.prepare import kill_prepare, kill_workers, prepare_command
@@ -25,9 +26,7 @@ def test_whichever_of_its_processes_is_killed_the_bytes_are_the_same(tmp_path):
 def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, code, workers):
     raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
     command = prepare_command(raw, tmp_path / "data", workers)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline_s = time.monotonic() + 60
     while not list(tmp_path.glob(".data.*/extract/0*")) and time.monotonic() < deadline_s:
         time.sleep(0.02)

@@ -2,11 +2,11 @@
 
 import pytest
 
+from autotune.errors import MachineLacks
 from autotune.show.report.build import report_document
 from autotune.show.report.html import report_html
-from benchmarks.browser import CannotBrowse, audit, chromium, visit
-from benchmarks.example_report import example_inputs
-from benchmarks.report import HOSTILE, PAPER_PX, SERIOUS, taken_in
+from tests.autotune.show.report.example import example_inputs
+from tests.browser import HOSTILE, PAPER_PX, SERIOUS, audit, chromium, taken_in, visit
 
 pytestmark = pytest.mark.system
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.system
 def browser():
     try:
         chromium()
-    except CannotBrowse as error:
-        pytest.skip(str(error))
+    except MachineLacks as error:
+        pytest.skip(error.message)
 
 
 @pytest.fixture(scope="module")

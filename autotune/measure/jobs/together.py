@@ -10,14 +10,13 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-
-from autotune.measure.jobs.child import account
+from autotune.process import end_with_parent
 from trainer.config import TrainConfig
-from trainer.parallel import Ranks, join_ranks, leave_ranks
+
+if TYPE_CHECKING:
+    from trainer.parallel import Ranks
 
 JOBS = frozenset({"links", "exchange"})
 END = "end"
@@ -27,6 +26,11 @@ JOINED_FILE = "joined.json"
 
 def serve(directory: Path, device: str) -> int:
     """Join, and take trials until there are no more; gives the exit code."""
+    import torch
+    import transformers
+
+    from trainer.parallel import join_ranks, leave_ranks
+
     ranks = join_ranks(_joining(device))
     if ranks.leads:
         versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__}
@@ -66,7 +70,9 @@ def _next(directory: Path, number: int, parent: int) -> str:
         time.sleep(POLL_S)
 
 
-def _take(request: dict[str, Any], directory: Path, ranks: Ranks) -> bool:
+def _take(request: dict[str, Any], directory: Path, ranks: "Ranks") -> bool:
+    from autotune.measure.jobs.child import account
+
     def job() -> dict[str, Any]:
         if request["job"] not in JOBS:
             raise ValueError(f"unknown job {request['job']!r}")
@@ -85,7 +91,8 @@ def write(file: Path, value: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run one rank."""
+    """Run one rank, which ends with the torchrun that started it: also while torch is being imported."""
+    end_with_parent(os.getppid())
     code = serve(Path(sys.argv[1]), sys.argv[2])
     sys.stdout.flush()
     # At once: the others' connections end with this process.

@@ -22,12 +22,12 @@ from autotune.search.probe import Search
 from autotune.search.site import Site, fingerprint
 from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger, write_atomically
-from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.check.children import Ended, Programs
 from benchmarks.gpu.check.made_with import made_with
 from benchmarks.gpu.check.results import NO_TIME, Sheet, StageResult
 from benchmarks.gpu.check.sizes import Sizes
 from benchmarks.gpu.check.watch import Watch
+from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
 from trainer.presets import model_settings

@@ -22,11 +22,11 @@ from autotune.measure.machine import Machine
 from autotune.search.estimate import Estimate, estimate_model
 from autotune.search.probe import ProbeRequest, Search, room_of, trace_request
 from autotune.search.site import Site, memory_budget
-from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet
 from benchmarks.gpu.check.rig import NoTimeLeft, Rig, TimeBox, check_end, say
 from benchmarks.gpu.check.sizes import Sizes
+from tests.simulators.corpora import synthetic_manifest
 from trainer.config import Checkpointing, Head, Layout, Precision
 from trainer.errors import TrainerError
 from trainer.presets import model_settings

@@ -9,8 +9,7 @@ from autotune.cli import run
 from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.advice import RULES
 from autotune.search.profiles import read_profile
-from benchmarks.simulated_records import profile_of, run_of
-from benchmarks.simulated_training import World, settings
+from tests.autotune.decide.worlds import World, profile_of, run_of, settings
 from trainer.record import RUN_FILE, STEPS_FILE, Run
 
 SLOW = World(load_s_per_row=2e-3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.core.evidence import Evidence
-from benchmarks.example_report import example_profile
+from tests.autotune.show.report.example import example_profile
 from tests.trainer.checkpoints import end_of, header_of
 from tests.trainer.rows import row_of
 from trainer.record import Run

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from autotune.core.bottleneck import Bottleneck
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import Counters, counters_of_profile
-from benchmarks.simulated_machines import CAUSES
-from benchmarks.simulated_records import profile_of, run_of
-from benchmarks.simulated_runs import SimulatedRun, simulated_run
-from benchmarks.simulated_training import World, settings, step
+from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
 from tests.autotune.profiles import example_profile
+from tests.simulators.machines import CAUSES
+from tests.simulators.runs import SimulatedRun, simulated_run
 
 RUNS = 120
 """The benchmark takes 400."""

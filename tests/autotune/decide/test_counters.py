@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from autotune.core.bottleneck import Part
 from autotune.decide.counters import Counters, data_share, with_counters
-from benchmarks.simulated_records import profile_of
-from benchmarks.simulated_training import World, settings
+from tests.autotune.decide.worlds import World, profile_of, settings
 
 shares = st.floats(0, 0.3)
 

@@ -7,9 +7,9 @@ import pytest
 from autotune.decide.difference import difference, of_one, of_readings, of_steps
 from autotune.decide.drift import drifts, verdict_of
 from autotune.decide.rates import run_rate, tuned_rate
-from benchmarks.example_report import example_inputs
 from tests.autotune.decide.runs import noisy, run_of, that_trained_at, with_evidence
 from tests.autotune.profiles import example_profile as small_profile
+from tests.autotune.show.report.example import example_inputs
 
 SPEED, NOISE, WINDOW_NOISE = 100.0, 0.05, 0.015
 RUNS = 200

@@ -3,7 +3,7 @@ import pytest
 from autotune.core.evidence import ExchangeRow
 from autotune.decide.explain import explanations, of_key
 from autotune.decide.explored import explored_setting
-from benchmarks.example_report import example_profile
+from tests.autotune.show.report.example import example_profile
 
 
 def explored(*, adopted=False, **train):

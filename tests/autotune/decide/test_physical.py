@@ -19,9 +19,9 @@ from autotune.decide.physical import (
     rates_of_trial,
 )
 from autotune.errors import MachineLacks, Undecided
-from benchmarks.example_report import example_profile as tuned_profile
 from tests.autotune.decide.runs import run_of
 from tests.autotune.profiles import example_profile
+from tests.autotune.show.report.example import example_profile as tuned_profile
 from trainer.config import TrainConfig
 from trainer.peaks import LINK_BYTES_PER_S, MEMORY_BYTES_PER_S, PEAKS
 from trainer.presets import model_settings

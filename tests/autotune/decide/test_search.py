@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autotune.decide.search import MIB, PATIENCE, Bracket, Prediction, Tried, bracket, next_rows, predict_bytes
-from benchmarks.estimate import search
-from benchmarks.simulated import SimulatedMachine
+from tests.simulators.memory import SimulatedMachine, search
 
 MAX_ROWS = 16_384
 GB = 10**9

@@ -3,8 +3,7 @@
 import pytest
 
 from autotune.decide.step_parts import parts_of_rows, uneven_share
-from benchmarks.simulated_records import run_of
-from benchmarks.simulated_training import World, settings
+from tests.autotune.decide.worlds import World, run_of, settings
 from trainer.record import StepRow
 
 TWO = World(ranks_per_node=2, slow_rank=1.5)

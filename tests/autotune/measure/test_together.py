@@ -10,9 +10,8 @@ from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.links import link_warnings
 from autotune.errors import MachineLacks
 from autotune.measure.together import TogetherMachine
-from benchmarks.namespaces import hosts
-from benchmarks.network import together
 from tests.conftest import write_dataset
+from tests.simulators.hosts import hosts, together
 
 LINKS = {"sizes_bytes": [4096, 65536], "repeats": 2, "seconds": 1.0}
 SHAPE = {

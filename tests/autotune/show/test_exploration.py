@@ -7,7 +7,7 @@ from autotune.show.exploration import (
     knob_cells,
     row_cells,
 )
-from benchmarks.example_report import example_profile
+from tests.autotune.show.report.example import example_profile
 
 
 def found_of(**changes):

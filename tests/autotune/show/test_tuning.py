@@ -8,8 +8,8 @@ from autotune.core.trial import FinishedTrial, Trial
 from autotune.core.tuning import Stage, TuningResult
 from autotune.show.exploration import exploration_text
 from autotune.show.tuning import best_words, stage_words, stages_text, tuning_text
-from benchmarks.example_report import example_profile as full_example
 from tests.autotune.profiles import example_profile
+from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import FEED, STEP
 
 

@@ -17,9 +17,9 @@ from autotune.measure.host import FakeHost
 from autotune.measure.machine import FakeMachine
 from autotune.measure.nvml import FakeGpu, FakeGpuMonitor, GpuMonitor
 from autotune.search.site import Site
-from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.check.rig import Rig
 from benchmarks.gpu.check.sizes import TINY_ON_CPU, Sizes
+from tests.simulators.corpora import synthetic_manifest
 
 
 class FakeServer(FakeMachine):

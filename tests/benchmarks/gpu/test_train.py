@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.alone import train as train_program
 from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Figure, Sheet, StageResult
 from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox, TrialFailed
 from benchmarks.gpu.stage import maths, train
 from tests.benchmarks.gpu.rigs import make_rig
+from tests.simulators.corpora import real_lengths, write_learnable_corpus
 
 GOOD = Ended(exit_code=0, cut_off=False, tail="")
 

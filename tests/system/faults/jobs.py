@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from autotune.process import start as start_child
 from tests.conftest import write_dataset
 from tests.system.faults.kills import kill_tree
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, read_checkpoint
@@ -158,7 +159,7 @@ class Job:
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment |= self.place.variables
         with self.log.open("ab") as log:
-            return subprocess.Popen(
+            return start_child(
                 self._command(self.settings | dict(settings or {})),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

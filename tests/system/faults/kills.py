@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from autotune.process import start as start_child
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRound:
@@ -83,7 +85,7 @@ def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, 
     rng = random.Random(seed)
     kills = 0
     while True:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         while process.poll() is None:
             time.sleep(rng.uniform(0, longest_pause_s))
@@ -103,7 +105,7 @@ def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, 
 
 def start(command: Sequence[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
     """Start it in a group of its own, silently."""
-    return subprocess.Popen(
+    return start_child(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
     )
 

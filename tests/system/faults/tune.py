@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 
 from autotune.core.profile import profile_from_tables
+from autotune.process import start
 from autotune.search.profiles import read_profile
 from autotune.store import read_ledger
 from tests.conftest import write_dataset
@@ -94,7 +95,7 @@ class TunePlace:
     def start(self) -> "subprocess.Popen[bytes]":
         """Start it in a group of its own."""
         with self.told.open("wb") as told:
-            return subprocess.Popen(
+            return start(
                 self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.DEVNULL, stderr=told,
                 start_new_session=True,
             )  # fmt: skip

@@ -132,7 +132,7 @@ class Lab:
     def _start(self, program: str, *arguments: str, name: str | None = None) -> None:
         with (self.place / "log" / f"{name or program}.out").open("ab") as log:
             self.daemons[name or program] = subprocess.Popen(
-                [_found(program), *arguments],
+                ["setpriv", "--pdeathsig", "TERM", _found(program), *arguments],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -16,6 +16,7 @@ import pytest
 
 import trainer
 from autotune.cluster.rendezvous import derived_ports, own_address, read_addresses, resolve_own_name
+from autotune.process import start
 from tests.conftest import write_dataset
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab
 
@@ -356,7 +357,7 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
     wrapper.write_text('#!/bin/sh\necho begun\nsleep 10\nexec "$@"\n')
     wrapper.chmod(0o755)
     (work / "late.toml").write_text(f'command_prefix = "{wrapper}"\n{(work / "site.toml").read_text()}')
-    process = subprocess.Popen(
+    process = start(
         [sys.executable, "-m", "autotune", *PROBE, "--max-rows", "64", "--slurm", "late.toml", "--wait"],
         cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -12,8 +12,8 @@ from autotune.search.profiles import read_profile
 from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import made_on
 from autotune.store import Ledger
-from benchmarks.example_report import example_profile as full_example
 from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import records_of_example
 from trainer.dataset import read_manifest
 

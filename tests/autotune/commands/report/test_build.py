@@ -6,7 +6,7 @@ from autotune.cli import run
 from autotune.core.evidence import Evidence
 from autotune.core.profile import profile_to_toml
 from autotune.search.profiles import read_profile
-from benchmarks.example_files import write_example
+from tests.autotune.show.report.example_files import write_example
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from autotune.core.advice import Advice
 from autotune.core.bottleneck import Part
 from autotune.decide.advice import advise
 from autotune.decide.advice.gains import times, without
-from benchmarks.scenarios import scenarios
+from tests.autotune.decide.advice.scenarios import scenarios
 
 CONFIDENCES = {0.95, 0.96, 0.98}
 """Of bounds that tell noise, of a ratio of two that decide, and of bounds that decide."""

@@ -6,9 +6,8 @@ import pytest
 
 from autotune.core.advice import SEVERITIES, Gain
 from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE, Situation, advise
-from benchmarks.scenarios import scenarios
-from benchmarks.scenarios.situations import ran, tuned
-from benchmarks.simulated_training import World, settings
+from tests.autotune.decide.advice.scenarios import ran, scenarios, tuned
+from tests.autotune.decide.worlds import World, settings
 
 GPU = World()
 

@@ -13,7 +13,7 @@ from autotune.measure.jobs import semantics
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
 from autotune.measure.jobs.tape import COPIES, Tape
-from benchmarks.truth import SPECIAL_IDS
+from tests.simulators.allocator import SPECIAL_IDS
 from trainer.config import ModelSettings
 from trainer.model import build_config
 

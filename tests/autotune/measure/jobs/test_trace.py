@@ -13,7 +13,7 @@ from autotune.decide.memory import law_of
 from autotune.measure.jobs import trace as trace_job
 from autotune.measure.jobs.tape import GRADIENTS, OPTIMIZER, PARAMETERS, TEMPORARIES
 from autotune.measure.jobs.trace import trace_steps
-from benchmarks.truth import SPECIAL_IDS, Case, allocator_peak_bytes
+from tests.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config import TrainConfig
 
 LAYERS, HIDDEN = 2, 64

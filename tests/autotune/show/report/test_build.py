@@ -11,7 +11,7 @@ from autotune.show.report.document import Chart, Missing, Pairs, Section, Table,
 from autotune.show.report.facts import report_facts
 from autotune.show.report.loss import loss_points
 from autotune.show.report.markdown import report_markdown
-from benchmarks.example_report import example_inputs, example_profile
+from tests.autotune.show.report.example import example_inputs, example_profile
 from tests.autotune.show.report.examples import reported, reported_run
 from tests.autotune.trials import record
 from tests.trainer.rows import row_of

@@ -7,8 +7,8 @@ from autotune.show.report.document import Chart, Missing, Section, Table, blocks
 from autotune.show.report.facts import report_facts
 from autotune.show.report.html import report_html
 from autotune.show.report.markdown import report_markdown
-from benchmarks.example_report import example_profile
 from tests.autotune.profiles import example_profile as unexplored_profile
+from tests.autotune.show.report.example import example_profile
 from tests.autotune.show.report.examples import Page, markdown_tables, reported
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autotune.show.report.build import report_document
 from autotune.show.report.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
 from autotune.show.report.html import report_html
-from benchmarks.example_report import example_inputs
+from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, reported
 
 SECTIONS = [

@@ -11,7 +11,7 @@ from autotune.show.report.facts import report_facts
 from autotune.show.report.html import report_html
 from autotune.show.report.limits import MOST_CARDS, MOST_CURVES, MOST_DRAWN_PROFILES, MOST_EVENTS, MOST_ROWS, MOST_RUNS
 from autotune.show.report.markdown import report_markdown
-from benchmarks.example_report import example_inputs, many_inputs
+from tests.autotune.show.report.example import example_inputs, many_inputs
 from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
 from tests.trainer.rows import row_of
 from trainer.events import happened

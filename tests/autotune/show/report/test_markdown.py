@@ -8,7 +8,7 @@ from autotune.show.report.facts import report_facts
 from autotune.show.report.figures import hours
 from autotune.show.report.html import report_html
 from autotune.show.report.markdown import report_markdown
-from benchmarks.example_report import example_inputs
+from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, markdown_tables, reported, reported_run
 from trainer.events import happened
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import tomlkit
 
-from benchmarks.corpora import real_lengths, write_corpus
-from benchmarks.namespaces import hosts
+from autotune.process import start
+from tests.simulators.corpora import real_lengths, write_corpus
+from tests.simulators.hosts import hosts
 from trainer.record import Run, read_run
 
 SAMPLES = 6000
@@ -63,13 +64,13 @@ def write_settings(path: Path, **changes: object) -> Path:
 
 
 def train(place: Place, name: str, *, limit: str | None = None, ranks: int = 1, **changes: object) -> Run:
-    """Train on this host; ``limit`` is one of ``benchmarks.limited_run``'s.
+    """Train on this host; ``limit`` is one of ``tests.simulators.limited_run``'s.
 
     Raises:
         RuntimeError: If it did not finish, with its last words.
     """
     profile = write_settings(place.directory / "settings" / f"{name}.toml", **changes)
-    module = ["-m", "trainer"] if limit is None else ["-m", "benchmarks.limited_run", limit]
+    module = ["-m", "trainer"] if limit is None else ["-m", "tests.simulators.limited_run", limit]
     out = place.directory / "runs" / name
     started = [] if ranks == 1 else [*_TORCHRUN, "--standalone", "--nproc-per-node", str(ranks)]
     _finish([[sys.executable, *started, *module, *_arguments(profile, place, out)]])
@@ -107,7 +108,7 @@ def _finish(commands: Sequence[Sequence[str]]) -> None:
     """Run commands beside each other until all have ended."""
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     begun = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         for command in commands
     ]
     try:

@@ -9,6 +9,9 @@ import math
 import random
 from dataclasses import dataclass
 
+from autotune.decide.search import Prediction, Tried, bracket, next_rows
+from tests.simulators.noise import log_uniform
+
 MIB = 2**20
 MACHINES = 300
 MAX_ROWS = 16_384
@@ -24,6 +27,10 @@ PEAK_SIGMA = 0.0005
 """Relative standard deviations: of the prediction's slope and constant, and of the peak that a trial reads."""
 FAILURE_PROBABILITY = 0.03
 """Of a trial that crashes; tried again, it runs."""
+ENDLESS_TRIALS = 100
+"""So many count as wrong."""
+CONSTANT_SIGMA = 0.1
+"""What the search is told of the error of the prediction's constant, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +51,10 @@ class SimulatedMachine:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._fixed = self._log_uniform(FIXED_BYTES)
-        self._per_row = self._log_uniform(ROW_BYTES)
+        self._fixed = log_uniform(self._random, FIXED_BYTES)
+        self._per_row = log_uniform(self._random, ROW_BYTES)
         self._step = self._random.choice(STEPS_BYTES)
-        largest = round(self._log_uniform(LARGEST_ROWS))
+        largest = round(log_uniform(self._random, LARGEST_ROWS))
         # Anywhere between what the largest needs and what one more would.
         self.budget_bytes = self._needed(largest) + int(
             self._random.random() * max(1, self._needed(largest + 1) - self._needed(largest))
@@ -84,5 +91,18 @@ class SimulatedMachine:
     def _needed(self, rows: int) -> int:
         return math.ceil((self._fixed + self._per_row * rows) / self._step) * self._step
 
-    def _log_uniform(self, bounds: tuple[float, float]) -> float:
-        return math.exp(self._random.uniform(math.log(bounds[0]), math.log(bounds[1])))
+
+def search(machine: SimulatedMachine, *, predicted: bool) -> tuple[int, bool]:
+    """Trials of one search, those that failed included, and whether its answer was right."""
+    prediction = Prediction(
+        peak_bytes=machine.predicted_bytes,
+        unsure_bytes=CONSTANT_SIGMA * machine.predicted_bytes(0),
+    )
+    tried: list[Tried] = []
+    while len(tried) < ENDLESS_TRIALS:
+        rows = next_rows(tried, machine.budget_bytes, MAX_ROWS, prediction if predicted else None)
+        if rows is None:
+            return len(tried), bracket(tried).feasible_max == machine.truth
+        attempt = machine.attempt(rows)
+        tried.append(Tried(rows=rows, fits=attempt.fits, peak_bytes=attempt.peak_bytes))
+    return len(tried), False

@@ -1,7 +1,7 @@
 """Simulated machines that train: what is drawn of each, before anybody looks at what it does.
 
 Every part of a machine is healthy or pressed. One is pressed by intent, each other one by chance; whether it is then
-what limits the training is not said here, but found by taking it away (``benchmarks.simulated_runs``).
+what limits the training is not said here, but found by taking it away (``tests.simulators.runs``).
 """
 
 import math
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.core.bottleneck import Cause
-from benchmarks.simulated_kernels import DEVICES, Device, Floats, Kernels, Shape, kernels_of
+from tests.simulators.kernels import DEVICES, Device, Floats, Kernels, Shape, kernels_of
+from tests.simulators.noise import log_uniform
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 CAUSES: tuple[Cause, ...] = ("computation", "input", "padding", "network", "straggler", "host", "memory", "update")
@@ -152,7 +153,7 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
     micro_batches, log_interval = int(draw.choice(MICRO_BATCHES)), int(draw.choice(tuple(STEPS)))
     compute_s = float(kernels.seconds().sum())
     step_s = micro_batches * compute_s
-    steps = int(_log_uniform(draw, STEPS[log_interval]))
+    steps = int(log_uniform(draw, STEPS[log_interval]))
     supply = _supply(pressed["input"], world, shape.device, (step_s, micro_batches), draw)
     layout = str(draw.choice(("padded", "bucketed"), p=(0.7, 0.3))) if pressed["padding"] else "packed"
     ends, bucket_s = _buckets(pressed["network"], kernels, compute_s, micro_batches, draw)
@@ -168,12 +169,12 @@ def draw_machine(cause: Cause, draw: np.random.Generator) -> Machine:
         fill=draw.uniform(*FILL[layout]),
         fill_deviation=0.002 if layout == "packed" else 0.4 / math.sqrt(shape.rows),
         uneven_widths=draw.uniform(*UNEVEN_WIDTHS) if layout == "bucketed" else 0.0,
-        latency_s=_log_uniform(draw, LATENCY_S),
+        latency_s=log_uniform(draw, LATENCY_S),
         bucket_ends=ends,
         bucket_s=bucket_s,
-        ring_deviation=_log_uniform(draw, RING_DEVIATION),
+        ring_deviation=log_uniform(draw, RING_DEVIATION),
         pace=_pace(pressed["straggler"], world, draw),
-        update_s=step_s * _log_uniform(draw, UPDATE[pressed["update"]]),
+        update_s=step_s * log_uniform(draw, UPDATE[pressed["update"]]),
     )
 
 
@@ -187,10 +188,10 @@ def _host(pressed: bool, kernels: Kernels, step_s: float, log_interval: int, dra
     on_gpu = kernels.on_gpu
     kind = str(draw.choice(("launches", "saves", "rows"), p=(0.5, 0.25, 0.25) if on_gpu else (0.0, 0.5, 0.5)))
     by_launches, by_saves, by_rows = (pressed and kind == one for one in ("launches", "saves", "rows"))
-    launches = _log_uniform(draw, LAUNCHES[by_launches]) if on_gpu else CPU_LAUNCHES
-    interval = int(_log_uniform(draw, SAVE_INTERVAL_STEPS))
-    save = _log_uniform(draw, SAVE[by_saves]) * (interval if by_saves else 1.0)
-    between = _log_uniform(draw, BETWEEN[by_rows]) * (BETWEEN_ON_GPU if by_rows and on_gpu else 1.0)
+    launches = log_uniform(draw, LAUNCHES[by_launches]) if on_gpu else CPU_LAUNCHES
+    interval = int(log_uniform(draw, SAVE_INTERVAL_STEPS))
+    save = log_uniform(draw, SAVE[by_saves]) * (interval if by_saves else 1.0)
+    between = log_uniform(draw, BETWEEN[by_rows]) * (BETWEEN_ON_GPU if by_rows and on_gpu else 1.0)
     return Host(
         launch_s=launches * float(kernels.seconds().mean()),
         between_s=step_s * log_interval * between,
@@ -199,18 +200,13 @@ def _host(pressed: bool, kernels: Kernels, step_s: float, log_interval: int, dra
     )
 
 
-def _log_uniform(draw: np.random.Generator, bounds: tuple[float, float]) -> float:
-    low, high = bounds
-    return math.exp(draw.uniform(math.log(low), math.log(high))) if low > 0 else float(draw.uniform(low, high))
-
-
 def _shape(cause: Cause, memory_is_pressed: bool, draw: np.random.Generator) -> Shape:
     # Only counters tell memory: without them there is nothing to be found.
     devices, weights = (DEVICES[:2], (0.5, 0.5)) if cause == "memory" else (DEVICES, DEVICE_WEIGHTS)
     device = devices[int(draw.choice(len(devices), p=weights))]
     kind = "pressed" if memory_is_pressed else "fused" if draw.random() < FUSED_PROBABILITY else "eager"
     row_tokens = int(draw.choice(ROW_TOKENS))
-    tokens = _log_uniform(draw, TOKENS_PER_MICROBATCH[device.on_gpu])
+    tokens = log_uniform(draw, TOKENS_PER_MICROBATCH[device.on_gpu])
     return Shape(
         device=device,
         layers=int(draw.choice(LAYERS)),
@@ -234,7 +230,7 @@ def _supply(pressed: bool, world: int, device: Device, step: tuple[float, int], 
     kind = str(draw.choice(kinds)) if pressed else "none"
     serial = not workers and not device.on_gpu
     ranges = SERIAL_SUPPLY if serial else SUPPLY
-    healthy, starved = (step_s / micro_batches * _log_uniform(draw, ranges[is_pressed]) for is_pressed in (False, True))
+    healthy, starved = (step_s / micro_batches * log_uniform(draw, ranges[is_pressed]) for is_pressed in (False, True))
     return Supply(
         workers=workers,
         prefetch=int(draw.choice(PREFETCH)),
@@ -256,18 +252,18 @@ def _buckets(
     chosen = sorted({ends[round((number + 1) * len(ends) / count) - 1] for number in range(count)})
     # The table of embeddings comes last, and is large.
     shares = draw.uniform(0.5, 1.5, len(chosen)) + np.eye(len(chosen))[-1] * draw.uniform(0, 2)
-    ring_s = 2 / 3 * compute_s * _log_uniform(draw, RING[pressed]) * (micro_batches if pressed else 1)
+    ring_s = 2 / 3 * compute_s * log_uniform(draw, RING[pressed]) * (micro_batches if pressed else 1)
     return tuple(chosen), ring_s * shares / shares.sum()
 
 
 def _pace(pressed: bool, world: int, draw: np.random.Generator) -> Pace:
     phases = pressed and draw.random() < PHASES_PROBABILITY
     return Pace(
-        jitter=_log_uniform(draw, JITTER),
+        jitter=log_uniform(draw, JITTER),
         persistence=draw.uniform(*PERSISTENCE),
         slow_rank=int(draw.integers(world)),
         slow_ratio=draw.uniform(*SLOW[pressed]) if world > 1 else 1.0,
-        phase_steps=int(_log_uniform(draw, PHASE_STEPS)) if phases else None,
+        phase_steps=int(log_uniform(draw, PHASE_STEPS)) if phases else None,
         held_up_probability=draw.uniform(*HELD_UP_PROBABILITY),
         first_step=draw.uniform(*FIRST_STEP),
     )

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from autotune.decide.advice import Situation, advise
 from autotune.measure.host import SystemHost
 from autotune.search.situation import data_facts
+from tests.simulators.programs import run_program
 
 PROGRAMS, PROGRAM_BYTES = Path("/usr/bin"), 60 * 2**20
 TEXTS = Path("/usr/share/common-licenses")
@@ -49,7 +49,7 @@ def _raw(scratch: Path, kind: str, raw: Path) -> dict[str, Any]:
     assert advice.gain is not None
     out = scratch / f"{kind}-ids"
     command = [sys.executable, "-m", "autotune", "data", "prepare", f"{kind}:{raw}", "--out", str(out), "--json"]
-    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+    run_program(command, timeout_s=TIMEOUT_S)
     source = json.loads((out / "manifest.json").read_text())["source"]
     return _row(
         "raw-data", advice.gain.ratio, advice.gain.low, advice.gain.high, source["token_bytes"] / source["raw_bytes"]
@@ -60,10 +60,10 @@ def _foreach() -> dict[str, Any]:
     """The copy of all weights that the foreach optimizer makes, of what the rule says: four bytes a weight."""
     peaks = {
         kind: int(
-            subprocess.run(
-                [sys.executable, "-c", _OPTIMIZER, kind, str(WEIGHTS)], check=True, capture_output=True, text=True,
-                timeout=TIMEOUT_S, env=os.environ | {"OMP_NUM_THREADS": "1"},
-            ).stdout
+            run_program(
+                [sys.executable, "-c", _OPTIMIZER, kind, str(WEIGHTS)], timeout_s=TIMEOUT_S,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
         )
         for kind in ("foreach", "fused")
     }  # fmt: skip

@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from autotune.core.bottleneck import Cause
-from benchmarks.simulated_kernels import Floats
-from benchmarks.simulated_machines import Machine
+from tests.simulators.kernels import Floats
+from tests.simulators.machines import Machine
 
 Remedy = Cause | str
 NOTHING, LAUNCHES = "nothing", "launches"

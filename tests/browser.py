@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from autotune.errors import MachineLacks
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
@@ -19,8 +21,16 @@ _HANDLERS = """
 _WIDTHS = "() => [document.documentElement.scrollWidth, window.innerWidth]"
 
 
-class CannotBrowse(Exception):
-    """There is no browser here, or nothing to drive it with."""
+PAPER_PX = 690
+"""What is left of a page of A4 between its margins."""
+SERIOUS = ("serious", "critical")
+LONG = 10_000
+HOSTILE = (
+    "</title></style></script><script>alert(1)</script><img src=https://e.example/x onerror=alert(2)>"
+    "\"'` onload=alert(3) style=color:red $\\frac{1}{2}$ | \u202egnp\u2066.exe\n\0 " + "A" * LONG
+)
+SHOWN = ("<script>alert(1)</script>", "onerror=alert(2)", "\\u202egnp", "$\\frac{1}{2}$")
+"""Texts of the hostile ones that must be seen on the page, letter by letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +66,11 @@ def chromium() -> str:
     """Where the browser lies.
 
     Raises:
-        CannotBrowse: If there is none.
+        MachineLacks: If there is none.
     """
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        raise CannotBrowse("no chromium here: apt-get install chromium")
+        raise MachineLacks("no chromium here", next_step="apt-get install chromium")
     return found
 
 
@@ -70,7 +80,7 @@ def visit(
     """Open a page and look.
 
     Raises:
-        CannotBrowse: If there is no browser.
+        MachineLacks: If there is no browser.
     """
     address = page_file.resolve().as_uri()
     requests: list[str] = []
@@ -103,12 +113,12 @@ def audit(page_file: Path, *, width: int = 1400, colours: Literal["light", "dark
     """Everything that axe-core finds, of any impact; it is a script, so the page's policy is put aside for it.
 
     Raises:
-        CannotBrowse: If there is no browser.
+        MachineLacks: If there is no browser.
     """
     try:
         from axe_playwright_python.sync_playwright import Axe
     except ImportError as error:
-        raise CannotBrowse("no axe-core here: pip install axe-playwright-python") from error
+        raise MachineLacks("no axe-core here", next_step="pip install axe-playwright-python") from error
     with _browser() as browser, _context(browser, width, colours, bypass_csp=True) as context:
         page = context.new_page()
         page.goto(page_file.resolve().as_uri(), wait_until="load")
@@ -121,18 +131,30 @@ def audit(page_file: Path, *, width: int = 1400, colours: Literal["light", "dark
     )  # fmt: skip
 
 
+def taken_in(one: Visit) -> dict[str, int]:
+    """What of a hostile page is more than text, and which texts are not shown."""
+    return {
+        "scripts": one.scripts,
+        "handlers": one.handlers,
+        "dialogs": len(one.dialogs),
+        "not_shown": sum(text not in one.text for text in SHOWN),
+        "steering": sum(letter in one.text for letter in "\u202e\u2066\0"),
+        "uncut": int("A" * (LONG // 2) in one.text),
+    }
+
+
 @contextlib.contextmanager
 def _browser() -> "Iterator[Browser]":
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError as error:
-        raise CannotBrowse("no playwright here: pip install playwright") from error
+        raise MachineLacks("no playwright here", next_step="pip install playwright") from error
     path = chromium()
     with sync_playwright() as driver:
         try:
             browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except Error as error:
-            raise CannotBrowse(f"{path} does not start: {error.message[:200]}") from error
+            raise MachineLacks(f"{path} does not start: {error.message[:200]}", next_step="run it by hand") from error
         try:
             yield browser
         finally:

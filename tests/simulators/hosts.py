@@ -2,12 +2,18 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.errors import MachineLacks
+from autotune.measure.together import TogetherMachine
+
+PORT = 29_511
 
 BURST_BYTES = 128 * 1024
 """Of the token bucket: what may leave at once. Too little, and a busy host that wakes late never reaches the rate."""
@@ -24,8 +30,8 @@ class Host:
     interface: str = "eth0"
 
     def command(self, *words: str) -> list[str]:
-        """A command that runs there."""
-        return ["ip", "netns", "exec", self.name, *words]
+        """A command that runs there, and ends when what started it does."""
+        return ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", self.name, *words]
 
 
 def check_namespaces() -> None:
@@ -36,9 +42,9 @@ def check_namespaces() -> None:
     """
     if os.geteuid() != 0:
         raise MachineLacks("network namespaces need root", next_step="Run this as root.")
-    for command in ("ip", "tc"):
+    for command, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux")):
         if shutil.which(command) is None:
-            raise MachineLacks(f"{command} is not here", next_step="Install it: apt-get install iproute2")
+            raise MachineLacks(f"{command} is not here", next_step=f"Install it: apt-get install {package}")
 
 
 @contextlib.contextmanager
@@ -65,6 +71,29 @@ def hosts(
         yield found
     finally:
         _remove(found, bridge)
+
+
+def together(found: Sequence[Host], scratch: Path) -> TogetherMachine:
+    """One torchrun on each host, which meet at the first one's address."""
+    processors = sorted(os.sched_getaffinity(0))
+
+    def start(arguments: Sequence[str]) -> list[str]:
+        commands = [
+            shlex.join(
+                host.command(
+                    # Hosts have processors of their own: unless they are told which, all would use all.
+                    "taskset", "--cpu-list", str(processors[number % len(processors)]),
+                    "env", f"GLOO_SOCKET_IFNAME={host.interface}", "OMP_NUM_THREADS=1", sys.executable, "-m",
+                    "torch.distributed.run", f"--nnodes={len(found)}", f"--node-rank={number}",
+                    f"--master-addr={found[0].address}", f"--master-port={PORT}", "--nproc-per-node=1",
+                    "--max-restarts=0", *arguments,
+                )
+            )
+            for number, host in enumerate(found)
+        ]  # fmt: skip
+        return ["bash", "-c", " & ".join(commands) + " & wait"]
+
+    return TogetherMachine(start, "cpu", scratch)
 
 
 def _connect(host: Host, bridge: str, bits_per_s: int) -> None:

@@ -10,6 +10,8 @@ import math
 import random
 from dataclasses import dataclass
 
+from tests.simulators.noise import log_uniform
+
 MAX_WORKERS = (4, 6, 8, 12, 16, 24, 32)
 NOISE = (0.01, 0.10)
 """Relative standard deviation of a window's throughput; uniform between these, one for a sweep."""
@@ -53,7 +55,7 @@ class SimulatedFeed:
         self._random = draw = random.Random(seed)
         self.max_workers = draw.choice(MAX_WORKERS)
         self.noise = draw.uniform(*NOISE)
-        self._load = _log_uniform(draw, SAMPLE_LOAD_TO_STEP) * self.max_workers
+        self._load = log_uniform(draw, SAMPLE_LOAD_TO_STEP) * self.max_workers
         self._overlaps_without_workers = draw.random() < 0.5
         self._storage = draw.uniform(*STORAGE_SHARE) if draw.random() < STORAGE_PROBABILITY else math.inf
         self._power = draw.choice(KNEE_POWERS)
@@ -117,7 +119,3 @@ class SimulatedFeed:
             factor *= 1 - self._neighbour_loss
         self.windows += 1
         return Reading(tokens_per_s=true * factor, data_wait_share=min(1.0, wait))
-
-
-def _log_uniform(draw: random.Random, bounds: tuple[float, float]) -> float:
-    return math.exp(draw.uniform(math.log(bounds[0]), math.log(bounds[1])))

@@ -1,16 +1,20 @@
-"""Simulated trainings on simulated machines, in which advice can be followed and what it delivers be read.
+"""Trainings by arithmetic, in which advice can be followed and what it delivers be read: for tests of single rules.
 
-They are other models of a training than the rules that they judge, if kin to them: in both a step adds up.
-They were corrected where building showed that they trained otherwise than a trainer does. A device multiplies and moves
-bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches kernels; a loader
-makes rows; a ring carries gradients, which the backward of the last micro-batch hides; the optimizer goes over its
-state. What a record or a measurement reads is that, times noise.
+They are other models of a training than the rules that they judge, if kin to them: in both a step adds up. A device
+multiplies and moves bytes, kernel after kernel, as fast as its data sheet and an efficiency allow; the program launches
+kernels; a loader makes sequences; a ring carries gradients, which the backward of the last micro-batch hides; the
+optimizer goes over its state. What a record or a measurement reads is that, times noise.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+import random
+from dataclasses import dataclass, field, fields, replace
 
+from autotune.core.evidence import CurvePoint, GpuUse, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.profile import Profile
+from tests.simulators.records import profile_with, run_of_rows, step_row, sweep_with
 from trainer.config import DataSettings, ModelSettings, TrainConfig
+from trainer.record import Run
 
 BYTES_PER_ELEMENT_AND_LAYER = {"fp32": 190.0, "bf16": 110.0}
 """Moved by one layer outside of its products, forward and backward, for each element of its hidden state."""
@@ -21,6 +25,8 @@ BYTES_PER_LOGIT = 14.0
 SDPA_OVER_VARLEN = 1.6
 """What attention under a mask takes of attention without, for the same products."""
 BUCKETED_FILL = 0.9
+NOISE_SHARE = 0.02
+"""Of every time that is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,7 @@ class World:
     memory_bytes: int = 94 * 10**9
     launch_s: float = 5e-6
     between_s: float = 0.0
-    """Spent between steps, where every step is logged."""
+    """Spent between steps, if every step is logged."""
     layers: int = 12
     hidden: int = 768
     vocab_size: int = 16_384
@@ -43,7 +49,7 @@ class World:
     mean_document_tokens: float = 190.0
     packed_fill: float = 0.995
     load_s_per_row: float = 5e-5
-    """Of one worker, or of the trainer itself without any; of a row that is full."""
+    """Of one worker, or of the trainer itself without any; of a sequence that is full."""
     storage_rows_per_s: float = math.inf
     staged: bool = True
     nodes: int = 1
@@ -52,9 +58,9 @@ class World:
     slow_rank: float = 1.0
     """How many times as long the second rank computes."""
     slow_loader: float = 1.0
-    """How many times as long its loader takes for a row."""
+    """How many times as long its loader takes for a sequence."""
     uneven_rows: float = 0.0
-    """How much longer the rank with the longest rows computes in a step, where rows are as wide as what they hold."""
+    """How much longer the rank with the longest sequences computes in a step, if they are as wide as their content."""
     slow_link: float = 1.0
     """Part of the others' speed that one link has."""
 
@@ -68,10 +74,20 @@ class World:
         """Of the model."""
         return self.layers * 12 * self.hidden**2 + self.hidden * (self.vocab_size + self.seq_length + self.hidden)
 
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Of a GPU's bf16."""
+        return self.peaks_flops_per_s["bf16"] if self.gpu_name else None
+
+    @property
+    def filesystem(self) -> str:
+        """Of the dataset."""
+        return "ext4" if self.staged else "lustre"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A step's true times, in seconds, of a rank that is not slow."""
+class Times:
+    """Where a step's time goes, in seconds, on a rank that is not slow."""
 
     compute_s: float
     straggling_s: float
@@ -81,6 +97,12 @@ class Step:
     network_s: float
     update_s: float
     between_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Times):
+    """The truth of a step."""
+
     busy_share: float
     tensor_share: float
     memory_share: float
@@ -90,8 +112,7 @@ class Step:
     @property
     def step_s(self) -> float:
         """All of it."""
-        waits_s = self.data_wait_s + self.starving_s + self.straggling_s + self.network_s
-        return self.compute_s + waits_s + self.update_s + self.between_s
+        return float(sum(getattr(self, one.name) for one in fields(Times)))
 
     @property
     def real_tokens_per_s(self) -> float:
@@ -101,22 +122,15 @@ class Step:
 
 def settings(world: World, **changes: object) -> TrainConfig:
     """A good configuration in that world, with these differences."""
+    config = {
+        "model_type": "bert", "hidden_size": world.hidden, "num_hidden_layers": world.layers,
+        "attention_probs_dropout_prob": 0.0,
+    }  # fmt: skip
     base = TrainConfig(
-        model=ModelSettings(
-            name="simulated",
-            config={
-                "model_type": "bert", "hidden_size": world.hidden, "num_hidden_layers": world.layers,
-                "attention_probs_dropout_prob": 0.0,
-            },
-        ),
-        seq_length_tokens=world.seq_length,
-        layout="packed",
-        micro_batch_rows=64,
-        global_batch_rows=64 * world.ranks,
-        precision="bf16" if world.gpu_name else "fp32",
-        device="cuda" if world.gpu_name else "cpu",
-        data=DataSettings(loader_workers=2),
-        log_interval_steps=1,
+        model=ModelSettings(name="simulated", config=config),
+        seq_length_tokens=world.seq_length, layout="packed", micro_batch_rows=64, global_batch_rows=64 * world.ranks,
+        precision="bf16" if world.gpu_name else "fp32", device="cuda" if world.gpu_name else "cpu",
+        data=DataSettings(loader_workers=2), log_interval_steps=1,
     )  # fmt: skip
     return settings_with(base, **changes)
 
@@ -135,11 +149,10 @@ def settings_with(train: TrainConfig, **changes: object) -> TrainConfig:
 
 def step(world: World, train: TrainConfig) -> Step:
     """The truth of a step."""
-    micro_batches, rows = dealt(world, train)
+    micro_batches, rows = split(world, train)
     products_s, moving_s = _device(world, train, rows)
-    launches_s = (
-        world.launch_s * KERNELS_PER_LAYER * world.layers * (FUSED_SHARE["launches"] if train.compile_layers else 1)
-    )
+    launches_s = world.launch_s * KERNELS_PER_LAYER * world.layers
+    launches_s *= FUSED_SHARE["launches"] if train.compile_layers else 1
     device_s = products_s + moving_s
     micro_s = max(device_s, launches_s)
     wait_s = _wait(world, train, rows, micro_s)
@@ -164,14 +177,14 @@ def step(world: World, train: TrainConfig) -> Step:
     )
 
 
-def dealt(world: World, train: TrainConfig) -> tuple[int, int]:
-    """Micro-batches of a rank, and rows of each; the last ones may be empty."""
+def split(world: World, train: TrainConfig) -> tuple[int, int]:
+    """Micro-batches of a rank, and sequences of each; the last ones may be empty."""
     micro_batches = math.ceil(train.global_batch_rows / (train.micro_batch_rows * world.ranks))
     return micro_batches, math.ceil(train.global_batch_rows / (micro_batches * world.ranks))
 
 
 def fill(world: World, train: TrainConfig) -> float:
-    """Real tokens in a place, on average."""
+    """Non-padding tokens in a position, on average."""
     padded = min(1.0, world.mean_document_tokens / world.seq_length)
     return {"packed": world.packed_fill, "bucketed": BUCKETED_FILL}.get(train.layout, padded)
 
@@ -181,8 +194,7 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     tokens, hidden = rows * world.seq_length, world.hidden
     places = tokens * (1.0 if train.head == "dense" else train.masking_probability)
     kind = train.precision if train.precision == "bf16" else "tf32" if train.tf32 else "fp32"
-    layers = world.layers
-    layers_worked = layers - (5 / 6) * (0.0 if train.last_layer == "all" or train.head == "dense" else 0.85)
+    layers_worked = world.layers - (5 / 6) * (0.0 if train.last_layer == "all" or train.head == "dense" else 0.85)
     own = train.model.config["attention_probs_dropout_prob"]
     dropout = own if train.attention_dropout is None else train.attention_dropout
     varlen = dropout == 0 and train.layout == "packed" and kind == "bf16"
@@ -194,10 +206,7 @@ def _device(world: World, train: TrainConfig, rows: int) -> tuple[float, float]:
     moved = BYTES_PER_ELEMENT_AND_LAYER["bf16" if kind == "bf16" else "fp32"] * tokens * hidden * layers_worked
     moved *= FUSED_SHARE["memory"] if train.compile_layers else 1.0
     moved += BYTES_PER_LOGIT * places * world.vocab_size
-    return (
-        flops / (world.peaks_flops_per_s[kind] * world.reached[kind]),
-        moved / world.memory_bytes_per_s,
-    )
+    return flops / (world.peaks_flops_per_s[kind] * world.reached[kind]), moved / world.memory_bytes_per_s
 
 
 def _wait(world: World, train: TrainConfig, rows: int, micro_s: float) -> float:
@@ -214,10 +223,8 @@ def _exposed(world: World, train: TrainConfig, micro_s: float) -> float:
     """What backward does not hide of the gradients' way round the ring."""
     if world.nodes == 1:
         return 0.0
-    width = 4 if train.parallel.gradient_dtype == "fp32" else 2
-    around_s = (
-        2 * world.parameters * width * (world.nodes - 1) / world.nodes / (world.node_bytes_per_s * world.slow_link)
-    )
+    sent_bytes = (4 if train.parallel.gradient_dtype == "fp32" else 2) * world.parameters
+    around_s = 2 * sent_bytes * (world.nodes - 1) / world.nodes / (world.node_bytes_per_s * world.slow_link)
     return max(0.02 * around_s, around_s - 2 / 3 * micro_s)
 
 
@@ -245,3 +252,99 @@ def most_rows(world: World, train: TrainConfig) -> int:
     """The largest micro-batch that fits."""
     fixed, one = memory_bytes(world, train, 0), memory_bytes(world, train, 1)
     return max(1, int((world.memory_bytes - fixed) / (one - fixed)))
+
+
+def run_of(
+    world: World, train: TrainConfig, *, seed: int = 0, steps: int = 40, noise_scale: float | None = None,
+    first_step: int = 1,
+) -> Run:  # fmt: skip
+    """A run's record, as the trainer writes it."""
+    draw, true = random.Random(seed), step(world, train)
+    rows = []
+    for number in range(first_step, first_step + steps):
+        times = {one.name: getattr(true, one.name) * _noise(draw, NOISE_SHARE) for one in fields(Times)}
+        told: dict[str, float | int | None] = {}
+        if noise_scale is not None:
+            told["gradient_noise_scale_tokens"] = noise_scale * draw.uniform(0.8, 1.25)
+        if world.ranks > 1:
+            told |= {
+                "slowest_rank": 1, "slowest_rank_ratio": 1 + times["straggling_s"] / times["compute_s"],
+                "longest_data_wait_s": times["data_wait_s"] + times["starving_s"], "longest_data_wait_rank": 1,
+            }  # fmt: skip
+        rows.append(
+            step_row(
+                number, (true.real_tokens, true.slot_tokens), step_s=sum(times.values()), ranks=world.ranks,
+                parameters=world.parameters, peak=world.peak_flops_per_s, data_wait_s=times["data_wait_s"],
+                compute_s=times["compute_s"], optimizer_s=times["update_s"],
+                communication_s=times["network_s"] + times["straggling_s"] + times["starving_s"], **told,
+            )
+        )  # fmt: skip
+    return run_of_rows(
+        train, rows, ranks=world.ranks, batch=split(world, train), parameters=world.parameters,
+        device=world.gpu_name or "cpu", peak=world.peak_flops_per_s,
+    )  # fmt: skip
+
+
+def profile_of(
+    world: World, train: TrainConfig, *, seed: int = 0, counts: tuple[int, ...] = (0, 1, 2, 4, 8)
+) -> Profile:
+    """What tuning would have written: a curve, a sweep of loader workers, and the GPU's counters."""
+    draw = random.Random(seed)
+    most = most_rows(world, train)
+    alone = replace(world, nodes=1, ranks_per_node=1, load_s_per_row=0.0)
+    curve = []
+    for rows in sorted({most, *(2**power for power in range(10) if 2**power <= most)}):
+        one = step(alone, train.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": rows}))
+        speed = one.slot_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2)
+        curve.append(
+            CurvePoint(
+                rows=rows, slot_tokens_per_s=speed, step_s=one.slot_tokens / speed, timed_steps=8,
+                slot_tokens_per_s_low=speed * 0.985, slot_tokens_per_s_high=speed * 1.015,
+            )
+        )  # fmt: skip
+    probe = ProbeEvidence(
+        feasible_max=most, infeasible_min=most + 1, feasible_peak_bytes=int(memory_bytes(world, train, most)),
+        search_trials=2, seconds=60.0, mean_real_tokens_per_row=fill(world, train) * world.seq_length, curve=curve,
+        parameters=world.parameters, traced_terms_bytes=memory_terms(world, train, most), choice="",
+        local_ranks=world.ranks_per_node,
+    )  # fmt: skip
+    return profile_with(
+        train, probe, _sweep(world, train, counts, draw), gpu_name=world.gpu_name, memory_bytes=world.memory_bytes,
+        filesystem=world.filesystem,
+    )  # fmt: skip
+
+
+def _sweep(world: World, train: TrainConfig, counts: tuple[int, ...], draw: random.Random) -> WorkersEvidence:
+    alone = replace(world, nodes=1, ranks_per_node=1)
+    few = train.model_copy(update={"global_batch_rows": 4 * train.micro_batch_rows})
+    ceiling = step(replace(alone, load_s_per_row=0.0, storage_rows_per_s=math.inf), few)
+    rows, chosen = [], None
+    for count in counts:
+        one = step(alone, settings_with(few, data__loader_workers=count))
+        ratio = ceiling.step_s / one.step_s * _noise(draw, NOISE_SHARE / 2)
+        if ratio >= 0.98 and chosen is None:
+            chosen = count
+        waits = one.data_wait_s / one.step_s
+        # Over the whole window, in which nothing is busy while data is waited for.
+        gpu = GpuUse(
+            utilisation_share=0.98, gpm_sm_share=one.busy_share * (1 - waits),
+            gpm_tensor_share=one.tensor_share * (1 - waits), gpm_dram_share=one.memory_share * (1 - waits),
+        )  # fmt: skip
+        rows.append(
+            WorkersRow(
+                loader_workers=count,
+                slot_tokens_per_s=[one.slot_tokens / one.step_s * _noise(draw, NOISE_SHARE / 2) for _ in range(4)],
+                ratio_to_ceiling=ratio, ratio_low=ratio * 0.985, ratio_high=ratio * 1.015,
+                verdict="proven" if ratio >= 0.98 else "refuted", data_wait_share=waits,
+                memory_bytes=2**30 + count * 2**29, storage_bytes_per_s=2e8 if not world.staged else 0.0,
+                gpu=gpu if world.gpu_name else None,
+            )
+        )  # fmt: skip
+    return sweep_with(
+        rows, [ceiling.slot_tokens / ceiling.step_s], chosen, local_ranks=world.ranks_per_node,
+        filesystem=world.filesystem,
+    )  # fmt: skip
+
+
+def _noise(draw: random.Random, share: float) -> float:
+    return math.exp(draw.gauss(0, share))

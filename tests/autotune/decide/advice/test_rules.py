@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE
-from benchmarks.scenarios import is_silent, scenarios, spoken
+from tests.autotune.decide.advice.scenarios import scenarios
 
 EVERY = scenarios()
 TOLERANCE = 0.1
@@ -23,7 +23,7 @@ def test_rules_cover_the_paper_and_every_bottleneck():
 @pytest.mark.parametrize("scenario", EVERY, ids=lambda one: f"{one.rule}: {one.what}")
 class TestScenario:
     def test_the_rule_speaks_with_evidence_cost_and_what_would_change_it(self, scenario):
-        advice = spoken(scenario)
+        advice = scenario.spoken()
         assert advice is not None
         assert advice.claim
         assert advice.cost
@@ -32,10 +32,10 @@ class TestScenario:
         assert advice.severity in ("must", "note") or advice.changes or advice.command or said_in_words
 
     def test_the_rule_is_silent_where_there_is_nothing_to_say(self, scenario):
-        assert is_silent(scenario)
+        assert scenario.is_silent()
 
     def test_following_it_delivers_what_was_promised(self, scenario):
-        advice = spoken(scenario)
+        advice = scenario.spoken()
         assert advice is not None
         if scenario.delivered is None:
             # Nothing is promised in words; raw data and full memories are followed for real by benchmarks.advice.

@@ -12,7 +12,6 @@ import numpy as np
 
 from autotune.core.evidence import (
     ComputeEvidence,
-    Evidence,
     ExchangeRow,
     GpuUse,
     NetworkEvidence,
@@ -20,10 +19,11 @@ from autotune.core.evidence import (
     WorkersEvidence,
     WorkersRow,
 )
-from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from autotune.core.profile import Profile
 from autotune.decide.network import expected_largest
-from benchmarks.simulated_machines import Machine
-from benchmarks.simulated_timeline import NOTHING, Conditions, Draws, Marks, Timeline, draw_events
+from tests.simulators.machines import Machine
+from tests.simulators.records import profile_with, sweep_with
+from tests.simulators.timeline import NOTHING, Conditions, Draws, Marks, Timeline, draw_events
 
 MOST_MICRO_BATCHES = 4
 WINDOWS, STEPS_OF_A_WINDOW, WARM_UP_STEPS = 5, 8, 2
@@ -43,27 +43,10 @@ def profile_of_machine(machine: Machine, draw: np.random.Generator) -> Profile:
         mean_real_tokens_per_row=machine.fill * shape.row_tokens, curve=[], parameters=shape.parameters, choice="",
         local_ranks=machine.local_ranks,
     )  # fmt: skip
-    return Profile(
-        train=train,
-        constraints=Constraints(
-            memory_budget_bytes=2**35, headroom_share=0.03,
-            global_batch_tokens=round(train.global_batch_rows * machine.fill * shape.row_tokens),
-        ),
-        fingerprint=Fingerprint(
-            device=train.device, gpu_name=machine.device.name if machine.device.on_gpu else None,
-            gpu_count=machine.local_ranks if machine.device.on_gpu else 0, gpu_total_bytes=2**35, torch="2.13.0",
-            transformers="5", python="3.12", allotted_cpus=16, ram_total_bytes=2**40, data_filesystem="ext4",
-            model_sha256="m", dataset_hash="d",
-        ),
-        provenance=Provenance(
-            tool_version="0", created_utc="2026-01-01T00:00:00Z", commands=["probe", "workers"], ledger_sha256="l"
-        ),
-        evidence=Evidence(
-            probe=probe,
-            workers=_workers(machine, draw),
-            network=_network(machine, draw) if machine.world_size > 1 else None,
-        ),
-    )  # fmt: skip
+    workers = _workers(machine, draw)
+    network = _network(machine, draw) if machine.world_size > 1 else None
+    gpu_name = machine.device.name if machine.device.on_gpu else None
+    return profile_with(train, probe, workers, network, gpu_name=gpu_name, memory_bytes=2**35)
 
 
 def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
@@ -87,12 +70,8 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
         memory_bytes=2**31, storage_bytes_per_s=0.0,
         gpu=_counters(machine, from_loader, draw) if machine.device.has_counters else None,
     )  # fmt: skip
-    return WorkersEvidence(
-        chosen=machine.supply.workers, choice="", fed=ratio >= 0.98, ceiling_slot_tokens_per_s=rates["memory"],
-        rows=[row], local_ranks=conditions.world_size, max_workers=8, max_workers_because="",
-        consumer="the training step", window_s=2.0, windows=2 * WINDOWS, seconds=60.0, page_cache="as_is",
-        data_filesystem="ext4", gpu_source="simulated",
-    )  # fmt: skip
+    chosen = machine.supply.workers if ratio >= 0.98 else None
+    return sweep_with([row], rates["memory"], chosen, local_ranks=conditions.world_size)
 
 
 class _Windows:

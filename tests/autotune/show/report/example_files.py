@@ -1,4 +1,4 @@
-"""The made-up tuning of ``benchmarks.example_report`` on disk, as commands leave a real one."""
+"""The made-up tuning of ``tests.autotune.show.report.example`` on disk, as commands leave a real one."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.core.outcome import outcome_to_json
 from autotune.core.profile import profile_to_toml
 from autotune.store import Ledger
-from benchmarks.example_report import example_manifest, example_profile, example_run, example_trials
+from tests.autotune.show.report.example import example_manifest, example_profile, example_run, example_trials
 from trainer.record import Run
 
 

@@ -1,7 +1,7 @@
 """Simulated runs whose limit is known, on which the judgement of what limits a training is held.
 
-A machine is drawn (``benchmarks.simulated_machines``), and its steps are played event by event
-(``benchmarks.simulated_timeline``). The record is then read from the marks as the trainer's meter takes them: rank 0's,
+A machine is drawn (``tests.simulators.machines``), and its steps are played event by event
+(``tests.simulators.timeline``). The record is then read from the marks as the trainer's meter takes them: rank 0's,
 in means over the steps since the last logged one, and of all ranks what an interval before showed. What limits the run
 is known from the machine alone: it is the one remedy that saves most of the time of the steps, with the same draws, and
 computing where none saves ``MATTERS_SHARE``. But for that threshold, neither uses a line of what judges it. The remedy
@@ -12,18 +12,18 @@ limit nothing shows (launches and memory, where a device has no counters).
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from autotune.core.bottleneck import Cause
 from autotune.core.profile import Profile
 from autotune.decide.bottleneck import MATTERS_SHARE
-from benchmarks.simulated_kernels import Floats
-from benchmarks.simulated_machines import CAUSES, Machine, draw_machine
-from benchmarks.simulated_timeline import LAUNCHES, NOTHING, Conditions, Marks, Remedy, Timeline, draw_events
-from benchmarks.simulated_tuning import profile_of_machine
-from trainer.record import Run, RunHeader, StepRow
+from tests.simulators.kernels import Floats
+from tests.simulators.machines import CAUSES, Machine, draw_machine
+from tests.simulators.records import run_of_rows, step_row
+from tests.simulators.timeline import LAUNCHES, NOTHING, Conditions, Marks, Remedy, Timeline, draw_events
+from tests.simulators.tuning import profile_of_machine
+from trainer.record import Run
 
 MARGIN = 0.03
 """Of the step. A remedy that saves so nearly what matters, or what another one saves, is not clearly it."""
@@ -117,15 +117,24 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
     # Rows are read a row later on a GPU, and their figures of all ranks travel with the row after that.
     late = 2 if machine.device.on_gpu else 1
     slots = machine.train.global_batch_rows * machine.train.seq_length_tokens
+    peak = machine.device.peak_flops_per_s if machine.device.on_gpu else None
     rows = []
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         told = _told(parts[number - late]) if number >= late and machine.world_size > 1 else {}
-        places = float(places_NW[begin : end + 1].mean())
-        full = float((fill_NW * places_NW)[begin : end + 1].mean()) / places
-        rows.append(_row(end + 1, parts[number], machine, (slots * places, full), told))
-    return Run(
-        directory=Path("runs/simulated"), header=_header(machine), steps=tuple(rows), evaluations=(), events=(),
-        startup=None, end=None,
+        places, full = (float(of[begin : end + 1].mean()) for of in (places_NW, fill_NW * places_NW))
+        one = parts[number]
+        rows.append(
+            step_row(
+                end + 1, (slots * full, slots * places), step_s=one.step_s, ranks=machine.world_size,
+                parameters=machine.shape.parameters, peak=peak, data_wait_s=one.data_wait_s[0],
+                compute_s=one.compute_s[0], optimizer_s=one.optimizer_s[0],
+                communication_s=one.communication_s[0] if machine.world_size > 1 else 0.0, **told,
+            )
+        )  # fmt: skip
+    return run_of_rows(
+        machine.train, rows, ranks=machine.world_size,
+        batch=(machine.micro_batches, machine.train.micro_batch_rows), parameters=machine.shape.parameters,
+        device=machine.device.name, peak=peak,
     )  # fmt: skip
 
 
@@ -155,38 +164,3 @@ def _told(before: _Interval) -> dict[str, float | int]:
         "longest_data_wait_s": float(waits_s.max()),
         "longest_data_wait_rank": int(waits_s.argmax()),
     }
-
-
-def _row(
-    step: int, one: _Interval, machine: Machine, places: tuple[float, float], told: dict[str, float | int]
-) -> StepRow:
-    (slots, full), world, step_s = places, machine.world_size, one.step_s
-    real = slots * full
-    flops = 6.0 * machine.shape.parameters * real / step_s / world
-    mfu = flops / machine.device.peak_flops_per_s if machine.device.on_gpu else None
-    return StepRow.model_validate(
-        {
-            "step": step, "loss": 5.0, "grad_norm": 1.0, "learning_rate": 1e-4, "step_s": step_s,
-            "data_wait_s": one.data_wait_s[0], "compute_s": one.compute_s[0],
-            "communication_s": one.communication_s[0] if world > 1 else 0.0, "optimizer_s": one.optimizer_s[0],
-            "real_tokens": round(real), "slot_tokens": round(slots), "packing_efficiency": full,
-            "real_tokens_per_s": real / step_s, "real_tokens_per_s_per_rank": real / step_s / world,
-            "slot_tokens_per_s": slots / step_s, "slot_tokens_per_s_per_rank": slots / step_s / world,
-            "model_flops_per_s_per_rank": flops, "mfu": mfu, "mfu_6n": mfu, "peak_memory_bytes": 2**33,
-            "gradient_noise_scale_tokens": None, "head_overflows": 0, "recompilations": 0, "skipped_steps": 0,
-            "slowest_rank": None, "slowest_rank_ratio": None, **told,
-        }
-    )  # fmt: skip
-
-
-def _header(machine: Machine) -> RunHeader:
-    train, device = machine.train, machine.device
-    return RunHeader(
-        schema_version=3, name="simulated", attempt=1, resumed_from=None, resumed_step=0, job="", started_utc="",
-        config=train.model_dump(mode="json"), sources={}, config_sha256="", profile_sha256="", dataset_hash="d",
-        world_size=machine.world_size, accumulation_steps=machine.micro_batches,
-        rows_per_microbatch_per_rank=train.micro_batch_rows, global_batch_rows=train.global_batch_rows,
-        parameters=machine.shape.parameters, layout=train.layout, attention="sdpa", attention_reason="",
-        recipe_changes=[], device=device.name, peak_flops_per_s=device.peak_flops_per_s if device.on_gpu else None,
-        versions={},
-    )  # fmt: skip

@@ -1,0 +1,199 @@
+"""Predict and find the largest micro-batch of a configuration where torch sees pretended GPUs, and train it there.
+
+``python -m tests.nullgpu.memory CASE [ROWS]`` is what runs there.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.core.cards import find_card
+from autotune.core.outcome import Measured
+from autotune.decide.choose import rows_with_headroom
+from autotune.decide.search import bracket
+from autotune.decide.surroundings import Expected, expected_on_gpu
+from autotune.errors import AutotuneError
+from autotune.measure.clock import SystemClock
+from autotune.measure.machine import ForkServerMachine
+from autotune.measure.nvml import NvmlMonitor
+from autotune.search.plan_memory import HEADROOM_SHARE
+from autotune.search.probe import ProbeRequest, Search, step_config
+from autotune.search.trials import TrialRunner
+from autotune.store import Ledger
+from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
+from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy
+from trainer.presets import model_settings
+
+VOCAB_SIZE = 30_522
+TRAINED_STEPS, TRAINED_DOCUMENTS = 300, 60_000
+MAX_ROWS = 16_384
+ROBERTA = {
+    "model_type": "roberta", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 514, "type_vocab_size": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One configuration."""
+
+    model: str
+    gpu: str = "h100-nvl-94gb"
+    precision: Precision = "bf16"
+    attention: Attention = "varlen"
+    dropout: float = 0.0
+    checkpointing: Checkpointing = "none"
+    compiled: bool = False
+    layout: Layout = "packed"
+    head: Head = "masked"
+    width: int = 512
+    documents: float = 4.0
+    micro_batches: int = 2
+    ranks: int = 1
+    strategy: Strategy = "ddp"
+    trained: bool = False
+    """Whether it is also trained."""
+
+    @property
+    def name(self) -> str:
+        """What sets it apart."""
+        usual = Case(model=self.model)
+        own = {key: value for key, value in asdict(self).items() if value != getattr(usual, key)}
+        words = [f"{key} {value}" for key, value in own.items() if key not in {"model", "trained"}]
+        return ", ".join([self.model, *words])
+
+
+def on_pretended_gpus(case: Case) -> dict[str, Any]:
+    """Run one configuration where torch sees pretended GPUs."""
+    from tests.nullgpu.environment import make
+    from tests.nullgpu.machine import Machine
+
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(environment=make(), folder=Path(folder), devices=case.ranks, name=case.gpu)
+
+        def inside(*words: str) -> dict[str, Any]:
+            told = json.dumps(asdict(case))
+            ended = machine.run("-m", "tests.nullgpu.memory", told, *words, timeout_s=3600)
+            answer: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1]) if not ended.code else {}
+            return answer or {"error": str(ended)[-2000:]}
+
+        found = inside()
+        if case.trained and (largest := found.get("largest_rows")):
+            found["chosen_rows"] = rows_with_headroom(largest, HEADROOM_SHARE)
+            found["trained"] = inside(str(found["chosen_rows"]))
+    return found
+
+
+def probed(case: Case) -> dict[str, Any]:
+    """Predict a configuration and find its largest micro-batch."""
+    request, expected = _request(case)
+    started_s = time.monotonic()
+    with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
+        machine.start()
+        runner = TrialRunner(machine=machine, ledger=Ledger(Path(folder), "memory"), site="", clock=SystemClock())
+        search = Search(request=request, runner=runner)
+        crashed = None
+        try:
+            search.predict()
+            search.find()
+        except AutotuneError as error:
+            crashed = error.message[-600:]
+        state = bracket(search.tried)
+        found: dict[str, Any] = {
+            "gpu": case.gpu,
+            "compiled": case.compiled,
+            "predicted_rows": search.predicted_rows(),
+            "largest_rows": state.feasible_max,
+            "proven": state.closed,
+            "trials": [[one.rows, one.fits] for one in search.tried],
+            "not_traced": search.not_traced,
+            "crashed": crashed,
+        }
+        for done in runner.finished:
+            if (
+                isinstance(done.outcome, Measured)
+                and done.trial.measured["config"]["micro_batch_rows"] == state.feasible_max
+            ):
+                outside = done.outcome.figures["outside_allocator_bytes"]
+                found["allocator_peak_bytes"] = done.outcome.figures["peak_bytes"] - outside
+                if search.traced_bytes is not None:
+                    traced = search.traced_bytes(state.feasible_max)
+                    found["predicted_peak_bytes"] = round(traced) - expected.usual.outside_bytes
+    return found | {"seconds": round(time.monotonic() - started_s, 1)}
+
+
+def _request(case: Case) -> tuple[ProbeRequest, Expected]:
+    """What is probed, under all of the GPU's memory, and what is assumed to lie outside the allocator."""
+    monitor = NvmlMonitor()
+    gpu = monitor.devices()[0]
+    used = monitor.used_bytes(gpu.uuid)
+    monitor.close()
+    assert isinstance(used, int)
+    expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_card(case.gpu).usable_bytes)
+    request = ProbeRequest(
+        settings=_settings(case.model),
+        manifest=synthetic_manifest(VOCAB_SIZE),
+        seq_length_tokens=case.width,
+        layout=case.layout,
+        attention_dropout=case.dropout,
+        precision=case.precision,
+        device="cuda",
+        memory_budget_bytes=gpu.total_bytes - used,
+        headroom_share=0.0,
+        max_rows=MAX_ROWS,
+        trial_timeout_s=600.0,
+        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
+        checkpointing=case.checkpointing,
+        attention=case.attention,
+        head=case.head,
+        compile_layers=case.compiled,
+        strategy=case.strategy,
+        local_ranks=case.ranks,
+        micro_batches=case.micro_batches,
+        documents_per_row=case.documents,
+        expected=expected,
+    )
+    return request, expected
+
+
+def trained(case: Case, rows: int) -> dict[str, Any]:
+    """Take steps on packed sequences of real lengths; return how often the allocator had to try again."""
+    import torch
+
+    from trainer.batch import make_plan
+    from trainer.build import build_training
+    from trainer.dataset import TokenDataset
+    from trainer.feed import MicroBatchSource, micro_batch_plans
+    from trainer.parallel import join_ranks
+
+    config = step_config(_request(case)[0], rows)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = TokenDataset.open(write_corpus(Path(folder) / "corpus", real_lengths(TRAINED_DOCUMENTS, seed=1)))
+        training = build_training(config, VOCAB_SIZE, dataset.manifest.special_ids, join_ranks(config, environment={}))
+        plan = make_plan(config, len(dataset), world_size=1)
+        source = MicroBatchSource(dataset, config, plan)
+        batches = []
+        for one in micro_batch_plans(dataset, config, plan, 0, steps=TRAINED_STEPS):
+            batches.append(source.__getitems__(one))
+            if len(batches) == config.global_batch_rows // config.micro_batch_rows:
+                training.step.run(batches, config.learning_rate)
+                batches = []
+    stats = torch.cuda.memory_stats()
+    return {
+        "steps": TRAINED_STEPS,
+        "retries": int(stats["num_alloc_retries"]),
+        "allocator_peak_bytes": int(stats["reserved_bytes.all.peak"]),
+    }
+
+
+def _settings(name: str) -> ModelSettings:
+    return ModelSettings(name="roberta", config=ROBERTA) if name == "roberta" else model_settings(name)
+
+
+if __name__ == "__main__":
+    CASE = Case(**json.loads(sys.argv[1]))
+    print(json.dumps(probed(CASE) if len(sys.argv) < 3 else trained(CASE, int(sys.argv[2]))))

@@ -1,0 +1,88 @@
+"""What simulated trainings and tunings leave behind, in the types that real ones write."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.core.evidence import Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from tests.trainer.checkpoints import header_of
+from tests.trainer.rows import row_of
+from trainer.config import TrainConfig
+from trainer.record import Run, StepRow
+
+
+def run_of_rows(
+    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, batch: tuple[int, int], parameters: int, device: str,
+    peak: float | None,
+) -> Run:  # fmt: skip
+    """Return a run with these logged steps.
+
+    Args:
+        train: Its settings.
+        rows: Of the record.
+        ranks: All of them.
+        batch: Micro-batches of a rank's step, and sequences of each.
+        parameters: Of the model.
+        device: Name of the GPU, or ``cpu``.
+        peak: FLOP/s of a GPU.
+    """
+    header = header_of(
+        train, name="simulated", world_size=ranks, accumulation_steps=batch[0],
+        rows_per_microbatch_per_rank=batch[1], global_batch_rows=train.global_batch_rows, parameters=parameters,
+        layout=train.layout, device=device, peak_flops_per_s=peak,
+    )  # fmt: skip
+    return Run(
+        directory=Path("runs/simulated"), header=header, steps=tuple(rows), evaluations=(), events=(), startup=None,
+        end=None,
+    )  # fmt: skip
+
+
+def step_row(
+    step: int, tokens: tuple[float, float], *, step_s: float, ranks: int, parameters: int, peak: float | None,
+    **figures: float | int | None,
+) -> StepRow:  # fmt: skip
+    """Return a logged step of so many non-padding and padded tokens, with rates that follow from its seconds."""
+    real, slots = tokens
+    flops = 6.0 * parameters * real / step_s / ranks
+    mfu = None if peak is None else flops / peak
+    return row_of(
+        step, step_s=step_s, real_tokens=round(real), slot_tokens=round(slots), packing_efficiency=real / slots,
+        real_tokens_per_s=real / step_s, real_tokens_per_s_per_rank=real / step_s / ranks,
+        slot_tokens_per_s=slots / step_s, slot_tokens_per_s_per_rank=slots / step_s / ranks,
+        model_flops_per_s_per_rank=flops, mfu=mfu, mfu_6n=mfu, **figures,
+    )  # fmt: skip
+
+
+def profile_with(
+    train: TrainConfig, probe: ProbeEvidence, workers: WorkersEvidence, network: NetworkEvidence | None = None, *,
+    gpu_name: str | None, memory_bytes: int, filesystem: str = "ext4",
+) -> Profile:  # fmt: skip
+    """Return what tuning would have written."""
+    return Profile(
+        train=train,
+        constraints=Constraints(
+            memory_budget_bytes=memory_bytes, headroom_share=0.03,
+            global_batch_tokens=round(train.global_batch_rows * probe.mean_real_tokens_per_row),
+        ),
+        fingerprint=Fingerprint(
+            device=train.device, gpu_name=gpu_name, gpu_count=probe.local_ranks if gpu_name else 0,
+            gpu_total_bytes=memory_bytes, torch="2.13.0", transformers="5", python="3.12", allotted_cpus=16,
+            ram_total_bytes=2**40, data_filesystem=filesystem, model_sha256="m", dataset_hash="d",
+        ),
+        provenance=Provenance(
+            tool_version="0", created_utc="2026-01-01T00:00:00Z", commands=["probe", "workers"], ledger_sha256="l"
+        ),
+        evidence=Evidence(probe=probe, workers=workers, network=network),
+    )  # fmt: skip
+
+
+def sweep_with(
+    rows: list[WorkersRow], ceiling: list[float], chosen: int | None, *, local_ranks: int, filesystem: str = "ext4"
+) -> WorkersEvidence:
+    """Return a sweep of worker counts; without a chosen one the last is, and does not feed the step."""
+    return WorkersEvidence(
+        chosen=rows[-1].loader_workers if chosen is None else chosen, choice="", fed=chosen is not None,
+        ceiling_slot_tokens_per_s=ceiling, rows=rows, local_ranks=local_ranks, max_workers=8, max_workers_because="",
+        consumer="the training step", window_s=2.0, windows=20, seconds=60.0, page_cache="as_is",
+        data_filesystem=filesystem, data_on_network=filesystem == "lustre", gpu_source="simulated",
+    )  # fmt: skip
