@@ -57,8 +57,6 @@ CHECK_NAME, LOGS, RUNS, PROFILES, SAVES_NAME = "check.json", "logs", "runs", "pr
 ENDED, FAILED, CUT_OFF, NO_TIME = "ended", "failed", "cut off", "no time"
 ENDING_S = 20.0
 """A training that is asked to end saves first; then it is killed."""
-MINUTES_SHARE = 0.8
-"""Share of a stage's time for its measurements; the rest is for starting processes."""
 _POLL_S, _TAIL_LINES = 0.1, 12
 _SIZE, _DEPTH, _REPEATS = 8192, 128, 20
 _LEAST_OF_PEAK_SHARE = 0.05
@@ -70,7 +68,7 @@ class Stage:
 
     name: str
     words: tuple[str, ...]
-    """Arguments of Python; ``{minutes}`` becomes the time for its measurements."""
+    """Arguments of Python."""
     least_s: float
     """Not begun with less time than this."""
     most_s: float
@@ -81,6 +79,8 @@ class Stage:
     """The file that holds its JSON; None for standard output."""
     exit_codes: tuple[int, ...] = (0,)
     """Of an end that counts."""
+    minutes_share: float = 0.8
+    """Of its time; what ``{minutes}`` becomes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,8 @@ class Sizes:
     compiled: bool
     """Whether trainings are repeated with compiled layers."""
     save_repeats: int
+    minutes_share: float
+    """Of a stage's time, for its measurements; processes start and end in the rest."""
     samples: int
     vocab_size: int
 
@@ -125,6 +127,7 @@ FULL = Sizes(
     steps=40,
     compiled=True,
     save_repeats=5,
+    minutes_share=0.8,
     samples=100_000,
     vocab_size=30_522,
 )
@@ -137,6 +140,7 @@ TINY = Sizes(
     steps=4,
     compiled=False,
     save_repeats=1,
+    minutes_share=0.05,
     samples=400,
     vocab_size=500,
 )
@@ -148,7 +152,10 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
     def command(name: str, words: str, least_s: float, most_s: float, needs: str = ".") -> Stage:
         gpus = 2 if name.startswith(("network", "scale")) else 1
         arguments = ("-m", "autotune", *words.split())
-        return Stage(name=name, words=arguments, least_s=least_s, most_s=most_s, needs=needs, gpus=gpus)
+        share = sizes.minutes_share
+        return Stage(
+            name=name, words=arguments, least_s=least_s, most_s=most_s, needs=needs, gpus=gpus, minutes_share=share
+        )
 
     def memory(name: str, options: str, probe: str) -> Iterator[Stage]:
         options = f"--data data --seq-length {sizes.seq_length} {options} --json"
@@ -300,7 +307,7 @@ def run_stages(check: dict[str, Any], stages: Sequence[Stage], out: Path, end_s:
 
 def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
     """Run one command within its time; nothing that it started outlives it."""
-    words = [word.replace("{minutes}", f"{MINUTES_SHARE * limit_s / 60:.2f}") for word in stage.words]
+    words = [word.replace("{minutes}", f"{stage.minutes_share * limit_s / 60:.2f}") for word in stage.words]
     (out / LOGS).mkdir(exist_ok=True)
     told, log = (out / LOGS / f"{stage.name}{ending}" for ending in (".json", ".log"))
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
