@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autotune.core.profile import profile_to_toml
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, UsageError
 from benchmarks import gpu
 from benchmarks.bars import EXIT_UNMEASURED
 from benchmarks.example_report import example_profile
@@ -243,6 +243,24 @@ def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(re
     path.unlink()
     steps.parent.joinpath("run.json").unlink()
     assert gpu.reasons_against(out, check) == ["no profile was measured"]
+
+
+@pytest.mark.parametrize(
+    ("only", "gpus", "names"),
+    [
+        ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]),
+        ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
+        ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]),
+    ],
+)
+def test_some_stages_can_be_chosen(only, gpus, names):
+    stages = tuple(gpu.stages_of(gpu.FULL))
+    assert [one.name for one in gpu.select(stages, only, gpus)] == names
+    assert len(gpu.select(stages, "", 2)) == len(stages)
+    with pytest.raises(UsageError, match="stage 'maths' not found"):
+        gpu.select(stages, "doctor,maths", 1)
+    with pytest.raises(UsageError, match="network,scale requires 2 GPUs"):
+        gpu.select(stages, "network,scale", 1)
 
 
 def test_nothing_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
