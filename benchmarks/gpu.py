@@ -115,6 +115,8 @@ class Sizes:
     compiled: bool = True
     """Whether trainings are repeated with compiled layers."""
     save_repeats: int = 5
+    patience: float = 1.0
+    """Times the longest that a stage may take."""
     minutes_share: float = 0.8
     """Of a stage's time, for its measurements; processes start and end in the rest."""
     samples: int = 100_000
@@ -125,13 +127,14 @@ FULL = Sizes()
 TINY = Sizes(
     models=("bert-mini",),
     memory={},
-    probe="--max-rows 4 --trial-timeout 40",
+    probe="--max-rows 4 --trial-timeout 40 --global-batch-tokens 1024",
     window="--window 0.3",
     seq_length=64,
     steps=4,
     compiled=False,
     save_repeats=1,
-    minutes_share=0.05,
+    patience=3.0,
+    minutes_share=0.02,
     samples=400,
     vocab_size=500,
 )
@@ -143,9 +146,9 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
     def command(name: str, words: str, least_s: float, most_s: float, needs: str = ".") -> Stage:
         gpus = 2 if name.startswith(("network", "scale")) else 1
         arguments = ("-m", "autotune", *words.split())
-        share = sizes.minutes_share
+        longest_s, share = sizes.patience * most_s, sizes.minutes_share
         return Stage(
-            name=name, words=arguments, least_s=least_s, most_s=most_s, needs=needs, gpus=gpus, minutes_share=share
+            name=name, words=arguments, least_s=least_s, most_s=longest_s, needs=needs, gpus=gpus, minutes_share=share
         )
 
     def memory(name: str, options: str, probe: str) -> Iterator[Stage]:
