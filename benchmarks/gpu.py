@@ -109,6 +109,7 @@ class Sizes:
     """Options of commands that probe."""
     window: str = ""
     """Options of commands that time windows."""
+    tune: str = "--minutes {minutes}"
     seq_length: int = 512
     steps: int = 40
     """Of a training."""
@@ -129,6 +130,7 @@ TINY = Sizes(
     memory={},
     probe="--max-rows 4 --trial-timeout 40 --global-batch-tokens 1024",
     window="--window 0.3",
+    tune="--minutes 10 --skip workers --skip network --skip baseline",
     seq_length=64,
     steps=4,
     compiled=False,
@@ -178,10 +180,8 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
             yield command(f"advise-{model}", f"advise {run} {read} --json", 10, 60, run)
     for name, options in sizes.memory.items():
         yield from memory(name, options, "--trial-timeout 80")
-    tune = " ".join(["tune", *(f"--model {model}" for model in sizes.models), sizes.probe, sizes.window])
-    tune = (
-        f"{tune} --data data --seq-length {sizes.seq_length} --attention-dropout 0 --minutes {{minutes}} --here --json"
-    )
+    tune = " ".join(["tune", *(f"--model {model}" for model in sizes.models), sizes.probe, sizes.window, sizes.tune])
+    tune = f"{tune} --data data --seq-length {sizes.seq_length} --attention-dropout 0 --here --json"
     yield command("tune", f"{tune} --out tune/{PROFILES} --reports tune/reports", 300, 1200)
     saves = f"-m benchmarks.checkpoint --device cuda --only-stall --model {sizes.models[0]} --dir . --json {SAVES_NAME}"
     saves = f"{saves} --repeats {sizes.save_repeats}"
