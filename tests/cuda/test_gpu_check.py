@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cuda
 
 
 def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu):
-    machine = null_gpu(devices=2, driver="580.95.05", values=True)
+    machine = null_gpu(devices=2, driver="580.95.05")
     out, page = machine.folder / "check", (ROOT / "docs/gpu-results.md").read_text()
     command = ("-m", "benchmarks.gpu", "--out", out, "--tiny", "--minutes", "40", "--keep")
     ended = machine.run(*command, timeout_s=2500)
