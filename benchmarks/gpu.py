@@ -176,7 +176,7 @@ def stages_of(sizes: Sizes) -> Iterator[Stage]:
         if model == sizes.models[0]:
             yield command(f"workers-{model}", f"workers {timed} {sizes.window}", 60, 240, profile)
             yield command(f"network-{model}", f"network {timed}", 60, 240, profile)
-            yield command(f"scale-{model}", f"scale {read} --json", 10, 60, profile)
+            yield command(f"scale-{model}", f"scale {read} --bandwidth 100Gbit --json", 10, 60, profile)
             yield command(f"advise-{model}", f"advise {run} {read} --json", 10, 60, run)
     for name, options in sizes.memory.items():
         yield from memory(name, options, "--trial-timeout 80")
@@ -315,7 +315,8 @@ def run_stages(check: dict[str, Any], stages: Sequence[Stage], out: Path, end_s:
 
 def run_stage(stage: Stage, out: Path, limit_s: float) -> dict[str, Any]:
     """Run one command within its time; nothing that it started outlives it."""
-    words = [word.replace("{minutes}", f"{stage.minutes_share * limit_s / 60:.2f}") for word in stage.words]
+    minutes = max(0.1, stage.minutes_share * limit_s / 60)
+    words = [word.replace("{minutes}", f"{minutes:.2f}") for word in stage.words]
     (out / LOGS).mkdir(exist_ok=True)
     told, log = (out / LOGS / f"{stage.name}{ending}" for ending in (".json", ".log"))
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

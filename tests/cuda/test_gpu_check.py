@@ -20,8 +20,8 @@ def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu):
         stage.name: ("ended", None) for stage in stages_of(TINY)
     }, ended
     assert ended.code == 2, ended
-    for reason in ("tiny sizes", "NULLGPU_DRIVER", "its matrix products are wrong", "not those of NVIDIA H100 NVL"):
-        assert f"error: nothing is kept: {reason}" in ended.err or reason in ended.err, ended
+    for reason in ("tiny sizes", "NULLGPU_DRIVER", "a pretended NVIDIA H100 NVL: its matrix products are wrong"):
+        assert reason in ended.err, ended
     assert (ROOT / "docs/gpu-results.md").read_text() == page
     assert not list((ROOT / "reports").glob("gpu/*"))
     found = check["figures"]
