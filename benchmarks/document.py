@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.units import format_bytes
-from autotune.show.report.markdown import report_markdown
 from autotune.store import write_atomically
-from benchmarks.gpu.check.page import results_document
-from benchmarks.gpu.check.results import CheckReport
+from benchmarks import gpu
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "reports" / "benchmarks"
-GPU_CHECKS = ROOT / "reports" / "gpu"
 _MARK = re.compile(r"(?P<mark><!-- (?P<kind>rows|=) (?P<what>.+?) -->)(?P<old>.*?)(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -31,7 +28,7 @@ def main() -> int:
     names = names_of(ROOT)
     for path in sorted((ROOT / "docs").glob("*.md")):
         write_atomically(path, quoted(path.read_text(), names))
-    write_atomically(ROOT / "docs" / "gpu-results.md", report_markdown(results_document(read_gpu_checks(GPU_CHECKS))))
+    gpu.write_page()
     return 0
 
 
@@ -71,16 +68,6 @@ def quoted(page: str, names: Mapping[str, Any]) -> str:
         return "\n".join([found["mark"], "", *head, *rows, "", found["end"]])
 
     return _MARK.sub(fill, page)
-
-
-def read_gpu_checks(kept: Path) -> list[CheckReport]:
-    """The newest check of every kind of GPU, by its name.
-
-    Args:
-        kept: Holds ``GPU/DATE/gpu-check.json``.
-    """
-    newest = {path.parts[-3]: path for path in sorted(kept.glob("*/*/gpu-check.json"))}
-    return [CheckReport.of(json.loads(path.read_text())) for _, path in sorted(newest.items())]
 
 
 def _text(template: str, names: Mapping[str, Any]) -> str:

@@ -53,13 +53,11 @@ class PaperModel(nn.Module):
 
     Args:
         config: The shape and its dropout.
-        position_loop: Whether positions are embedded sample by sample, with a question to the device for each.
     """
 
-    def __init__(self, config: BertConfig, *, position_loop: bool = True) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.position_loop = position_loop
         self.words = nn.Embedding(config.vocab_size, hidden)
         self.positions = nn.Embedding(config.max_position_embeddings, hidden)
         self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
@@ -83,9 +81,6 @@ class PaperModel(nn.Module):
 
     def _positions(self, ids_BS: torch.Tensor, allowed_BS: torch.Tensor) -> torch.Tensor:
         width = ids_BS.shape[1]
-        if not self.position_loop:
-            embedded_SD: torch.Tensor = self.positions(torch.arange(width, device=ids_BS.device))
-            return embedded_SD
         rows = []
         for allowed_S in allowed_BS:
             tokens = int(allowed_S.sum().item())  # each of these waits for the device

@@ -191,15 +191,11 @@ class Paper(Contender):
 
     matmul_precision = "highest"
 
-    def __init__(self, match: Match, *, position_loop: bool = True) -> None:
-        super().__init__(match)
-        self._position_loop = position_loop
-
     def run(self) -> None:
         """Steps until nobody asks for more."""
         config, device = self.match.config, self.match.ranks.device
         torch.manual_seed(config.seed)
-        model = PaperModel(self.match.bert_config(), position_loop=self._position_loop).to(device)
+        model = PaperModel(self.match.bert_config()).to(device)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=False
         )
@@ -286,36 +282,6 @@ class HuggingFace(Contender):
                 data_collator=_collator(self.match.data_dir),
                 callbacks=[Baton()],
             ).train()
-
-
-class PlainHuggingFace(Contender):
-    """The recipe of transformers' Trainer as a plain loop: autocast, SDPA, fused optimizer, padded to the longest."""
-
-    def run(self) -> None:
-        """Steps until nobody asks for more."""
-        from transformers import BertForMaskedLM
-
-        config, device = self.match.config, self.match.ranks.device
-        torch.manual_seed(config.seed)
-        model: Any = BertForMaskedLM(self.match.bert_config())
-        model.to(device)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-        )
-        micro_batches = self.match.samples_per_step // config.micro_batch_rows
-        batches = collated(self.match)
-        step = 0
-        while True:
-            real_tokens = 0
-            for _ in range(micro_batches):
-                batch = next(batches)
-                real_tokens += int(batch["attention_mask"].sum())
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
-                    loss = model(**{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}).loss
-                (loss / micro_batches).backward()
-            _update(model, optimizer, config, step)
-            step += 1
-            self.stepped(real_tokens)
 
 
 class Samples(torch.utils.data.Dataset[dict[str, Any]]):

@@ -1,4 +1,4 @@
-"""What GPUs can do at most: dense matrix products, memory and links, by their makers' data sheets. No torch here.
+"""What GPUs can do at most: dense matrix products and links, by their makers' data sheets. No torch here.
 
 Data sheets print figures with structured sparsity for most of these; dense is half of that. Read in 2026.
 """
@@ -61,16 +61,6 @@ PEAKS = (
     Peak(name="L4", bf16=121 * TERA, tf32=60 * TERA, fp32=30 * TERA, source="NVIDIA L4 data sheet"),
 )
 
-MEMORY_BYTES_PER_S = {
-    "H100 NVL": 3.9 * TERA, "H100 PCIe": 2.0 * TERA, "H100": 3.35 * TERA, "H200 NVL": 4.8 * TERA, "H200": 4.8 * TERA,
-    "GH200": 4.9 * TERA, "B200": 8.0 * TERA, "A100": 2.04 * TERA, "A40": 0.696 * TERA, "A30": 0.933 * TERA,
-    "A10": 0.6 * TERA, "L40S": 0.864 * TERA, "L4": 0.3 * TERA, "H800 PCIe": 2.0 * TERA, "H800": 3.35 * TERA,
-    "H20": 4.0 * TERA, "GB200": 8.0 * TERA, "B300": 8.0 * TERA, "GB300": 8.0 * TERA, "A800": 2.04 * TERA,
-    "L40": 0.864 * TERA, "RTX 6000 Ada": 0.96 * TERA, "RTX 4090": 1.008 * TERA, "RTX PRO 6000 Max Q": 1.792 * TERA,
-    "RTX PRO 6000 Workstation": 1.792 * TERA,
-}  # fmt: skip
-"""By the same names and data sheets; of several variants the fastest."""
-
 LINK_BYTES_PER_S = {
     "H100 NVL": 600e9, "H100 PCIe": 600e9, "H100": 900e9, "H200 NVL": 900e9, "H200": 900e9, "GH200": 900e9,
     "H800 PCIe": 400e9, "H800": 400e9, "H20": 900e9, "B200": 1800e9, "GB200": 1800e9, "B300": 1800e9, "GB300": 1800e9,
@@ -90,12 +80,6 @@ def peak_flops_per_s(device_name: str, number_format: Format) -> float | None:
     """Return the dense peak of a device, or None if the table does not know it, such as a part of one (MIG)."""
     found = _peak(device_name)
     return None if found is None else float(getattr(found, number_format))
-
-
-def peak_bytes_per_s(device_name: str) -> float | None:
-    """Return the bandwidth of a device's own memory, or None if the table does not know it."""
-    found = _peak(device_name)
-    return None if found is None else MEMORY_BYTES_PER_S.get(found.name)
 
 
 def peak_link_bytes_per_s(device_name: str) -> float | None:

@@ -18,13 +18,13 @@ from autotune.decide.shape import work_of_shape
 from autotune.errors import MachineLacks, Undecided
 from trainer.config import TrainConfig
 from trainer.errors import TrainerError
-from trainer.peaks import Format, peak_bytes_per_s, peak_flops_per_s, peak_link_bytes_per_s, product_format
+from trainer.peaks import Format, peak_flops_per_s, peak_link_bytes_per_s, product_format
 from trainer.record import Run
 from trainer.schema import parse_table
 
 SLACK = 1.05
 """A GPU may be delivered with a little more than its data sheet says; nothing reaches the sheet in practice."""
-RATE_JOBS = frozenset({"feed", "matmul", "links", "exchange"})
+RATE_JOBS = frozenset({"feed", "links", "exchange"})
 """Jobs whose answer is a rate; a ``step`` answers for memory as well."""
 _MULTIPLY_AND_ADD, _FORWARD_AND_BACKWARD = 2, 3
 _LEAST_S = 1e-12
@@ -37,8 +37,8 @@ class Rate:
 
     what: str
     per_s: float
-    """FLOP/s, or bytes/s of its own memory or of its links."""
-    of: Format | Literal["memory", "links"] = "bf16"
+    """FLOP/s, or bytes/s of its links."""
+    of: Format | Literal["links"] = "bf16"
 
 
 def check_rates(gpu_name: str | None, rates: Iterable[Rate]) -> None:
@@ -50,7 +50,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[Rate]) -> None:
     for rate in rates:
         limit = None if gpu_name is None else _limit(gpu_name, rate)
         if limit is not None and rate.per_s > SLACK * limit:
-            unit = f"TB/s of {rate.of}" if rate.of in ("memory", "links") else f"TFLOP/s in {rate.of}"
+            unit = "TB/s of links" if rate.of == "links" else f"TFLOP/s in {rate.of}"
             raise Undecided(
                 f"{rate.what}: {rate.per_s / 1e12:,.4g} {unit} measured on {gpu_name}, which reaches "
                 f"{limit / 1e12:,.4g} at most: the measurement is wrong, and is not kept",
@@ -68,8 +68,6 @@ def is_possible(gpu_name: str | None, rates: Iterable[Rate]) -> bool:
 
 
 def _limit(gpu_name: str, rate: Rate) -> float | None:
-    if rate.of == "memory":
-        return peak_bytes_per_s(gpu_name)
     if rate.of == "links":
         # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
         return peak_link_bytes_per_s(gpu_name)
@@ -108,12 +106,6 @@ def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[Rate]:
         yield from (
             Rate(what=what, per_s=one, of="links") for one in [*moved, *figures.get("neighbours_bytes_per_s", ())]
         )
-    if trial.job == "matmul" and trial.measured.get("device") == "cuda":
-        if figures["flops_per_s"]:
-            of: Format = "bf16" if trial.measured["dtype"] == "bfloat16" else "tf32"
-            yield Rate(what="matrix products", per_s=figures["flops_per_s"], of=of)
-        if figures["copy_bytes_per_s"]:
-            yield Rate(what="copies", per_s=figures["copy_bytes_per_s"], of="memory")
 
 
 def _training_flops_per_s(job: str, figures: dict[str, Any], config: dict[str, Any]) -> float:

@@ -1,11 +1,6 @@
-import json
-
 import pytest
 
-from autotune.show.report.markdown import report_markdown
-from benchmarks.document import GPU_CHECKS, ROOT, names_of, quoted, read_gpu_checks
-from benchmarks.gpu.check.page import results_document
-from tests.benchmarks.gpu.reports import full_report
+from benchmarks.document import ROOT, names_of, quoted
 
 NAMES = names_of(ROOT)
 
@@ -34,17 +29,3 @@ def test_a_bar_that_is_short_or_was_not_measured_is_not_hidden():
     text = quoted(page, {**NAMES, "bars": [bar, bar | {"name": "y_s", "figure": None, "holds": None}]})
     assert "| `x_s` | 2 s | ≤ 1 s | **short** |" in text
     assert "| `y_s` | n/a | ≤ 1 s | not measured |" in text
-
-
-def test_the_document_of_gpus_is_what_the_kept_checks_hold():
-    page = report_markdown(results_document(read_gpu_checks(GPU_CHECKS)))
-    assert (ROOT / "docs" / "gpu-results.md").read_text() == page
-
-
-def test_of_every_gpu_the_newest_check_counts(tmp_path):
-    for day, figure in (("2026-01-01", 0.4), ("2026-02-01", 0.5)):
-        place = tmp_path / "nvidia-h200" / day
-        place.mkdir(parents=True)
-        (place / "gpu-check.json").write_text(json.dumps(full_report(mfu=figure).to_json()))
-    (found,) = read_gpu_checks(tmp_path)
-    assert found.stage("train").value("bert_120m_mfu_share") == 0.5

@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.rivals import HuggingFace, Ours, Paper, PlainHuggingFace
+from benchmarks.rivals import HuggingFace, Ours, Paper
 from benchmarks.train import Found, Setting, flop_ratio, make_bars, make_match
 from trainer.config import TrainConfig
 
@@ -18,7 +18,7 @@ def match(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("kind", [Ours, Paper, PlainHuggingFace, HuggingFace])
+@pytest.mark.parametrize("kind", [Ours, Paper, HuggingFace])
 def test_every_contender_takes_one_step_of_so_many_samples_a_turn(kind, match):
     contender = kind(match)
     # transformers' loader is a batch ahead, which it makes in the first turn.

@@ -9,7 +9,7 @@ import pytest
 from tests.nullgpu.environment import Environment, find
 from tests.nullgpu.machine import Machine
 
-LONGEST = ("test_training.py", "test_commands.py")
+LONGEST = ("test_training.py", "test_commands.py", "test_gpu_check.py")
 
 
 def pytest_collection_modifyitems(items):

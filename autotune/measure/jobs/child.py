@@ -13,7 +13,7 @@ from typing import Any
 from trainer.errors import TrainerError
 from trainer.failure import is_vague, out_of_memory
 
-JOBS = frozenset({"step", "feed", "matmul", "fault", "trace"})
+JOBS = frozenset({"step", "feed", "fault", "trace"})
 
 # gloo's and NCCL's texts for another rank that is gone.
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|gloo/transport|ncclRemote")

@@ -23,7 +23,7 @@ from tests.autotune.decide.runs import run_of
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.report.example import example_profile as tuned_profile
 from trainer.config import TrainConfig
-from trainer.peaks import LINK_BYTES_PER_S, MEMORY_BYTES_PER_S, PEAKS
+from trainer.peaks import LINK_BYTES_PER_S, PEAKS
 from trainer.presets import model_settings
 
 NVL = "NVIDIA H100 NVL"
@@ -39,17 +39,15 @@ def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit():
         check_rates(NVL, [Rate(what="products", per_s=8.6e15)])
     with pytest.raises(Undecided, match="in tf32"):
         check_rates(NVL, [Rate(what="products", per_s=500e12, of="tf32")])
-    with pytest.raises(Undecided, match="memory"):
-        check_rates(NVL, [Rate(what="copies", per_s=4.2e12, of="memory")])
 
 
 @pytest.mark.parametrize("name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"])
 def test_nothing_is_known_of_other_devices(name):
-    check_rates(name, [Rate(what="products", per_s=1e18), Rate(what="copies", per_s=1e18, of="memory")])
+    check_rates(name, [Rate(what="products", per_s=1e18), Rate(what="messages", per_s=1e18, of="links")])
 
 
-def test_every_gpu_with_a_peak_has_a_bandwidth():
-    assert set(MEMORY_BYTES_PER_S) == set(LINK_BYTES_PER_S) == {peak.name for peak in PEAKS}
+def test_every_gpu_with_a_peak_has_a_bandwidth_of_links():
+    assert set(LINK_BYTES_PER_S) == {peak.name for peak in PEAKS}
 
 
 BERT = TrainConfig(model=model_settings("bert-120m"), precision="bf16", global_batch_rows=32, micro_batch_rows=4)
@@ -111,11 +109,6 @@ def test_messages_faster_than_the_links_are_rejected(figures):
         ("step", {"config": CONFIG}, {"model_flops_per_step": 2e15, "step_s": [0.9, 1.0, 1.1], "local_ranks": 2}),
         ("feed", {"config": CONFIG}, {"model_flops_per_s": 2e15, "local_ranks": 2}),
         ("links", {}, {"products_flops_per_s": [1e12, 1e15]}),
-        (
-            "matmul",
-            {"device": "cuda", "dtype": "bfloat16"},
-            {"flops_per_s": 1e15, "copy_bytes_per_s": 3e12},
-        ),
     ],
 )
 def test_every_job_that_measures_a_rate_is_checked_per_gpu(job, measured, figures):

@@ -1,1 +1,0 @@
-"""The GPU check: what a machine with a GPU reaches, measured in a few minutes."""

@@ -1,1 +1,0 @@
-"""How the check goes: its machine, its time, its stages in turn, what they find, and the page of it."""

@@ -1,1 +1,0 @@
-"""What the check measures: a room for each stage; none of them loads torch."""

@@ -1,0 +1,288 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from autotune.core.profile import profile_to_toml
+from autotune.errors import AutotuneError, UsageError
+from benchmarks import gpu
+from benchmarks.bars import EXIT_UNMEASURED
+from benchmarks.gpu import CUT_OFF, ENDED, FAILED, NO_TIME, Stage
+from tests.autotune.show.report.example import example_profile
+from tests.trainer.checkpoints import header_of
+from tests.trainer.rows import row_of
+
+NVL, DRIVER = "NVIDIA H100 NVL", "580.82.07"
+HANGS = "import os, subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+SLEEPS = "print(os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
+
+
+def stage(name, code, **changes):
+    return Stage(name=name, words=("-c", code), **{"least_s": 0.0, "most_s": 60.0} | changes)
+
+
+def run(out, *stages, check=None, seconds=60.0):
+    check = check or {"stages": {}}
+    gpu.run_stages(check, stages, out, time.monotonic() + seconds)
+    assert json.loads((out / "check.json").read_text()) == check
+    return {name: one["status"] for name, one in check["stages"].items()}, check
+
+
+def test_a_stage_that_fails_costs_no_other_and_says_why(tmp_path):
+    fails = stage("fails", "import sys; sys.exit('error: no such thing')")
+    needs = stage("needs", "print('{}')", needs="profiles/a.toml")
+    statuses, check = run(tmp_path, fails, needs, stage("good", "print('{\"a\": 1}')"))
+    assert statuses == {"fails": FAILED, "needs": FAILED, "good": ENDED}
+    assert check["stages"]["fails"]["said"] == "exit code 1\nerror: no such thing"
+    assert "profiles/a.toml is missing" in check["stages"]["needs"]["said"]
+    assert check["stages"]["good"]["answer"] == {"a": 1}
+
+
+def test_what_ended_is_not_repeated_and_the_rest_is(tmp_path):
+    counts = "from pathlib import Path; p = Path('n'); p.write_text(p.read_text() + 'x' if p.exists() else 'x')"
+    once, again = stage("once", counts), stage("again", f"{counts}; raise SystemExit(1)")
+    _, check = run(tmp_path, once, again)
+    run(tmp_path, once, again, check=check)
+    assert (tmp_path / "n").read_text() == "xxx"
+    statuses, _ = run(tmp_path, once, stage("again", "", least_s=9.0), check=check, seconds=5)
+    assert statuses == {"once": ENDED, "again": FAILED}
+
+
+def test_a_stage_without_time_is_skipped_and_a_shorter_one_is_not(tmp_path):
+    statuses, _ = run(tmp_path, stage("long", "", least_s=90.0), stage("short", "print('[]')"))
+    assert statuses == {"long": NO_TIME, "short": ENDED}
+    words = ("-c", "import sys; print(sys.argv[1:])", "{minutes}")
+    timed = Stage(name="timed", words=words, least_s=0, most_s=30)
+    _, check = run(tmp_path, timed)
+    assert check["stages"]["timed"]["command"][-1] == "0.40"
+
+
+def test_a_stage_that_hangs_ends_in_its_time_with_all_that_it_started(tmp_path):
+    began_s = time.monotonic()
+    statuses, _ = run(tmp_path, stage("hangs", HANGS + SLEEPS, most_s=4.0))
+    assert statuses == {"hangs": CUT_OFF}
+    assert time.monotonic() - began_s < 8
+    group = int((tmp_path / "logs/hangs.log").read_text())
+    assert not [one for one in psutil.process_iter() if one.is_running() and _group(one) == group]
+
+
+def _group(process):
+    try:
+        return os.getpgid(process.pid) if process.status() != psutil.STATUS_ZOMBIE else None
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_check_and_keeps_what_ended(tmp_path, monkeypatch, number):
+    script = f"""
+import signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from benchmarks import gpu
+signal.signal(signal.SIGINT, signal.default_int_handler)
+gpu.open_site = lambda *_: SimpleNamespace(gpus=(1,))
+gpu.make_data = lambda *_: None
+gpu.open_check = lambda *_, tiny: {{"stages": {{}}}}
+names = (("done", "print(1)"), ("hangs", {HANGS + SLEEPS!r}))
+gpu.stages_of = lambda _: [gpu.Stage(name=n, words=("-c", c), least_s=0, most_s=60) for n, c in names]
+sys.exit(gpu.main(["--out", {str(tmp_path)!r}]))
+"""
+    root = str(gpu.ROOT)
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=root, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "logs" / "hangs.log"
+    while not (log.exists() and log.read_text().strip()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert not psutil.pid_exists(int(log.read_text()))
+    assert json.loads((tmp_path / "check.json").read_text())["stages"]["done"]["status"] == ENDED
+
+
+def test_answers_hold_no_path_of_this_machine(tmp_path):
+    code = f"import json; print(json.dumps([{str(tmp_path / 'data')!r}, {str(gpu.ROOT / 'x')!r}]))"
+    _, check = run(tmp_path, stage("a", code))
+    assert check["stages"]["a"]["answer"] == ["./data", "./x"]
+
+
+@pytest.fixture
+def site(tmp_path):
+    gpu.make_data(tmp_path, None, gpu.TINY)
+    facts = SimpleNamespace(name=NVL, driver=DRIVER)
+    return SimpleNamespace(gpu=facts, gpus=(facts,), versions={"torch": "2.14.1+cu130"}, name="h100-nvl")
+
+
+def test_a_check_of_something_else_is_not_continued(tmp_path, site):
+    check = gpu.open_check(tmp_path, site, tiny=False)
+    (tmp_path / "check.json").write_text(json.dumps(check | {"stages": {"doctor": {"status": ENDED}}}))
+    assert gpu.open_check(tmp_path, site, tiny=False)["stages"] == {"doctor": {"status": ENDED}}
+    with pytest.raises(AutotuneError, match="another tiny"):
+        gpu.open_check(tmp_path, site, tiny=True)
+    site.gpu.driver, site.versions["torch"] = "581.0", "2.15.0"
+    with pytest.raises(AutotuneError, match="another driver, torch"):
+        gpu.open_check(tmp_path, site, tiny=False)
+    with pytest.raises(AutotuneError, match="is another dataset"):
+        gpu.make_data(tmp_path, tmp_path / "mine", gpu.TINY)
+
+
+@pytest.fixture
+def real(tmp_path, site):
+    """A directory, and a check in it, that may be kept."""
+    (tmp_path / "profiles").mkdir()
+    profile = example_profile("d")
+    (tmp_path / "profiles/bert-120m.toml").write_text(profile_to_toml(profile))
+    place = tmp_path / "runs/bert-120m"
+    place.mkdir(parents=True)
+    header = header_of(profile.train, device=NVL, driver=DRIVER, parameters=10**8)
+    (place / "run.json").write_text(header.model_dump_json())
+    rows = (row_of(number, real_tokens_per_s=400_000.0 * header.world_size, mfu=0.3) for number in range(1, 5))
+    (place / "steps.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    check = gpu.open_check(tmp_path, site, tiny=False)
+    names = ("arithmetic", "train-bert-120m")
+    check["stages"] = {name: {"status": ENDED, "answer": None, "seconds": 1.0} for name in names}
+    check["stages"]["arithmetic"]["answer"] = {"right": True, "flops_per_s": 600e12}
+    check["figures"] = gpu.figures_of(tmp_path, check["stages"])
+    return tmp_path, check
+
+
+def test_a_real_check_is_kept_by_gpu_and_date_with_predictions_beside_what_was_measured(real):
+    out, check = real
+    assert gpu.reasons_against(out, check) == []
+    check["started_utc"] = "2026-01-01T00:00:00+00:00"
+    place = gpu.keep(out, check, out / "kept")
+    assert place == out / "kept/h100-nvl/2026-01-01"
+    (place / "old").touch()
+    gpu.keep(out, check, out / "kept")
+    assert sorted(str(path.relative_to(place)) for path in place.rglob("*")) == [
+        "check.json", "profiles", "profiles/bert-120m.toml",
+    ]  # fmt: skip
+    newer = check | {"started_utc": "2026-02-01T00:00:00+00:00"}
+    gpu.keep(out, newer, out / "kept")
+    page = gpu.page(f"# Words\n\n{gpu.MARK}\n\nold figures\n", out / "kept")
+    assert page.startswith(f"# Words\n\n{gpu.MARK}\n\n### 1 x {NVL}, 2026-02-01\n")
+    assert "old figures" not in page
+    assert "2026-01-01" not in page
+    assert "Large bf16 matmuls reach 600 TFLOP/s." in page
+    assert "| MFU of bert-120m, eager or compiled | 30.0 % | ≥ 45.0 % | **below target** |" in page
+    probe = example_profile("d").evidence.probe
+    head, _, row = page[page.index("| configuration |") :].splitlines()[:3]
+    cells = dict(zip(head.split("|")[1:-1], row.split("|")[1:-1], strict=True))
+    assert cells[" traced "].strip() == str(probe.traced_rows)
+    assert cells[" largest "].strip() == str(probe.feasible_max)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tiny": True}, "tiny sizes"),
+        ({"tiny": None}, "tiny sizes"),
+        ({"driver": "0.0 (nullgpu)"}, "a pretended NVIDIA H100 NVL"),
+        ({"driver": None}, "its driver is not known"),
+        ({"driver": "581.0"}, "is of NVIDIA H100 NVL, driver 580.82.07"),
+        ({"gpu": "NVIDIA Unheard Of"}, "no peak is known of NVIDIA Unheard Of"),
+        ({"gpu": None}, "no peak is known of None"),
+        ({"gpu": "NVIDIA H200"}, "profiles/bert-120m.toml is of NVIDIA H100 NVL"),
+    ],
+)
+def test_what_is_not_shown_to_be_a_known_real_gpu_is_not_kept(real, changes, said):
+    out, check = real
+    check["made_with"] |= changes
+    assert said in " ".join(gpu.reasons_against(out, check))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "matrix products are wrong, or were not checked"),
+        ({"right": False, "flops_per_s": 6e14}, "matrix products are wrong"),
+        ({"right": True}, "0 FLOP/s are not those of NVIDIA H100 NVL"),
+        ({"right": True, "flops_per_s": 8.6e15}, "8.6e+15 FLOP/s are not those"),
+        ({"right": True, "flops_per_s": 1e11}, "1e+11 FLOP/s are not those"),
+    ],
+)
+def test_a_gpu_that_computes_nothing_or_too_fast_or_too_slowly_is_not_kept(real, answer, said):
+    out, check = real
+    check["stages"]["arithmetic"]["answer"] = answer
+    assert said in " ".join(gpu.reasons_against(out, check))
+
+
+def test_an_environment_that_pretends_a_gpu_is_remembered(real, site, monkeypatch):
+    out, check = real
+    (out / "check.json").write_text(json.dumps(check))
+    monkeypatch.setenv("NULLGPU_DRIVER", DRIVER)
+    check = gpu.open_check(out, site, tiny=False)
+    (out / "check.json").write_text(json.dumps(check))
+    monkeypatch.delenv("NULLGPU_DRIVER")
+    assert "NULLGPU_DRIVER is set" in " ".join(gpu.reasons_against(out, gpu.open_check(out, site, tiny=False)))
+
+
+def test_a_rate_that_no_gpu_reaches_is_not_kept_whether_of_a_profile_or_a_run(real):
+    out, check = real
+    profile = example_profile("d")
+    probe = profile.evidence.probe
+    curve = [point.model_copy(update={"slot_tokens_per_s": 5e7}) for point in probe.curve]
+    evidence = profile.evidence.model_copy(update={"probe": probe.model_copy(update={"curve": curve})})
+    path = out / "profiles/bert-120m.toml"
+    good = path.read_text()
+    path.write_text(profile_to_toml(profile.model_copy(update={"evidence": evidence})))
+    assert "which reaches 835 at most" in " ".join(gpu.reasons_against(out, check))
+    path.write_text(good.replace("micro_batch_rows = 64", "micro_batch_rows = 65"))
+    assert "it was edited" in " ".join(gpu.reasons_against(out, check))
+    path.write_text(good)
+    steps = out / "runs/bert-120m/steps.jsonl"
+    steps.write_text(row_of(1, real_tokens_per_s=1e9).model_dump_json() + "\n")
+    assert "runs/bert-120m/run.json: " in " ".join(gpu.reasons_against(out, check))
+    path.unlink()
+    steps.parent.joinpath("run.json").unlink()
+    assert gpu.reasons_against(out, check) == ["no profile was measured"]
+
+
+@pytest.mark.parametrize(
+    ("only", "gpus", "names"),
+    [
+        ("probe-bert-120m,tune", 1, ["probe-bert-120m", "tune"]),
+        ("doc,train-bert-350m", 1, ["doctor", "train-bert-350m"]),
+        ("network,scale", 2, ["network-bert-120m", "scale-bert-120m"]),
+    ],
+)
+def test_some_stages_can_be_chosen(only, gpus, names):
+    stages = tuple(gpu.stages_of(gpu.FULL))
+    assert [one.name for one in gpu.select(stages, only, gpus)] == names
+    assert len(gpu.select(stages, "", 2)) == len(stages)
+    with pytest.raises(UsageError, match="stage 'maths' not found"):
+        gpu.select(stages, "doctor,maths", 1)
+    with pytest.raises(UsageError, match="network,scale requires 2 GPUs"):
+        gpu.select(stages, "network,scale", 1)
+
+
+def test_nothing_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu.main(["--out", str(tmp_path)]) == EXIT_UNMEASURED
+    assert "there is no GPU here" in capsys.readouterr().err
+
+
+def test_every_claim_that_was_not_measured_names_stages_that_exist():
+    stages = [one.name for one in gpu.stages_of(gpu.FULL)]
+    assert len(stages) == len(set(stages))
+    for bar, _, measured_by in gpu.claims_of({}):
+        assert bar.holds is None
+        assert all(any(one.startswith(word) for one in stages) for word in measured_by.split(","))
+        assert f"`--only {measured_by}`" in gpu.results([])
+
+
+def test_the_document_holds_what_was_kept():
+    written = gpu.PAGE.read_text()
+    assert written == gpu.page(written, gpu.KEPT)
+
+
+def test_the_check_itself_imports_no_torch():
+    code = "import sys, benchmarks.gpu; sys.exit(bool({'torch', 'transformers', 'optuna'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=gpu.ROOT, check=False).returncode == 0

@@ -1,0 +1,35 @@
+"""The GPU check on pretended GPUs: every stage's command runs to its end, and nothing is kept."""
+
+import json
+
+import pytest
+
+from benchmarks.gpu import TINY, stages_of
+from tests.nullgpu.environment import ROOT
+
+pytestmark = pytest.mark.cuda
+
+
+def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu):
+    machine = null_gpu(devices=2, driver="580.95.05")
+    out, page = machine.folder / "check", (ROOT / "docs/gpu-results.md").read_text()
+    command = ("-m", "benchmarks.gpu", "--out", out, "--tiny", "--minutes", "40", "--keep")
+    ended = machine.run(*command, timeout_s=2500)
+    check = json.loads((out / "check.json").read_text())
+    assert {name: (one["status"], one.get("said")) for name, one in check["stages"].items()} == {
+        stage.name: ("ended", None) for stage in stages_of(TINY)
+    }, ended
+    assert ended.code == 2, ended
+    for reason in ("tiny sizes", "NULLGPU_DRIVER", "a pretended NVIDIA H100 NVL: its matrix products are wrong"):
+        assert reason in ended.err, ended
+    assert (ROOT / "docs/gpu-results.md").read_text() == page
+    assert not list((ROOT / "reports").glob("gpu/*"))
+    found = check["figures"]
+    [memory], [training] = found["memory"], found["training"]
+    assert memory["estimated_least"] <= memory["estimated"] <= memory["estimated_most"]
+    assert memory["traced"] == memory["largest"] == 4
+    assert abs(memory["traced_peak_bytes"] / memory["peak_bytes"] - 1) < 0.05
+    assert training["steps"] == TINY.steps
+    assert {one["compared_with"] for one in found["baseline"]} == {"paper-style", "default"}
+    assert any(one["predicted_step_s"] for one in found["network"])
+    assert str(machine.folder) not in (out / "check.json").read_text()
