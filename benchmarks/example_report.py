@@ -27,8 +27,9 @@ from autotune.core.evidence import (
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from autotune.core.review import Review, Standing
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
 from trainer.events import EventRow
@@ -380,6 +381,13 @@ def _step(number: int) -> StepRow:
     )  # fmt: skip
 
 
+def _review(note: str) -> Review:
+    return Review(
+        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
+        note=f"go{note}"[:2000],
+    )  # fmt: skip
+
+
 def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     """What a report of all of it is built from, with a second profile that was only probed."""
     manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
@@ -388,7 +396,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
         damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
         advice=example_advice(note),
-        sign_off=SignOff(state=f"approved{note}", by=f"A. Reviewer{note}", when="2026-11-22", note=f"go{note}"),
+        standing=Standing(state="approved", present_sha256="0" * 64, review=_review(note)),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(

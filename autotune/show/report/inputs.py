@@ -8,23 +8,13 @@ from typing import Literal
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
+from autotune.core.review import Standing
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
 from autotune.decide.probe_command import probe_command
 from autotune.decide.rates import fill_share
 from trainer.dataset import Manifest
 from trainer.record import Run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignOff:
-    """What somebody said of a tuning."""
-
-    state: str
-    """``approved``, ``rejected``, or why it no longer holds."""
-    by: str
-    when: str
-    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +36,8 @@ class ReportedProfile:
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
     """In the order in which it is to be read."""
-    sign_off: SignOff | None = None
+    standing: Standing | None = None
+    """The last verdict on it; None if nobody looked for one."""
     ledger: LedgerCheck | None = None
     """What its ledger says of it; None where nobody looked."""
     label: str | None = None

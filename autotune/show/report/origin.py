@@ -3,7 +3,7 @@
 from autotune.core.units import format_bytes
 from autotune.decide.estimate_command import estimate_command
 from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
-from autotune.show.report.inputs import ReportedProfile, SignOff
+from autotune.show.report.inputs import ReportedProfile
 from autotune.show.verification import ledger_words
 from trainer.presets import PRESETS
 
@@ -105,16 +105,14 @@ def commands(one: ReportedProfile) -> list[str]:
 
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
-    """Whether somebody answers for it."""
-    found: SignOff | None = one.sign_off
-    if found is None:
+    """The last verdict on it."""
+    standing = one.standing
+    if standing is None or standing.review is None or standing.state == "not reviewed":
         command = f"autotune report review {one.quoted} --approve --by NAME"
         return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
+    review, edited = standing.review, ", as edited by hand" if standing.review.as_edited else ""
+    state = "approved before it was edited, and so void" if standing.state == "voided" else standing.state + edited
     pairs: list[tuple[str, Words]] = [
-        ("State", (Strong(text=found.state),)),
-        ("By", (found.by,)),
-        ("When", (found.when,)),
-    ]
-    if found.note:
-        pairs.append(("Note", (found.note,)))
-    return (Pairs(pairs=tuple(pairs)),)
+        ("State", (Strong(text=state),)), ("By", (review.by,)), ("When", (review.time_utc,)),
+    ]  # fmt: skip
+    return (Pairs(pairs=(*pairs, *([("Note", (review.note,))] if review.note else []))),)
