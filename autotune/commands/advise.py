@@ -169,5 +169,5 @@ def _applied_text(applied: Applied | None) -> str:
         return "\n\nno change is safe to be written without measuring: the profile is as it was"
     changes = "\n".join(f"  {change}" for change in applied.changes)
     kept = "" if applied.kept is None else f"\nwhat lay there is kept as {applied.kept}"
-    command = shlex.join(["autotune", "profile", "diff", applied.of, applied.profile])
+    command = shlex.join(["autotune", "compare", applied.of, applied.profile])
     return f"\n\nwrote {applied.profile}:\n{changes}{kept}\nnext: {command}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.core.profile import HASH_KEY, present_sha256
 from autotune.core.review import Review, Standing, Verdict, is_sha256, standing_of
-from autotune.decide.changes import flat_settings
+from autotune.decide.comparison import flat_settings
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.profiles import StoredProfile, read_profile, report_directory
 from autotune.store import write_atomically
