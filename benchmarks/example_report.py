@@ -4,7 +4,6 @@ Every text that a report takes from files ends in ``note``, so that a hostile on
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.advice import Advice, Change, Figure, Gain
@@ -413,27 +412,3 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
         run=run, profile_path=path, matched_by="the profile's hash", bottlenecks=(example_bottleneck("run", note),)
     )
     return (one, other), (reported,)
-
-
-def many_inputs(
-    profiles: int, runs: int, *, trials: int
-) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
-    """The same many times over: file names come twice, runs have events, and some have no profile or no end."""
-    (one, _), (run,) = example_inputs(trials)
-    made = tuple(
-        replace(one, path=Path(f"site-{number % 2}/bert-120m-{number // 2}.toml"), content_sha256=f"{number:064x}")
-        for number in range(profiles)
-    )
-    return made, tuple(_one_of_many(run, number, made) for number in range(runs))
-
-
-def _one_of_many(like: ReportedRun, number: int, profiles: tuple[ReportedProfile, ...]) -> ReportedRun:
-    run = replace(
-        like.run,
-        directory=Path(f"runs-{number % 2}/20261122T{number // 2:06}Z"),
-        events=like.run.events[: number % 4],
-        end=None if number % 50 == 7 else like.run.end,
-    )
-    alone = number % 20 == 0
-    path = None if alone else profiles[number % len(profiles)].path
-    return replace(like, run=run, profile_path=path, matched_by=None if alone else like.matched_by)

@@ -5,8 +5,6 @@
 * browser: the same with bottlenecks, advice, a sign-off and a second profile, opened in Debian's Chromium without a
   network at three widths, in both colours and as it prints: what it asks for beside itself, what it complains of, and
   whether it is wider than its window.
-* many: 20 profiles and 1,000 runs, some of which share their names, as one page: its size, the time from what was read
-  to the page, and the same looks at it; axe-core, which is slow on long pages, looks at one just beyond all limits.
 * hostile: every text ends in tags, handlers, quotes, a formula, a change of direction and 10,000 letters. What counts
   is each element that is a script, each attribute that holds one, each dialog, and each text that is not shown as text.
 * axe: serious and critical violations that axe-core finds in both colours, on a wide window and a narrow one.
@@ -25,19 +23,15 @@ from typing import Any, Literal
 
 from autotune.core.units import format_bytes
 from autotune.show.report.build import report_document
-from autotune.show.report.facts import report_facts
 from autotune.show.report.html import report_html
-from autotune.show.report.markdown import report_markdown
 from autotune.show.tables import text_table
 from autotune.store import json_rows, write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.browser import CannotBrowse, Violation, Visit, audit, visit
 from benchmarks.example_files import write_example
-from benchmarks.example_report import example_inputs, many_inputs
+from benchmarks.example_report import example_inputs
 
 TRIALS, REPEATS, HOSTILE_TRIALS = 2000, 5, 40
-MANY, MANY_AUDITED, MANY_TRIALS = (20, 1000), (7, 201), 100
-"""Profiles and runs, and trials of each profile."""
 TIMEOUT_S = 120.0
 WIDTHS = (360, 1400, 1600)
 PAPER_PX = 690
@@ -53,8 +47,6 @@ SHOWN = ("<script>alert(1)</script>", "onerror=alert(2)", "\\u202egnp", "$\\frac
 BARS: dict[str, tuple[str, Literal["<=", ">="], float]] = {
     "report_size_bytes": ("bytes", "<=", 1_500_000),
     "report_build_s": ("s", "<=", 8),
-    "report_many_size_bytes": ("bytes", "<=", 4_000_000),
-    "report_many_page_s": ("s", "<=", 60),
     "report_requests_count": ("count", "<=", 0),
     "report_console_errors_count": ("count", "<=", 0),
     "report_page_errors_count": ("count", "<=", 0),
@@ -81,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             figures = {
                 "built": built(Path(directory), options.trials, options.repeats),
-                "many": many(Path(directory)),
                 "browser": browsed(Path(directory), options.trials),
             }
         except (CannotMeasure, CannotBrowse) as error:
@@ -98,18 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_bars(figures: Figures) -> list[Bar]:
     """All of them, in their order."""
-    built_, many_, browser = figures["built"], figures["many"], figures["browser"]
+    built_, browser = figures["built"], figures["browser"]
     values = {
         "report_size_bytes": max(built_["bytes"]["html"], browser["full_bytes"]),
         "report_build_s": statistics.median(built_["seconds"]),
-        "report_many_size_bytes": many_["bytes"]["html"],
-        "report_many_page_s": many_["seconds"],
-        "report_requests_count": browser["requests"] + many_["requests"],
-        "report_console_errors_count": browser["console_errors"] + many_["console_errors"],
-        "report_page_errors_count": browser["page_errors"] + many_["page_errors"],
-        "report_overflow_px": max(browser["overflow_px"], many_["overflow_px"]),
+        "report_requests_count": browser["requests"],
+        "report_console_errors_count": browser["console_errors"],
+        "report_page_errors_count": browser["page_errors"],
+        "report_overflow_px": browser["overflow_px"],
         "report_hostile_count": sum(browser["hostile"].values()),
-        "report_axe_serious_count": len(browser["violations"]) + len(many_["violations"]),
+        "report_axe_serious_count": len(browser["violations"]),
     }
     return [
         Bar(name=name, figure=values[name], unit=unit, bar=bar, direction=direction)
@@ -119,18 +108,13 @@ def make_bars(figures: Figures) -> list[Bar]:
 
 def table(figures: Figures) -> str:
     """What was looked at, for people."""
-    built_, many_, browser = figures["built"], figures["many"], figures["browser"]
+    built_, browser = figures["built"], figures["browser"]
     rows = [[f"report.{name}", format_bytes(size)] for name, size in built_["bytes"].items()]
     rows += [
         ["the same with advice and a second profile", format_bytes(browser["full_bytes"])],
         ["processes timed", ", ".join(f"{seconds:.2f} s" for seconds in built_["seconds"])],
-        *(
-            [f"{MANY[0]} profiles, {MANY[1]:,} runs: {name}", format_bytes(size)]
-            for name, size in many_["bytes"].items()
-        ),
-        ["the same, until the page is there", f"{many_['seconds']:.1f} s"],
-        ["pages opened", str(browser["visits"] + many_["visits"])],
-        ["of any impact, axe-core", str(browser["violations_of_any_impact"] + many_["violations_of_any_impact"])],
+        ["pages opened", str(browser["visits"])],
+        ["of any impact, axe-core", str(browser["violations_of_any_impact"])],
     ]
     return text_table(("what", "figure"), rows, align="lr")
 
@@ -156,33 +140,6 @@ def built(directory: Path, trials: int, repeats: int) -> Figures:
             raise CannotMeasure(f"report build ended with code {done.returncode}: {done.stderr[-500:]}")
     sizes = {name: out.with_suffix(f".{name}").stat().st_size for name in ("html", "md", "json")}
     return {"trials": trials, "seconds": seconds, "bytes": sizes}
-
-
-def many(directory: Path) -> Figures:
-    """What a report of many profiles and runs weighs and takes, and what a browser makes of it.
-
-    Raises:
-        CannotBrowse: If there is none.
-    """
-    page, audited = directory / "many.html", directory / "audited.html"
-    inputs = many_inputs(*MANY, trials=MANY_TRIALS)
-    started = time.perf_counter()
-    document = report_document(*inputs)
-    page.write_text(report_html(document), encoding="utf-8")
-    seconds = time.perf_counter() - started
-    others = {"md": report_markdown(document), "json": json.dumps(report_facts(*inputs, document), default=str)}
-    less = many_inputs(*MANY_AUDITED, trials=MANY_TRIALS)
-    audited.write_text(report_html(report_document(*less)), encoding="utf-8")
-    found = audit(audited, width=WIDTHS[1])
-    return {
-        "profiles": MANY[0],
-        "runs": MANY[1],
-        "seconds": seconds,
-        "bytes": {"html": page.stat().st_size} | {name: len(text.encode()) for name, text in others.items()},
-        **_seen([visit(page, width=width) for width in WIDTHS] + [visit(page, width=PAPER_PX, media="print")]),
-        "violations": _serious(found),
-        "violations_of_any_impact": len(found),
-    }
 
 
 def browsed(directory: Path, trials: int) -> Figures:

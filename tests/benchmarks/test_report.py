@@ -5,17 +5,13 @@ from benchmarks.browser import CannotBrowse, Visit
 
 FIGURES = {
     "built": {"trials": 3, "seconds": [9.0, 1.0, 2.0], "bytes": {"html": 1000, "md": 10, "json": 20}},
-    "many": {
-        "bytes": {"html": 3_000_000, "md": 10, "json": 20}, "seconds": 70.0, "visits": 4, "requests": 0,
-        "console_errors": 0, "page_errors": 0, "overflow_px": 0, "violations": [], "violations_of_any_impact": 0,
-    },
     "browser": {
         "full_bytes": 2_000_000, "visits": 8, "requests": 0, "console_errors": 0, "page_errors": 0, "overflow_px": 0,
         "hostile": {"scripts": 0, "handlers": 0, "dialogs": 0}, "violations": [], "violations_of_any_impact": 2,
     },
 }  # fmt: skip
 
-KNOWN_SHORT = ["report_size_bytes", "report_many_page_s"]
+KNOWN_SHORT = ["report_size_bytes"]
 
 
 def visited(text, **changes):
@@ -38,20 +34,8 @@ def test_the_larger_page_and_the_median_process_count():
 )
 def test_a_single_fault_is_one_too_many(change):
     bars = report.make_bars(FIGURES | {"browser": FIGURES["browser"] | change})
-    assert [bar.name for bar in bars if not bar.holds][:2] == KNOWN_SHORT
-    assert [bar.holds for bar in bars].count(False) == 3
-
-
-@pytest.mark.parametrize("change", [{"requests": 1}, {"violations": ["color-contrast: <p>"]}, {"overflow_px": 1}])
-def test_nor_may_there_be_one_on_the_page_of_many(change):
-    bars = report.make_bars(FIGURES | {"many": FIGURES["many"] | change})
-    assert [bar.holds for bar in bars].count(False) == 3
-
-
-def test_the_page_of_many_has_bars_of_its_own():
-    bars = {bar.name: bar for bar in report.make_bars(FIGURES)}
-    assert (bars["report_many_size_bytes"].figure, bars["report_many_size_bytes"].holds) == (3_000_000, True)
-    assert (bars["report_many_page_s"].figure, bars["report_many_page_s"].holds) == (70.0, False)
+    assert [bar.name for bar in bars if not bar.holds][:1] == KNOWN_SHORT
+    assert [bar.holds for bar in bars].count(False) == 2
 
 
 def test_everything_that_a_hostile_text_may_do_is_counted():
@@ -73,7 +57,6 @@ def test_without_a_browser_nothing_is_measured(monkeypatch, capsys):
         raise CannotBrowse("no chromium here")
 
     monkeypatch.setattr(report, "built", lambda directory, trials, repeats: FIGURES["built"])
-    monkeypatch.setattr(report, "many", lambda directory: FIGURES["many"])
     monkeypatch.setattr(report, "browsed", refuse)
     assert report.main([]) == 2
     assert "no chromium here" in capsys.readouterr().err

@@ -11,10 +11,9 @@ from autotune.decide.cost import cost_rows, pay_back, ranks_of
 from autotune.decide.rates import Rate, run_rate, tuned_rate
 from autotune.show.answers import plain
 from autotune.show.report.document import Document, LeftOut, Missing, blocks_of
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.limits import MOST_EVENTS
+from autotune.show.report.events import MOST_EVENTS
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, named
 from autotune.show.report.loss import loss_points
-from autotune.show.report.names import named
 from autotune.show.report.origin import commands
 from autotune.show.report.recommendations import profile_changes
 from autotune.show.report.seen import drifts_of, needs_attention

@@ -17,30 +17,14 @@ _FIELDS = {
 }  # fmt: skip
 
 
-_MOST_COLUMNS = 4
-
-
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
-    """The fingerprint of each profile: side by side while they fit, else what all have alike, and what differs."""
+    """The fingerprint of each profile, side by side."""
     found = {
         name: [_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles]
         for field, name in _FIELDS.items()
     }
-    titles = [one.title for one in profiles]
-    if len(profiles) <= _MOST_COLUMNS:
-        rows = tuple([name, *values] for name, values in found.items())
-        return (Table(caption="The machine", headers=("what", *titles), rows=rows),)
-    alike = tuple([name, values[0]] for name, values in found.items() if len(set(values)) == 1)
-    differs = {name: values for name, values in found.items() if len(set(values)) > 1}
-    tables = [
-        Table(caption=f"The machine, alike in all {len(profiles)} profiles", headers=("what", "value"), rows=alike)
-    ]
-    if differs:
-        cells = tuple(
-            [title, name, values[number]] for number, title in enumerate(titles) for name, values in differs.items()
-        )
-        tables.append(Table(caption="What differs", headers=("profile", "what", "value"), rows=cells, long=True))
-    return tuple(table for table in tables if table.rows)
+    rows = tuple([name, *values] for name, values in found.items())
+    return (Table(caption="The machine", headers=("what", *(one.title for one in profiles)), rows=rows),)
 
 
 def _shown(field: str, value: object) -> str | None:
