@@ -11,7 +11,6 @@
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys

@@ -32,7 +32,6 @@ def compare(
     """Say what differs from A, and which differences in figures are beyond noise."""
     from autotune.decide.comparison import gate
     from autotune.search.compare import compare_paths
-    from autotune.search.meanings import setting_meanings
     from autotune.show.answers import answer_json, plain
     from autotune.show.comparison import comparison_text
 
@@ -44,8 +43,7 @@ def compare(
     if as_json:
         print(answer_json([{**plain(found), "gate": judged} for found, judged in zip(every, gates, strict=True)]))
     else:
-        meanings = setting_meanings()
-        texts = [comparison_text(found, judged, meanings) for found, judged in zip(every, gates, strict=True)]
+        texts = [comparison_text(found, judged) for found, judged in zip(every, gates, strict=True)]
         print("\n\n\n".join(texts))
     words = {judged.state: judged.words for judged in reversed(gates) if judged is not None}
     if "slower" in words:

@@ -1,10 +1,9 @@
 """Two profiles, tunings, runs or datasets side by side, as text."""
 
-from collections.abc import Mapping
-
 from autotune.core.review import is_sha256
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.comparison import Change, Compared, Comparison, Gate
+from autotune.decide.explain import meaning_of
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.show.intervals import confidence_words
 from autotune.show.review import short
@@ -15,7 +14,7 @@ _MOST_NAMES = 6
 _SIDE_CHARACTERS = 40
 
 
-def comparison_text(found: Comparison, gate: Gate | None, meanings: Mapping[str, str]) -> str:
+def comparison_text(found: Comparison, gate: Gate | None) -> str:
     """The answer first, then what changed, settings with what they mean, then every figure."""
     both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
     speeds = "dataset" not in (found.a.kind, found.b.kind)
@@ -30,7 +29,7 @@ def comparison_text(found: Comparison, gate: Gate | None, meanings: Mapping[str,
         ("machine and software", found.facts),
     ):
         headers = ["field", "A", "B", "B / A", *(["meaning"] if title == "settings" else [])]
-        rows = [_change_cells(one, meanings.get(one.key, ""))[: len(headers)] for one in changes]
+        rows = [_change_cells(one, meaning_of(one.key) or "")[: len(headers)] for one in changes]
         parts.append(f"{title}\n{text_table(headers, rows, align='lrrrl')}" if changes else f"{title}: the same")
     figures = [_figure_cells(one) for one in found.figures]
     parts.append(text_table(_HEADERS, figures, align="llrrrrrrl") if figures else "figures: none that both have")
