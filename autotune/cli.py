@@ -7,6 +7,7 @@ import typer
 from autotune.commands import (
     advise,
     baseline,
+    compare,
     data,
     doctor,
     estimate,
@@ -45,6 +46,7 @@ app.command("baseline")(baseline.baseline)
 app.command("tune")(tune.tune)
 app.command("tune-between-nodes", hidden=True)(tune.tune_between_nodes)
 app.command("advise")(advise.advise)
+app.command("compare")(compare.compare)
 app.command("export")(export.export)
 app.add_typer(launch.app, name="launch")
 app.add_typer(profile.app, name="profile")

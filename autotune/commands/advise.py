@@ -1,6 +1,7 @@
 """``autotune advise``: what to change, with evidence, ranked by what it is expected to gain."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,20 @@ from autotune.errors import ProfileRefused, UsageError
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
     from autotune.decide.advice import Situation
-    from autotune.show.answers.advise import Applied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What ``--apply`` wrote."""
+
+    profile: str | None
+    """The new profile; None if no change was safe."""
+    of: str
+    """The profile that was changed, which stays as it is."""
+    kept: str | None
+    """Where a profile that lay there before was kept."""
+    changes: tuple[str, ...]
+
 
 _RUNS, _PROFILES = Path("runs"), Path("profiles")
 _NAME_ONE = (
@@ -56,10 +70,10 @@ def advise(
     from autotune.search.situation import situation_of, with_foreign
     from autotune.show.advice import advice_text, rules_text
     from autotune.show.answers import answer_json
-    from autotune.show.answers.advise import AdviseAnswer, rules_answer
 
     if rules:
-        print(answer_json(rules_answer(RULES)) if as_json else rules_text(RULES))
+        said = [{"rule": one.name, "covers": one.covers, "looks_for": one.looks_for} for one in RULES]
+        print(answer_json(said) if as_json else rules_text(RULES))
         return
     where = place or _default_place()
     _refuse_idle_options(where, profile=profile, nodes=nodes, out=None if apply else out)
@@ -70,7 +84,7 @@ def advise(
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
     if as_json:
-        print(answer_json(AdviseAnswer(subject=str(where), bottleneck=now.bottleneck, advice=found, applied=applied)))
+        print(answer_json({"subject": where, "bottleneck": now.bottleneck, "advice": found, "applied": applied}))
         return
     print(f"{where}\n\n{advice_text(found, now.bottleneck)}{_applied_text(applied)}")
 
@@ -114,12 +128,11 @@ def _profiles() -> list[Path]:
     return sorted(path for path in _PROFILES.glob("*.toml") if not path.stem.endswith(made))
 
 
-def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> "Applied":
+def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> Applied:
     """Write the safe changes into a new profile; nothing where there are none."""
     from autotune.decide.advice.apply import changes_of, safe_changes
     from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
-    from autotune.show.answers.advise import Applied
 
     if now.profile is None:
         raise UsageError(
@@ -149,12 +162,12 @@ def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> "
     )
 
 
-def _applied_text(applied: "Applied | None") -> str:
+def _applied_text(applied: Applied | None) -> str:
     if applied is None:
         return ""
     if applied.profile is None:
         return "\n\nno change is safe to be written without measuring: the profile is as it was"
     changes = "\n".join(f"  {change}" for change in applied.changes)
     kept = "" if applied.kept is None else f"\nwhat lay there is kept as {applied.kept}"
-    command = shlex.join(["autotune", "profile", "diff", applied.of, applied.profile])
+    command = shlex.join(["autotune", "compare", applied.of, applied.profile])
     return f"\n\nwrote {applied.profile}:\n{changes}{kept}\nnext: {command}"

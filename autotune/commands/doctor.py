@@ -69,7 +69,13 @@ def render(machine: MachineFacts, *, as_json: bool) -> str:
     findings = find_unsuitable(machine)
     if as_json:
         from autotune.show.answers import answer_json
-        from autotune.show.answers.doctor import doctor_answer
 
-        return answer_json(doctor_answer(machine, findings, NEXT_COMMAND))
+        slurm = machine.slurm
+        derived = {
+            "allotted_cpus": machine.host.allotted_cpus,
+            "in_job": slurm.in_job,
+            "is_login_node": slurm.is_login_node,
+            "seconds_left": slurm.seconds_left(machine.time_utc),
+        }
+        return answer_json({"machine": machine, **derived, "findings": findings, "next": NEXT_COMMAND})
     return f"{doctor_text(machine, findings)}\n\nnext: {NEXT_COMMAND}"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ from autotune.commands.completion import sites
 if TYPE_CHECKING:
     from autotune.cluster.batch import Shape
     from autotune.cluster.site import SiteFile
-    from autotune.show.answers.launch import SubmittedJob
 
 Slurm = Annotated[
     str | None,
@@ -229,18 +228,17 @@ def _tell(jobs: Sequence[_Submitted], limit: str, *, wait: bool, as_json: bool) 
         SystemExit: If a job that was waited for failed, with its code.
     """
     from autotune.cluster.follow import Ended, follow
-    from autotune.show.answers import answer_json, fields_of
-    from autotune.show.answers.launch import SubmittedAnswer, SubmittedJob
+    from autotune.show.answers import answer_json
 
-    every = [
-        SubmittedJob(
-            job=job.number,
-            expected_minutes=job.request.expected_minutes,
-            time_limit=limit,
-            ledger=job.request.ledger,
-            log=str(job.log),
-            script=str(job.script),
-        )
+    every: list[dict[str, Any]] = [
+        {
+            "job": job.number,
+            "expected_minutes": job.request.expected_minutes,
+            "time_limit": limit,
+            "ledger": job.request.ledger,
+            "log": str(job.log),
+            "script": str(job.script),
+        }
         for job in jobs
     ]
     if not as_json:
@@ -253,21 +251,21 @@ def _tell(jobs: Sequence[_Submitted], limit: str, *, wait: bool, as_json: bool) 
     if as_json:
         first, *further = every
         code = ended.code if wait else None
-        print(answer_json(SubmittedAnswer(**fields_of(first), then=tuple(further), exit_code=code)))
+        print(answer_json({**first, "then": further, "exit_code": code}))
     if ended.code:
         _say(f"error: {ended.words}\n")
         raise SystemExit(ended.code)
 
 
-def _as_text(told: "SubmittedJob") -> str:
-    minutes = told.expected_minutes
+def _as_text(told: dict[str, Any]) -> str:
+    minutes = told["expected_minutes"]
     expected = "n/a" if minutes is None else f"about {minutes:g}"
     lines = {
-        "job": told.job,
-        "expected minutes": f"{expected}, at most {told.time_limit} (h:min:s)",
-        "ledger": told.ledger or "n/a",
-        "log": told.log,
-        "script": told.script,
+        "job": told["job"],
+        "expected minutes": f"{expected}, at most {told['time_limit']} (h:min:s)",
+        "ledger": told["ledger"] or "n/a",
+        "log": told["log"],
+        "script": told["script"],
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())

@@ -80,8 +80,7 @@ def probe(
     from autotune.core.cards import find_card
     from autotune.core.units import parse_bytes
     from autotune.show.answers import answer_json
-    from autotune.show.answers.probe import probe_answer
-    from autotune.show.probe import probe_text
+    from autotune.show.probe import probe_answer, probe_text
     from autotune.tuning.bench import open_bench
     from autotune.tuning.probe import ProbeAsked, probe_models
     from trainer.dataset import read_manifest
@@ -122,7 +121,7 @@ def probe(
         refuse_login_node(["autotune", *arguments_of(context)])
     with open_bench(device, data) as bench:
         probed = probe_models(bench, asked, manifest)
-    print(answer_json(probe_answer(probed)) if as_json else probe_text(probed, data))
+    print(answer_json({"models": [probe_answer(one) for one in probed]}) if as_json else probe_text(probed, data))
 
 
 def _job(

@@ -15,9 +15,9 @@ from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, ProfileD
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.core.evidence import ScalingRow
+    from autotune.core.evidence import Scaling, ScalingRow
     from autotune.search.profiles import StoredProfile
-    from autotune.search.scaling import Known, MeasuredStep, Scaling
+    from autotune.search.scaling import Known, MeasuredStep
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
 _STEPS = 8
@@ -60,7 +60,6 @@ def scale(
     from autotune.search.profiles import read_profile
     from autotune.search.scaling import Assumed, known_of, predict_scaling
     from autotune.show.answers import answer_json
-    from autotune.show.answers.scale import scale_answer
     from autotune.show.scaling import scaling_text
 
     if nodes is None and slurm is not None:
@@ -97,7 +96,7 @@ def scale(
         from autotune.store import write_atomically
 
         write_atomically(chart, scaling_chart(found))
-    print(answer_json(scale_answer(found)) if as_json else scaling_text(found, chart))
+    print(answer_json(found) if as_json else scaling_text(found, chart))
 
 
 def _job(
@@ -156,11 +155,10 @@ def _keep_prediction(stored: "StoredProfile", predicted: "Scaling", reports: Pat
     """Write the prediction before anything is measured, so that nobody can fit it afterwards."""
     from autotune.search.profiles import report_directory
     from autotune.show.answers import plain
-    from autotune.show.answers.scale import scale_answer
     from autotune.store import write_atomically
     from trainer.events import utc_now
 
-    kept = {"predicted_utc": utc_now(), **plain(scale_answer([predicted])[0])}
+    kept = {"predicted_utc": utc_now(), **plain(predicted)}
     path = report_directory(stored.path, reports) / "scaling-predicted.json"
     write_atomically(path, json.dumps(kept, indent=1) + "\n")
 

@@ -9,6 +9,10 @@ has no end; it counts at its lower edge, so a mean that reaches into it is a low
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.dataset import Manifest
 
 FINE_STEP_TOKENS = 8
 FINE_END_TOKENS = 1024
@@ -113,3 +117,33 @@ def _bin_mean(first: int, last: int, truncated_at: int | None) -> float:
     below = truncated_at - first
     total = below * (first + truncated_at - 1) / 2 + (last - truncated_at + 1) * truncated_at
     return total / (last - first + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLength:
+    """What a row length does to the sampled samples; all but the gain are shares."""
+
+    row_tokens: int
+    """Positions in a row."""
+    padded_waste: float
+    """Of positions that are padding if every sample has a row of its own."""
+    cut_samples: float
+    """Of samples that do not fit a row."""
+    cut_tokens: float
+    """Of tokens that are lost by that."""
+    packed_efficiency: float
+    """Of positions that are non-padding tokens in packed rows."""
+    packing_gain: float
+    """Non-padding tokens of a packed row over those of a padded row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """What a dataset holds; lengths are in tokens, special tokens not counted."""
+
+    manifest: "Manifest"
+    sampled: int
+    percentiles: dict[int, int]
+    mean_tokens: float
+    longest_tokens: int
+    rows: tuple[RowLength, ...]

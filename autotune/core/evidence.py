@@ -1,5 +1,6 @@
 """The evidence of a profile: what was measured or predicted for each decision, as tables of the profile."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -346,6 +347,28 @@ class ScalingRow(Table):
     """Whether it ran, or is predicted."""
     added_micro_batches: NonNegative = 0
     """Of a measured step, which were not measured but added as predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
+
+    name: str
+    """Of the model."""
+    global_batch_tokens: int
+    rows: tuple[ScalingRow, ...]
+    useful_nodes: int
+    """The most that are at least 90 % efficient; predicted."""
+    levers: tuple[str, ...]
+    """What would increase it."""
+    steps_per_epoch: float | None
+    """None if the dataset's size is not known."""
+    bound: tuple[tuple[int, float], ...]
+    """Nodes, and the efficiency if every micro-batch's backward could hide the gradient synchronisation."""
+    least_tokens_per_rank: float
+    """T_min with fp32 gradients: non-padding tokens of a step, below which all of backward cannot hide it."""
+    sources: tuple[str, ...]
+    """What the figures rest on."""
 
 
 class NetworkEvidence(Table):

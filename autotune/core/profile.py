@@ -201,7 +201,22 @@ def profile_from_tables(tables: dict[str, Any], *, where: str) -> tuple[Profile,
         profile = parse_table(Profile, content, where=where)
     except BadConfig as error:
         raise BadInput(error.message, next_step=error.next_step) from error
-    return profile, tables.get(HASH_KEY) == canonical_sha256(content)
+    return profile, tables.get(HASH_KEY) == present_sha256(tables, where=where)
+
+
+def present_sha256(tables: dict[str, Any], *, where: str) -> str:
+    """The hash of what a profile's tables say now, whatever hash the file names.
+
+    Raises:
+        BadInput: If a value has no canonical form.
+    """
+    try:
+        return canonical_sha256({key: value for key, value in tables.items() if key != HASH_KEY})
+    except (TypeError, ValueError) as error:  # a date, or a number that is none
+        raise BadInput(
+            f"{where} holds a value that no profile has: {error}",
+            next_step="Write numbers, texts, lists and tables only.",
+        ) from error
 
 
 def _tables(profile: Profile) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """What is in a dataset, and what row lengths do to it; from its manifest and a bounded look at its offsets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.dataset import Manifest, TokenDataset
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
+from trainer.dataset import TokenDataset
 from trainer.packing import pack_rows
 from trainer.permutation import permute
 from trainer.plan import MIN_BLOCK_SAMPLES
@@ -18,39 +17,6 @@ Int64 = npt.NDArray[np.int64]
 DEFAULT_ROW_TOKENS = (128, 512, 1024, 2048)
 SAMPLED = 65_536
 """Samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowLength:
-    """What a row length does to the sampled samples; shares are of what is named.
-
-    Args:
-        row_tokens: Places in a row.
-        padded_waste: Share of places that are padding when every sample has a row of its own.
-        cut_samples: Share of samples that do not fit a row.
-        cut_tokens: Share of tokens that are lost by that.
-        packed_efficiency: Share of places that are real tokens in packed rows.
-        packing_gain: Real tokens of a packed row over those of a padded row.
-    """
-
-    row_tokens: int
-    padded_waste: float
-    cut_samples: float
-    cut_tokens: float
-    packed_efficiency: float
-    packing_gain: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected:
-    """What was found; lengths are in tokens, special tokens not counted."""
-
-    manifest: Manifest
-    sampled: int
-    percentiles: dict[int, int]
-    mean_tokens: float
-    longest_tokens: int
-    rows: tuple[RowLength, ...]
 
 
 def inspect(directory: Path, row_tokens: Sequence[int] = DEFAULT_ROW_TOKENS) -> Inspected:

@@ -1,14 +1,15 @@
-"""Two profiles, tunings or runs held against each other: what changed, and which figures differ beyond noise. Pure."""
+"""Two profiles, tunings, runs or datasets compared: what changed, and which figures differ beyond noise. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.decide.changes import Change, setting_changes
 from autotune.decide.difference import Estimate, difference
 from autotune.decide.statistics import Interval
+from trainer.config import TrainConfig
+from trainer.schema import MAX_DEPTH
 
-Kind = Literal["profile", "tuning", "run"]
+Kind = Literal["profile", "tuning", "run", "dataset"]
 Circumstance = Literal[
     "model", "dataset", "machine", "processors", "ranks", "global batch", "row length", "layout", "memory budget"
 ]
@@ -18,12 +19,51 @@ Verdict = Literal[
 """``not judged``: no spread to judge by is known. ``not comparable``: something differs that the figure rests on."""
 
 _WORK: tuple[Circumstance, ...] = ("model", "dataset", "row length")
-_PLACE: tuple[Circumstance, ...] = ("machine", "processors", "ranks")
-
-
+_PLACE: tuple[Circumstance, ...] = (*_WORK, "machine", "processors", "ranks")
 _ROUNDING = 1e-9
 """Of ratios and shares."""
 _OTHER: dict[Circumstance, str] = {"processors": "other processors", "ranks": "another number of ranks"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One field that differs; None on the side that does not have it."""
+
+    key: str
+    old: Any
+    new: Any
+
+    @property
+    def ratio(self) -> float | None:
+        """The new figure over the old one; None if they are not both figures."""
+        both = [one for one in (self.old, self.new) if isinstance(one, int | float) and not isinstance(one, bool)]
+        return self.new / self.old if len(both) == 2 and self.old else None
+
+
+def flat_settings(config: TrainConfig) -> dict[str, Any]:
+    """Every setting by its dotted key; the model's own config is one level of keys more."""
+    return flat_table(config.model_dump(mode="json"))
+
+
+def flat_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value of nested tables by its dotted key."""
+    return dict(_flat(table))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if depth > MAX_DEPTH:  # of a stranger's trial log; files of ours are not nested so deep
+            yield f"{prefix}{name}", "nested too deep"
+        elif isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+    """What differs between flat tables; a key that a side does not have counts as None."""
+    found = (Change(key=str(key), old=old.get(key), new=new.get(key)) for key in {**old, **new})
+    return tuple(change for change in found if change.old != change.new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,32 +71,23 @@ class Metric:
     """What a figure is of, and what has to be the same on both sides for it to say anything."""
 
     name: str
-    unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "s"]
-    words: tuple[Verdict, Verdict]
+    unit: Literal["tokens/s", "bytes", "share", "nats", "rows", "tokens", "samples"]
+    words: tuple[Verdict, Verdict] = ("less", "more")
     """When B has less, and when it has more."""
-    needs: tuple[Circumstance, ...]
+    needs: tuple[Circumstance, ...] = (*_PLACE, "global batch")
 
 
-TRAINING_RATE = Metric(
-    name="real tokens/s", unit="tokens/s", words=("slower", "faster"), needs=(*_WORK, *_PLACE, "global batch")
-)
-STEP_RATE = Metric(name="slot tokens/s", unit="tokens/s", words=("slower", "faster"), needs=(*_WORK, *_PLACE, "layout"))
-WINDOW_RATE = Metric(
-    name="slot tokens/s", unit="tokens/s", words=("slower", "faster"), needs=(*_WORK, *_PLACE, "layout", "global batch")
-)
-DATA_WAIT = Metric(name="data wait", unit="share", words=("less", "more"), needs=(*_WORK, *_PLACE, "global batch"))
-MFU = Metric(name="MFU", unit="share", words=("less", "more"), needs=(*_WORK, *_PLACE, "global batch"))
-WAIT_FOR_RANKS = Metric(
-    name="wait for other ranks", unit="share", words=("less", "more"), needs=(*_WORK, *_PLACE, "global batch")
-)
-PEAK_MEMORY = Metric(name="peak memory", unit="bytes", words=("less", "more"), needs=(*_WORK, "machine", "ranks"))
-MOST_ROWS = Metric(
-    name="largest micro-batch",
-    unit="rows",
-    words=("less", "more"),
-    needs=(*_WORK, "machine", "layout", "memory budget"),
-)
-LOSS = Metric(name="loss", unit="nats", words=("less", "more"), needs=(*_WORK, "global batch"))
+_SPEED: tuple[Verdict, Verdict] = ("slower", "faster")
+TRAINING_RATE = Metric(name="real tokens/s", unit="tokens/s", words=_SPEED)
+STEP_RATE = Metric(name="slot tokens/s", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout"))
+WINDOW_RATE = Metric(name="slot tokens/s", unit="tokens/s", words=_SPEED, needs=(*_PLACE, "layout", "global batch"))
+DATA_WAIT = Metric(name="data wait", unit="share")
+MFU = Metric(name="MFU", unit="share")
+WAIT_FOR_RANKS = Metric(name="wait for other ranks", unit="share")
+PEAK_MEMORY = Metric(name="peak memory", unit="bytes", needs=(*_WORK, "machine", "ranks"))
+MOST_ROWS = Metric(name="largest micro-batch", unit="rows", needs=(*_WORK, "machine", "layout", "memory budget"))
+LOSS = Metric(name="loss", unit="nats", needs=(*_WORK, "global batch"))
+SAMPLES, TOKENS = Metric(name="samples", unit="samples", needs=()), Metric(name="tokens", unit="tokens", needs=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +96,15 @@ class Reading:
 
     metric: Metric
     of: str
-    """What it was read at, such as ``16 rows``; figures are held against those read at the same."""
+    """What it was read at, such as ``16 rows``; figures are compared with those read at the same."""
     estimate: Estimate
     exact: bool = False
-    """Whether it is a count that was proven, which has no noise."""
+    """Whether it is a count, which has no noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """A profile, a tuning or a run."""
+    """A profile, a tuning, a run or a dataset."""
 
     kind: Kind
     name: str
@@ -82,9 +113,9 @@ class Side:
     circumstances: Mapping[Circumstance, str]
     """Those that are known."""
     facts: Mapping[str, Any]
-    """Of its machine and its software, for people."""
-    readings: tuple[Reading, ...]
-    headlines: tuple[Reading, ...]
+    """Of its machine and its software."""
+    readings: tuple[Reading, ...] = ()
+    headlines: tuple[Reading, ...] = ()
     """How fast it trains, the best known first."""
     notes: tuple[str, ...] = ()
 
@@ -100,8 +131,16 @@ class Compared:
     change: Interval
     """What B is of A; for shares, what B is more than A. With 95 % bounds."""
     verdict: Verdict
-    why: str = ""
+    why: str
     """Why there is no verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Whether B may pass if no more than some share of A's speed may be lost."""
+
+    state: Literal["passes", "slower", "undecided", "not comparable"]
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +151,7 @@ class Comparison:
     b: Side
     settings: tuple[Change, ...]
     circumstances: tuple[Change, ...]
+    """Model, data and place."""
     facts: tuple[Change, ...]
     figures: tuple[Compared, ...]
     headline: Compared | None
@@ -122,91 +162,71 @@ class Comparison:
 
 
 def compare(a: Side, b: Side, loss: tuple[Estimate, Estimate, Interval, str] | None = None) -> Comparison:
-    """Hold two sides against each other.
+    """Compare two sides.
 
     Args:
         a: The first, which ratios are to.
         b: The second.
         loss: Of runs the loss of each at the same steps, what B's is of A's, and which steps; None without such.
     """
-    known = [name for name in a.circumstances if name in b.circumstances]
-    circumstances = setting_changes(
-        {str(name): a.circumstances[name] for name in known}, {str(name): b.circumstances[name] for name in known}
-    )
-    differs = {change.key: change for change in circumstances}
-    theirs = {(one.metric.name, one.of): one for one in b.readings}
-    mine = {(one.metric.name, one.of): one for one in a.readings}
+    known = a.circumstances.keys() & b.circumstances.keys()
+    places = [{str(name): one.circumstances[name] for name in one.circumstances if name in known} for one in (a, b)]
+    circumstances, facts = changes(*places), changes(a.facts, b.facts)
+    if a.kind != b.kind:  # a run says less of its machine than a profile does
+        facts = tuple(one for one in facts if one.key in a.facts and one.key in b.facts)
+    differs = {change.key for change in circumstances}
+    mine, theirs = ({(one.metric.name, one.of): one for one in side.readings} for side in (a, b))
     figures = [_compared(mine[key], theirs[key], differs) for key in mine if key in theirs]
     if loss is not None:
-        first, second, change, of = loss
-        figures.append(_judged(LOSS, of, (first, second), change, differs))
+        figures.append(_judged(LOSS, loss[3], (loss[0], loss[1]), loss[2], differs))
     return Comparison(
         a=a,
         b=b,
-        settings=setting_changes(a.settings, b.settings),
+        settings=changes(a.settings, b.settings),
         circumstances=circumstances,
-        facts=_fact_changes(a, b),
+        facts=facts,
         figures=tuple(figures),
-        headline=_headline(a.headlines, b.headlines, differs),
+        headline=_headline(a, b, differs),
         only_a=tuple(f"{name}, {of}" for name, of in mine if (name, of) not in theirs),
         only_b=tuple(f"{name}, {of}" for name, of in theirs if (name, of) not in mine),
     )
 
 
-def _fact_changes(a: Side, b: Side) -> tuple[Change, ...]:
-    """What differs of what both tell: a run says less of its machine than a profile does."""
-    found = setting_changes(a.facts, b.facts)
-    return found if a.kind == b.kind else tuple(one for one in found if one.key in a.facts and one.key in b.facts)
-
-
-def _headline(a: Sequence[Reading], b: Sequence[Reading], differs: Mapping[str, Change]) -> Compared | None:
+def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
     """By what both were read in the same way, if there is such; else by the best of each."""
-    same = [(one, other) for one in a for other in b if one.of == other.of]
-    if same:
-        return _compared(*same[0], differs)
-    if not a or not b:
+    for one in a.headlines:
+        for other in b.headlines:
+            if one.of == other.of:
+                return _compared(one, other, differs)
+    if not a.headlines or not b.headlines:
         return None
-    sides = a[0].estimate, b[0].estimate
-    return _judged(a[0].metric, f"A: {a[0].of}; B: {b[0].of}", sides, difference(*sides), differs)
+    one, other = a.headlines[0], b.headlines[0]
+    change = difference(one.estimate, other.estimate)
+    return _judged(one.metric, f"A: {one.of}; B: {other.of}", (one.estimate, other.estimate), change, differs)
 
 
-def _compared(a: Reading, b: Reading, differs: Mapping[str, Change]) -> Compared:
+def _compared(a: Reading, b: Reading, differs: set[str]) -> Compared:
     change = difference(a.estimate, b.estimate)
     if a.exact and b.exact:
         change = Interval(value=change.value, low=change.value, high=change.value)
     return _judged(a.metric, a.of, (a.estimate, b.estimate), change, differs)
 
 
-def _judged(
-    metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: Interval, differs: Mapping[str, Change]
-) -> Compared:
-    verdict, why = _verdict(metric, sides, change, differs)
-    return Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change, verdict=verdict, why=why)
-
-
-def _verdict(
-    metric: Metric, sides: tuple[Estimate, Estimate], change: Interval, differs: Mapping[str, Change]
-) -> tuple[Verdict, str]:
+def _judged(metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: Interval, differs: set[str]) -> Compared:
+    nothing, why = 1.0 if sides[0].scale == "log" else 0.0, ""
+    verdict: Verdict = "the same within noise"
     if other := [_OTHER.get(name, f"another {name}") for name in metric.needs if name in differs]:
-        return "not comparable", ", ".join(other)
-    if change.low is None or change.high is None:
-        return "not judged", "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
-    nothing = 1.0 if sides[0].scale == "log" else 0.0
-    if max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
-        return "the same", ""
-    if change.high < nothing:
-        return metric.words[0], ""
-    if change.low > nothing:
-        return metric.words[1], ""
-    return "the same within noise", ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """Whether B may pass where no more than some share of A's speed may be lost."""
-
-    state: Literal["passes", "slower", "undecided", "not comparable"]
-    words: str
+        verdict, why = "not comparable", ", ".join(other)
+    elif change.low is None or change.high is None:
+        verdict = "not judged"
+        why = "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
+    elif max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
+        verdict = "the same"
+    elif change.high < nothing:
+        verdict = metric.words[0]
+    elif change.low > nothing:
+        verdict = metric.words[1]
+    return Compared(metric=metric, of=of, a=sides[0], b=sides[1], change=change, verdict=verdict, why=why)
 
 
 def gate(comparison: Comparison, lost_share: float) -> Gate:

@@ -65,12 +65,12 @@ def drifts(
     intact: bool = True,
     otherwise: Sequence[str] = (),
 ) -> tuple[Drift, ...]:
-    """A run against its profile; nothing where it has none, or has no steps.
+    """Compare a run with the profile it was started from; nothing if it has none, or has no steps.
 
     Args:
-        profile: It was started from.
+        profile: With its ``trials``, for the memory.
         run: Its last start counts.
-        trials: Of the profile's ledger, for the memory.
+        trials: Of the profile.
         intact: Whether the profile is as it was written.
         otherwise: What the run computed otherwise than the profile says.
     """
@@ -98,33 +98,40 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
 
 
 def _speed(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
-    ranks = run.header.world_size
-    return Drift(
-        quantity="real tokens/s",
-        expected=_known(expected),
-        expected_source=_unknown(ranks) if expected is None else f"{expected.known}: {expected.source}",
-        achieved=_known(achieved),
-        ratio=_ratio(expected, achieved),
-        verdict=_verdict(expected, achieved),
-    )
+    source = _unknown(run) if expected is None else f"{expected.known}: {expected.source}"
+    return _drift("real tokens/s", expected, source, achieved)
 
 
 def _mfu(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
-    """What the expected rate makes of the peak, by the FLOPs of a real token that the run itself counted."""
+    """What the expected rate makes of the peak, by the FLOPs of a non-padding token that the run itself counted."""
     steps = settled_steps(run) or run.steps
     shares = [step.mfu / step.real_tokens_per_s for step in steps if step.mfu and step.real_tokens_per_s > 0]
     if not shares:
         unknown = "the device's peak is not known"
         return Drift(quantity="MFU", expected=None, expected_source=unknown, achieved=None, verdict=unknown)
-    share = statistics.median(shares)
-    by = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else _unknown(run.header.world_size)
+    source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else _unknown(run)
+    return _drift("MFU", expected, source, achieved, statistics.median(shares))
+
+
+def _drift(
+    quantity: Literal["real tokens/s", "MFU"], expected: Rate | None, source: str, achieved: Rate | None,
+    factor: float = 1.0,
+) -> Drift:  # fmt: skip
+    ratio, verdict = None, NOTHING_TO_HOLD if expected is None else "it logged no speed"
+    if expected is not None and achieved is not None:
+        change, verdict = (
+            difference(expected.estimate, achieved.estimate),
+            verdict_of(expected.estimate, achieved.estimate),
+        )
+        confidence = None if change.low is None else SHOWN_CONFIDENCE
+        ratio = Known(value=change.value, low=change.low, high=change.high, confidence=confidence)
     return Drift(
-        quantity="MFU",
-        expected=_known(expected, share),
-        expected_source=by,
-        achieved=_known(achieved, share),
-        ratio=_ratio(expected, achieved),
-        verdict=_verdict(expected, achieved),
+        quantity=quantity,
+        expected=_known(expected, factor),
+        expected_source=source,
+        achieved=_known(achieved, factor),
+        ratio=ratio,
+        verdict=verdict,
     )
 
 
@@ -170,26 +177,12 @@ def _is_of(profile: Profile, measured: dict[str, object], rows: int) -> bool:
     return all(config.get(name, train[name]) == train[name] for name in _OF_MEMORY)
 
 
-def _unknown(ranks: int) -> str:
-    return f"nothing known of {ranks} ranks"
+def _unknown(run: Run) -> str:
+    return f"nothing known of {run.header.world_size} ranks"
 
 
-def _known(rate: Rate | None, factor: float = 1.0) -> Known | None:
+def _known(rate: Rate | None, factor: float) -> Known | None:
     if rate is None:
         return None
     low, high = (None if end is None else factor * end for end in (rate.low, rate.high))
     return Known(value=factor * rate.value, low=low, high=high, confidence=None if low is None else rate.confidence)
-
-
-def _ratio(expected: Rate | None, achieved: Rate | None) -> Known | None:
-    if expected is None or achieved is None:
-        return None
-    change = difference(expected.estimate, achieved.estimate)
-    confidence = None if change.low is None else SHOWN_CONFIDENCE
-    return Known(value=change.value, low=change.low, high=change.high, confidence=confidence)
-
-
-def _verdict(expected: Rate | None, achieved: Rate | None) -> str:
-    if expected is None:
-        return NOTHING_TO_HOLD
-    return "it logged no speed" if achieved is None else verdict_of(expected.estimate, achieved.estimate)

@@ -1,4 +1,4 @@
-"""Read profiles, tunings and runs as sides of a comparison."""
+"""Read profiles, tunings, runs and datasets as sides of a comparison."""
 
 import math
 import statistics
@@ -8,16 +8,17 @@ from typing import Any
 
 from autotune.core.hardware import is_pretended
 from autotune.core.outcome import Measured, outcome_from_json
-from autotune.core.profile import Fingerprint, Profile
+from autotune.core.profile import Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
 from autotune.core.units import format_bytes
-from autotune.decide.changes import flat_settings, flat_table
 from autotune.decide.comparison import (
     DATA_WAIT,
     MFU,
     MOST_ROWS,
     PEAK_MEMORY,
+    SAMPLES,
     STEP_RATE,
+    TOKENS,
     TRAINING_RATE,
     WAIT_FOR_RANKS,
     WINDOW_RATE,
@@ -27,6 +28,8 @@ from autotune.decide.comparison import (
     Reading,
     Side,
     compare,
+    flat_settings,
+    flat_table,
 )
 from autotune.decide.difference import (
     Estimate,
@@ -45,12 +48,14 @@ from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
 from autotune.search.standing import LEDGER_DIRECTORY
 from autotune.store import read_ledger
-from trainer.record import RUN_FILE, Run, RunHeader, StepRow
+from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
+from trainer.record import RUN_FILE, Run
 from trainer.schema import canonical_sha256
 
 _LOSS_SHARE = 0.5
 """Of the steps that both runs took, the later part, in which their losses are held against each other."""
 _LEAST_ROWS = 2
+_FEW = "too few steps"
 _READ_FROM = {
     "training": "windows of the settings as tuned",
     "windows": "windows of the workers' sweep",
@@ -62,27 +67,27 @@ _OF_A_TRIAL = ("micro_batch_rows", "global_batch_rows", "data.")
 """Settings that a tuning varies from trial to trial."""
 
 
+Trials = tuple[tuple[TrialRecord, ...], int]
+"""Those of the newest site, and how many lines were left out."""
+Source = StoredProfile | Run | Trials | Manifest
+
+
 def compare_paths(a: Path, b: Path) -> Comparison:
-    """Hold two profiles, tunings or runs against each other, or a profile against a run.
+    """Compare two profiles, tunings, runs or datasets, or a profile with a run.
 
     Raises:
         UsageError: If they are of kinds that have no figures in common.
         TrainerError, AutotuneError: If one of them cannot be read.
     """
     first, second = _read(a), _read(b)
-    kinds = {_kind(first), _kind(second)}
-    if "tuning" in kinds and len(kinds) > 1:
+    sides = _side(first, str(a)), _side(second, str(b))
+    kinds = {side.kind for side in sides}
+    if len(kinds) > 1 and kinds != {"profile", "run"}:
         raise UsageError(
-            f"{a} is a {_kind(first)} and {b} is a {_kind(second)}: ledgers have no figures in common with it",
-            next_step="Name the profile that the tuning wrote instead.",
+            f"{a} is a {sides[0].kind} and {b} is a {sides[1].kind}: they have no figures in common",
+            next_step="Name two of a kind, or a profile and a run.",
         )
-    loss = _loss(first, second) if isinstance(first, Run) and isinstance(second, Run) else None
-    return compare(_side(first, a), _side(second, b), loss)
-
-
-Trials = tuple[tuple[TrialRecord, ...], int]
-"""Those of the newest site, and how many lines were left out."""
-Source = StoredProfile | Run | Trials
+    return compare(*sides, _loss(first, second) if isinstance(first, Run) and isinstance(second, Run) else None)
 
 
 def _read(path: Path) -> Source:
@@ -90,33 +95,50 @@ def _read(path: Path) -> Source:
         return read_measured_run(path)
     if (path / LEDGER_DIRECTORY).is_dir():
         return _read_trials(path)
+    if (path / MANIFEST_NAME).is_file():
+        return read_manifest(path)
     if path.is_dir():
         raise BadInput(
-            f"{path} is neither a run (it has no {RUN_FILE}) nor a tuning (it has no {LEDGER_DIRECTORY}/)",
-            next_step="Name a profile, a directory under runs/, or one under reports/.",
+            f"{path} is neither a run (it has no {RUN_FILE}), a tuning (no {LEDGER_DIRECTORY}/) nor a dataset (no "
+            f"{MANIFEST_NAME})",
+            next_step="Name a profile, or a directory of one of these.",
         )
     return read_profile(path)
 
 
-def _kind(source: Source) -> str:
-    return "profile" if isinstance(source, StoredProfile) else "run" if isinstance(source, Run) else "tuning"
-
-
-def _side(source: Source, path: Path) -> Side:
+def _side(source: Source, name: str) -> Side:
     if isinstance(source, StoredProfile):
-        return _profile_side(source.profile, str(path), intact=source.intact)
-    return _run_side(source, str(path)) if isinstance(source, Run) else _tuning_side(source, str(path))
+        return _profile_side(source, name)
+    if isinstance(source, Manifest):
+        return _dataset_side(source, name)
+    return _run_side(source, name) if isinstance(source, Run) else _tuning_side(source, name)
 
 
-def _profile_side(profile: Profile, name: str, *, intact: bool) -> Side:
-    train, made_on, probe = profile.train, profile.fingerprint, profile.evidence.probe
-    workers = profile.evidence.workers
+def _dataset_side(manifest: Manifest, name: str) -> Side:
+    table = manifest.model_dump(mode="json", exclude={"train", "validation"})
+    splits = (("training", manifest.train), ("validation", manifest.validation))
+    readings = [
+        Reading(metric=metric, of=of, estimate=of_one(count), exact=True)
+        for of, split in splits
+        for metric, count in ((SAMPLES, split.samples), (TOKENS, split.tokens))
+        if count
+    ]
+    circumstances: dict[Circumstance, str] = {"dataset": manifest.dataset_hash}
+    return Side(
+        kind="dataset", name=name, settings=flat_table(table), circumstances=circumstances, facts={},
+        readings=tuple(readings),
+    )  # fmt: skip
+
+
+def _profile_side(stored: StoredProfile, name: str) -> Side:
+    profile, train, made_on = stored.profile, stored.profile.train, stored.profile.fingerprint
+    probe, workers = profile.evidence.probe, profile.evidence.workers
     ranks = workers.local_ranks if workers else probe.local_ranks if probe else None
     processors = f"{made_on.allotted_cpus} of {made_on.cpu_model or 'n/a'}"
     known: dict[Circumstance, str | None] = {
         "model": made_on.model_sha256,
         "dataset": made_on.dataset_hash,
-        "machine": _machine(made_on),
+        "machine": made_on.gpu_name or "cpu",
         "processors": None if made_on.allotted_cpus is None else processors,
         "global batch": f"{train.global_batch_rows} rows",
         "row length": str(train.seq_length_tokens),
@@ -124,30 +146,26 @@ def _profile_side(profile: Profile, name: str, *, intact: bool) -> Side:
         "memory budget": str(profile.constraints.memory_budget_bytes),
         "ranks": None if ranks is None else str(ranks),
     }
-    facts = made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
+    constraints = flat_table({"constraints": profile.constraints.model_dump(mode="json")})
+    notes = ("it was edited by hand since it was written: its figures are of what it said then",)
     return Side(
         kind="profile",
         name=name,
-        settings=flat_settings(train),
+        settings=flat_settings(train) | constraints,
         circumstances={name: value for name, value in known.items() if value is not None},
-        facts=facts | {"tool_version": profile.provenance.tool_version},
+        facts=made_on.model_dump(mode="json", exclude={"model_sha256", "dataset_hash"})
+        | {"tool_version": profile.provenance.tool_version},
         readings=tuple(_profile_readings(profile)),
-        headlines=tuple(_profile_headlines(profile)),
-        notes=tuple(_profile_notes(profile, intact=intact)),
+        headlines=tuple(
+            Reading(
+                metric=TRAINING_RATE,
+                of=_READ_FROM[rate.read_from] + (f", {_many(rate.ranks, 'rank')}" * (rate.read_from == "training")),
+                estimate=rate.estimate,
+            )
+            for rate in training_rates(profile)
+        ),
+        notes=(*(() if stored.intact else notes), *((_NOTHING_TIMED,) if is_pretended(made_on.driver) else ())),
     )
-
-
-def _profile_notes(profile: Profile, *, intact: bool) -> Iterable[str]:
-    if not intact:
-        yield "it was edited by hand since it was written: its figures are of what it said then"
-    if is_pretended(profile.fingerprint.driver):
-        yield _NOTHING_TIMED
-    if profile.is_estimated:
-        yield "it is estimated: its micro-batch is predicted, and nothing of it was measured"
-
-
-def _machine(made_on: Fingerprint) -> str:
-    return made_on.gpu_name or "cpu"
 
 
 def _profile_readings(profile: Profile) -> Iterable[Reading]:
@@ -171,19 +189,10 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
             yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
 
 
-def _profile_headlines(profile: Profile) -> Iterable[Reading]:
-    """How fast the profile's own settings train, in real tokens."""
-    for rate in training_rates(profile):
-        ranks = f", {_many(rate.ranks, 'rank')}" if rate.read_from == "training" else ""
-        yield Reading(metric=TRAINING_RATE, of=f"{_READ_FROM[rate.read_from]}{ranks}", estimate=rate.estimate)
-
-
 def _run_side(run: Run, name: str) -> Side:
-    header = run.header
-    config = header.config
-    rows = settled_steps(run)
+    header, config, rows = run.header, run.header.config, settled_steps(run)
     circumstances: dict[Circumstance, str] = {
-        "model": _model_of(header),
+        "model": _model_of(config.get("model"), header.name),
         "dataset": header.dataset_hash,
         "machine": header.device,
         "ranks": str(header.world_size),
@@ -191,66 +200,67 @@ def _run_side(run: Run, name: str) -> Side:
         "row length": str(config.get("seq_length_tokens")),
         "layout": header.layout,
     }
-    rate = _steps(TRAINING_RATE, _BY_STEPS, [(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
-    notes = [f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up, and left out"]
-    notes.append("runs record the name of their device, and not which host it was in")
-    if run.end is None:
-        notes.append("it has not finished, or was killed")
+    rate = _steps(TRAINING_RATE, [(row.real_tokens_per_s * row.step_s, row.step_s) for row in rows])
+    waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
+    readings = [
+        *rate,
+        *_steps(DATA_WAIT, [(row.data_wait_s, row.step_s) for row in rows], scale="linear"),
+        *_steps(WAIT_FOR_RANKS, waits, scale="linear"),
+        *_steps(MFU, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None]),
+    ]
+    if rows and rows[-1].peak_memory_bytes > 0:
+        readings.append(Reading(metric=PEAK_MEMORY, of=_BY_STEPS, estimate=of_one(rows[-1].peak_memory_bytes)))
     return Side(
         kind="run",
         name=name,
         settings=flat_table(config),
         circumstances=circumstances,
         facts={"device": header.device, "attention": header.attention, **header.versions},
-        readings=(*rate, *_run_readings(rows)),
+        readings=tuple(readings),
         headlines=tuple(rate),
-        notes=tuple(notes),
+        notes=(
+            f"{len(run.steps) - len(rows)} of {len(run.steps)} logged steps are warm-up, and left out",
+            "runs record the name of their device, and not which host it was in",
+            *(("it has not finished, or was killed",) if run.end is None else ()),
+        ),
     )
 
 
-def _run_readings(rows: Sequence[StepRow]) -> Iterable[Reading]:
-    of = "the run's steps"
-    yield from _steps(DATA_WAIT, of, [(row.data_wait_s, row.step_s) for row in rows], scale="linear")
-    waits = [(row.communication_s, row.step_s) for row in rows if row.communication_s is not None]
-    yield from _steps(WAIT_FOR_RANKS, of, waits, scale="linear")
-    yield from _steps(MFU, of, [(row.mfu * row.step_s, row.step_s) for row in rows if row.mfu is not None])
-    if rows and rows[-1].peak_memory_bytes > 0:
-        yield Reading(metric=PEAK_MEMORY, of="the run's steps", estimate=of_one(rows[-1].peak_memory_bytes))
-
-
-def _steps(metric: Metric, of: str, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Reading]:
-    """A reading of steps; none where fewer than a few of them are figures at all."""
+def _steps(metric: Metric, pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> list[Reading]:
+    """A reading of steps; none if fewer than a few of them are figures at all."""
     found = of_sound_steps(pairs, scale=scale)
-    return [] if found is None or found.n < _LEAST_ROWS else [Reading(metric=metric, of=of, estimate=found)]
+    return [] if found is None or found.n < _LEAST_ROWS else [Reading(metric=metric, of=_BY_STEPS, estimate=found)]
 
 
-def _model_of(header: RunHeader) -> str:
-    model = header.config.get("model")
-    known = {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else header.name
-    return canonical_sha256(known)
+def _model_of(model: object, name: object = "") -> str:
+    """The hash of a model's config, whatever it is called; of the name if there is none."""
+    return canonical_sha256({k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else name)
 
 
 def _loss(a: Run, b: Run) -> tuple[Estimate, Estimate, Interval, str] | None:
     """Losses at the same steps, the later part of those that both took."""
-    first, second = ({row.step: row.loss for row in run.steps if _sound(row.loss)} for run in (a, b))
-    common = sorted(first.keys() & second.keys())
+    losses = [
+        {row.step: row.loss for row in run.steps if row.loss is not None and math.isfinite(row.loss) and row.loss > 0}
+        for run in (a, b)
+    ]
+    common = sorted(losses[0].keys() & losses[1].keys())
     later = common[len(common) - math.ceil(_LOSS_SHARE * len(common)) :]
     if not later:
         return None
-    losses = [[float(side[step] or 0.0) for step in later] for side in (first, second)]
-    estimates = [Estimate(value=statistics.fmean(one), n=len(one), no_spread="too few steps") for one in losses]
-    return estimates[0], estimates[1], paired_difference(*losses), f"at the same steps, {later[0]} to {later[-1]}"
-
-
-def _sound(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss) and loss > 0
+    mine, theirs = ([side[step] for step in later] for side in losses)
+    first, second = (Estimate(value=statistics.fmean(one), n=len(one), no_spread=_FEW) for one in (mine, theirs))
+    return first, second, paired_difference(mine, theirs), f"at the same steps, {later[0]} to {later[-1]}"
 
 
 def _read_trials(path: Path) -> Trials:
     content = read_ledger(path / LEDGER_DIRECTORY)
     found = [TrialRecord.of(record) for record in content.records]
     records = [record for record in found if record is not None]
-    measured = [record for record in records if record.job in ("step", "feed") and _is_measured(record)]
+    measured = [
+        record
+        for record in records
+        if record.job in ("step", "feed") and isinstance(outcome_from_json(record.outcome), Measured)
+    ]
     if not measured:
         raise BadInput(
             f"{path} has no measured trial of a training step: {len(found)} records, {content.damaged_lines} damaged",
@@ -261,26 +271,21 @@ def _read_trials(path: Path) -> Trials:
     return mine, content.damaged_lines + found.count(None) + len(measured) - len(mine)
 
 
-def _is_measured(record: TrialRecord) -> bool:
-    return isinstance(outcome_from_json(record.outcome), Measured)
-
-
 def _tuning_side(trials: Trials, name: str) -> Side:
     records, left_out = trials
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
         groups.setdefault(_what(record), []).append(record)
     readings = [one for of, group in groups.items() for one in _trial_readings(of, group)]
-    config = records[-1].measured.get("config")
-    settings = flat_table(config) if isinstance(config, dict) else {}
-    model = config.get("model") if isinstance(config, dict) else None
-    without_name = {k: v for k, v in model.items() if k != "name"} if isinstance(model, dict) else {}
+    config = _table(records[-1].measured, "config")
+    settings = flat_table(config)
     fed = [one for one in readings if one.metric is WINDOW_RATE] or [one for one in readings if one.metric is STEP_RATE]
     circumstances: dict[Circumstance, str] = {
-        "model": canonical_sha256(without_name), "row length": str(settings.get("seq_length_tokens")),
+        "model": _model_of(config.get("model"), {}), "row length": str(settings.get("seq_length_tokens")),
         "layout": str(settings.get("layout")),
     }  # fmt: skip
-    if datasets := {one for one in map(_dataset_of, records) if one is not None}:
+    named = (_table(_table(record.measured, "config"), "data").get("dataset_hash") for record in records)
+    if datasets := {one for one in named if isinstance(one, str)}:
         circumstances["dataset"] = ", ".join(sorted(datasets))
     facts: dict[str, Any] = {"site": records[-1].site}
     if (where := records[-1].made_on) is not None:  # all of these are of one site
@@ -305,25 +310,22 @@ def _tuning_side(trials: Trials, name: str) -> Side:
 def _what(record: TrialRecord) -> str:
     """What a trial is of, in words that another version of this project would use as well."""
     measured = record.measured
-    config: Mapping[str, Any] = measured["config"] if isinstance(measured.get("config"), dict) else {}
+    config, loader = _table(measured, "config"), _table(_table(measured, "config"), "data")
     words = [_many(config.get("micro_batch_rows"), "row"), _many(measured.get("local_ranks", 1), "rank")]
     if record.job == "step":
         budget = measured.get("memory_budget_bytes")
         limit = f"under {format_bytes(budget)}" if isinstance(budget, int) else "without a limit"
         return ", ".join([*words, limit])
-    data = config.get("data")
-    loader: Mapping[str, Any] = data if isinstance(data, dict) else {}
     fed = "batches from memory" if measured.get("cached") else _many(loader.get("loader_workers"), "loader worker")
     fed += "" if loader.get("prefetch_batches") == 2 else f", {loader.get('prefetch_batches')} ahead"
     fed += f", replay of {measured['replayed_step_s']} s" if measured.get("replayed_step_s") else ""
     return ", ".join([*words, f"{_many(config.get('global_batch_rows'), 'row')} a step", fed])
 
 
-def _dataset_of(record: TrialRecord) -> str | None:
-    config = record.measured.get("config")
-    data = config.get("data") if isinstance(config, dict) else None
-    found = data.get("dataset_hash") if isinstance(data, dict) else None
-    return found if isinstance(found, str) else None
+def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a stranger's trial log; empty if it is none."""
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _many(count: object, what: str) -> str:

@@ -1,57 +1,31 @@
-"""Look at what a profile's rows hold, and say the profile in the words of another trainer."""
+"""Count what a profile's rows hold, for an export to another trainer."""
 
 from pathlib import Path
 
-from autotune.core.export import Export, RowsHold
-from autotune.core.profile import Profile
-from autotune.core.targets import Target
-from autotune.decide.export import Subject, export_to
+from autotune.decide.export import RowsHold
 from autotune.search.profiles import StoredProfile
 from trainer.dataset import MANIFEST_NAME, TokenDataset
 
 
-def export_profile(
-    stored: StoredProfile, target: Target, *, nodes: int, ranks_per_node: int, data: Path | None
-) -> Export:
-    """The settings of a profile for another trainer.
-
-    Args:
-        stored: The profile.
-        target: The other trainer.
-        nodes: As many are meant to train together.
-        ranks_per_node: Ranks of each.
-        data: The dataset's directory; None looks where the profile says, and does without.
-
-    Raises:
-        TrainerError: If what is named is no dataset.
-    """
-    hold = rows_hold(stored, data)
-    return export_to(target, Subject(profile=stored.profile, nodes=nodes, ranks_per_node=ranks_per_node, hold=hold))
-
-
 def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
-    """Real tokens and samples of a row, by laying a part of the dataset out; without it, what the profile says.
+    """Non-padding tokens and samples of a row, from a part of the dataset; without it, what the profile says.
 
     Raises:
         TrainerError: If ``data`` is no dataset.
     """
     profile, named = stored.profile, stored.profile.train.data.path
-    directory = data
-    if directory is None and named is not None and (stored.path.parent / named / MANIFEST_NAME).is_file():
-        directory = stored.path.parent / named
-    if directory is not None:
-        return _of_dataset(profile, directory)
-    return RowsHold(
-        real_tokens=profile.mean_real_tokens_per_row,
-        samples=None if profile.train.layout == "packed" else 1.0,
-        source="the dataset is not here" if profile.train.layout == "packed" else "one sample in each row",
-    )
-
-
-def _of_dataset(profile: Profile, directory: Path) -> RowsHold:
+    if data is None and named is not None and (stored.path.parent / named / MANIFEST_NAME).is_file():
+        data = stored.path.parent / named
+    if data is None:
+        packed = profile.train.layout == "packed"
+        return RowsHold(
+            real_tokens=profile.mean_real_tokens_per_row,
+            samples=None if packed else 1.0,
+            source="the dataset is not here" if packed else "one sample in each row",
+        )
     from trainer.batch import row_statistics
 
-    dataset = TokenDataset.open(directory)
+    dataset = TokenDataset.open(data)
     try:
         found = row_statistics(profile.train, dataset)
     finally:

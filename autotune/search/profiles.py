@@ -40,13 +40,13 @@ class StoredProfile:
     """Whether its content still has the hash it was written with."""
 
 
-def read_profile(path: Path) -> StoredProfile:
-    """Read and validate a profile.
+def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
+    """Read and validate a profile, of which the file's tables may have been read.
 
     Raises:
         TrainerError, AutotuneError: If it cannot be used, with the reason.
     """
-    profile, intact = profile_from_tables(read_profile_tables(path), where=str(path))
+    profile, intact = profile_from_tables(tables or read_profile_tables(path), where=str(path))
     check_profile(profile)
     return StoredProfile(path=path, profile=profile, intact=intact)
 

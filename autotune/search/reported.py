@@ -7,13 +7,12 @@ from pathlib import Path
 from autotune.decide.advice import Situation, advise
 from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
-from autotune.search.profiles import StoredProfile, read_profile
+from autotune.search.profiles import StoredProfile
 from autotune.search.reviews import read_reviewed
 from autotune.search.situation import other_than, read_measured_run, situation_of_profile, situation_of_run
-from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.dataset import Manifest, read_manifest
 from trainer.errors import BadConfig
-from trainer.resolve import profile_sha256, read_profile_tables
 from trainer.schema import refuse_infinite
 
 
@@ -29,8 +28,7 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
     Raises:
         TrainerError, AutotuneError: If it cannot be reported, with the reason.
     """
-    tables = read_profile_tables(path)
-    stored = read_profile(path)
+    stored = read_reviewed(path, reports)
     trials = read_trials(path, stored.profile, reports)
     said = stored.profile.train.data.path
     directory = data or (None if said is None else path.parent / said)
@@ -40,14 +38,14 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
         path=path,
         profile=stored.profile,
         intact=stored.intact,
-        content_sha256=profile_sha256(tables),
+        content_sha256=stored.file_sha256,
         trials=trials.finished,
         damaged_lines=trials.damaged_lines,
         dataset=dataset,
         dataset_lacking=lacking,
         bottlenecks=() if now.bottleneck is None else (now.bottleneck,),
         advice=advise(now),
-        sign_off=_sign_off(path, reports),
+        standing=stored.standing,
         ledger=trials.check,
     )
 
@@ -87,19 +85,6 @@ def reported_run(directory: Path, profiles: Sequence[ReportedProfile], host: Hos
 def _of_the_run_alone(now: Situation) -> Situation:
     """Without what is said of the profile already."""
     return replace(now, profile=None, trials=(), spread=None, missing=())
-
-
-def _sign_off(path: Path, reports: Path) -> SignOff | None:
-    """What somebody said of the profile as it is, or of what it was; None where nobody said anything."""
-    standing = read_reviewed(path, reports).standing
-    last = standing.review
-    if last is None:
-        return None
-    states = {"approved": "approved", "rejected": "rejected", "voided": "approved before it was edited, and so void"}
-    if standing.state not in states:
-        return None
-    edited = ", as edited by hand" if last.as_edited else ""
-    return SignOff(state=states[standing.state] + edited, by=last.by, when=last.time_utc, note=last.note or "")
 
 
 def _dataset(directory: Path | None, dataset_hash: str | None) -> tuple[Manifest | None, str]:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.evidence import ComputeEvidence, CurvePoint, LinkEvidence, NetworkEvidence, ScalingRow
+from autotune.core.evidence import ComputeEvidence, CurvePoint, LinkEvidence, NetworkEvidence, Scaling, ScalingRow
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
@@ -53,24 +53,6 @@ class Known:
     exchanges: tuple[Exchange, ...]
     sources: tuple[str, ...]
     """A sentence for each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """How far nodes are useful for one profile; predicted but for the rows that say otherwise."""
-
-    name: str
-    global_batch_tokens: int
-    rows: tuple[ScalingRow, ...]
-    useful_nodes: int
-    levers: tuple[str, ...]
-    steps_per_epoch: float | None
-    """None where the dataset's size is not known."""
-    bound: tuple[tuple[int, float], ...]
-    """Nodes and efficiency if every micro-batch's backward could hide the exchange."""
-    least_tokens_per_rank: float
-    """T_min with 32-bit gradients: real tokens of a step, below which not even all of backward hides the exchange."""
-    sources: tuple[str, ...]
 
 
 def known_of(

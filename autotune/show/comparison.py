@@ -1,45 +1,56 @@
-"""Two profiles, tunings or runs side by side, as text."""
+"""Two profiles, tunings, runs or datasets side by side, as text."""
 
-from collections.abc import Sequence
-
+from autotune.core.review import is_sha256
 from autotune.core.units import format_bytes, format_count, format_share
-from autotune.decide.comparison import Compared, Comparison, Gate, Side
+from autotune.decide.comparison import Change, Compared, Comparison, Gate
+from autotune.decide.explain import meaning_of
 from autotune.decide.statistics import SHOWN_CONFIDENCE
-from autotune.show.changes import change_table
 from autotune.show.intervals import confidence_words
+from autotune.show.review import short
 from autotune.show.tables import inert, text_table
 
-HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
-ALIGN = "llrrrrrrl"
+_HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
 _MOST_NAMES = 6
+_SIDE_CHARACTERS = 40
 
 
 def comparison_text(found: Comparison, gate: Gate | None) -> str:
-    """The answer first, then what changed, then every figure."""
+    """The answer first, then what changed, settings with what they mean, then every figure."""
+    both = (("A", found.a, found.only_a), ("B", found.b, found.only_b))
+    speeds = "dataset" not in (found.a.kind, found.b.kind)
     parts = [
-        "\n".join([f"A: {_side(found.a)}", f"B: {_side(found.b)}"]),
+        "\n".join(f"{letter}: {inert(side.name)} ({side.kind})" for letter, side, _ in both),
         *([f"verdict: {gate.state}: {gate.words}"] if gate else []),
-        _headline(found),
+        *([_headline(found.headline)] if speeds else []),
     ]
     for title, changes in (
         ("model, data and place", found.circumstances),
         ("settings", found.settings),
         ("machine and software", found.facts),
     ):
-        parts.append(f"{title}\n{change_table(changes)}" if changes else f"{title}: the same")
-    if found.figures:
-        parts.append(text_table(HEADERS, [compared_cells(one) for one in found.figures], align=ALIGN))
-    else:
-        parts.append("figures: none that both have")
-    parts += [_only(side, names) for side, names in (("A", found.only_a), ("B", found.only_b)) if names]
-    parts += [f"{side}: {inert(note)}" for side, one in (("A", found.a), ("B", found.b)) for note in one.notes]
+        headers = ["field", "A", "B", "B / A", *(["meaning"] if title == "settings" else [])]
+        rows = [_change_cells(one, meaning_of(one.key) or "")[: len(headers)] for one in changes]
+        parts.append(f"{title}\n{text_table(headers, rows, align='lrrrl')}" if changes else f"{title}: the same")
+    figures = [_figure_cells(one) for one in found.figures]
+    parts.append(text_table(_HEADERS, figures, align="llrrrrrrl") if figures else "figures: none that both have")
+    for letter, side, only in both:
+        if only:
+            more = f"; and {len(only) - _MOST_NAMES} more" if len(only) > _MOST_NAMES else ""
+            parts.append(f"only in {letter}: {'; '.join(inert(name) for name in only[:_MOST_NAMES])}{more}")
+        parts += [f"{letter}: {inert(note)}" for note in side.notes]
     return "\n\n".join(parts)
 
 
-def compared_cells(one: Compared) -> list[str | None]:
-    """One figure of both sides."""
+def _headline(one: Compared | None) -> str:
+    if one is None:
+        return "training speed: not measured on both sides"
+    _, _, a, _, b, _, change, bounds, verdict = _figure_cells(one)
+    interval = "" if bounds is None else f" ({bounds}, {confidence_words(SHOWN_CONFIDENCE)})"
+    return f"training speed by {inert(one.of)}: {a} and {b} {one.metric.name}, B is {change} of A{interval}: {verdict}"
+
+
+def _figure_cells(one: Compared) -> list[str | None]:
     low, high = one.change.low, one.change.high
-    verdict = f"{one.verdict} ({one.why})" if one.why else one.verdict
     return [
         one.metric.name,
         one.of,
@@ -47,40 +58,39 @@ def compared_cells(one: Compared) -> list[str | None]:
         str(one.a.n),
         _figure(one, one.b.value),
         str(one.b.n),
-        _change(one, one.change.value),
-        None if low is None or high is None else f"{_change(one, low)} to {_change(one, high)}",
-        verdict,
+        _ratio(one, one.change.value),
+        None if low is None or high is None else f"{_ratio(one, low)} to {_ratio(one, high)}",
+        f"{one.verdict} ({one.why})" if one.why else one.verdict,
     ]
 
 
-def _side(side: Side) -> str:
-    return f"{inert(side.name)} ({side.kind})"
-
-
-def _headline(found: Comparison) -> str:
-    one = found.headline
-    if one is None:
-        return "training speed: not measured on both sides"
-    cells = compared_cells(one)
-    interval = "" if cells[7] is None else f" ({cells[7]}, {confidence_words(SHOWN_CONFIDENCE)})"
-    told = f"{cells[2]} and {cells[4]} {one.metric.name}, B is {cells[6]} of A{interval}: {cells[8]}"
-    return f"training speed by {inert(one.of)}: {told}"
-
-
-def _only(side: str, names: Sequence[str]) -> str:
-    shown = "; ".join(inert(name) for name in names[:_MOST_NAMES])
-    return f"only in {side}: {shown}{f'; and {len(names) - _MOST_NAMES} more' if len(names) > _MOST_NAMES else ''}"
-
-
 def _figure(one: Compared, value: float) -> str:
-    unit = one.metric.unit
-    if unit == "bytes":
+    if one.metric.unit == "bytes":
         return format_bytes(value)
-    if unit == "share":
+    if one.metric.unit == "share":
         return format_share(value)
-    return f"{value:.4f}" if unit == "nats" else format_count(value)
+    return f"{value:.4f}" if one.metric.unit == "nats" else format_count(value)
 
 
-def _change(one: Compared, value: float) -> str:
+def _ratio(one: Compared, value: float) -> str:
     """A ratio; of shares on their own scale, points."""
     return f"{100 * value:+.2f} points" if one.a.scale == "linear" and one.metric.unit == "share" else f"{value:.3f}"
+
+
+def _change_cells(one: Change, meaning: str) -> list[str | None]:
+    head, stop, _ = meaning.partition(". ")
+    ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
+    return [one.key, _value(one.key, one.old), _value(one.key, one.new), ratio, head + stop.strip()]
+
+
+def _value(key: str, value: object) -> str:
+    if value is None:
+        return "n/a"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return format_bytes(value) if "_bytes" in key else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
+    text = str(value)
+    if is_sha256(text):
+        return short(text)
+    return text if len(text) <= _SIDE_CHARACTERS else f"{text[:_SIDE_CHARACTERS]}…"

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.core.evidence import ProbeEvidence
-from autotune.core.outcome import Measured, describe
 from autotune.core.profile import Profile
-from autotune.core.trial import FinishedTrial, StepFigures
+from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes, format_count, format_seconds
+from autotune.show.answers import plain
 from autotune.show.dealing import dealing_words
 from autotune.show.tables import text_table
 
@@ -27,6 +28,30 @@ class ProbedModel:
         """What the probe put into the profile."""
         assert self.profile.evidence.probe is not None
         return self.profile.evidence.probe
+
+
+def probe_answer(one: ProbedModel) -> dict[str, Any]:
+    """The JSON of one model: what the probe found, where that was written, and every trial."""
+    train = one.profile.train
+    return {
+        "model": train.model.name,
+        "profile": one.path,
+        "micro_batch_rows": train.micro_batch_rows,
+        "global_batch_rows": train.global_batch_rows,
+        "memory_budget_bytes": one.profile.constraints.memory_budget_bytes,
+        "bytes_known": one.profile.fingerprint.bytes_known,
+        **plain(one.evidence),
+        "trials": [
+            {
+                "rows": done.trial.measured["config"]["micro_batch_rows"],
+                "label": done.label,
+                "seconds": round(done.seconds, 3),
+                "from_ledger": done.from_ledger,
+                "outcome": done.outcome,
+            }
+            for done in one.trials
+        ],
+    }
 
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
@@ -80,22 +105,3 @@ def _row(one: ProbedModel) -> list[str | None]:
         str(evidence.search_trials),
         format_seconds(evidence.seconds),
     ]
-
-
-def trial_rows(trials: list[FinishedTrial]) -> list[list[str | None]]:
-    """Every trial as cells: what it was, what became of it, steps, peak, time."""
-    rows: list[list[str | None]] = []
-    for done in trials:
-        figures = (
-            StepFigures.of(done.outcome) if isinstance(done.outcome, Measured) and done.trial.job == "step" else None
-        )
-        rows.append(
-            [
-                done.label,
-                describe(done.outcome),
-                str(figures.optimizer_steps) if figures else None,
-                format_bytes(figures.peak_bytes) if figures else None,
-                format_seconds(done.seconds),
-            ]
-        )
-    return rows

@@ -1,65 +1,15 @@
-"""How far nodes are useful, as text and as JSON."""
+"""How far nodes are useful, as text."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from autotune.core.evidence import ScalingRow
+from autotune.core.evidence import Scaling
 from autotune.core.units import format_count, format_share
 from autotune.show.network import SCALING_ALIGN, SCALING_HEADERS, scaling_cells
 from autotune.show.tables import inert, text_table
 
 
-class Scaled(Protocol):
-    """One profile's scaling."""
-
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        ...
-
-    @property
-    def global_batch_tokens(self) -> int:
-        """Real ones of a step."""
-        ...
-
-    @property
-    def rows(self) -> Sequence[ScalingRow]:
-        """By nodes, predicted ones first."""
-        ...
-
-    @property
-    def useful_nodes(self) -> int:
-        """Predicted."""
-        ...
-
-    @property
-    def levers(self) -> Sequence[str]:
-        """What would lift it."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> float | None:
-        """None where the dataset is not here."""
-        ...
-
-    @property
-    def bound(self) -> Sequence[tuple[int, float]]:
-        """Nodes, and the efficiency that no strategy can exceed."""
-        ...
-
-    @property
-    def least_tokens_per_rank(self) -> float:
-        """T_min."""
-        ...
-
-    @property
-    def sources(self) -> Sequence[str]:
-        """Where the figures come from."""
-        ...
-
-
-def scaling_text(every: Sequence[Scaled], chart: Path | None) -> str:
+def scaling_text(every: Sequence[Scaling], chart: Path | None) -> str:
     """The answer for people."""
     parts = [_one(scaled) for scaled in every]
     if chart is not None:
@@ -67,7 +17,7 @@ def scaling_text(every: Sequence[Scaled], chart: Path | None) -> str:
     return "\n\n".join(parts)
 
 
-def _one(scaled: Scaled) -> str:
+def _one(scaled: Scaling) -> str:
     cells = [scaling_cells(row) for row in sorted(scaled.rows, key=lambda row: (row.nodes, row.measured))]
     nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
     epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)

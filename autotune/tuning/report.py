@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from autotune.errors import UsageError
 from autotune.measure.host import SystemHost
 from autotune.search.reported import reported_profile, reported_run
 from autotune.store import json_rows, write_atomically
+
+MOST_PROFILES, MOST_RUNS = 12, 24
 
 
 def build_report(
@@ -22,7 +25,16 @@ def build_report(
 
     Returns:
         Where the three forms lie, by ``html``, ``markdown`` and ``json``.
+
+    Raises:
+        UsageError: If there are more profiles or runs than one report takes.
     """
+    if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
+        raise UsageError(
+            f"{len(profiles)} profiles and {len(runs)} runs exceed the {MOST_PROFILES} profiles and {MOST_RUNS} runs "
+            "that one report takes",
+            next_step="Build several reports, each with its own --out.",
+        )
     # They load a library of charts, which other stages do without.
     from autotune.show.report.build import report_document
     from autotune.show.report.facts import report_facts

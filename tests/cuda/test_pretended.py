@@ -51,9 +51,9 @@ def test_a_report_of_a_probe_calls_sizes_the_allocators_and_shows_no_rate(machin
     assert "peak, allocator" in page
     table = page[page.index("Every trial of") :]
     assert not re.search(r"<td[^>]*>[\d,.]+</td>\s*<td[^>]*>[\d.]+ m?s</td>", table[: table.index("</table>")])
-    compared = machine.autotune("report", "compare", profile, profile, "--json")
-    figures = json.loads(compared.out)["figures"]
-    assert {(one["name"], one["of"]) for one in figures} == {
+    compared = machine.autotune("compare", profile, profile, "--json")
+    figures = json.loads(compared.out)[0]["figures"]
+    assert {(one["metric"]["name"], one["of"]) for one in figures} == {
         ("largest micro-batch", "under the budget"),
         ("peak memory", "largest micro-batch, allocator"),
     }
@@ -70,7 +70,7 @@ def run(machine, data, profile):
 
 def test_a_run_tells_its_driver_and_its_rates_are_rejected(machine, profile, run):
     assert json.loads((run / "run.json").read_text())["driver"] == "0.0 (nullgpu)"
-    for words in (("report", "compare", run, run), ("report", "build", profile, "--run", run), ("advise", run)):
+    for words in (("compare", run, run), ("report", "build", profile, "--run", run), ("advise", run)):
         ended = machine.autotune(*words)
         assert ended.code == 5, ended
         assert "cannot be measured on a pretended NVIDIA H100 NVL" in ended.err

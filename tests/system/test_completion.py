@@ -42,7 +42,7 @@ def bash():
     ("line", "offered"),
     [
         ("autotune es", ["estimate"]),
-        ("autotune profile ", ["show", "diff", "verify", "explain"]),
+        ("autotune profile ", ["show", "verify", "explain"]),
         ("autotune estimate --what", ["--what-if"]),
         ("autotune estimate --model bert-m", ["bert-mini"]),
         ("autotune estimate --model bert-mini --gpu h100-n", ["h100-nvl-94gb"]),

@@ -66,7 +66,7 @@ def test_too_small_a_disk_is_told_before_the_copy_and_a_larger_one_is_used(tmp_p
     done = subprocess.run(stage_command(source, place), capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert told["copied"]
-    assert content(Path(told["path"])) == content(source)
+    assert content(Path(told["directory"])) == content(source)
 
 
 @needs_mount

@@ -15,13 +15,12 @@ from autotune.commands.options import AsJson
 from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
-from autotune.show.answers import answer_json
+from autotune.show.answers import answer_json, plain
 from autotune.show.histogram import length_histogram
 from trainer.progress import progress
 
 if TYPE_CHECKING:
     from autotune.corpus.prepare import Prepared
-    from autotune.show.answers.data import PreparedAnswer
     from trainer.dataset import Manifest
 
 _VOCAB_MULTIPLE = 64
@@ -200,36 +199,26 @@ def _mask_bytes(prepared: "Prepared") -> tuple[int, int]:
     return tokens, samples * _PADDED_ROW_TOKENS * (id_bytes + 1)
 
 
-def _answer(prepared: "Prepared", seconds: float) -> "PreparedAnswer":
-    from autotune.show.answers.data import PreparedAnswer
-
+def _answer(prepared: "Prepared", seconds: float) -> dict[str, object]:
     manifest, source = prepared.manifest, prepared.manifest.source
     masks, padded = _mask_bytes(prepared)
-    return PreparedAnswer(
-        path=str(prepared.directory),
-        dataset_hash=manifest.dataset_hash,
-        samples=manifest.train.samples,
-        tokens=manifest.train.tokens,
-        validation_samples=manifest.validation.samples,
-        validation_tokens=manifest.validation.tokens,
-        vocab_size=manifest.vocab_size,
-        used_vocab_size=manifest.used_vocab_size,
-        unknown_tokens=source.unknown_tokens,
-        raw_bytes=source.raw_bytes,
-        token_bytes=source.token_bytes,
-        reduction=1 - source.token_bytes / source.raw_bytes,
-        mask_bytes_not_stored=masks,
-        padded_with_masks_bytes=padded,
-        duplicates=source.duplicate_samples,
-        empty=source.empty_samples,
-        truncated=source.truncated_samples,
-        split=source.split_samples,
-        files=source.files,
-        other_files=prepared.other_files,
-        rejected=source.rejected,
-        rejects=str(prepared.directory / "rejects.jsonl"),
-        seconds=round(seconds, 3),
-    )
+    return {
+        "path": prepared.directory,
+        "dataset_hash": manifest.dataset_hash,
+        "samples": manifest.train.samples,
+        "tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
+        "validation_tokens": manifest.validation.tokens,
+        "vocab_size": manifest.vocab_size,
+        "used_vocab_size": manifest.used_vocab_size,
+        **plain(source),
+        "reduction": 1 - source.token_bytes / source.raw_bytes,
+        "mask_bytes_not_stored": masks,
+        "padded_with_masks_bytes": padded,
+        "other_files": prepared.other_files,
+        "rejects": prepared.directory / "rejects.jsonl",
+        "seconds": round(seconds, 3),
+    }
 
 
 def _as_text(prepared: "Prepared", seconds: float) -> str:

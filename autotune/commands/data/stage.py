@@ -10,11 +10,10 @@ import typer
 
 from autotune.commands.options import AsJson
 from autotune.core.units import format_bytes, format_seconds
-from autotune.show.answers import answer_json
+from autotune.show.answers import answer_json, plain
 from trainer.progress import progress
 
 if TYPE_CHECKING:
-    from autotune.show.answers.data import StagedAnswer
     from trainer.stage import Staged
 
 
@@ -36,7 +35,8 @@ def stage(
     with progress("stage") as update:
         staged = stage_dataset(source, to, local_rank=rank, timeout_s=timeout_s, update=update)
     seconds = time.monotonic() - started_s
-    print(answer_json(_answer(staged, seconds)) if as_json else _as_text(staged, seconds))
+    figures = {"break_even_epochs": staged.break_even_epochs, "seconds": round(seconds, 3)}
+    print(answer_json({**plain(staged), **figures}) if as_json else _as_text(staged, seconds))
 
 
 def _same_file_system(one: Path, other: Path) -> bool:
@@ -44,26 +44,6 @@ def _same_file_system(one: Path, other: Path) -> bool:
         return one.stat().st_dev == other.stat().st_dev
     except OSError:  # what is wrong with either is said when it is used
         return False
-
-
-def _answer(staged: "Staged", seconds: float) -> "StagedAnswer":
-    from autotune.show.answers.data import StagedAnswer
-
-    copied = staged.copied
-    return StagedAnswer(
-        path=str(staged.directory),
-        dataset_hash=staged.dataset_hash,
-        copied=copied is not None,
-        bytes=copied.size_bytes if copied else 0,
-        copy_s=copied.seconds if copied else None,
-        bytes_per_s=copied.bytes_per_s if copied else None,
-        read_bytes_per_s=copied.read_bytes_per_s if copied else None,
-        write_bytes_per_s=copied.write_bytes_per_s if copied else None,
-        source_s_per_sample=staged.source_s_per_sample,
-        local_s_per_sample=staged.local_s_per_sample,
-        break_even_epochs=staged.break_even_epochs,
-        seconds=round(seconds, 3),
-    )
 
 
 def _as_text(staged: "Staged", seconds: float) -> str:

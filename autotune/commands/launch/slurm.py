@@ -102,17 +102,15 @@ def _submit(job: "TrainJob") -> list[str]:
 
 def _tell(job: "TrainJob", ids: list[str], *, as_json: bool) -> None:
     from autotune.show.answers import answer_json
-    from autotune.show.answers.launch import LaunchedAnswer
 
     by_hand = f"sbatch {shlex.quote(str(job.script))}"
     if job.chain > 1:
         by_hand = f"for link in $(seq {job.chain}); do {by_hand} $link; done"
     log = str(job.log).replace("%j", ids[0] if ids else "<job>")
-    told = LaunchedAnswer(jobs=ids, run=str(job.run), script=str(job.script), log=log)
+    told = {"run": str(job.run), "script": str(job.script), "log": log}
     if as_json:
-        print(answer_json(told))
+        print(answer_json({"jobs": ids, **told}))
         return
-    jobs = ", ".join(ids) or "not submitted"
-    for name, value in (("job", jobs), ("run", told.run), ("script", told.script), ("log", told.log)):
+    for name, value in {"job": ", ".join(ids) or "not submitted", **told}.items():
         print(f"{name:<7}{value}")
     print(f"next: autotune launch status {shlex.quote(str(job.run))}" if ids else f"next: {by_hand}")

@@ -23,7 +23,6 @@ def status(
     from autotune.errors import BadInput
     from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
     from autotune.show.answers import answer_json
-    from autotune.show.answers.launch import StatusAnswer
     from autotune.show.standing import standings_text
 
     for place in places or []:
@@ -34,7 +33,6 @@ def status(
     of_runs = [standing_of_run(place, jobs) for place in run_places]
     tunings = [standing_of_tuning(place) for place in report_places]
     if as_json:
-        answer = StatusAnswer(slurm_asked=jobs is not None, runs=tuple(of_runs), tunings=tuple(tunings))
-        print(answer_json(answer))
+        print(answer_json({"slurm_asked": jobs is not None, "runs": of_runs, "tunings": tunings}))
     else:
         print(standings_text(of_runs, tunings, asked=jobs is not None))

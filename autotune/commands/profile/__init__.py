@@ -1,14 +1,12 @@
-"""``autotune profile``: read a profile, compare two, hold one against this machine, learn why it says what it says."""
+"""``autotune profile``: read a profile, verify it on this machine, learn why it says what it says."""
 
 import typer
 
-from autotune.commands.profile.diff import diff
 from autotune.commands.profile.explain import explain
 from autotune.commands.profile.show import show
 from autotune.commands.profile.verify import verify
 
-app = typer.Typer(help="Read, compare, check and explain profiles.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Read, check and explain profiles.", no_args_is_help=True, rich_markup_mode=None)
 app.command("show")(show)
-app.command("diff")(diff)
 app.command("verify")(verify)
 app.command("explain")(explain)

@@ -17,12 +17,11 @@ def show(
 ) -> None:
     """Print a profile's decisions with their reasons."""
     from autotune.search.reviews import read_reviewed
-    from autotune.show.answers import answer_json
-    from autotune.show.answers.profile import shown_profile
+    from autotune.show.answers import answer_json, plain
     from autotune.show.profile import profile_text
 
     stored = read_reviewed(profile, reports)
     if as_json:
-        print(answer_json(shown_profile(stored.profile, intact=stored.intact, review=stored.standing.state)))
+        print(answer_json({**plain(stored.profile), "intact": stored.intact, "review": stored.standing.state}))
     else:
         print(profile_text(stored.profile, stored.standing, intact=stored.intact))

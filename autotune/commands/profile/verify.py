@@ -28,7 +28,6 @@ def verify(
     from autotune.search import reviews, verification
     from autotune.search.ledgers import read_trials
     from autotune.show.answers import answer_json
-    from autotune.show.answers.profile import VerifyAnswer
     from autotune.show.verification import verification_text
 
     def read_cuda() -> str | None:
@@ -44,14 +43,8 @@ def verify(
     finally:
         monitor.close()
     if as_json:
-        answer = VerifyAnswer(
-            profile=str(profile),
-            intact=stored.intact,
-            review=stored.standing.state,
-            ledger=ledger,
-            checks=found.checks,
-        )
-        print(answer_json(answer))
+        said = {"profile": profile, "intact": stored.intact, "review": stored.standing.state}
+        print(answer_json({**said, "ledger": ledger, "checks": found.checks}))
     else:
         print(verification_text(found, stored.standing, intact=stored.intact))
     if require_approved or stored.standing.state in ("rejected", "voided"):

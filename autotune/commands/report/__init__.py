@@ -1,12 +1,11 @@
-"""``autotune report``: build tuning reports, compare them, sign them off."""
+"""``autotune report``: build tuning reports, sign profiles off."""
 
 import typer
 
 from autotune.commands.report.build import build
-from autotune.commands.report.compare import compare
 from autotune.commands.report.review import review
 
-app = typer.Typer(help="Build tuning reports, compare them, sign them off.", no_args_is_help=True)
+app = typer.Typer(help="Build tuning reports, sign profiles off.", no_args_is_help=True)
 
 
 @app.callback()
@@ -15,5 +14,4 @@ def _report() -> None:
 
 
 app.command("build")(build)
-app.command("compare")(compare)
 app.command("review")(review)

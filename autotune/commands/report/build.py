@@ -28,13 +28,12 @@ def build(
     """Write a report of profiles, their trials and training runs: HTML, Markdown and JSON with the same facts."""
     from autotune.search.profiles import report_directory
     from autotune.show.answers import answer_json
-    from autotune.show.answers.report import BuiltAnswer
     from autotune.tuning.report import build_report
 
     place = out or report_directory(profile[0], reports) / _DEFAULT_NAME
     places = build_report(profile, reports, place, runs=run or (), data=data)
     said = {name: str(path) for name, path in places.items()}
-    print(answer_json(BuiltAnswer(report=said["html"], **said)) if as_json else _text(said))
+    print(answer_json(said) if as_json else _text(said))
 
 
 def _text(places: dict[str, str]) -> str:

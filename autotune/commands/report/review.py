@@ -1,7 +1,7 @@
-"""``autotune report review``: somebody answers for a profile, or says why not."""
+"""``autotune report review``: approve or reject a profile."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,34 +24,23 @@ def review(
 ) -> None:
     """Approve or reject a profile; without either, show how it stands. Any later edit of the profile voids it."""
     from autotune.errors import UsageError
-    from autotune.search import reviews
+    from autotune.search.reviews import read_reviewed
+    from autotune.search.reviews import review as keep
     from autotune.show.answers import answer_json
-    from autotune.show.answers.report import ReviewAnswer
     from autotune.show.review import review_text
 
     if approve and reject:
         raise UsageError("--approve and --reject contradict each other", next_step="Leave out one of them.")
     if not (approve or reject) and (by is not None or note is not None or as_edited):
-        raise UsageError(
-            "--by, --note and --as-edited belong to a verdict, and none was given",
-            next_step="Add --approve or --reject.",
-        )
+        raise UsageError("--by, --note and --as-edited require a verdict", next_step="Add --approve or --reject.")
     if (approve or reject) and by is None:
-        raise UsageError("a verdict needs a name", next_step="Add --by NAME.")
-    if by is not None:
-        found = reviews.review(
-            profile, reports, "approved" if approve else "rejected", by=by, note=note, as_edited=as_edited
-        )
+        raise UsageError("a verdict requires a name", next_step="Add --by NAME.")
+    verdict: Literal["approved", "rejected"] = "approved" if approve else "rejected"
+    if by is None:
+        found = read_reviewed(profile, reports)
     else:
-        found = reviews.read_reviewed(profile, reports)
+        found = keep(profile, reports, verdict, by=by, note=note, as_edited=as_edited)
     if as_json:
-        answer = ReviewAnswer(
-            profile=str(profile),
-            content_sha256=found.standing.present_sha256,
-            intact=found.intact,
-            state=found.standing.state,
-            reviews=list(found.reviews),
-        )
-        print(answer_json(answer))
+        print(answer_json({"profile": str(profile), "intact": found.intact, "standing": found.standing}))
     else:
-        print(review_text(str(profile), found.standing, found.reviews, intact=found.intact))
+        print(review_text(str(profile), found.standing, intact=found.intact))

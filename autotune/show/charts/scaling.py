@@ -1,9 +1,8 @@
 """Training on more nodes with the same global batch: predicted lines with their intervals, and measured points."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from autotune.core.evidence import ScalingRow
+from autotune.core.evidence import Scaling, ScalingRow
 from autotune.show.charts.drawing import Axis, Line, Lines, Point
 from autotune.show.charts.svg import drawn
 from autotune.show.tables import inert
@@ -11,36 +10,20 @@ from autotune.show.tables import inert
 _TITLE = "Real tokens per second by number of nodes"
 
 
-class Drawn(Protocol):
-    """One profile's scaling, as far as it is drawn."""
-
-    @property
-    def name(self) -> str:
-        """Of the model."""
-        ...
-
-    @property
-    def rows(self) -> Sequence[ScalingRow]:
-        """By nodes, predicted ones first."""
-        ...
-
-    @property
-    def useful_nodes(self) -> int | None:
-        """Predicted."""
-        ...
-
-
-def scaling_chart(every: Sequence[Drawn]) -> str:
+def scaling_chart(every: Sequence[Scaling]) -> str:
     """A file of its own: lines are predicted, points measured, thin dotted lines ideal."""
     useful = "; ".join(f"{inert(one.name)}: {one.useful_nodes} nodes useful" for one in every)
     words = f"{useful}. Lines are predicted, points measured; the same figures stand in the table."
-    return drawn(scaling_lines(every), key="scaling", title=_TITLE, description=words) + "\n"
+    return (
+        drawn(scaling_lines([(one.name, one.rows) for one in every]), key="scaling", title=_TITLE, description=words)
+        + "\n"
+    )
 
 
-def scaling_lines(every: Sequence[Drawn]) -> Lines:
-    """What the chart shows."""
-    lines = [line for number, one in enumerate(every) for line in _of(one, number)]
-    counts = sorted({row.nodes for one in every for row in one.rows})
+def scaling_lines(every: Sequence[tuple[str, Sequence[ScalingRow]]]) -> Lines:
+    """The curves of models, each by its name."""
+    lines = [line for number, (name, rows) in enumerate(every) for line in _of(name, rows, number)]
+    counts = sorted({row.nodes for _, rows in every for row in rows})
     return Lines(
         x=Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=tuple(counts)),
         y=Axis(label="real tokens/s", unit="count", log=10),
@@ -48,20 +31,20 @@ def scaling_lines(every: Sequence[Drawn]) -> Lines:
     )
 
 
-def _of(one: Drawn, colour: int) -> list[Line]:
-    predicted = sorted((row for row in one.rows if not row.measured), key=lambda row: row.nodes)
-    measured = sorted((row for row in one.rows if row.measured), key=lambda row: row.nodes)
+def _of(name: str, rows: Sequence[ScalingRow], colour: int) -> list[Line]:
+    predicted = sorted((row for row in rows if not row.measured), key=lambda row: row.nodes)
+    measured = sorted((row for row in rows if row.measured), key=lambda row: row.nodes)
     lines = []
     if predicted:
         first = predicted[0]
         alone = first.real_tokens_per_s / first.nodes / first.efficiency
         ideal = tuple(Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
         points = tuple(_point(row) for row in predicted)
-        lines.append(Line(name=f"{one.name}, predicted", points=points, kind="line", colour=colour))
+        lines.append(Line(name=f"{name}, predicted", points=points, kind="line", colour=colour))
         lines.append(Line(name="", points=ideal, kind="dotted", colour=colour))
     if measured:
         dots = tuple(Point(x=row.nodes, y=row.real_tokens_per_s) for row in measured)
-        lines.append(Line(name=f"{one.name}, measured", points=dots, kind="dots", colour=colour))
+        lines.append(Line(name=f"{name}, measured", points=dots, kind="dots", colour=colour))
     return lines
 
 

@@ -5,14 +5,12 @@ from autotune.show.estimated import estimated_for
 from autotune.show.report.answer import answer, at_a_glance
 from autotune.show.report.before import before_after, cost
 from autotune.show.report.document import Block, Document, Section
-from autotune.show.report.each import part_of_each
 from autotune.show.report.explored import explored
 from autotune.show.report.figures import listed
 from autotune.show.report.fit import curve, memory
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, named, part_of_each
 from autotune.show.report.lengths import lengths_of_each
 from autotune.show.report.loading import loading
-from autotune.show.report.names import named
 from autotune.show.report.network import network
 from autotune.show.report.origin import machine, reproduce, sign_off
 from autotune.show.report.recommendations import recipe, recommendations

@@ -3,15 +3,19 @@
 Nothing here is escaped or shortened: that is the business of each format, which does it to every text alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from autotune.show.charts.drawing import Drawing
 from autotune.show.tables import Row, inert
 
+LONG_TABLE_ROWS = 24
+"""A table with more has a window of its own."""
 MOST_CELL_LETTERS = 240
 MOST_WORDS_LETTERS = 600
 """Texts of strangers end there: a report is read by people."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,3 +151,22 @@ def sentence(text: str) -> str:
     """With a capital and a full stop."""
     text = text.strip()
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
+def first_of(
+    many: Sequence[T], most: int, what: str, *, first: Callable[[T], bool] | None = None, which: str = "the first"
+) -> tuple[Sequence[T], tuple[Block, ...]]:
+    """As many as fit, in their own order, and a note if that is not all of them.
+
+    Args:
+        many: All of them.
+        most: So many fit.
+        what: They are, in the plural.
+        first: Selects those that come before others if not all fit.
+        which: Says which are shown.
+    """
+    if len(many) <= most:
+        return many, ()
+    ranked = sorted(range(len(many)), key=lambda number: first is not None and not first(many[number]))
+    kept = [many[number] for number in sorted(ranked[:most])]
+    return kept, (LeftOut(what=what, shown=most, of=len(many), which=which),)

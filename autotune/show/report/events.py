@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from autotune.show.report.document import Block, LeftOut, Section, Table
-from autotune.show.report.limits import LONG_TABLE_ROWS, MOST_EVENTS, MOST_ROWS
+from autotune.show.report.document import LONG_TABLE_ROWS, Block, LeftOut, Section, Table
 from autotune.show.report.seen import SeenRun
 from trainer.events import EventRow
+
+MOST_EVENTS = 20
+"""Of one run that are told, the latest; its record has all."""
 
 
 def events(every: Sequence[SeenRun]) -> tuple[Block, ...]:
@@ -14,27 +16,17 @@ def events(every: Sequence[SeenRun]) -> tuple[Block, ...]:
     if not rows:
         return ()
     of = sum(len(one.told) for one in every)
-    kept = rows if len(rows) <= MOST_ROWS else _spread(rows)
-    which = f"the latest {MOST_EVENTS} of a run at most, errors before warnings"
-    left = (LeftOut(what="events", shown=len(kept), of=of, which=which, where="each run's record"),)
+    which = f"the latest {MOST_EVENTS} of a run at most"
+    left = (LeftOut(what="events", shown=len(rows), of=of, which=which, where="each run's record"),)
     table = Table(
         caption="Events of runs",
         headers=("run", "step", "kind", "what happened", "likely causes", "done", "next"),
-        rows=tuple(_event_cells(name, event) for name, event in kept),
+        rows=tuple(_event_cells(name, event) for name, event in rows),
         align="lrlllll",
-        long=len(kept) > LONG_TABLE_ROWS,
+        long=len(rows) > LONG_TABLE_ROWS,
     )
-    blocks = (*(left if len(kept) < of else ()), table)
+    blocks = (*(left if len(rows) < of else ()), table)
     return (Section(title="What needs attention", key="events", blocks=blocks),)
-
-
-def _spread(rows: Sequence[tuple[str, EventRow]]) -> Sequence[tuple[str, EventRow]]:
-    """As many as fit: errors, then the last of every run, before the others."""
-    last = dict(rows)
-    order = sorted(
-        range(len(rows)), key=lambda n: (rows[n][1].level != "error", rows[n][1] is not last[rows[n][0]])
-    )  # fmt: skip
-    return [rows[number] for number in sorted(order[:MOST_ROWS])]
 
 
 def _event_cells(name: str, event: EventRow) -> list[str | None]:

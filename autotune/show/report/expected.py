@@ -1,15 +1,13 @@
 """What was expected of runs, and what they reached."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from autotune.core.units import format_bytes, format_share
 from autotune.decide.drift import Drift, Known
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.show.intervals import bounds, confidence_words
-from autotune.show.report.document import Block, Paragraph, Table
+from autotune.show.report.document import LONG_TABLE_ROWS, Block, Paragraph, Table
 from autotune.show.report.figures import count
-from autotune.show.report.limits import LONG_TABLE_ROWS, MOST_ROWS, first_of
 from autotune.show.report.seen import SeenRun
 
 
@@ -18,10 +16,6 @@ def expected(every: Sequence[SeenRun]) -> tuple[Block, ...]:
     found = [(one.reported.name, drift) for one in every for drift in one.drifts]
     if not found:
         return (Paragraph(words=("No run has its profile in this report, so nothing was expected of them.",)),)
-    kept, left = first_of(
-        found, MOST_ROWS, "comparisons of what was expected and achieved", first=lambda one: one[1].is_drift,
-        which="those that drifted before others",
-    )  # fmt: skip
     table = Table(
         caption="Expected and achieved",
         headers=(
@@ -33,22 +27,11 @@ def expected(every: Sequence[SeenRun]) -> tuple[Block, ...]:
             "expected, 95 % unless told",
             "expected by",
         ),
-        rows=tuple([name, *_drift_cells(drift)] for name, drift in kept),
+        rows=tuple([name, *_drift_cells(drift)] for name, drift in found),
         align="lllrrrl",
-        long=len(kept) > LONG_TABLE_ROWS,
+        long=len(found) > LONG_TABLE_ROWS,
     )
-    return (*_counted(found), *left, table)
-
-
-def _counted(found: Sequence[tuple[str, Drift]]) -> tuple[Block, ...]:
-    """How many runs had which verdict, where there are several runs."""
-    often = Counter((drift.quantity, drift.verdict) for _, drift in found)
-    if len({name for name, _ in found}) < 2:
-        return ()
-    kept, left = first_of(often.most_common(), MOST_ROWS, "verdicts")
-    rows = tuple([what, verdict, str(runs)] for (what, verdict), runs in sorted(kept))
-    return (Table(caption="How many runs kept what was expected", headers=("what", "verdict", "runs"), rows=rows,
-                  align="llr"), *left)  # fmt: skip
+    return (table,)
 
 
 def _drift_cells(drift: Drift) -> list[str | None]:

@@ -1,6 +1,5 @@
 """The same report for machines: numbers as they were measured or computed, not as they are shown."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,11 +9,11 @@ from autotune.core.outcome import outcome_to_json
 from autotune.core.trial import FinishedTrial
 from autotune.decide.cost import cost_rows, pay_back, ranks_of
 from autotune.decide.rates import Rate, run_rate, tuned_rate
+from autotune.show.answers import plain
 from autotune.show.report.document import Document, LeftOut, Missing, blocks_of
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.limits import MOST_EVENTS
+from autotune.show.report.events import MOST_EVENTS
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, named
 from autotune.show.report.loss import loss_points
-from autotune.show.report.names import named
 from autotune.show.report.origin import commands
 from autotune.show.report.recommendations import profile_changes
 from autotune.show.report.seen import drifts_of, needs_attention
@@ -67,21 +66,21 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
         "path": str(one.path),
         "intact": one.intact,
         "content_sha256": one.content_sha256,
-        "ledger": _plain(one.ledger),
+        "ledger": plain(one.ledger),
         "profile": one.profile.model_dump(mode="json"),
         "fill_share": one.fill_share,
         "tuned": _rate(tuned_rate(one.profile)),
-        "cost": {"by_job": [_plain(row) for row in rows], "rank_seconds": spent_s},
-        "pay_back": _plain(pay_back(spent_s, one.profile.evidence.baseline)),
+        "cost": {"by_job": [plain(row) for row in rows], "rank_seconds": spent_s},
+        "pay_back": plain(pay_back(spent_s, one.profile.evidence.baseline)),
         "dataset": _dataset(one),
         "dataset_lacking": None if one.dataset is not None else one.dataset_lacking,
-        "bottlenecks": [_plain(found) for found in one.bottlenecks],
-        "advice": [_plain(advice) for advice in one.advice],
+        "bottlenecks": [plain(found) for found in one.bottlenecks],
+        "advice": [plain(advice) for advice in one.advice],
         "recipe_changes": profile_changes(one),
         "trials": [_trial(done) for done in one.trials],
         "damaged_ledger_lines": one.damaged_lines,
         "commands": commands(one),
-        "sign_off": _plain(one.sign_off),
+        "standing": plain(one.standing),
     }
 
 
@@ -132,13 +131,13 @@ def _run(one: ReportedProfile | None, reported: ReportedRun) -> dict[str, Any]:
         "first_step": run.steps[0].model_dump(mode="json") if run.steps else None,
         "last_step": run.steps[-1].model_dump(mode="json") if run.steps else None,
         "achieved": _rate(run_rate(run)),
-        "expected_and_achieved": [_plain(drift) for drift in drifts_of(one, reported)],
-        "loss": [_plain(point) for point in loss_points(run)],
+        "expected_and_achieved": [plain(drift) for drift in drifts_of(one, reported)],
+        "loss": [plain(point) for point in loss_points(run)],
         "evaluation": run.evaluations[-1].model_dump(mode="json") if run.evaluations else None,
         "events": [event.model_dump(mode="json") for event in told[-MOST_EVENTS:]],
         "earlier_events": max(0, len(told) - MOST_EVENTS),
-        "bottlenecks": [_plain(found) for found in reported.bottlenecks],
-        "advice": [_plain(advice) for advice in reported.advice],
+        "bottlenecks": [plain(found) for found in reported.bottlenecks],
+        "advice": [plain(advice) for advice in reported.advice],
     }
 
 
@@ -154,7 +153,3 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
         "ranks": rate.ranks,
         "source": rate.source,
     }
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any of the report's own nouns, or None
-    return None if value is None else dataclasses.asdict(value)

@@ -1,30 +1,27 @@
 """What a report is built from: profiles with their trials, and training runs."""
 
 import shlex
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
+from autotune.core.review import Standing
 from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
 from autotune.decide.probe_command import probe_command
 from autotune.decide.rates import fill_share
+from autotune.show.report.document import Block, Section
+from autotune.show.tables import inert
 from trainer.dataset import Manifest
 from trainer.record import Run
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignOff:
-    """What somebody said of a tuning."""
-
-    state: str
-    """``approved``, ``rejected``, or why it no longer holds."""
-    by: str
-    when: str
-    note: str
+_MOST_LETTERS = 36
+"""Of a label: charts have no room for longer ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,8 @@ class ReportedProfile:
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
     """In the order in which it is to be read."""
-    sign_off: SignOff | None = None
+    standing: Standing | None = None
+    """The last verdict on it; None if nobody looked for one."""
     ledger: LedgerCheck | None = None
     """What its ledger says of it; None where nobody looked."""
     label: str | None = None
@@ -107,3 +105,29 @@ class ReportedRun:
     def name(self) -> str:
         """As the report calls it."""
         return self.run.directory.name if self.label is None else self.label
+
+
+def named(
+    profiles: Sequence[ReportedProfile], runs: Sequence[ReportedRun]
+) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
+    """The same with labels: their own names, or their paths if two have the same name."""
+    paths = [one.path.with_suffix("") for one in profiles] + [run.run.directory for run in runs]
+    often = Counter(path.name for path in paths)
+    labels = [inert(path.name if often[path.name] == 1 else str(path)) or "unnamed" for path in paths]
+    labels = [label if len(label) <= _MOST_LETTERS else f"{label[:17]}…{label[-18:]}" for label in labels]
+    return (
+        tuple(replace(one, label=label) for one, label in zip(profiles, labels, strict=False)),
+        tuple(replace(run, label=label) for run, label in zip(runs, labels[len(profiles) :], strict=True)),
+    )
+
+
+def part_of_each(
+    profiles: Sequence[ReportedProfile], key: str, make: Callable[[ReportedProfile], tuple[Block, ...]]
+) -> tuple[Block, ...]:
+    """What is to be said of each profile, under its own title if there are several."""
+    if len(profiles) == 1:
+        return make(profiles[0])
+    return tuple(
+        Section(title=one.title, key=f"{key}-{number}", blocks=make(one))
+        for number, one in enumerate(profiles, start=1)
+    )

@@ -5,10 +5,8 @@ from autotune.core.units import format_bytes, format_count, format_share
 from autotune.show.charts.drawing import Axis, Column, Columns, Rule
 from autotune.show.histogram import doublings
 from autotune.show.report.document import Block, Chart, Missing, Paragraph, Table
-from autotune.show.report.each import part_of_each
 from autotune.show.report.figures import count, plural
-from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.limits import MOST_STACKS, first_of
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
 from trainer.dataset import Manifest
 
 _PERCENTILES = (10, 50, 75, 90, 99)
@@ -113,12 +111,11 @@ def _packing(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block
     if one.fill_share is not None:
         rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(one.fill_share)])
     ran = [run for run in runs if run.profile_path == one.path and run.run.steps]
-    kept, left = first_of(ran, MOST_STACKS, f"runs of {one.title}")
-    for run in kept:
+    for run in ran:
         steps = run.run.steps
         share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
         rows.append([f"steps of {run.name}", format_share(share)])
     table = Table(
         caption="How full rows are", headers=("rows", "real tokens, of all places"), rows=tuple(rows), align="lr"
     )
-    return (table, *left) if rows else ()
+    return (table,) if rows else ()

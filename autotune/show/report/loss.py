@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.show.charts.drawing import Axis, Line, Lines, Point
-from autotune.show.report.document import Block, Chart, Table
+from autotune.show.report.document import Block, Chart, Table, first_of
 from autotune.show.report.figures import nats
 from autotune.show.report.inputs import ReportedRun
-from autotune.show.report.limits import MOST_CURVES, first_of
 from trainer.record import Run
 
+_MOST_CURVES = 6
 _STRETCHES = 48
 """A curve of so many means is as good as one of a million steps."""
 
@@ -50,7 +50,7 @@ def loss_points(run: Run) -> tuple[LossPoint, ...]:
 def loss(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
     """Of the first runs that have one; a chart of more is not read."""
     falling = [one for one in reported if any(step.loss is not None for step in one.run.steps)]
-    kept, left = first_of(falling, MOST_CURVES, "curves of the loss")
+    kept, left = first_of(falling, _MOST_CURVES, "curves of the loss")
     curves = [(one.name, loss_points(one.run)) for one in kept]
     if not curves:
         return ()

@@ -1,24 +1,12 @@
 """Scaling: measured points and the predicted line, links, and ways to exchange gradients."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from autotune.core.evidence import NetworkEvidence, ScalingRow
+from autotune.core.evidence import NetworkEvidence
 from autotune.core.units import format_count, format_seconds, format_share
 from autotune.show import network as cells
 from autotune.show.charts import scaling_lines
 from autotune.show.report.document import Block, Bullets, Chart, Missing, Table, sentence
 from autotune.show.report.figures import plural
 from autotune.show.report.inputs import ReportedProfile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
-    """As charts take it."""
-
-    name: str
-    rows: Sequence[ScalingRow]
-    useful_nodes: int | None
 
 
 def network(one: ReportedProfile) -> tuple[Block, ...]:
@@ -44,7 +32,7 @@ def _scaling(one: ReportedProfile, found: NetworkEvidence) -> Chart:
     return Chart(
         title="Real tokens per second by number of nodes, with the same global batch",
         description=f"Efficiency against as many times one node; bands are 98 % intervals, by the links. {said}.",
-        drawing=scaling_lines([_Curve(name=one.name, rows=rows, useful_nodes=found.useful_nodes)]),
+        drawing=scaling_lines([(one.name, rows)]),
         table=Table(
             caption="The same as figures",
             headers=cells.SCALING_HEADERS,

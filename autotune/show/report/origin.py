@@ -3,7 +3,7 @@
 from autotune.core.units import format_bytes
 from autotune.decide.estimate_command import estimate_command
 from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
-from autotune.show.report.inputs import ReportedProfile, SignOff
+from autotune.show.report.inputs import ReportedProfile
 from autotune.show.verification import ledger_words
 from trainer.presets import PRESETS
 
@@ -17,30 +17,14 @@ _FIELDS = {
 }  # fmt: skip
 
 
-_MOST_COLUMNS = 4
-
-
 def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
-    """The fingerprint of each profile: side by side while they fit, else what all have alike, and what differs."""
+    """The fingerprint of each profile, side by side."""
     found = {
         name: [_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles]
         for field, name in _FIELDS.items()
     }
-    titles = [one.title for one in profiles]
-    if len(profiles) <= _MOST_COLUMNS:
-        rows = tuple([name, *values] for name, values in found.items())
-        return (Table(caption="The machine", headers=("what", *titles), rows=rows),)
-    alike = tuple([name, values[0]] for name, values in found.items() if len(set(values)) == 1)
-    differs = {name: values for name, values in found.items() if len(set(values)) > 1}
-    tables = [
-        Table(caption=f"The machine, alike in all {len(profiles)} profiles", headers=("what", "value"), rows=alike)
-    ]
-    if differs:
-        cells = tuple(
-            [title, name, values[number]] for number, title in enumerate(titles) for name, values in differs.items()
-        )
-        tables.append(Table(caption="What differs", headers=("profile", "what", "value"), rows=cells, long=True))
-    return tuple(table for table in tables if table.rows)
+    rows = tuple([name, *values] for name, values in found.items())
+    return (Table(caption="The machine", headers=("what", *(one.title for one in profiles)), rows=rows),)
 
 
 def _shown(field: str, value: object) -> str | None:
@@ -105,16 +89,14 @@ def commands(one: ReportedProfile) -> list[str]:
 
 
 def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
-    """Whether somebody answers for it."""
-    found: SignOff | None = one.sign_off
-    if found is None:
+    """The last verdict on it."""
+    standing = one.standing
+    if standing is None or standing.review is None or standing.state == "not reviewed":
         command = f"autotune report review {one.quoted} --approve --by NAME"
         return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
+    review, edited = standing.review, ", as edited by hand" if standing.review.as_edited else ""
+    state = "approved before it was edited, and so void" if standing.state == "voided" else standing.state + edited
     pairs: list[tuple[str, Words]] = [
-        ("State", (Strong(text=found.state),)),
-        ("By", (found.by,)),
-        ("When", (found.when,)),
-    ]
-    if found.note:
-        pairs.append(("Note", (found.note,)))
-    return (Pairs(pairs=tuple(pairs)),)
+        ("State", (Strong(text=state),)), ("By", (review.by,)), ("When", (review.time_utc,)),
+    ]  # fmt: skip
+    return (Pairs(pairs=(*pairs, *([("Note", (review.note,))] if review.note else []))),)

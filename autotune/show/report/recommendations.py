@@ -1,12 +1,12 @@
 """Recommendations with their evidence, and changes of the recipe."""
 
 import json
-from collections.abc import Sequence
 
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.decide.advice import rank
 from autotune.show.intervals import told_bounds, with_bounds
 from autotune.show.report.document import (
+    LONG_TABLE_ROWS,
     Block,
     Bullets,
     Code,
@@ -23,7 +23,6 @@ from autotune.show.report.document import (
 )
 from autotune.show.report.figures import in_unit, listed, number
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.limits import LONG_TABLE_ROWS, MOST_CARDS, MOST_ROWS, first_of
 
 
 def recommendations(
@@ -34,24 +33,9 @@ def recommendations(
     given += [(run.name, advice) for run in runs for advice in run.advice]
     given.sort(key=lambda one: rank(one[1]))
     several = len({name for name, _ in given}) > 1
-    cards = tuple(
-        _card(name if several else None, advice, number) for number, (name, advice) in enumerate(given[:MOST_CARDS], 1)
-    )
+    cards = tuple(_card(name if several else None, advice, number) for number, (name, advice) in enumerate(given, 1))
     nothing = Paragraph(words=("Nothing to recommend: by what was measured, no change is known to pay.",))
-    return (*(cards or (nothing,)), *_further(given[MOST_CARDS:]), *_unmeasured(sections))
-
-
-def _further(given: Sequence[tuple[str, Advice]]) -> tuple[Block, ...]:
-    """Those that gain less, a line each: their evidence is in the JSON file."""
-    if not given:
-        return ()
-    kept, left = first_of(given, MOST_ROWS, "further recommendations", which="those that gain most")
-    rows = tuple([name, one.severity, one.claim, _gain(one.gain), one.command] for name, one in kept)
-    headers = ("of", "how much it matters", "recommendation", "gain", "command")
-    said = f"{len(given):,} further recommendations gain less; the JSON file beside this one has their evidence."
-    table = Table(caption="Further recommendations", headers=headers, rows=rows, long=True)
-    blocks = (Paragraph(words=(said,)), *left, table)
-    return (Section(title="Further recommendations", key="further", blocks=blocks),)
+    return (*(cards or (nothing,)), *_unmeasured(sections))
 
 
 def _card(about: str | None, advice: Advice, number: int) -> Section:
@@ -126,9 +110,8 @@ def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:
         titles, whats = ("; ".join(dict.fromkeys(some)) for some in zip(*parts, strict=True))
         rows.append([titles, whats, command])
     headers = ("section", "what is missing", "what would change that")
-    kept, left = first_of(rows, MOST_ROWS, "missing parts")
-    table = Table(caption="What is missing", headers=headers, rows=tuple(kept), long=len(kept) > LONG_TABLE_ROWS)
-    return (Section(title="What is missing", key="missing", blocks=(*left, table)),)
+    table = Table(caption="What is missing", headers=headers, rows=tuple(rows), long=len(rows) > LONG_TABLE_ROWS)
+    return (Section(title="What is missing", key="missing", blocks=(table,)),)
 
 
 def recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
@@ -142,9 +125,8 @@ def recipe(profiles: tuple[ReportedProfile, ...], runs: tuple[ReportedRun, ...])
             changed.setdefault(sentence(change), []).append(run.name)
     if not changed:
         return (Paragraph(words=("None: model and gradients are as their recipe has them.",)),)
-    kept, left = first_of(list(changed.items()), MOST_ROWS, "changes of a recipe")
-    items: tuple[Words, ...] = tuple((Strong(text=listed(names, "of them")), f": {change}") for change, names in kept)
-    return (Bullets(items=items), *left)
+    items = tuple((Strong(text=listed(names, "of them")), f": {change}") for change, names in changed.items())
+    return (Bullets(items=items),)
 
 
 def profile_changes(one: ReportedProfile) -> list[str]:

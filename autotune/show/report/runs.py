@@ -10,13 +10,10 @@ from autotune.show.report.events import events
 from autotune.show.report.expected import expected
 from autotune.show.report.figures import count, nats
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.limits import LONG_TABLE_ROWS, MOST_RUNS, first_of
 from autotune.show.report.loss import loss
 from autotune.show.report.seen import SeenRun, seen
 from autotune.show.report.steps import train_commands
 from trainer.record import Run, StepRow
-
-_NOTABLE_FIRST = "those that drifted, failed or warned before others"
 
 
 def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
@@ -24,8 +21,7 @@ def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...
     if not reported:
         return (Missing(what="Training (no run was given)", commands=train_commands(profiles[0])),)
     every = seen(profiles, reported)
-    kept, left = first_of(every, MOST_RUNS, "training runs", first=lambda one: one.is_notable, which=_NOTABLE_FIRST)
-    return (*left, _table(kept), _table_of_the_rest(kept), *expected(every), *loss(reported), *events(every))
+    return (_table(every), _table_of_the_rest(every), *expected(every), *loss(reported), *events(every))
 
 
 def later_steps(run: Run) -> tuple[StepRow, ...]:
@@ -38,7 +34,6 @@ def _table(every: Sequence[SeenRun]) -> Table:
                "MFU (median)", "data wait", "peak memory")  # fmt: skip
     return Table(
         caption="Training runs", headers=headers, rows=tuple(_cells(one) for one in every), align="lllrrrrrrr",
-        long=len(every) > LONG_TABLE_ROWS,
     )  # fmt: skip
 
 
@@ -64,7 +59,6 @@ def _table_of_the_rest(every: Sequence[SeenRun]) -> Table:
     headers = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
     return Table(
         caption="More of each run", headers=headers, rows=tuple(_more_cells(one) for one in every), align="llrrrrr",
-        long=len(every) > LONG_TABLE_ROWS,
     )  # fmt: skip
 
 

@@ -19,12 +19,6 @@ class SeenRun:
     told: tuple[EventRow, ...]
     """Events that need attention."""
 
-    @property
-    def is_notable(self) -> bool:
-        """Whether it drifted, failed, goes on, or warned of something."""
-        end = self.reported.run.end
-        return bool(self.told) or end is None or end.exit_code != 0 or any(one.is_drift for one in self.drifts)
-
 
 def seen(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> list[SeenRun]:
     """Every run, beside its profile."""

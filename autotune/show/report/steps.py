@@ -10,7 +10,6 @@ from autotune.show.intervals import bounds, with_bounds
 from autotune.show.report.document import Block, Bullets, Chart, Missing, Section, Strong, Table, Words
 from autotune.show.report.figures import plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.limits import MOST_STACKS, first_of
 
 _CAUSES: dict[Cause, str] = {
     "computation": "computing real tokens",
@@ -34,8 +33,7 @@ def steps(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, .
     """The tuning's steps and those of the profile's runs, side by side."""
     tuning = [(found.source or "the tuning", found) for found in one.bottlenecks]
     of_runs = [(run.name, found) for run in runs if run.profile_path == one.path for found in run.bottlenecks]
-    kept, left = first_of(of_runs, MOST_STACKS, f"runs of {one.title}")
-    return (*_breakdown([*tuning, *kept], train_commands(one)), *left)
+    return _breakdown([*tuning, *of_runs], train_commands(one))
 
 
 def _breakdown(named: Sequence[tuple[str, Bottleneck]], commands: tuple[str, ...]) -> tuple[Block, ...]:
@@ -98,6 +96,5 @@ def runs_only(runs: Sequence[ReportedRun]) -> tuple[Block, ...]:
     found = [(run.name, found) for run in runs for found in run.bottlenecks]
     if not found:
         return ()
-    kept, left = first_of(found, MOST_STACKS, "runs without a profile")
-    blocks = (*_breakdown(kept, ()), *left)
-    return (Section(title="Runs that have no profile in this report", key="steps-of-runs", blocks=blocks),)
+    title = "Runs that have no profile in this report"
+    return (Section(title=title, key="steps-of-runs", blocks=_breakdown(found, ())),)

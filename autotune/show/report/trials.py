@@ -9,17 +9,17 @@ from autotune.core.trial import FeedFigures, FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_seconds
 from autotune.decide.cost import ranks_of
 from autotune.decide.physical import has_rate
-from autotune.show.report.document import Block, Missing, Paragraph, Table
-from autotune.show.report.each import part_of_each
+from autotune.show.report.document import Block, Missing, Paragraph, Table, first_of
 from autotune.show.report.figures import count
-from autotune.show.report.inputs import ReportedProfile
-from autotune.show.report.limits import MOST_TRIALS, fair_share, first_of
+from autotune.show.report.inputs import ReportedProfile, part_of_each
+
+_MOST_TRIALS = 2400
+"""Of all profiles together."""
 
 
 def trials_of_each(profiles: Sequence[ReportedProfile]) -> tuple[Block, ...]:
-    """All, or as many of each profile as fit where there are many."""
-    most = fair_share([len(one.trials) for one in profiles], MOST_TRIALS)
-    return part_of_each(profiles, "trials", lambda one: _trials(one, most))
+    """All, or as many of each profile as people can still read."""
+    return part_of_each(profiles, "trials", lambda one: _trials(one, _MOST_TRIALS // len(profiles)))
 
 
 def _trials(one: ReportedProfile, most: int) -> tuple[Block, ...]:

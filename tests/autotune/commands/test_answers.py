@@ -14,7 +14,7 @@ from autotune.measure.host import SystemHost
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.site import fingerprint, open_site
 from autotune.show import answers
-from tests.autotune.commands.report.test_compare import _write_run
+from tests.autotune.commands.test_compare import _write_run
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
 
@@ -29,22 +29,20 @@ QUICK = [
     "data inspect data",
     "data stage data --to local",
     "profile show p.toml",
-    "profile diff p.toml q.toml",
-    f"profile diff p.toml {SHIPPED}",
+    "compare p.toml q.toml",
+    f"compare p.toml {SHIPPED} q.toml",
     "profile verify p.toml",
     "profile explain p.toml",
     f"profile explain {SHIPPED}",
     f"profile explain {ESTIMATED}",
     f"profile show {ESTIMATED}",
-    f"profile diff {ESTIMATED} {SHIPPED}",
     f"advise {ESTIMATED}",
     "advise p.toml",
     "advise p.toml --apply",
     "advise runs/a",
     "advise --rules",
     "report build p.toml --run runs/a",
-    "report compare runs/a runs/b --fail-if-slower 50%",
-    "report compare p.toml q.toml",
+    "compare runs/a runs/b --fail-if-slower 50%",
     "report review p.toml --reject --by reviewer --note why",
     "launch status",
     "launch slurm --profile p.toml --out runs/c",

@@ -36,7 +36,9 @@ def test_json_is_one_object_with_the_same_content(app, tmp_path):
     result = CliRunner().invoke(app, ["--json", "--path", str(tmp_path), "--path", "/proc"])
     assert result.exit_code == 0
     content = json.loads(result.stdout)
-    assert set(content) == {"machine", "findings", "next"}
+    derived = {"allotted_cpus", "in_job", "is_login_node", "seconds_left"}
+    assert set(content) == {"machine", "findings", "next"} | derived
+    assert content["allotted_cpus"] >= 1
     assert [disk["path"] for disk in content["machine"]["host"]["disks"]] == [str(tmp_path), "/proc"]
     assert all(set(finding) == {"severity", "claim", "next_step"} for finding in content["findings"])
 

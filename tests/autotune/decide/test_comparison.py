@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.decide.comparison import (
     LOSS,
@@ -6,13 +8,18 @@ from autotune.decide.comparison import (
     PEAK_MEMORY,
     STEP_RATE,
     TRAINING_RATE,
+    Change,
     Reading,
     Side,
+    changes,
     compare,
+    flat_settings,
+    flat_table,
     gate,
 )
 from autotune.decide.difference import Estimate, of_one, of_readings
 from autotune.decide.statistics import Interval
+from tests.autotune.profiles import example_profile
 
 WORK = {
     "model": "m", "dataset": "d", "machine": "cpu", "processors": "2 of A CPU", "ranks": "1",
@@ -127,3 +134,36 @@ def test_a_proven_small_loss_passes_a_wide_gate_only():
     assert found.headline.verdict == "slower"
     assert gate(found, 0.1).state == "passes"
     assert gate(found, 0.01).state == "slower"
+
+
+def test_settings_differ_by_their_dotted_keys_and_the_models_config_key_by_key():
+    old = example_profile().train
+    model = old.model.model_copy(update={"config": {"model_type": "bert", "hidden_size": 128, "new": 1}})
+    new = old.model_copy(update={"model": model, "tf32": False})
+    assert changes(flat_settings(old), flat_settings(new)) == (
+        Change(key="model.config.hidden_size", old=64, new=128),
+        Change(key="tf32", old=True, new=False),
+        Change(key="model.config.new", old=None, new=1),
+    )
+
+
+values = st.one_of(st.none(), st.booleans(), st.integers(), st.text())
+
+
+@given(st.dictionaries(st.text(), values), st.dictionaries(st.text(), values))
+def test_both_directions_see_the_same_differences(old, new):
+    forward = {(change.key, change.old, change.new) for change in changes(old, new)}
+    assert forward == {(change.key, change.new, change.old) for change in changes(new, old)}
+    assert {key for key, _, _ in forward} == {key for key in old | new if old.get(key) != new.get(key)}
+
+
+@pytest.mark.parametrize(("old", "new", "ratio"), [(2, 3, 1.5), (True, 3, None), (0, 3, None), ("x", 3, None)])
+def test_a_ratio_is_of_figures_only(old, new, ratio):
+    assert Change(key="a", old=old, new=new).ratio == ratio
+
+
+def test_a_table_that_is_nested_without_end_is_cut():
+    table: dict = {}
+    for _ in range(900):
+        table = {"a": table}
+    assert list(flat_table(table).values()) == ["nested too deep"]

@@ -1,10 +1,8 @@
-from pathlib import Path
-
 import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput, MachineLacks, ProfileRefused
-from autotune.search.reviews import read_reviewed, read_reviews, require_approved, review, review_path
+from autotune.search.reviews import read_reviewed, require_approved, review, review_path
 from tests.autotune.profiles import example_profile
 
 
@@ -37,27 +35,16 @@ def test_a_profile_with_rates_of_a_pretended_gpu_is_not_reviewed(profile, tmp_pa
         review(profile, tmp_path, "approved", by="reviewer", note=None)
 
 
-def test_a_profile_of_the_same_name_elsewhere_is_not_approved_by_it_and_was_never_edited(profile, tmp_path):
+def test_the_same_content_is_approved_wherever_it_lies(profile, tmp_path):
     review(profile, tmp_path, "approved", by="reviewer", note=None)
     other = tmp_path / "other" / "p.toml"
     other.parent.mkdir()
     other.write_text(profile.read_text())
-    assert require_approved(other, tmp_path).standing.state == "approved"  # the same content, wherever it lies
+    assert require_approved(other, tmp_path).standing.state == "approved"
     _edit(other)
-    assert read_reviewed(other, tmp_path).standing.state == "not reviewed"
-    with pytest.raises(ProfileRefused, match="nobody has reviewed"):
+    with pytest.raises(ProfileRefused, match="not approved any more"):
         require_approved(other, tmp_path)
     assert read_reviewed(profile, tmp_path).standing.state == "approved"
-    _edit(profile)
-    assert read_reviewed(profile, tmp_path).standing.state == "voided"
-
-
-def test_where_a_profile_lies_is_the_same_from_every_directory(profile, tmp_path, monkeypatch):
-    review(profile, tmp_path / "reports", "approved", by="reviewer", note=None)
-    monkeypatch.chdir(tmp_path)
-    assert read_reviews(tmp_path / "reports" / "p" / "review.json")[0].profile == "p.toml"
-    _edit(profile)
-    assert read_reviewed(Path("p.toml"), Path("reports")).standing.state == "voided"
 
 
 def test_a_recorded_hash_that_is_none_counts_as_none(profile, tmp_path):
@@ -71,12 +58,12 @@ def test_a_recorded_hash_that_is_none_counts_as_none(profile, tmp_path):
         review(profile, tmp_path, "approved", by="reviewer", note=None)
 
 
-def test_reviews_that_cannot_be_read_are_no_absent_ones(profile, tmp_path):
+def test_a_review_that_cannot_be_read_is_no_absent_one(profile, tmp_path):
     path = review_path(profile, tmp_path)
     path.parent.mkdir()
     path.symlink_to(path)
     with pytest.raises(BadInput, match="cannot read"):
-        read_reviews(path)
+        read_reviewed(profile, tmp_path)
 
 
 def test_where_nothing_can_be_written_the_verdict_is_refused(profile, tmp_path):

@@ -66,8 +66,8 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
                 break
         attempts += 1
         told = _finish(source, local)
-        assert [Path(told["path"])] == _published(local)
-        assert content(Path(told["path"])) == expected
+        assert [Path(told["directory"])] == _published(local)
+        assert content(Path(told["directory"])) == expected
         assert partials(local) == []
         assert attempts < 20 * points, "the moments all lie behind its end"
     return {
@@ -87,7 +87,7 @@ def _kill(source: Path, local: Path, rng: random.Random, undisturbed: Mapping[st
     process = start(stage_command(source, local))
     if rng.random() < 0.5 and not _published(local):
         wait_for_copy(local, process, left)
-        time.sleep(rng.uniform(0, undisturbed["copy_s"]))
+        time.sleep(rng.uniform(0, undisturbed["copied"]["seconds"]))
     else:
         time.sleep(rng.uniform(0, undisturbed["wall_s"]))
     killed = process.poll() is None

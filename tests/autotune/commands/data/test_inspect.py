@@ -29,7 +29,7 @@ def test_counts_the_drawn_histogram_and_rows_fit_a_terminal(tmp_path):
 def test_json_holds_the_manifest_and_the_figures_of_every_row_length(tmp_path):
     directory = write_dataset(tmp_path / "data", [[5] * 30] * 10)
     told = json.loads(invoke(directory, "--row-tokens", "32", "--row-tokens", "64", "--json").stdout)
-    assert told["train"]["samples"] == 10
-    assert told["used_vocab_size"] == 500
+    assert told["samples"] == 10
+    assert told["manifest"]["used_vocab_size"] == 500
     assert [row["row_tokens"] for row in told["rows"]] == [32, 64]
     assert told["rows"][1]["packing_gain"] == 2.0

@@ -157,19 +157,6 @@ def test_verify_honours_the_review(here, capsys):
     assert run(verify) == 6
 
 
-def test_diff_says_the_same_settings_or_which_differ(here, capsys):
-    (here / "q.toml").write_text((here / "p.toml").read_text())
-    assert run(["profile", "diff", "p.toml", "q.toml"]) == 0
-    assert "[train]: the same settings" in capsys.readouterr().out
-    _change(here, "micro_batch_rows = 2", "micro_batch_rows = 1")
-    assert run(["profile", "diff", "p.toml", "q.toml"]) == 0
-    assert "Rows that one rank computes at once." in capsys.readouterr().out
-    assert run(["profile", "diff", "p.toml", "q.toml", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["same_settings"] is False
-    assert told["train"] == [{"key": "micro_batch_rows", "old": 1, "new": 2, "ratio": 2.0}]
-
-
 def test_explain_gives_all_settings_or_one(here, capsys):
     assert run(["profile", "explain", "p.toml"]) == 0
     out = capsys.readouterr().out

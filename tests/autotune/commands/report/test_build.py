@@ -35,7 +35,6 @@ def test_html_markdown_and_json_lie_beside_each_other(full_example, capsys):
     found = json.loads(build(capsys, profile, "--run", directory, "--reports", reports, "--json"))
     place = reports / profile.stem
     assert found == {
-        "report": str(place / "report.html"),
         "html": str(place / "report.html"),
         "markdown": str(place / "report.md"),
         "json": str(place / "report.json"),

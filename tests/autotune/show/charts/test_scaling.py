@@ -1,15 +1,7 @@
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from autotune.core.evidence import ScalingRow
+from autotune.core.evidence import Scaling, ScalingRow
 from autotune.show.charts import scaling_chart, scaling_lines
-
-
-@dataclass
-class Scaled:
-    rows: list
-    name: str = "tiny <b>"
-    useful_nodes: int = 4
 
 
 def row(nodes, efficiency=1.0, measured=False, low=None, high=None):
@@ -21,7 +13,7 @@ def row(nodes, efficiency=1.0, measured=False, low=None, high=None):
 
 
 def test_predicted_measured_and_ideal_are_told_apart():
-    lines = scaling_lines([Scaled([row(1), row(2, 0.8, low=0.7, high=0.9), row(2, 0.75, measured=True)])]).lines
+    lines = scaling_lines([("tiny", [row(1), row(2, 0.8, low=0.7, high=0.9), row(2, 0.75, measured=True)])]).lines
     predicted, ideal, measured = lines
     assert (predicted.kind, ideal.kind, measured.kind) == ("line", "dotted", "dots")
     assert (predicted.points[1].low, predicted.points[1].high) == (140.0, 180.0)
@@ -31,15 +23,19 @@ def test_predicted_measured_and_ideal_are_told_apart():
 
 
 def test_several_models_have_several_colours():
-    lines = scaling_lines([Scaled([row(1)]), Scaled([row(1)], name="other")]).lines
+    lines = scaling_lines([("tiny", [row(1)]), ("other", [row(1)])]).lines
     assert {line.colour for line in lines} == {0, 1}
 
 
 def test_what_was_only_measured_is_drawn():
-    assert [line.kind for line in scaling_lines([Scaled([row(1, measured=True)])]).lines] == ["dots"]
+    assert [line.kind for line in scaling_lines([("tiny", [row(1, measured=True)])]).lines] == ["dots"]
 
 
 def test_the_file_stands_alone_and_says_what_is_useful():
-    root = ElementTree.fromstring(scaling_chart([Scaled([row(1), row(2, 0.8)])]))
+    found = Scaling(
+        name="tiny <b>", global_batch_tokens=1, rows=(row(1), row(2, 0.8)), useful_nodes=4, levers=(), bound=(),
+        steps_per_epoch=None, least_tokens_per_rank=1.0, sources=(),
+    )  # fmt: skip
+    root = ElementTree.fromstring(scaling_chart([found]))
     said = next(element.text for element in root.iter() if element.tag.endswith("desc"))
     assert said.startswith("tiny <b>: 4 nodes useful")

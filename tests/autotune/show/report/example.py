@@ -4,7 +4,6 @@ Every text that a report takes from files ends in ``note``, so that a hostile on
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.advice import Advice, Change, Figure, Gain
@@ -27,8 +26,9 @@ from autotune.core.evidence import (
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
+from autotune.core.review import Review, Standing
 from autotune.core.trial import FinishedTrial, Trial
-from autotune.show.report.inputs import ReportedProfile, ReportedRun, SignOff
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 from trainer.dataset import LengthHistogram, Manifest, Shard, SourceStatistics, SpecialIds, Split
 from trainer.events import EventRow
@@ -380,6 +380,13 @@ def _step(number: int) -> StepRow:
     )  # fmt: skip
 
 
+def _review(note: str) -> Review:
+    return Review(
+        profile_sha256="0" * 64, verdict="approved", by=f"A. Reviewer{note}"[:200], time_utc="2026-11-22",
+        note=f"go{note}"[:2000],
+    )  # fmt: skip
+
+
 def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
     """What a report of all of it is built from, with a second profile that was only probed."""
     manifest, path = example_manifest(note), Path(f"profiles/bert-120m-h100-nvl{note.replace('/', ' ')[:40]}.toml")
@@ -388,7 +395,7 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
         path=path, profile=profile, intact=True, content_sha256="ab" * 32, trials=example_trials(trials, note),
         damaged_lines=1, dataset=manifest, bottlenecks=(example_bottleneck("worker sweep", note),),
         advice=example_advice(note),
-        sign_off=SignOff(state=f"approved{note}", by=f"A. Reviewer{note}", when="2026-11-22", note=f"go{note}"),
+        standing=Standing(state="approved", present_sha256="0" * 64, review=_review(note)),
     )  # fmt: skip
     bare = profile.model_copy(update={"evidence": Evidence(probe=profile.evidence.probe)})
     other = ReportedProfile(
@@ -405,27 +412,3 @@ def example_inputs(trials: int, note: str = "") -> tuple[tuple[ReportedProfile, 
         run=run, profile_path=path, matched_by="the profile's hash", bottlenecks=(example_bottleneck("run", note),)
     )
     return (one, other), (reported,)
-
-
-def many_inputs(
-    profiles: int, runs: int, *, trials: int
-) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
-    """The same many times over: file names come twice, runs have events, and some have no profile or no end."""
-    (one, _), (run,) = example_inputs(trials)
-    made = tuple(
-        replace(one, path=Path(f"site-{number % 2}/bert-120m-{number // 2}.toml"), content_sha256=f"{number:064x}")
-        for number in range(profiles)
-    )
-    return made, tuple(_one_of_many(run, number, made) for number in range(runs))
-
-
-def _one_of_many(like: ReportedRun, number: int, profiles: tuple[ReportedProfile, ...]) -> ReportedRun:
-    run = replace(
-        like.run,
-        directory=Path(f"runs-{number % 2}/20261122T{number // 2:06}Z"),
-        events=like.run.events[: number % 4],
-        end=None if number % 50 == 7 else like.run.end,
-    )
-    alone = number % 20 == 0
-    path = None if alone else profiles[number % len(profiles)].path
-    return replace(like, run=run, profile_path=path, matched_by=None if alone else like.matched_by)

@@ -44,12 +44,13 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
 
 def _compare(capsys, *arguments) -> dict:
     capsys.readouterr()
-    assert run(["report", "compare", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    assert run(["compare", *arguments, "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    return told
 
 
 def _verdicts(told) -> dict:
-    return {one["name"]: one["verdict"] for one in told["figures"]}
+    return {one["metric"]["name"]: one["verdict"] for one in told["figures"]}
 
 
 def test_two_runs_of_the_same_are_the_same_within_noise(here, capsys):
@@ -68,7 +69,7 @@ def test_a_slower_run_is_found_and_what_changed_is_told(here, capsys):
     assert told["headline"]["verdict"] == "slower"
     assert told["headline"]["change"]["value"] == pytest.approx(0.9, abs=0.01)
     assert _verdicts(told)["loss"] == "more"
-    assert run(["report", "compare", "a", "b"]) == 0
+    assert run(["compare", "a", "b"]) == 0
     out = capsys.readouterr().out
     assert "B is 0.90" in out
     assert "tf32" in out
@@ -84,7 +85,7 @@ def test_a_slower_run_is_found_and_what_changed_is_told(here, capsys):
 def test_ci_fails_only_for_what_is_proven(here, capsys, speed, share, options, code):
     _write_run("a", 1000)
     _write_run("b", speed, seed=2)
-    assert run(["report", "compare", "a", "b", "--fail-if-slower", share, *options]) == code
+    assert run(["compare", "a", "b", "--fail-if-slower", share, *options]) == code
     out, err = capsys.readouterr()
     assert "verdict: " in out
     assert ("B trains at" in err) == (code != 0 or speed == 955)
@@ -102,17 +103,59 @@ def test_runs_of_different_work_are_not_comparable_and_ci_is_told(here, capsys, 
     _write_run("b", 500, **changes)
     told = _compare(capsys, "a", "b")
     assert (told["headline"]["verdict"], told["headline"]["why"]) == ("not comparable", why)
-    assert run(["report", "compare", "a", "b", "--fail-if-slower", "5%"]) == 7
+    assert run(["compare", "a", "b", "--fail-if-slower", "5%"]) == 7
     assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", ["", "5 percent", "-5%", "100%", "nan", "1", "5%%"])
 def test_a_share_that_is_none_is_a_usage_error(here, capsys, share):
-    assert run(["report", "compare", "a", "b", f"--fail-if-slower={share}"]) == 2
+    assert run(["compare", "a", "b", f"--fail-if-slower={share}"]) == 2
+
+
+def test_several_are_compared_with_the_first_and_the_worst_decides(here, capsys):
+    names = [_write_run(name, speed, seed=speed) for name, speed in (("a", 1000), ("b", 1001), ("c", 850))]
+    assert run(["compare", *names, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["a"]["name"], one["b"]["name"]) for one in told] == [("a", "b"), ("a", "c")]
+    assert [one["headline"]["verdict"] for one in told] == ["the same within noise", "slower"]
+    assert run(["compare", *names, "--fail-if-slower", "10%"]) == 9
+    assert run(["compare", *names[:2], "--fail-if-slower", "10%"]) == 0
+
+
+def test_datasets_are_compared_by_their_counts_and_how_they_were_made(here, capsys, make_dataset):
+    make_dataset([[5, 6, 7]] * 4).rename(here / "a")
+    make_dataset([[5, 6, 7]] * 6).rename(here / "b")
+    told = _compare(capsys, "a", "b")
+    assert [change["key"] for change in told["circumstances"]] == ["dataset"]
+    found = {(one["metric"]["name"], one["of"]): (one["verdict"], one["change"]["value"]) for one in told["figures"]}
+    assert found["samples", "training"] == ("more", pytest.approx(1.5))
+    assert found["tokens", "training"] == ("more", pytest.approx(1.5))
+    assert run(["compare", "a", "b"]) == 0
+    assert "training speed" not in capsys.readouterr().out
+    assert run(["compare", "a", _write_profile("p.toml")]) == 2
+
+
+def test_settings_of_profiles_that_differ_are_told_with_their_meaning(here, capsys):
+    _write_profile("a.toml")
+    assert run(["compare", "a.toml", "a.toml"]) == 0
+    assert "settings: the same" in capsys.readouterr().out
+
+    def changed(profile):
+        train = profile.train.model_copy(update={"micro_batch_rows": 1})
+        constraints = profile.constraints.model_copy(update={"headroom_share": 0.5})
+        made_on = profile.fingerprint.model_copy(update={"torch": "9"})
+        return profile.model_copy(update={"train": train, "constraints": constraints, "fingerprint": made_on})
+
+    told = _compare(capsys, "a.toml", _write_profile("b.toml", changed))
+    assert told["settings"][0] == {"key": "micro_batch_rows", "old": 2, "new": 1}
+    assert "constraints.headroom_share" in {change["key"] for change in told["settings"]}
+    assert "torch" in {change["key"] for change in told["facts"]}
+    assert run(["compare", "a.toml", "b.toml"]) == 0
+    assert "Rows that one rank computes at once." in capsys.readouterr().out
 
 
 def test_strict_without_a_share_is_a_usage_error(here, capsys):
-    assert run(["report", "compare", "a", "b", "--strict"]) == 2
+    assert run(["compare", "a", "b", "--strict"]) == 2
 
 
 def _write_profile(name, change=lambda profile: profile):
@@ -147,7 +190,7 @@ def test_a_profile_without_evidence_has_no_speed(here, capsys):
     told = _compare(capsys, bare, _write_profile("b.toml"))
     assert told["headline"] is None
     assert told["figures"] == []
-    assert run(["report", "compare", "a.toml", "b.toml", "--fail-if-slower", "5%"]) == 7
+    assert run(["compare", "a.toml", "b.toml", "--fail-if-slower", "5%"]) == 7
 
 
 def test_a_run_is_compared_with_its_profile(here, capsys):
@@ -185,7 +228,7 @@ def test_tunings_are_compared_by_what_both_measured(here, capsys):
     told = _compare(capsys, _write_tuning("a", 1000), _write_tuning("b", 900))
     assert told["headline"]["of"] == "2 rows, 1 rank, 8 rows a step, 1 loader worker"
     assert told["headline"]["verdict"] == "slower"
-    assert run(["report", "compare", "a", "b", "--fail-if-slower", "5%"]) == 9
+    assert run(["compare", "a", "b", "--fail-if-slower", "5%"]) == 9
 
 
 @pytest.mark.parametrize(
@@ -202,7 +245,7 @@ def test_tunings_of_different_machines_are_told_apart_and_not_judged(here, capsy
 def test_another_torch_on_the_same_machine_is_told_and_judged(here, capsys):
     told = _compare(capsys, _write_tuning("a", 1000, torch="2.13.0"), _write_tuning("b", 900, torch="2.14.0"))
     assert told["headline"]["verdict"] == "slower"
-    assert run(["report", "compare", "a", "b"]) == 0
+    assert run(["compare", "a", "b"]) == 0
     assert "2.14.0" in capsys.readouterr().out
 
 
@@ -230,22 +273,22 @@ def test_a_torn_ledger_is_read_as_far_as_it_goes_and_says_so(here, capsys):
 
 def test_an_empty_ledger_is_bad_input(here, capsys):
     (here / "a" / "ledger").mkdir(parents=True)
-    assert run(["report", "compare", "a", _write_tuning("b", 900)]) == 3
+    assert run(["compare", "a", _write_tuning("b", 900)]) == 3
     assert "no measured trial" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("other", ["profile", "run"])
 def test_a_tuning_with_another_kind_is_a_usage_error(here, capsys, other):
     name = _write_profile("b.toml") if other == "profile" else _write_run("b", 900, steps=3)
-    assert run(["report", "compare", _write_tuning("a", 1000), name]) == 2
+    assert run(["compare", _write_tuning("a", 1000), name]) == 2
     assert f"is a {other}" in capsys.readouterr().err
 
 
 def test_what_is_neither_is_named(here, capsys):
     (here / "a").mkdir()
-    assert run(["report", "compare", "a", _write_profile("b.toml")]) == 3
+    assert run(["compare", "a", _write_profile("b.toml")]) == 3
     assert "a is neither a run" in capsys.readouterr().err
-    assert run(["report", "compare", "nowhere", "b.toml"]) == 3
+    assert run(["compare", "nowhere", "b.toml"]) == 3
 
 
 def test_a_run_that_has_not_begun_has_no_speed(here, capsys):
@@ -268,7 +311,7 @@ def test_hostile_names_steer_nothing(here, capsys):
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"config": {"\x1b[31m\u202e": "\x07"}})})
     _write_run("a", 1000, device="\x1b]0;x\x07")
     _write_run("b", 900, config=config)
-    assert run(["report", "compare", "a", "b"]) == 0
+    assert run(["compare", "a", "b"]) == 0
     assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().out)
 
 
@@ -284,7 +327,7 @@ def test_rates_of_a_run_on_a_pretended_gpu_or_beyond_a_real_one_are_taken_for_no
     speed = 1000 if "driver" in changes else 10_000  # at a tenth of which a GPU is at 0.3 of its peak
     name = _write_run("a", speed, steps=20, device=NVL, peak_flops_per_s=835e12, **changes)
     Path("p.toml").write_text(profile_to_toml(example_profile()))
-    for command in (["report", "compare", name, name], ["report", "build", "p.toml", "--run", name], ["advise", name]):
+    for command in (["compare", name, name], ["report", "build", "p.toml", "--run", name], ["advise", name]):
         assert run(command) == code, command
         assert said in capsys.readouterr().err
     assert run(["launch", "status", name, "--json"]) == 0
@@ -300,12 +343,12 @@ def _write_steps(name, *, timed_steps=8, **made_on):
 
 def test_memory_trials_and_pretended_gpus_have_peaks_and_no_rates(here, capsys):
     _write_steps("a")
-    assert {one["name"] for one in _compare(capsys, "a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
+    assert {one["metric"]["name"] for one in _compare(capsys, "a", "a")["figures"]} == {"slot tokens/s", "peak memory"}
     _write_steps("b", timed_steps=1)
-    assert {one["name"] for one in _compare(capsys, "b", "b")["figures"]} == {"peak memory"}
+    assert {one["metric"]["name"] for one in _compare(capsys, "b", "b")["figures"]} == {"peak memory"}
     _write_steps("c", gpu_name=NVL, driver=NULL)
     told = _compare(capsys, "c", "c")
     assert told["headline"] is None
     [peak] = told["figures"]
-    assert (peak["name"], peak["of"]) == ("peak memory", "None rows, 1 rank, under 1 GiB, allocator")
+    assert (peak["metric"]["name"], peak["of"]) == ("peak memory", "None rows, 1 rank, under 1 GiB, allocator")
     assert "a pretended one" in told["a"]["notes"][0]

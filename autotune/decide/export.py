@@ -1,0 +1,332 @@
+"""A profile's settings as ``TrainingArguments`` of transformers' Trainer, and what these cannot say. Pure.
+
+Names and meanings are those of transformers 5.23; a test makes real arguments of what is written here.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.core.profile import Profile
+from autotune.decide.rates import expected_rate, tuned_rate
+from trainer.config import TrainConfig
+
+_TORCHS_BUCKET_CAP_MIB = 25
+"""If no size is named, torch makes the first bucket smaller, so that it is sent early."""
+
+Equivalence = Literal["same", "near", "none"]
+"""``same``: trains the same. ``near``: the other trainer's way to much the same end. ``none``: is lost."""
+Scalar = str | int | float | bool | None
+Value = Scalar | dict[str, Scalar]
+"""What a JSON file of settings can say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalent:
+    """One setting or ability of this trainer, beside what the other one has in its place."""
+
+    setting: str
+    """The dotted key under ``[train]``, a whole table of it, or a few words if no key decides it."""
+    argument: str | None
+    """The other trainer's name; None if it has none."""
+    value: Value
+    """What is written there; None leaves it at the other trainer's default."""
+    equivalence: Equivalence
+    remark: str
+    """How the two differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsHold:
+    """What a row holds, on average; None if unknown."""
+
+    real_tokens: float | None
+    samples: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedBatch:
+    """An optimizer step here and there. Here a row may hold many samples; there a row is one sample."""
+
+    ranks: int
+    rows_per_step: int
+    samples_per_row: float | None
+    """Mean; None if rows are packed and the dataset is not here."""
+    real_tokens_per_step: float | None
+    """Over all ranks, as this trainer takes it."""
+    samples_per_microbatch_per_rank: int
+    """Of the export."""
+    accumulation_steps: int
+    """Of the export."""
+    exported_samples_per_step: int
+    exported_real_tokens_per_step: float | None
+    """None if ``samples_per_row`` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A profile for transformers' Trainer."""
+
+    written_for: str
+    """The version that the names were checked against."""
+    model: str
+    nodes: int
+    ranks_per_node: int
+    batch: ExportedBatch
+    arguments: dict[str, Value]
+    """The content of the settings file."""
+    calls: tuple[str, ...]
+    """What the calling program does, because no argument says it."""
+    settings: tuple[Equivalent, ...]
+    warnings: tuple[str, ...]
+    """What must be known before the export is trusted."""
+
+
+def export_profile(profile: Profile, hold: RowsHold, *, nodes: int, ranks_per_node: int) -> Export:
+    """Translate every setting of a profile; if samples of a row are not known, one for each row is taken."""
+    train, batch = profile.train, exported_batch(profile, hold, nodes * ranks_per_node)
+    settings = (*_model(train), *_batch(train, batch), *_recipe(train), *_loading_and_saving(profile, batch))
+    settings += (*_parallel(train, batch.ranks), *_absent(train))
+    return Export(
+        written_for="transformers 5.23",
+        model=train.model.name,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        batch=batch,
+        arguments={one.argument: one.value for one in settings if one.argument and one.value is not None},
+        calls=_calls(train),
+        settings=settings,
+        warnings=tuple(_warnings(train, batch, hold)),
+    )
+
+
+def exported_batch(profile: Profile, hold: RowsHold, ranks: int) -> ExportedBatch:
+    """The step of a profile, and the nearest one of whole samples.
+
+    Kept are, in this order: at most as many rows in a micro-batch as were shown to fit; the non-padding tokens of an
+    optimizer step, as near as whole micro-batches of all ranks allow.
+    """
+    train, rows = profile.train, profile.train.global_batch_rows
+    if train.global_batch_tokens is not None and hold.real_tokens:
+        rows = max(1, round(train.global_batch_tokens / hold.real_tokens))
+    elif train.global_batch_samples is not None and hold.samples:
+        rows = max(1, round(train.global_batch_samples / hold.samples))
+    samples = max(1, round(rows * (hold.samples or 1.0)))
+    steps = max(1, math.ceil(samples / (train.micro_batch_rows * ranks)))
+    each = min(train.micro_batch_rows, max(1, round(samples / (steps * ranks))))
+    exported = each * steps * ranks
+    return ExportedBatch(
+        ranks=ranks,
+        rows_per_step=rows,
+        samples_per_row=hold.samples,
+        real_tokens_per_step=None if hold.real_tokens is None else rows * hold.real_tokens,
+        samples_per_microbatch_per_rank=each,
+        accumulation_steps=steps,
+        exported_samples_per_step=exported,
+        exported_real_tokens_per_step=exported * hold.real_tokens / hold.samples
+        if hold.real_tokens and hold.samples
+        else None,
+    )
+
+
+def _row(
+    setting: str, argument: str | None = None, value: Value = None, *, near: str | bool = "", lost: str | bool = ""
+) -> Equivalent:
+    """One row of the table; a remark that is false is none."""
+    equivalence: Equivalence = "none" if lost else "near" if near else "same"
+    return Equivalent(
+        setting=setting, argument=argument, value=value, equivalence=equivalence, remark=str(lost or near or "")
+    )
+
+
+def _model(train: TrainConfig) -> tuple[Equivalent, ...]:
+    on_gpu, fsdp = train.device == "cuda", train.parallel.strategy == "fsdp2"
+    compiles, selective = train.compile_layers, train.checkpointing == "selective"
+    recomputes = train.checkpointing != "none" and not fsdp
+    return (
+        _row("model"),
+        _row("attention_dropout"),
+        _row("device", "use_cpu", not on_gpu),
+        _row("precision", "bf16", train.precision == "bf16"),
+        _row("tf32", "tf32", train.tf32 if on_gpu and train.precision == "fp32" else None),
+        _row("compile_layers", "torch_compile", compiles, near=compiles and "compiles the whole model at once"),
+        _row("checkpointing", "gradient_checkpointing", recomputes or None, near=selective and "matmuls as well"),
+        _row("run directory", "output_dir", f"runs/hf-{train.model.name}", near="no run record, steps or events"),
+    )
+
+
+def _batch(train: TrainConfig, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    each, steps = batch.samples_per_microbatch_per_rank, batch.accumulation_steps
+    packed, bucketed = train.layout == "packed", train.layout == "bucketed"
+    other = packed or each != train.micro_batch_rows
+    rounded = packed or batch.exported_samples_per_step != batch.rows_per_step
+    return (
+        _row("micro_batch_rows", "per_device_train_batch_size", each, near=other and "samples, one in each row"),
+        _row("global_batch_rows", "gradient_accumulation_steps", steps, near=rounded and "whole micro-batches"),
+        _row("global_batch_tokens"),
+        _row("global_batch_samples"),
+        _row("evaluation.max_rows", "per_device_eval_batch_size", each, near="the whole dataset, other masks"),
+        _row("layout", "train_sampling_strategy", "group_by_length" if bucketed else None,
+             near=bucketed and "takes samples of like length out of fifty batches: a step is no independent draw",
+             lost=packed and "its encoders would attend across documents of a packed row: one padded sample a row"),
+        _row("seq_length_tokens"),
+        _row("masking_probability", near="of the collator, whose masks depend on the order of the batches"),
+    )  # fmt: skip
+
+
+def _recipe(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """Optimizer, schedule and seeds."""
+    numbers = (
+        "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps",
+    )  # fmt: skip
+    schedule, arguments = their_schedule(train)
+    warmup = "its first step has rate 0: one step behind while the rate rises"
+    if train.schedule == "wsd" and train.final_learning_rate_share:
+        warmup = "rises from the final rate rather than from 0, and its first step has that rate"
+    return (
+        *(_row(name, name, getattr(train, name)) for name in numbers),
+        _row("log_interval_steps", "logging_steps", train.log_interval_steps),
+        _row("fused AdamW", "optim", "adamw_torch_fused"),
+        _row("losses that are not finite are logged", "logging_nan_inf_filter", False),
+        _row("schedule", "lr_scheduler_type", schedule),
+        _row("final_learning_rate_share", "lr_scheduler_kwargs", arguments or None),
+        _row("decay_share"),
+        _row("warmup_steps", "warmup_steps", train.warmup_steps, near=train.warmup_steps > 0 and warmup),
+        _row("seed", "seed", train.seed, near="other first weights and dropout from the same number"),
+        _row("order of the data", "data_seed", train.seed, near="a permutation of each epoch, and another one"),
+    )
+
+
+def their_schedule(train: TrainConfig) -> tuple[str, dict[str, Scalar]]:
+    """The schedule that gives the same learning rates after the warm-up: its name and its own arguments."""
+    share = train.final_learning_rate_share
+    if train.schedule == "constant" or (train.schedule == "linear" and share == 1):
+        return "constant_with_warmup", {}
+    if train.schedule == "linear":
+        return ("linear", {}) if share == 0 else ("polynomial", {"lr_end": share * train.learning_rate, "power": 1.0})
+    if train.schedule == "cosine":
+        return ("cosine", {}) if share == 0 else ("cosine_with_min_lr", {"min_lr_rate": share})
+    falling = max(1, round(train.decay_share * train.max_steps))
+    steps = train.max_steps - max(train.warmup_steps, train.max_steps - falling)
+    return "warmup_stable_decay", {"num_decay_steps": steps, "decay_type": "1-sqrt", "min_lr_ratio": share}
+
+
+def _loading_and_saving(profile: Profile, batch: ExportedBatch) -> tuple[Equivalent, ...]:
+    """Workers, checkpoints, evaluations; seconds between saves become steps by the measured rate."""
+    train, data, saving = profile.train, profile.train.data, profile.train.checkpoint
+    any_workers, interval = data.loader_workers > 0, train.evaluation.interval_steps
+    every, how = saving.interval_steps, "no measured step time tells how many steps fit into it"
+    if (step := _step_s(profile, batch)) is not None:
+        every = min(max(1, math.floor(saving.interval_s / step[0])), every or sys.maxsize)
+        how = f"steps of {step[0]:.3g} s by this project's trainer ({step[1]})"
+    counted = profile.evidence.workers is not None
+    return (
+        _row("data.loader_workers", "dataloader_num_workers", data.loader_workers, near=counted and "needs more"),
+        _row("data.prefetch_batches", "dataloader_prefetch_factor", data.prefetch_batches if any_workers else None),
+        _row("data.pin_memory", "dataloader_pin_memory", data.pin_memory and train.device == "cuda"),
+        _row("workers persist over epochs", "dataloader_persistent_workers", True if any_workers else None),
+        _row("checkpoint.enabled", "save_strategy", "steps" if saving.enabled else "no"),
+        _row("checkpoint.interval_s", "save_steps", every if saving.enabled else None, near=how),
+        _row("checkpoint.interval_steps"),
+        _row("checkpoint.keep_last", "save_total_limit", saving.keep_last if saving.enabled else None),
+        _row("evaluation.interval_steps", "eval_strategy", "no" if interval is None else "steps"),
+        _row("steps between evaluations", "eval_steps", interval),
+    )
+
+
+def _step_s(profile: Profile, batch: ExportedBatch) -> tuple[float, str] | None:
+    """Seconds of an optimizer step of this trainer, and where they come from; None if nothing was measured."""
+    tokens, rate, tuned = batch.real_tokens_per_step, expected_rate(profile, batch.ranks), tuned_rate(profile)
+    if tokens is None:
+        return None
+    if rate is not None:
+        return tokens / rate.value, f"{rate.known}: {rate.source}"
+    if tuned is None:
+        return None
+    return tokens / (tuned.value * batch.ranks / tuned.ranks), f"assumed: as fast on each rank as in {tuned.source}"
+
+
+def _parallel(train: TrainConfig, ranks: int) -> tuple[Equivalent, ...]:
+    settings, fsdp, bf16 = train.parallel, train.parallel.strategy == "fsdp2", train.precision == "bf16"
+    timeout, bucket, half = math.ceil(settings.timeout_s), settings.bucket_cap_mib, settings.gradient_dtype != "fp32"
+    config: dict[str, Scalar] = {
+        "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "activation_checkpointing": train.checkpointing != "none",
+    }  # fmt: skip
+    gradients = half and "gradients travel in fp32: twice the bytes"
+    if fsdp and bf16:
+        gradients = settings.gradient_dtype != "bf16" and "gradients travel in bf16, as bf16 is on"
+    twice = settings.gradient_as_bucket_view and ranks > 1 and not fsdp
+    hybrid = fsdp and settings.shard_ranks is not None
+    named = not fsdp and bucket != _TORCHS_BUCKET_CAP_MIB
+    return (
+        _row("parallel.strategy", "fsdp", True if fsdp else None,
+             near=fsdp and bf16 and "with bf16 it gathers weights and reduces gradients in bf16",
+             lost=settings.strategy == "zero1" and "plain DDP: every rank holds the whole optimizer state"),
+        _row("layers gathered one at a time", "fsdp_config", config if fsdp else None, near=fsdp and "its own list"),
+        _row("parallel.shard_ranks", lost=hybrid and "HSDP: all ranks share one copy of the weights"),
+        _row("parallel.gradient_dtype", lost=gradients),
+        _row("parallel.bucket_cap_mib", "ddp_bucket_cap_mb", bucket if named else None),
+        _row("parallel.gradient_as_bucket_view", lost=twice and "gradients exist twice, in DDP's buckets and outside"),
+        _row("parallel.static_graph", "ddp_static_graph", True if settings.static_graph and not fsdp else None),
+        _row("every parameter is used", "ddp_find_unused_parameters", None if fsdp else False),
+        _row("no buffers travel", "ddp_broadcast_buffers", None if fsdp else False),
+        _row("parallel.timeout_s", "ddp_timeout", timeout, near="kills the process after it"),
+    )  # fmt: skip
+
+
+def _absent(train: TrainConfig) -> tuple[Equivalent, ...]:
+    """What no argument says: if this profile uses it, with what happens instead."""
+    varlen = train.device == "cuda" and train.precision == "bf16" and train.layout == "packed"
+    varlen = varlen if train.attention == "auto" else train.attention == "varlen"
+    masked, sparse = train.head == "masked", train.model.config["model_type"] == "modernbert"
+    saving, keeps = train.checkpoint, train.checkpoint.keep_every_steps is not None
+    return (
+        _row("head", near=masked and sparse and "sparse_prediction", lost=masked and not sparse and "all positions"),
+        _row("last_layer", lost=masked and train.last_layer == "predicted" and "computed for every position"),
+        _row("attention", lost=varlen and "over whole padded rows under a mask"),
+        _row("masks by seed, epoch and sample alone", lost="masks change with ranks, workers and every resume"),
+        _row("exact resume at another number of ranks", lost="skips as many micro-batches as were taken"),
+        _row("data.dataset_hash", lost="no other dataset is rejected"),
+        _row("data.path", lost="the calling program hands over a dataset of its own format"),
+        _row("data.stage_to", lost=train.data.stage_to is not None and "no copy on local disks"),
+        _row("checkpoint.asynchronous", lost=saving.enabled and saving.asynchronous and "training waits for each one"),
+        _row("checkpoint.keep_every_steps", lost=keeps and "save_total_limit deletes older ones"),
+        _row("health", lost="a loss that is not finite, spikes or explodes is neither skipped nor rolled back"),
+        _row("max_epochs", lost=train.max_epochs is not None and "max_steps alone ends its run"),
+        _row("stop_after_s", lost=train.stop_after_s is not None and "does not save and exit before a time limit"),
+        _row("non-padding tokens/s and MFU of every step", lost="logs samples/s, padding included"),
+    )
+
+
+def _calls(train: TrainConfig) -> tuple[str, ...]:
+    model_type = str(train.model.config["model_type"])
+    given = ", sparse_prediction=True" if model_type == "modernbert" and train.head == "masked" else ""
+    if train.attention_dropout is not None:
+        key = "attention_dropout" if model_type == "modernbert" else "attention_probs_dropout_prob"
+        given += f", {key}={train.attention_dropout:g}"
+    return (
+        f"AutoModelForMaskedLM.from_config(AutoConfig.for_model(**CONFIG{given}))"
+        "  # CONFIG: [train.model.config] with the dataset's vocab_size",
+        f"tokenizer(…, truncation=True, max_length={train.seq_length_tokens})",
+        f"DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability={train.masking_probability:g})",
+    )
+
+
+def _warnings(train: TrainConfig, batch: ExportedBatch, hold: RowsHold) -> list[str]:
+    each, rows, found = batch.samples_per_microbatch_per_rank, train.micro_batch_rows, []
+    if train.layout == "packed" and batch.samples_per_row is None:
+        found.append(
+            f"A packed row holds several samples, and how many is not known ({hold.source}): the export takes one for "
+            "each row, so its step sees fewer tokens. Name the dataset with --data."
+        )
+    elif train.layout == "packed":
+        found.append(
+            f"{rows} packed rows are not {rows} samples: a row holds {batch.samples_per_row:.2f} samples on average. "
+            "The export accumulates until a step has as many non-padding tokens."
+        )
+    if each < rows:
+        found.append(f"Micro-batches of {each} rather than {rows} come nearest to the global batch.")
+    return [*found, "What fits was determined with this project's trainer; the other one may need more memory."]

@@ -1,0 +1,137 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.decide.explain import settings_of
+from autotune.decide.export import RowsHold, export_profile, exported_batch
+from tests.autotune.profiles import example_profile
+from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings
+
+MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
+FSDP = {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2), "precision": "bf16", "device": "cuda"}
+UNMEASURED = {"probe": None, "workers": None}
+VARIANTS = [
+    {},
+    {"layout": "packed"},
+    {"layout": "bucketed", "checkpointing": "selective"},
+    FSDP,
+    {"parallel": ParallelSettings(strategy="zero1", gradient_dtype="bf16")},
+]
+
+
+def _hold(real_tokens, samples):
+    return RowsHold(real_tokens=real_tokens, samples=samples, source="told")
+
+
+KNOWN = _hold(500.0, 2.0)
+
+
+def _profile(evidence=None, **changes):
+    profile = example_profile()
+    kept = profile.evidence.model_copy(update=evidence or {})
+    return profile.model_copy(update={"train": profile.train.model_copy(update=changes), "evidence": kept})
+
+
+def _export(hold=KNOWN, ranks=1, **changes):
+    return export_profile(_profile(**changes), hold, nodes=1, ranks_per_node=ranks)
+
+
+def _told(export, setting):
+    return next(one for one in export.settings if one.setting == setting)
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_every_setting_is_told_once_and_what_differs_says_how(changes):
+    export = _export(ranks=2, **changes)
+    told = [one.setting for one in export.settings]
+    assert len(told) == len(set(told))
+    for key in settings_of(example_profile().train):
+        assert key in told or key.partition(".")[0] in told, key
+    written = [one.argument for one in export.settings if one.argument is not None]
+    assert len(written) == len(set(written))
+    assert all(one.equivalence == "same" or one.remark for one in export.settings)
+
+
+@pytest.mark.parametrize(
+    "changes, setting, equivalence",
+    [
+        ({"layout": "packed"}, "layout", "none"),
+        ({}, "head", "none"),
+        ({"model": MODERNBERT}, "head", "near"),
+        ({"parallel": ParallelSettings(strategy="zero1")}, "parallel.strategy", "none"),
+        ({"parallel": ParallelSettings(gradient_dtype="bf16")}, "parallel.gradient_dtype", "none"),
+        (FSDP, "parallel.gradient_dtype", "none"),  # fp32 is meant, and bf16 imposes itself
+        (FSDP, "parallel.shard_ranks", "none"),
+        ({"max_epochs": 3}, "max_epochs", "none"),
+        ({"attention": "varlen"}, "attention", "none"),
+        ({"checkpointing": "full"}, "checkpointing", "same"),
+    ],
+)
+def test_what_the_other_trainer_cannot_say_is_told(changes, setting, equivalence):
+    assert _told(_export(**changes), setting).equivalence == equivalence
+
+
+def test_modernbert_has_a_masked_head_of_its_own():
+    assert "sparse_prediction=True" in _export(model=MODERNBERT).calls[0]
+    assert "attention_probs_dropout_prob=0.1" in _export(attention_dropout=0.1).calls[0]
+
+
+@pytest.mark.parametrize(
+    "changes, argument, value",
+    [
+        ({"data": DataSettings(loader_workers=0)}, "dataloader_prefetch_factor", None),
+        ({"data": DataSettings(loader_workers=3)}, "dataloader_prefetch_factor", 2),
+        ({}, "eval_steps", None),
+        ({"evaluation": EvaluationSettings(interval_steps=50)}, "eval_steps", 50),
+        ({}, "ddp_bucket_cap_mb", None),  # torch's own size stays unnamed
+        ({"parallel": ParallelSettings(bucket_cap_mib=100)}, "ddp_bucket_cap_mb", 100),
+        ({"checkpoint": CheckpointSettings(enabled=False)}, "save_strategy", "no"),
+        ({"evidence": UNMEASURED}, "save_steps", None),
+        ({"evidence": UNMEASURED, "checkpoint": CheckpointSettings(interval_steps=70)}, "save_steps", 70),
+    ],
+)
+def test_arguments_are_written_only_if_they_say_something(changes, argument, value):
+    assert _export(**changes).arguments.get(argument) == value
+
+
+def test_a_save_interval_in_seconds_becomes_steps_by_the_measured_rate():
+    export = _export(checkpoint=CheckpointSettings(interval_s=60.0), global_batch_rows=100)
+    step_s = export.batch.real_tokens_per_step / (100 * 33.5 / 512)  # the sweep's 100 slots/s, 33.5 of 512 of them real
+    assert export.arguments["save_steps"] == max(1, int(60 / step_s))
+    assert _told(export, "checkpoint.interval_s").remark.startswith("steps of")
+
+
+def test_packed_rows_become_as_many_samples_as_hold_the_same_tokens():
+    changes = {"layout": "packed", "micro_batch_rows": 8, "global_batch_rows": 32, "seq_length_tokens": 512}
+    export = _export(_hold(510.0, 2.5), ranks=2, **changes)
+    batch = export.batch
+    assert (batch.samples_per_microbatch_per_rank, batch.accumulation_steps) == (8, 5)
+    assert batch.exported_samples_per_step == 80
+    assert batch.real_tokens_per_step == 32 * 510
+    assert batch.exported_real_tokens_per_step == 80 * 510 / 2.5
+    assert any("packed rows are not" in warning and "2.50 samples" in warning for warning in export.warnings)
+
+
+def test_without_a_dataset_a_packed_row_counts_as_one_sample_and_no_figure_is_made_up():
+    export = _export(_hold(500.0, None), layout="packed", micro_batch_rows=4, global_batch_rows=16)
+    assert (export.batch.exported_samples_per_step, export.batch.accumulation_steps) == (16, 4)
+    assert export.batch.exported_real_tokens_per_step is None
+    assert any("--data" in warning for warning in export.warnings)
+
+
+@pytest.mark.parametrize("given, rows", [({"global_batch_tokens": 10_000}, 20), ({"global_batch_samples": 30}, 15)])
+def test_a_batch_in_tokens_or_samples_decides(given, rows):
+    assert _export(layout="packed", global_batch_rows=1, **given).batch.rows_per_step == rows
+
+
+@given(rows=st.integers(1, 5000), micro=st.integers(1, 300), ranks=st.integers(1, 64), samples=st.floats(1.0, 30.0))
+def test_no_micro_batch_is_larger_than_what_fits_and_the_step_is_as_near_as_whole_ones_allow(
+    rows, micro, ranks, samples
+):
+    profile = _profile(layout="packed", micro_batch_rows=micro, global_batch_rows=rows)
+    batch = exported_batch(profile, _hold(100.0, samples), ranks)
+    each, steps = batch.samples_per_microbatch_per_rank, batch.accumulation_steps
+    assert 1 <= each <= micro
+    assert batch.exported_samples_per_step == each * steps * ranks
+    meant = max(1, round(rows * samples))
+    assert abs(batch.exported_samples_per_step - meant) <= max(steps * ranks / 2, steps * ranks - meant)
