@@ -32,12 +32,13 @@ from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, peak_bytes
 from autotune.decide.search import Prediction, Tried, bracket, next_rows
 from autotune.errors import NotCheckable
-from autotune.measure.machine import FakeMachine, ForkServerMachine
+from autotune.measure.machine import ForkServerMachine
 from autotune.search.estimate import DOCUMENTS_PER_PACKED_ROW, FIRST_ROWS, EstimateRequest, Room, estimate_model
 from autotune.show.tables import text_table
 from autotune.store import write_atomically
 from benchmarks.bars import EXIT_UNMEASURED, Bar, exit_code, lines
 from benchmarks.simulated import MACHINES, MAX_ROWS, SimulatedMachine
+from tests.fakes import FakeMachine
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.presets import model_settings

@@ -29,9 +29,7 @@ from autotune.core.knobs import KNOBS, Knobs
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.clock import FakeClock
 from autotune.measure.host import SystemHost
-from autotune.measure.machine import FakeMachine
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
@@ -40,6 +38,7 @@ from autotune.store import Ledger, write_atomically
 from benchmarks.bars import Bar, exit_code, lines
 from benchmarks.corpora import real_lengths, write_corpus
 from benchmarks.grid import GRID, Grid, read_grids
+from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings, TrainConfig
 
 REPLAYS = 40

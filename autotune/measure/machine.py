@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -42,22 +41,6 @@ class Machine(Protocol):
     def close(self) -> None:
         """End whatever still runs."""
         ...
-
-
-class FakeMachine:
-    """A machine whose outcomes are computed; for tests of search and decisions."""
-
-    def __init__(self, simulate: Callable[[Trial], Outcome]) -> None:
-        self._simulate = simulate
-        self.trials: list[Trial] = []
-
-    def run(self, trial: Trial) -> Outcome:
-        """Compute the outcome."""
-        self.trials.append(trial)
-        return self._simulate(trial)
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 class ForkServerMachine:

@@ -11,14 +11,13 @@ from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.knob_space import Levels, knob_space, useful_share
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
 from tests.autotune.search.feeds import CONFIG, HOST
+from tests.fakes import FakeClock, FakeMachine
 from trainer.config import Checkpointing, Layout
 
 Rate = Callable[[Knobs], float]

@@ -7,12 +7,10 @@ from pathlib import Path
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.clock import FakeClock
-from autotune.measure.host import FakeHost
-from autotune.measure.machine import FakeMachine
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.store import Ledger
+from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 HOST = replace(

@@ -8,12 +8,12 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import AutotuneError, BadInput
-from autotune.measure.host import FakeHost
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import data_facts, profile_of_run, read_foreign, situation_of_profile
 from benchmarks.simulated_records import run_of
 from benchmarks.simulated_training import World, settings
 from tests.autotune.profiles import example_profile
+from tests.fakes import FakeHost
 from trainer.errors import TrainerError
 from trainer.resolve import profile_sha256, read_profile_tables, resolve
 

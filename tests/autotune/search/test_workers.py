@@ -6,9 +6,9 @@ from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.errors import DoesNotFit, Undecided
-from autotune.measure.machine import FakeMachine
 from autotune.search.workers import ATTEMPTS, Sweep, evidence, with_loader
 from tests.autotune.search.feeds import CEILING, CONFIG, HOST, FeedMachine, figures_of, knee_at, sweep_on
+from tests.fakes import FakeMachine
 
 LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
 GPU = {

@@ -1,7 +1,7 @@
 """A scripted GPU: how much memory rows take on it, and how long trials."""
 
 from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
-from autotune.measure.clock import FakeClock
+from tests.fakes import FakeClock
 
 ROW_BYTES, FIXED_BYTES, TRIAL_S = 300 * 2**20, 4 * 2**30, 5.0
 

@@ -1,9 +1,7 @@
 """A rig whose GPU and machine are scripted, for tests of the stages."""
 
-import json
-import os
-import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,15 +9,13 @@ from autotune.core.hardware import GpmWindow, GpuFacts, GpuSample, GpuSeries, Ho
 from autotune.core.outcome import Outcome
 from autotune.core.trial import Trial
 from autotune.measure.clock import Clock, SystemClock
-from autotune.measure.gpm import MIN_INTERVAL_S
-from autotune.measure.gpu_sampling import Sampling, series_from_json, serve
-from autotune.measure.host import FakeHost
-from autotune.measure.machine import FakeMachine
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor, GpuMonitor
+from autotune.measure.gpu_sampler import Reading, sample_gpus, series_of
+from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor
 from autotune.search.site import Site
 from benchmarks.corpora import synthetic_manifest
 from benchmarks.gpu.check.rig import Rig
 from benchmarks.gpu.check.sizes import TINY_ON_CPU, Sizes
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost, FakeMachine
 
 
 class FakeServer(FakeMachine):
@@ -38,40 +34,40 @@ class FakeServer(FakeMachine):
 
 
 class ThreadSampler:
-    """Samples scripted GPUs as the real sampler does, with a thread in place of each GPU's process."""
+    """Samples scripted GPUs as the real sampler does, with a thread in place of its process."""
 
     def __init__(self, monitor: GpuMonitor, uuids: Sequence[str], gpm_window_s: float) -> None:
-        self._monitor, self._uuids, self._gpm_window_s = monitor, uuids, gpm_window_s
-        self._pipes: dict[str, int] = {}
-        self._answers: dict[str, queue.SimpleQueue[str]] = {}
+        self._arguments = (monitor, list(uuids), MIN_INTERVAL_S, gpm_window_s)
+        self._last = {uuid: GpuSeries() for uuid in uuids}
+        self._readings: list[Reading] = []
+        self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start a thread for each GPU."""
-        for uuid in self._uuids:
-            if uuid not in self._pipes:
-                requests, self._pipes[uuid] = os.pipe()
-                self._answers[uuid] = queue.SimpleQueue()
-                self._threads.append(threading.Thread(target=self._serve, args=(uuid, requests)))
-                self._threads[-1].start()
+        """Start the thread."""
+        if self._last and not self._threads:
+            self._threads.append(threading.Thread(target=self._sample))
+            self._threads[-1].start()
 
     def take(self) -> dict[str, GpuSeries]:
-        """What came since the last call."""
-        for pipe in self._pipes.values():
-            os.write(pipe, b"take\n")
-        return {uuid: series_from_json(json.loads(answers.get(timeout=10))) for uuid, answers in self._answers.items()}
+        """Return what came since the last call."""
+        while self._threads and not self._readings:
+            time.sleep(0.01)
+        taken, self._readings = self._readings, []
+        self._last = series_of(taken, self._last)
+        return self._last
 
     def stop(self) -> None:
-        """Close the pipes, which ends the threads."""
-        while self._pipes:
-            os.close(self._pipes.popitem()[1])
+        """End the thread."""
+        self._ended.set()
         while self._threads:
             self._threads.pop().join()
 
-    def _serve(self, uuid: str, requests: int) -> None:
-        sampling = Sampling(self._monitor, uuid, gpm_window_s=self._gpm_window_s, clock=SystemClock())
-        serve(sampling, MIN_INTERVAL_S, requests, self._answers[uuid].put)
-        os.close(requests)
+    def _sample(self) -> None:
+        def write(reading: Reading) -> None:
+            self._readings.append(reading)
+
+        sample_gpus(*self._arguments, write=write, ended=self._ended.wait, clock=SystemClock())
 
 
 def facts(total_bytes: int = 143_771 * 2**20) -> GpuFacts:

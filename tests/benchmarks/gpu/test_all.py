@@ -12,7 +12,6 @@ import pytest
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
-from autotune.measure.clock import FakeClock
 from benchmarks.gpu import all as check
 from benchmarks.gpu.check import page
 from benchmarks.gpu.check import stages as stages_module
@@ -21,6 +20,7 @@ from benchmarks.gpu.check.rig import NoTimeLeft
 from benchmarks.gpu.check.sizes import FULL
 from benchmarks.gpu.check.stages import Stage, box_s
 from tests.benchmarks.gpu.rigs import facts, make_rig
+from tests.fakes import FakeClock
 
 NAMES = [stage.name for stage in check.STAGES]
 

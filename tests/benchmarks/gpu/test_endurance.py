@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measure.clock import FakeClock
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.alone import steps
 from benchmarks.gpu.check.children import Ended
@@ -13,6 +12,7 @@ from benchmarks.gpu.check.sizes import FULL
 from benchmarks.gpu.stage import endurance
 from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
 from tests.benchmarks.gpu.rigs import facts, make_rig
+from tests.fakes import FakeClock
 from trainer.presets import model_settings
 
 FAILED = Ended(exit_code=1, cut_off=False, tail="")

@@ -2,7 +2,6 @@ import pytest
 
 from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.decide.search import Prediction, Tried
-from autotune.measure.clock import FakeClock
 from autotune.search.probe import Search
 from benchmarks.gpu.check.children import Ended
 from benchmarks.gpu.check.results import Sheet, StageResult
@@ -12,6 +11,7 @@ from benchmarks.gpu.stage import memory
 from benchmarks.gpu.stage.memory import IMITATED, SETTINGS, Setting, imitated_card, paper_style, request_for, tuned
 from tests.benchmarks.gpu.cards import FIXED_BYTES, ROW_BYTES, card
 from tests.benchmarks.gpu.rigs import facts, make_rig
+from tests.fakes import FakeClock
 
 NVL_BYTES = find_card(IMITATED).default_budget_bytes
 

@@ -1,13 +1,13 @@
 import pytest
 
 from autotune.core.outcome import Measured
-from autotune.measure.clock import FakeClock
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from benchmarks.gpu.check.results import Sheet
 from benchmarks.gpu.check.rig import NoTimeLeft, TimeBox
 from benchmarks.gpu.check.sizes import FULL
 from benchmarks.gpu.stage import workers
 from tests.benchmarks.gpu.rigs import facts, make_rig
+from tests.fakes import FakeClock
 
 STEP_S, STEPS = 0.08, 25
 
