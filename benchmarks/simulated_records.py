@@ -158,6 +158,6 @@ def _sweep(world: World, train: TrainConfig, counts: tuple[int, ...], noisy: Cal
         chosen=counts[-1] if chosen is None else chosen, choice="", fed=chosen is not None,
         ceiling_slot_tokens_per_s=[ceiling.slot_tokens / ceiling.step_s], rows=rows, local_ranks=world.ranks_per_node,
         max_workers=counts[-1], max_workers_because="", consumer="the training step", window_s=2.0, windows=20,
-        seconds=60.0, page_cache="as_is", data_filesystem="ext4" if world.staged else "lustre",
+        seconds=60.0, data_filesystem="ext4" if world.staged else "lustre",
         data_on_network=not world.staged, gpu_source="simulated",
     )  # fmt: skip

@@ -90,7 +90,7 @@ def _workers(machine: Machine, draw: np.random.Generator) -> WorkersEvidence:
     return WorkersEvidence(
         chosen=machine.supply.workers, choice="", fed=ratio >= 0.98, ceiling_slot_tokens_per_s=rates["memory"],
         rows=[row], local_ranks=conditions.world_size, max_workers=8, max_workers_because="",
-        consumer="the training step", window_s=2.0, windows=2 * WINDOWS, seconds=60.0, page_cache="as_is",
+        consumer="the training step", window_s=2.0, windows=2 * WINDOWS, seconds=60.0,
         data_filesystem="ext4", gpu_source="simulated",
     )  # fmt: skip
 

@@ -168,8 +168,6 @@ class FeedFigures:
     """What the largest loader worker has for itself; None where there is none."""
     storage_bytes_per_s: float | None
     """What the kernel read from storage for them; None where it does not count."""
-    page_cache_share: float | None
-    """Part of the dataset that lay in memory before the window; None where nobody can say."""
     model_flops_per_s: float | None = None
     """Of all ranks, what the mathematics of the real tokens asks for; None where the step was replayed."""
     gpus: tuple[GpuUseFigures, ...] = ()
@@ -185,7 +183,8 @@ class FeedFigures:
             GpuUseFigures(**{name: value for name, value in one.items() if name in names})
             for one in outcome.figures.get("gpus", ())
         )
-        return cls(**outcome.figures | {"gpus": gpus, "losses": tuple(outcome.figures.get("losses", ()))})
+        known = {field.name: outcome.figures[field.name] for field in fields(cls) if field.name in outcome.figures}
+        return cls(**known | {"gpus": gpus, "losses": tuple(outcome.figures.get("losses", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """How far nodes are useful, as text and as JSON."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from autotune.core.evidence import ScalingRow
@@ -59,12 +58,9 @@ class Scaled(Protocol):
         ...
 
 
-def scaling_text(every: Sequence[Scaled], chart: Path | None) -> str:
-    """The answer for people."""
-    parts = [_one(scaled) for scaled in every]
-    if chart is not None:
-        parts.append(f"chart: {chart}")
-    return "\n\n".join(parts)
+def scaling_text(every: Sequence[Scaled]) -> str:
+    """Return the answer as text."""
+    return "\n\n".join(_one(scaled) for scaled in every)
 
 
 def _one(scaled: Scaled) -> str:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.decide.physical import Rate, check_rates, check_real, least_flops_per_token
+from autotune.decide.physical import GpuRate, check_rates, check_real, least_flops_per_token
 from autotune.errors import AutotuneError
 from benchmarks import document
 from benchmarks.gpu.all import PAGE_NAME, REPORT_NAME
@@ -93,22 +93,22 @@ def check_possible(report: CheckReport) -> None:
         raise ValueError(error.message) from error
 
 
-def _rates(report: CheckReport) -> Iterator[Rate]:
+def _rates(report: CheckReport) -> Iterator[GpuRate]:
     for stage in report.stages:
         for figure in stage.figures:
             what = f"{stage.name}, {figure.name}"
             if figure.value is None or figure.label != "measured":
                 continue
             if figure.name.endswith("_flops_per_s"):
-                yield Rate(what=what, per_s=figure.value, of="tf32" if "fp32" in figure.name else "bf16")
+                yield GpuRate(what=what, per_s=figure.value, of="tf32" if "fp32" in figure.name else "bf16")
             if figure.name == "copy_read_plus_write_bytes_per_s":
-                yield Rate(what=what, per_s=figure.value, of="memory")
+                yield GpuRate(what=what, per_s=figure.value, of="memory")
             if figure.name.endswith("link_bytes_per_s"):
-                yield Rate(what=what, per_s=figure.value, of="links")
+                yield GpuRate(what=what, per_s=figure.value, of="links")
             model = figure.name.removesuffix(_TOKENS).replace("_", "-")
             if figure.name.endswith(_TOKENS) and model in PRESETS:
                 least = least_flops_per_token(TrainConfig(model=model_settings(model)), None)
-                yield Rate(what=what, per_s=least * figure.value)
+                yield GpuRate(what=what, per_s=least * figure.value)
             if "_mfu_" in figure.name and figure.value > 1:
                 raise ValueError(f"{what}: {figure.value:.3g} of the GPU's peak, and no GPU does more than 1")
 

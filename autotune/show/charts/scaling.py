@@ -5,10 +5,6 @@ from typing import Protocol
 
 from autotune.core.evidence import ScalingRow
 from autotune.show.charts.drawing import Axis, Line, Lines, Point
-from autotune.show.charts.svg import drawn
-from autotune.show.tables import inert
-
-_TITLE = "Real tokens per second by number of nodes"
 
 
 class Drawn(Protocol):
@@ -28,13 +24,6 @@ class Drawn(Protocol):
     def useful_nodes(self) -> int | None:
         """Predicted."""
         ...
-
-
-def scaling_chart(every: Sequence[Drawn]) -> str:
-    """A file of its own: lines are predicted, points measured, thin dotted lines ideal."""
-    useful = "; ".join(f"{inert(one.name)}: {one.useful_nodes} nodes useful" for one in every)
-    words = f"{useful}. Lines are predicted, points measured; the same figures stand in the table."
-    return drawn(scaling_lines(every), key="scaling", title=_TITLE, description=words) + "\n"
 
 
 def scaling_lines(every: Sequence[Drawn]) -> Lines:

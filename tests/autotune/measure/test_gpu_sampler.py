@@ -150,7 +150,7 @@ def test_sampler_that_was_not_started_says_so():
 
 def test_the_file_is_rolled_and_bounded(monkeypatch):
     monkeypatch.setattr(gpu_sampler, "_ROLL_BYTES", 100)
-    with sampler_of(READING + "while True: reading('0')") as sampler:
+    with sampler_of(READING + "import time\nwhile True: reading('0'); time.sleep(0.001)") as sampler:
         offsets = []
         for _ in range(20):
             assert sampler.take()["0"].lacking == "asleep"

@@ -93,7 +93,7 @@ def _figures(real_tokens_per_s: float) -> dict[str, object]:
         "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
         "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
         "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
-        "storage_bytes_per_s": None, "page_cache_share": None,
+        "storage_bytes_per_s": None,
     }  # fmt: skip
 
 

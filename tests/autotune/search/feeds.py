@@ -39,7 +39,7 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
         "steps": 7, "slot_tokens_per_s": CEILING * share * noise,
         "real_tokens_per_s": CEILING * share / 2, "data_wait_share": 1 - share, "window_start_s": start_s,
         "window_end_s": start_s + 1, "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30,
-        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6, "page_cache_share": 0.5,
+        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6,
     }  # fmt: skip
     return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
 

@@ -68,7 +68,7 @@ class Stages:
 
     def count_workers(self, bench, stored, probe, asked, manifest):
         self.does("workers", stored.profile.train.model.name, asked)
-        return stored.profile.evidence.workers, ()
+        return stored.profile.evidence.workers
 
     def tune_network(self, stored, asked, manifest, display):
         self.does("network", stored.profile.train.model.name, asked)

@@ -30,7 +30,7 @@ def feeding(clock: FakeClock, samples_per_step: float):
                 "real_tokens_per_s": 0.99 * slots / step_s, "slot_tokens_per_s": slots / step_s,
                 "data_wait_share": 1 - STEP_S / step_s, "window_start_s": start_s, "window_end_s": start_s + seconds,
                 "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": 2**30, "worker_bytes": None,
-                "storage_bytes_per_s": 0.0, "page_cache_share": 1.0,
+                "storage_bytes_per_s": 0.0,
             }
         )  # fmt: skip
 

@@ -1,8 +1,7 @@
 from dataclasses import dataclass
-from xml.etree import ElementTree
 
 from autotune.core.evidence import ScalingRow
-from autotune.show.charts import scaling_chart, scaling_lines
+from autotune.show.charts import scaling_lines
 
 
 @dataclass
@@ -37,9 +36,3 @@ def test_several_models_have_several_colours():
 
 def test_what_was_only_measured_is_drawn():
     assert [line.kind for line in scaling_lines([Scaled([row(1, measured=True)])]).lines] == ["dots"]
-
-
-def test_the_file_stands_alone_and_says_what_is_useful():
-    root = ElementTree.fromstring(scaling_chart([Scaled([row(1), row(2, 0.8)])]))
-    said = next(element.text for element in root.iter() if element.tag.endswith("desc"))
-    assert said.startswith("tiny <b>: 4 nodes useful")
