@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from autotune.core.gpu_use import GpuUseFigures
 from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
@@ -140,6 +139,32 @@ class StepFigures:
         figures = outcome.figures
         by_rank = tuple(figures.get("peak_bytes_by_rank", ()))
         return cls(**figures | {"step_s": tuple(figures["step_s"]), "peak_bytes_by_rank": by_rank})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUseFigures:
+    """One GPU over a window; shares are 0 to 1, and means unless they say otherwise. Missing ones are None."""
+
+    samples: int = 0
+    utilisation_share: float | None = None
+    used_bytes: int | None = None
+    """Largest."""
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    """Median."""
+    temperature_c: int | None = None
+    """Highest."""
+    power_capped_share: float | None = None
+    """Samples at the power cap: how a loaded card operates, not a fault."""
+    lacking: str | None = None
+    """Why there is no utilisation."""
+    gpm_windows: int = 0
+    gpm_sm_share: float | None = None
+    gpm_occupancy_share: float | None = None
+    gpm_tensor_share: float | None = None
+    gpm_dram_share: float | None = None
+    gpm_pcie_rx_bytes_per_s: float | None = None
+    gpm_lacking: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

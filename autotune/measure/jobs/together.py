@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from autotune.measure.jobs.child import account
+from autotune.measure.jobs.child import account, write
 from trainer.config import TrainConfig
 from trainer.parallel import Ranks, join_ranks, leave_ranks
 
@@ -75,13 +75,6 @@ def _take(request: dict[str, Any], directory: Path, ranks: Ranks) -> bool:
         return figures
 
     return account(job, directory / f"rank-{ranks.rank}.json")
-
-
-def write(file: Path, value: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(value))
-    partial.replace(file)
 
 
 def main() -> None:
