@@ -27,9 +27,7 @@ from autotune.core.knobs import KNOBS, Knobs
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.clock import FakeClock
 from autotune.measure.host import SystemHost
-from autotune.measure.machine import FakeMachine
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
@@ -37,6 +35,7 @@ from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
+from tests.fakes import FakeClock, FakeMachine
 from tests.simulators.corpora import real_lengths, write_corpus
 from tests.simulators.programs import run_program
 from trainer.config import ModelSettings, TrainConfig
@@ -160,7 +159,7 @@ def _figures(real_tokens_per_s: float) -> dict[str, Any]:
         "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
         "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
         "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
-        "storage_bytes_per_s": None, "page_cache_share": None,
+        "storage_bytes_per_s": None,
     }  # fmt: skip
 
 

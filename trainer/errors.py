@@ -10,6 +10,11 @@ TrainerError
 └── TrainingFailed 76   the run cannot go on, and starting it again would not help
 """
 
+import re
+
+HOST_REFUSES = re.compile(r"can't allocate memory|Cannot allocate memory|bad_alloc|Thread creation failed")
+"""What C++, the allocator and libraries say if the host's memory is refused them."""
+
 
 def printable(text: str) -> str:
     """The text with control and direction characters written out, but for line breaks.

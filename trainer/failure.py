@@ -5,14 +5,14 @@ import re
 import torch
 
 from trainer.disk import PASSING_ERRORS
-from trainer.errors import BadConfig, DiskTrouble, DoesNotFit, RanksLost
+from trainer.errors import HOST_REFUSES, BadConfig, DiskTrouble, DoesNotFit, RanksLost
 from trainer.watch import REQUEUE
 
 _SMALLER = "lower train.micro_batch_rows, or find the largest: autotune probe"
 _AGAIN = "start it again: it goes on from the newest checkpoint"
 
 _REFUSED = re.compile(
-    r"out of memory|can't allocate memory|bad_alloc"
+    rf"out of memory|{HOST_REFUSES.pattern}"
     # Handles and workspaces of the libraries are not the caching allocator's.
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC"
     # oneDNN that is refused memory for its code says only that it could not; of an unknown shape it says more.

@@ -1,11 +1,13 @@
 """Options that several commands have, each said once."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
 from autotune.commands.completion import models
+from autotune.errors import UsageError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Reports = Annotated[Path, typer.Option(help="Where ledgers and reports lie.")]
@@ -48,3 +50,17 @@ Ranks = Annotated[
 ]
 MaxRows = Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")]
 MAX_ROWS = 16384
+
+_T = TypeVar("_T")
+
+
+def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
+    """Return the value of an option that is a figure with a unit.
+
+    Raises:
+        UsageError: If it cannot be read.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error

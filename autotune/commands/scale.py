@@ -2,16 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, ProfileData, Reports, TrialTimeout
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, ProfileData, Reports, TrialTimeout, parsed
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def scale(
     sixteen_bit: Annotated[
         bool, typer.Option("--16-bit-gradients", help="As if a check had found the loss with 16-bit gradients equal.")
     ] = False,
-    chart: Annotated[Path | None, typer.Option(help="Write the curves as an SVG.")] = None,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     slurm: Slurm = None,
     wait: Wait = False,
@@ -75,8 +74,8 @@ def scale(
     assumed = None
     if bandwidth is not None:
         assumed = Assumed(
-            bits_per_s=_told(parse_bits_per_s, bandwidth, "--bandwidth"),
-            latency_s=_told(parse_seconds, latency, "--latency"),
+            bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth"),
+            latency_s=parsed(parse_seconds, latency, "--latency"),
         )
     measuring = _Measuring(data=data, trial_timeout_s=trial_timeout, reports=reports)
     found = []
@@ -91,12 +90,7 @@ def scale(
         predicted = predict_scaling(stored.profile.train.model.name, known, counts, _rows_per_epoch(stored, data))
         _keep_prediction(stored, predicted, reports)
         found.append(measuring.of(stored, known, predicted))
-    if chart is not None:
-        from autotune.show.charts import scaling_chart
-        from autotune.store import write_atomically
-
-        write_atomically(chart, scaling_chart(found))
-    print(answer_json(found) if as_json else scaling_text(found, chart))
+    print(answer_json(found) if as_json else scaling_text(found))
 
 
 def _job(
@@ -125,16 +119,6 @@ def _counts(text: str) -> list[int]:
     if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"--nodes {text}: not numbers of nodes", next_step="Write them with commas: --nodes 1,2,4")
     return sorted({int(part) for part in parts})
-
-
-_T = TypeVar("_T")
-
-
-def _told(parse: Callable[[str], _T], text: str, option: str) -> _T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error
 
 
 def _rows_per_epoch(stored: "StoredProfile", data: Path | None) -> float | None:

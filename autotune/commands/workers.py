@@ -1,13 +1,14 @@
 """``autotune workers``: the smallest number of loader workers that does not cost throughput."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
+from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout, parsed
+from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.core.evidence import ProbeEvidence
@@ -34,25 +35,15 @@ def workers(
         float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
     ] = 10.0,
     window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
-    page_cache: Annotated[
-        Literal["as-is", "warm", "cold"],
-        typer.Option(help="Read the dataset into memory first, put it out of it before every window, or neither."),
-    ] = "as-is",
-    consumer_step_ms: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Replay a GPU's step of so long instead of training; needs no GPU here."),
+    step_time: Annotated[
+        str | None,
+        typer.Option(help="Replay a GPU's step of this time, such as 120ms, instead of training; needs no GPU here."),
     ] = None,
-    sample_delay_ms: Annotated[
-        float, typer.Option(min=0, help="What if every sample took so much longer to read? The profile is left alone.")
-    ] = 0.0,
     joint_trials: Annotated[
         int,
         typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together."),
     ] = 12,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
-    study: Annotated[
-        Path | None, typer.Option(help="Write the windows as an Optuna study (SQLite), for optuna-dashboard.")
-    ] = None,
     slurm: Slurm = None,
     wait: Wait = False,
     dry_run: DryRun = False,
@@ -62,6 +53,7 @@ def workers(
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
     from autotune.commands.login_node import refuse_login_node
+    from autotune.core.units import parse_seconds
     from autotune.search.profiles import probed_here, read_profile
     from autotune.show.answers import answer_json
     from autotune.show.workers import workers_text
@@ -69,10 +61,15 @@ def workers(
     from autotune.tuning.workers import WorkersAsked, count_workers
     from trainer.dataset import read_manifest
 
+    replayed_step_s = None if step_time is None else parsed(parse_seconds, step_time, "--step-time")
+    if replayed_step_s is not None and replayed_step_s < 1e-4:
+        raise UsageError(
+            f"--step-time {step_time!r} is below 0.1 ms", next_step="Give a longer time: --step-time 120ms"
+        )
     stored = read_profile(profile)
     probe = probed_here(stored, refusals=[])
     train = stored.profile.train
-    job = _job(stored, ranks or probe.local_ranks, reports, minutes, trial_timeout, on_gpus=consumer_step_ms is None)
+    job = _job(stored, ranks or probe.local_ranks, reports, minutes, trial_timeout, on_gpus=step_time is None)
     if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     if not here:
@@ -84,28 +81,25 @@ def workers(
         ranks=ranks,
         max_workers=max_workers,
         window_s=window_s,
-        page_cache="as_is" if page_cache == "as-is" else page_cache,
-        replayed_step_s=None if consumer_step_ms is None else consumer_step_ms / 1e3,
-        sample_delay_s=sample_delay_ms / 1e3,
+        replayed_step_s=replayed_step_s,
         joint_trials=joint_trials,
         trial_timeout_s=trial_timeout,
-        study=study,
     )
     manifest = read_manifest(asked.data)
-    device = "cpu" if consumer_step_ms else train.device
+    device = "cpu" if step_time else train.device
     with open_bench(device, asked.data, without_gpu=_replay(stored, probe)) as bench:
-        found, notes = count_workers(bench, stored, probe, asked, manifest)
-    print(answer_json(found) if as_json else workers_text(found, profile, asked.data, notes=notes))
+        found = count_workers(bench, stored, probe, asked, manifest)
+    print(answer_json(found) if as_json else workers_text(found, profile, asked.data))
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     """How to go on where the profile's GPU is not here."""
     rows = stored.profile.train.micro_batch_rows
     step_s = next((point.step_s for point in probe.curve if point.rows == rows), None)
-    told = "T" if step_s is None else f"{1e3 * step_s:.4g}"
+    told = "T" if step_s is None else f"{1e3 * step_s:.4g}ms"
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "
-        f"measured: autotune workers --profile {stored.path} --consumer-step-ms {told}"
+        f"measured: autotune workers --profile {stored.path} --step-time {told}"
     )
 
 

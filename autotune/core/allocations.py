@@ -2,7 +2,36 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
+
+
+class Term(StrEnum):
+    """A line of the memory breakdown; beside these each kind of module has one for its activations."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    TEMPORARIES = "temporaries"
+    INPUTS = "inputs and masks"
+    HEAD = "head and loss"
+    COPIES = "16-bit copies of weights"
+    WORKSPACES = "workspaces of matrix products"
+    OUTSIDE = "outside the allocator"
+    ROUNDING = "rounding and fragmentation"
+
+
+ACTIVATIONS = "activations"
+
+
+def activations_of(module: object) -> str:
+    """Return the term of the activations of a module's kind."""
+    return f"{ACTIVATIONS}: {type(module).__name__}"
+
+
+def is_activations(term: str) -> bool:
+    """Return whether a term is that of activations."""
+    return term.startswith(ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

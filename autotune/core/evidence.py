@@ -224,10 +224,6 @@ class WorkersEvidence(Table):
     """Of all counts, and of the ceiling."""
     seconds: Annotated[float, Field(ge=0)]
     """Time of all of them."""
-    page_cache: Literal["warm", "cold", "as_is"]
-    """Whether the dataset was read into memory first, or put out of it, or neither."""
-    page_cache_share: Share | None = None
-    """Median part of the dataset that lay in memory before a window."""
     data_filesystem: str | None = None
     """The type of the file system that the data lies on."""
     data_on_network: bool = False

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from autotune.core.gpu_use import GpuUseFigures
 from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
 from trainer.schema import Table, canonical_sha256, parse_table
@@ -143,6 +142,32 @@ class StepFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUseFigures:
+    """One GPU over a window; shares are 0 to 1, and means unless they say otherwise. Missing ones are None."""
+
+    samples: int = 0
+    utilisation_share: float | None = None
+    used_bytes: int | None = None
+    """Largest."""
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    """Median."""
+    temperature_c: int | None = None
+    """Highest."""
+    power_capped_share: float | None = None
+    """Samples at the power cap: how a loaded card operates, not a fault."""
+    lacking: str | None = None
+    """Why there is no utilisation."""
+    gpm_windows: int = 0
+    gpm_sm_share: float | None = None
+    gpm_occupancy_share: float | None = None
+    gpm_tensor_share: float | None = None
+    gpm_dram_share: float | None = None
+    gpm_pcie_rx_bytes_per_s: float | None = None
+    gpm_lacking: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedFigures:
     """Figures of a ``feed`` job: a window of optimizer steps on the dataset's own rows, of all local ranks together."""
 
@@ -168,8 +193,6 @@ class FeedFigures:
     """What the largest loader worker has for itself; None where there is none."""
     storage_bytes_per_s: float | None
     """What the kernel read from storage for them; None where it does not count."""
-    page_cache_share: float | None
-    """Part of the dataset that lay in memory before the window; None where nobody can say."""
     model_flops_per_s: float | None = None
     """Of all ranks, what the mathematics of the real tokens asks for; None where the step was replayed."""
     gpus: tuple[GpuUseFigures, ...] = ()
@@ -185,7 +208,8 @@ class FeedFigures:
             GpuUseFigures(**{name: value for name, value in one.items() if name in names})
             for one in outcome.figures.get("gpus", ())
         )
-        return cls(**outcome.figures | {"gpus": gpus, "losses": tuple(outcome.figures.get("losses", ()))})
+        known = {field.name: outcome.figures[field.name] for field in fields(cls) if field.name in outcome.figures}
+        return cls(**known | {"gpus": gpus, "losses": tuple(outcome.figures.get("losses", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

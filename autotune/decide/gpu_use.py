@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from autotune.core.gpu_use import GpuUseFigures
 from autotune.core.hardware import GpuSample, GpuSeries
 from autotune.core.outcome import Measured, Outcome
+from autotune.core.trial import GpuUseFigures
 
 POWER_CAP = "sw_power_cap"
 NO_SAMPLE = "no sample fell into the window"

@@ -13,17 +13,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.allocations import Trace
+from autotune.core.allocations import Term, Trace
 from autotune.decide.allocator import reserve
 from autotune.decide.largest import largest_within
 
 Int64 = npt.NDArray[np.int64]
 Kind = Literal["cpu", "cuda"]
-
-ROUNDING = "rounding and fragmentation"
-OUTSIDE = "outside the allocator"
-PARAMETERS = "parameters"
-WORKSPACES = "workspaces of matrix products"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +58,7 @@ class Law:
     @property
     def largest_parameter_bytes(self) -> int:
         """The largest single block of the model itself, such as its table of embeddings."""
-        number = self.terms.index(PARAMETERS)
+        number = self.terms.index(Term.PARAMETERS)
         return int(self.traced_bytes[0, self.term_of == number].max(initial=0))
 
 
@@ -137,11 +132,11 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:
     np.add.at(by_term, law.term_of[numbers], signs * law.sizes_bytes(rows)[numbers])
     terms = {term: int(size) for term, size in zip(law.terms, by_term, strict=True) if size}
     if surroundings.workspaces_bytes:
-        terms[WORKSPACES] = sum(surroundings.workspaces_bytes)
+        terms[Term.WORKSPACES] = sum(surroundings.workspaces_bytes)
     if surroundings.outside_bytes:
-        terms[OUTSIDE] = surroundings.outside_bytes
+        terms[Term.OUTSIDE] = surroundings.outside_bytes
     if peak != sum(terms.values()):
-        terms[ROUNDING] = peak - sum(terms.values())
+        terms[Term.ROUNDING] = peak - sum(terms.values())
     return Ledger(rows=rows, terms_bytes=terms, peak_bytes=peak)
 
 

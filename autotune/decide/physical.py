@@ -32,7 +32,7 @@ _LEAST_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class GpuRate:
     """A rate of one GPU."""
 
     what: str
@@ -41,7 +41,7 @@ class Rate:
     of: Format | Literal["links"] = "bf16"
 
 
-def check_rates(gpu_name: str | None, rates: Iterable[Rate]) -> None:
+def check_rates(gpu_name: str | None, rates: Iterable[GpuRate]) -> None:
     """Reject what the named GPU cannot do; nothing is known of a CPU, or of a GPU that is not in the table.
 
     Raises:
@@ -58,7 +58,7 @@ def check_rates(gpu_name: str | None, rates: Iterable[Rate]) -> None:
             )
 
 
-def is_possible(gpu_name: str | None, rates: Iterable[Rate]) -> bool:
+def is_possible(gpu_name: str | None, rates: Iterable[GpuRate]) -> bool:
     """Return whether the named GPU can reach all of these rates, as far as it is known."""
     try:
         check_rates(gpu_name, rates)
@@ -67,7 +67,7 @@ def is_possible(gpu_name: str | None, rates: Iterable[Rate]) -> bool:
     return True
 
 
-def _limit(gpu_name: str, rate: Rate) -> float | None:
+def _limit(gpu_name: str, rate: GpuRate) -> float | None:
     if rate.of == "links":
         # Both directions together: a switch that sums up (NVLink SHARP) halves what a GPU sends for an all-reduce.
         return peak_link_bytes_per_s(gpu_name)
@@ -92,19 +92,19 @@ def has_rate(trial: Trial, outcome: Measured, *, gpu_name: str | None, driver: s
     return trial.is_timed and not is_pretended(driver) and is_possible(gpu_name, rates_of_trial(trial, outcome))
 
 
-def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[Rate]:
+def rates_of_trial(trial: Trial, outcome: Measured) -> Iterator[GpuRate]:
     """What the GPUs of a trial did, each of them."""
     figures, what = outcome.figures, f"the trial {trial.job!r}"
     if trial.job in ("step", "feed", "exchange") and not trial.measured.get("replayed_step_s"):
         config = trial.measured.get("config")
         config = config if isinstance(config, dict) else {}
-        yield Rate(what=what, per_s=_training_flops_per_s(trial.job, figures, config), of=_format(config))
+        yield GpuRate(what=what, per_s=_training_flops_per_s(trial.job, figures, config), of=_format(config))
     if trial.job == "links":
-        yield from (Rate(what=what, per_s=one) for one in figures["products_flops_per_s"])
+        yield from (GpuRate(what=what, per_s=one) for one in figures["products_flops_per_s"])
         times = [pair for name in ("all", "within", "between") for pair in figures.get(name, ())]
         moved = [size / max(seconds, _LEAST_S) for size, seconds in times]
         yield from (
-            Rate(what=what, per_s=one, of="links") for one in [*moved, *figures.get("neighbours_bytes_per_s", ())]
+            GpuRate(what=what, per_s=one, of="links") for one in [*moved, *figures.get("neighbours_bytes_per_s", ())]
         )
 
 
@@ -139,17 +139,17 @@ def check_profile(profile: Profile) -> None:
     check_rates(here.gpu_name, _rates_of_profile(profile))
 
 
-def _rates_of_profile(profile: Profile) -> Iterator[Rate]:
+def _rates_of_profile(profile: Profile) -> Iterator[GpuRate]:
     network, of = profile.evidence.network, product_format(profile.train.precision, tf32=profile.train.tf32)
     least = least_flops_per_token(profile.train, profile.parameters)
     for what, tokens_per_s, ranks, number_format in _tokens_per_s(profile, of):
-        yield Rate(what=what, per_s=least * tokens_per_s / ranks, of=number_format)
+        yield GpuRate(what=what, per_s=least * tokens_per_s / ranks, of=number_format)
     for row in profile.evidence.workers.rows if profile.evidence.workers is not None else ():
         for per_s in row.model_flops_per_s_per_rank:
-            yield Rate(what=f"{row.loader_workers} DataLoader workers", per_s=per_s, of=of)
+            yield GpuRate(what=f"{row.loader_workers} DataLoader workers", per_s=per_s, of=of)
     if network is not None:
-        yield from (Rate(what="matrix products", per_s=per_s) for per_s in network.products_flops_per_s)
-        yield from (Rate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links") for link in network.links)
+        yield from (GpuRate(what="matrix products", per_s=per_s) for per_s in network.products_flops_per_s)
+        yield from (GpuRate(what=f"links {link.scope}", per_s=link.bytes_per_s, of="links") for link in network.links)
 
 
 def _tokens_per_s(profile: Profile, of: Format) -> Iterator[tuple[str, float, int, Format]]:
@@ -197,7 +197,7 @@ def check_run(run: Run) -> None:
         )
         for row in run.steps
     ]
-    check_rates(header.device, [Rate(what=what, per_s=max(flops_per_s, default=0.0), of=of)])
+    check_rates(header.device, [GpuRate(what=what, per_s=max(flops_per_s, default=0.0), of=of)])
 
 
 def least_flops_per_token(train: TrainConfig | None, parameters: int | None) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.core.allocations import Term, is_activations
 from autotune.core.units import format_bytes
-from autotune.decide.memory import OUTSIDE
 from autotune.errors import BadInput
 
 
@@ -29,13 +29,13 @@ def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
     """A ledger's terms as they are shared out; what is neither state, activations nor head comes and goes."""
     terms = dict(terms_bytes)
     return StateBytes(
-        parameters_bytes=terms.pop("parameters", 0),
-        gradients_bytes=terms.pop("gradients", 0),
-        optimizer_bytes=terms.pop("optimizer", 0),
-        head_and_loss_bytes=terms.pop("head and loss", 0),
-        outside_bytes=terms.pop(OUTSIDE, 0),
-        activations_bytes=sum(size for term, size in terms.items() if term.startswith("activations")),
-        temporaries_bytes=sum(size for term, size in terms.items() if not term.startswith("activations")),
+        parameters_bytes=terms.pop(Term.PARAMETERS, 0),
+        gradients_bytes=terms.pop(Term.GRADIENTS, 0),
+        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
+        head_and_loss_bytes=terms.pop(Term.HEAD, 0),
+        outside_bytes=terms.pop(Term.OUTSIDE, 0),
+        activations_bytes=sum(size for term, size in terms.items() if is_activations(term)),
+        temporaries_bytes=sum(size for term, size in terms.items() if not is_activations(term)),
     )
 
 

@@ -1,37 +1,52 @@
-"""Time series of what GPUs do while something else is measured: a port, the real one with a process for each GPU."""
+"""Time series of what GPUs do while something else is measured: a port, and a process that samples all GPUs of a node.
+
+The process (``python -m autotune.measure.gpu_sampler INTERVAL_S GPM_WINDOW_S UUID…``) appends a JSON line for each
+reading to a file, until its standard input closes. Nobody else reads GPM counters meanwhile, because concurrent GPM
+calls have crashed drivers. If a call of the driver never returns, samples are missing and the process is killed.
+"""
 
 import contextlib
+import fcntl
 import json
+import math
+import os
 import select
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from dataclasses import asdict
+from typing import IO, Any, Literal, Protocol, Self
 
-from autotune.core.hardware import GpuSeries
-from autotune.measure.clock import Clock
-from autotune.measure.gpm import MIN_INTERVAL_S
-from autotune.measure.gpu_sampling import Sampling, series_from_json
-from autotune.measure.nvml import GpuMonitor
+from autotune.core.hardware import GpmWindow, GpuSample, GpuSeries, Unavailable
+from autotune.measure.clock import Clock, SystemClock
+from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor, NvmlMonitor
 
 GPM_WINDOW_S = 0.5
 """Long enough for NVML's counters to have moved several times, short enough to lie inside a measured window."""
 ANSWER_WITHIN_S = 10.0
-"""A driver's call may never return; whoever waits for its figures must go on."""
 START_WITHIN_S = 60.0
 """Python and NVML may come from a slow shared disk."""
+MOST_BYTES = 2**28
+"""Kept if nobody takes it: hours of samples of eight GPUs."""
+_ROLL_BYTES = 2**24
+_POLL_S = 0.02
+
+Kind = Literal["sample", "gpm"]
+Reading = tuple[str, Kind, GpuSample | GpmWindow | Unavailable]
+"""Of the GPU with this UUID."""
 
 
 class Sampler(Protocol):
     """Samples some GPUs from its start on."""
 
     def start(self) -> None:
-        """Begin; does nothing where it has begun."""
+        """Begin; do nothing if it has begun."""
         ...
 
     def take(self) -> Mapping[str, GpuSeries]:
-        """What came since the last call, by UUID."""
+        """Return what came since the last call, by UUID."""
         ...
 
     def stop(self) -> None:
@@ -39,19 +54,14 @@ class Sampler(Protocol):
         ...
 
 
-def sampling_command(uuid: str, interval_s: float, gpm_window_s: float) -> list[str]:
-    """How the process of one GPU is started."""
-    return [sys.executable, "-m", "autotune.measure.gpu_sampling", uuid, str(interval_s), str(gpm_window_s)]
-
-
 class GpuSampler:
-    """Samples every GPU in a process of its own, so that this one's work and its locks delay no sample.
+    """Samples GPUs in a process of its own, so that this one's work and its locks delay no sample.
 
     Args:
         uuids: The GPUs.
         interval_s: Time between samples of one GPU, at least 0.1.
         gpm_window_s: Length of a window of counters, at least 0.1.
-        command: How the process of a GPU is started.
+        program: What samples.
 
     Raises:
         ValueError: If a time is shorter.
@@ -63,117 +73,171 @@ class GpuSampler:
         *,
         interval_s: float = MIN_INTERVAL_S,
         gpm_window_s: float = GPM_WINDOW_S,
-        command: Callable[[str, float, float], list[str]] = sampling_command,
+        program: Sequence[str] = ("-m", "autotune.measure.gpu_sampler"),
     ) -> None:
-        if min(interval_s, gpm_window_s) < MIN_INTERVAL_S:
-            shorter = min(interval_s, gpm_window_s)
+        if (shorter := min(interval_s, gpm_window_s)) < MIN_INTERVAL_S:
             raise ValueError(f"GPUs cannot be sampled every {shorter} s: use at least {MIN_INTERVAL_S} s")
-        self._commands = {uuid: command(uuid, interval_s, gpm_window_s) for uuid in uuids}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._lost: dict[str, str] = {}
-        self._answered: set[str] = set()
+        self._command = [sys.executable, *program, str(interval_s), str(gpm_window_s), *uuids]
+        self._last = {uuid: GpuSeries() for uuid in uuids}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file: IO[bytes] | None = None
+        self._offset = 0
+        self._within_s = START_WITHIN_S
+        self._lost: str | None = None
 
     def start(self) -> None:
-        """Start the processes that do not run yet."""
-        for uuid, command in self._commands.items():
-            if uuid not in self._processes and uuid not in self._lost:
-                self._processes[uuid] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for this process, which then stops them
-                )
+        """Start the process, unless it runs or was lost."""
+        if self._last and self._process is None and self._lost is None:
+            self._file, self._offset = tempfile.TemporaryFile(buffering=0), 0  # noqa: SIM115 - closed by stop
+            fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=self._file,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process, which then stops it
+            )
 
     def take(self) -> dict[str, GpuSeries]:
-        """What came since the last call, by UUID; of a process that does not answer, why there is nothing."""
-        for uuid, process in list(self._processes.items()):
-            assert process.stdin is not None
-            try:
-                process.stdin.write(b"take\n")
-                process.stdin.flush()
-            except OSError:
-                self._lose(uuid, "the process that samples the GPU has ended")
-        return {uuid: self._series(uuid) for uuid in self._commands}
+        """Return what came since the last call, by UUID, or why nothing did; wait for one reading at least."""
+        readings: list[Reading] = []
+        late_s = time.monotonic() + self._within_s
+        while self._process is not None and not readings:
+            ended, late = self._process.poll() is not None, time.monotonic() > late_s
+            if readings := self._read():
+                self._within_s = ANSWER_WITHIN_S
+            elif ended or late:
+                what = "has ended" if ended else f"has not answered for {self._within_s:.0f} s"
+                self.stop(grace_s=0)
+                self._lost = f"the process that samples the GPUs {what}"
+            else:
+                time.sleep(_POLL_S)
+        if self._process is None:
+            reason = self._lost or "the sampler was not started"
+            return {uuid: GpuSeries(lacking=reason, gpm_lacking=reason) for uuid in self._last}
+        self._last = series_of(readings, self._last)
+        return self._last
 
-    def stop(self) -> None:
-        """End the processes."""
-        for process in self._processes.values():
+    def stop(self, grace_s: float = 2.0) -> None:
+        """End the process; stuck in the driver, it may not end before that lets it go."""
+        process, self._process = self._process, None
+        if process is not None:
             assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            assert self._file is not None
+            process.stdin.close()
             try:
-                process.wait(timeout=2)
+                process.wait(timeout=grace_s)
             except subprocess.TimeoutExpired:
-                process.kill()  # stuck in the driver, it may not end before that lets it go
+                process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=2)
-            assert process.stdout is not None
-            process.stdout.close()
-        self._processes.clear()
+            self._file.close()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _series(self, uuid: str) -> GpuSeries:
-        process = self._processes.get(uuid)
-        if process is None:
-            reason = self._lost.get(uuid, "the sampler was not started")
-            return GpuSeries(lacking=reason, gpm_lacking=reason)
-        assert process.stdout is not None
-        limit_s = ANSWER_WITHIN_S if uuid in self._answered else START_WITHIN_S
-        self._answered.add(uuid)
-        readable, _, _ = select.select([process.stdout], [], [], limit_s)
-        line = process.stdout.readline() if readable else b""
-        if not line.endswith(b"\n"):
-            what = "has ended" if readable else f"has not answered for {limit_s:.0f} s"
-            self._lose(uuid, f"the process that samples the GPU {what}")
-            return self._series(uuid)
-        return series_from_json(json.loads(line))
-
-    def _lose(self, uuid: str, reason: str) -> None:
-        process = self._processes.pop(uuid)
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=2)
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-        self._lost[uuid] = reason
+    def _read(self) -> list[Reading]:
+        assert self._file is not None
+        descriptor = self._file.fileno()
+        size = os.fstat(descriptor).st_size
+        lines, end, begun = os.pread(descriptor, size - self._offset, self._offset).rpartition(b"\n")
+        self._offset += len(lines) + len(end)
+        if not begun and size > _ROLL_BYTES:  # a reading that comes just now is lost
+            os.ftruncate(descriptor, 0)
+            self._offset = 0
+        return [_reading_of(json.loads(line)) for line in lines.splitlines()]
 
 
-class FakeGpuSampler:
-    """Samples GPUs in this process: once when it starts, and once whenever it is asked.
+def series_of(readings: Sequence[Reading], last: Mapping[str, GpuSeries]) -> dict[str, GpuSeries]:
+    """Sort readings by GPU; the last reason for a missing one stays until there is one.
+
+    Args:
+        readings: In order of time.
+        last: What was given before, by UUID.
+    """
+
+    def why(of_kind: Sequence[GpuSample | GpmWindow | Unavailable], before: str | None) -> str | None:
+        if not of_kind:
+            return before
+        return of_kind[-1].reason if isinstance(of_kind[-1], Unavailable) else None
+
+    found = {}
+    for uuid, before in last.items():
+        samples = [reading for one, kind, reading in readings if (one, kind) == (uuid, "sample")]
+        windows = [reading for one, kind, reading in readings if (one, kind) == (uuid, "gpm")]
+        found[uuid] = GpuSeries(
+            samples=tuple(one for one in samples if isinstance(one, GpuSample)),
+            gpm=tuple(one for one in windows if isinstance(one, GpmWindow)),
+            lacking=why(samples, before.lacking),
+            gpm_lacking=why(windows, before.gpm_lacking),
+        )
+    return found
+
+
+def sample_gpus(
+    monitor: GpuMonitor,
+    uuids: Sequence[str],
+    interval_s: float,
+    gpm_window_s: float,
+    *,
+    write: Callable[[Reading], None],
+    ended: Callable[[float], bool],
+    clock: Clock,
+) -> None:
+    """Read GPUs again and again, and GPM counters in windows end to end.
 
     Args:
         monitor: Where readings come from.
         uuids: The GPUs.
+        interval_s: Time between samples.
+        gpm_window_s: Length of a window of counters.
+        write: Keeps a reading.
+        ended: Waits so many seconds, or until it is to end, and returns whether it is.
         clock: The time.
     """
+    counted_s = -math.inf
+    while True:
+        began_s = clock.monotonic_s()
+        for uuid in uuids:
+            write((uuid, "sample", monitor.sample(uuid)))
+        if began_s - counted_s >= gpm_window_s:
+            counted_s = began_s
+            for uuid in uuids:
+                write((uuid, "gpm", monitor.gpm(uuid)))
+        if ended(max(0.0, began_s + interval_s - clock.monotonic_s())):
+            return
 
-    def __init__(self, monitor: GpuMonitor, uuids: Sequence[str], clock: Clock) -> None:
-        self._monitor, self._uuids, self._clock = monitor, uuids, clock
-        self._sampling: dict[str, Sampling] = {}
 
-    def start(self) -> None:
-        """Read once."""
-        if not self._sampling:
-            for uuid in self._uuids:
-                self._sampling[uuid] = Sampling(self._monitor, uuid, gpm_window_s=0.0, clock=self._clock)
-                self._sampling[uuid].tick()
+def _reading_of(line: tuple[str, Kind, dict[str, Any]]) -> Reading:
+    uuid, kind, found = line
+    if "reason" in found:
+        return uuid, kind, Unavailable(**found)
+    if kind == "gpm":
+        return uuid, kind, GpmWindow(**found)
+    reasons = found["throttle_reasons"]
+    return uuid, kind, GpuSample(**found | {"throttle_reasons": None if reasons is None else tuple(reasons)})
 
-    def take(self) -> dict[str, GpuSeries]:
-        """Read once more, and give all since the last call."""
-        for sampling in self._sampling.values():
-            sampling.tick()
-        return {uuid: sampling.take() for uuid, sampling in self._sampling.items()}
 
-    def stop(self) -> None:
-        """Nothing runs."""
+def main(monitor: GpuMonitor | None = None) -> None:
+    """Sample the GPUs that the command line names, until standard input closes."""
+    interval_s, gpm_window_s, *uuids = sys.argv[1:]
+
+    def write(reading: Reading) -> None:
+        uuid, kind, found = reading
+        if os.fstat(1).st_size < MOST_BYTES:
+            os.write(1, json.dumps([uuid, kind, asdict(found)]).encode() + b"\n")
+
+    def ended(wait_s: float) -> bool:
+        return bool(select.select([0], [], [], wait_s)[0])  # nothing is ever written there
+
+    nvml = monitor or NvmlMonitor()
+    sample_gpus(nvml, uuids, float(interval_s), float(gpm_window_s), write=write, ended=ended, clock=SystemClock())
+    nvml.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -266,48 +266,3 @@ def _free_bytes(path: Path) -> int | None:
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize
     return None
-
-
-_EXAMPLE = HostFacts(
-    cpus_online=8,
-    cpus_affinity=8,
-    cpus_quota=None,
-    cpus_slurm=None,
-    ram_total_bytes=32 * 2**30,
-    ram_available_bytes=24 * 2**30,
-    ram_limit_source="the system",
-    ram_limit_bytes=None,
-    shm_free_bytes=16 * 2**30,
-    cpu_model="Example CPU",
-    platform="Linux",
-    python_version="3.11.0",
-    load_average_1min=0.1,
-    disks=(),
-    nics=(NicFacts(name="lo", speed_bits_per_s=None, is_up=True, is_loopback=True),),
-)
-
-
-class FakeHost:
-    """A host that is whatever the caller says.
-
-    Args:
-        facts: The host; its ``disks`` are what is known about their paths. An idle eight-CPU machine by default.
-        versions: The installed libraries.
-    """
-
-    def __init__(self, facts: HostFacts = _EXAMPLE, versions: Mapping[str, str] | None = None) -> None:
-        self._facts = facts
-        self._versions = dict(versions or {})
-
-    def facts(self, paths: Sequence[Path]) -> HostFacts:
-        """The scripted host, with one disk per path; a path that was not scripted has an unknown file system."""
-        known = {disk.path: disk for disk in self._facts.disks}
-        disks = (
-            known.get(str(path), DiskFacts(path=str(path), filesystem_type=None, free_bytes=None, is_network=False))
-            for path in paths
-        )
-        return replace(self._facts, disks=tuple(disks))
-
-    def library_versions(self) -> dict[str, str]:
-        """The scripted versions."""
-        return dict(self._versions)

@@ -1,5 +1,7 @@
 """The port through which trials run: the real one forks them from a server process, the fake one computes them."""
 
+import abc
+import contextlib
 import json
 import os
 import re
@@ -8,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -16,10 +18,7 @@ from typing import Any, Protocol, Self
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, OutOfMemory, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import BadInput, InternalError, MachineLacks
-
-# What C++ and the allocator write when they cannot even raise: the refusal was real, only its messenger died.
-_REFUSALS_IN_LOG = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "Thread creation failed")
-
+from trainer.errors import HOST_REFUSES
 
 ENVIRONMENT = {
     # Models are built from scratch: nothing is to be looked up on a network.
@@ -44,37 +43,14 @@ class Machine(Protocol):
         ...
 
 
-class FakeMachine:
-    """A machine whose outcomes are computed; for tests of search and decisions."""
-
-    def __init__(self, simulate: Callable[[Trial], Outcome]) -> None:
-        self._simulate = simulate
-        self.trials: list[Trial] = []
-
-    def run(self, trial: Trial) -> Outcome:
-        """Compute the outcome."""
-        self.trials.append(trial)
-        return self._simulate(trial)
-
-    def close(self) -> None:
-        """Nothing runs."""
-
-
-class ForkServerMachine:
-    """Forks every trial from a server process that has torch and transformers loaded.
-
-    A trial starts in a fraction of a second, in a session of its own, and leaves nothing behind: when it ends, its
-    whole process group is killed. The server itself never touches a GPU. It ends when this process does.
-    """
+class StartedMachine(abc.ABC):
+    """Runs trials in processes that are started once, which takes some seconds: with ``start``, or the first trial."""
 
     def __init__(self) -> None:
-        # Private to the user: logs of trials may quote data.
-        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
-        self._server: subprocess.Popen[str] | None = None
-        self._count = 0
         self.versions: dict[str, str | None] = {}
+        """Of torch, CUDA and transformers, once the processes have started."""
         self.waited_s = 0.0
-        """Time that this process has waited for the server and its trials."""
+        """Time that this process has waited for them and their trials."""
 
     def __enter__(self) -> Self:
         return self
@@ -82,9 +58,59 @@ class ForkServerMachine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Start the processes now.
+
+        Raises:
+            MachineLacks: If they cannot be started.
+        """
+        with self._waiting():
+            self._started()
+
     def run(self, trial: Trial) -> Outcome:
-        """Run a trial in a forked child."""
+        """Run a trial to its end, its failure or its time limit.
+
+        Raises:
+            MachineLacks: If the processes cannot be started, or do not find each other.
+            BadInput: If the trial's input cannot be used.
+        """
+        with self._waiting():
+            return self._run(trial)
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the processes, and with them a trial that still runs."""
+
+    @abc.abstractmethod
+    def _started(self) -> object: ...
+
+    @abc.abstractmethod
+    def _run(self, trial: Trial) -> Outcome: ...
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
         began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began_s
+
+
+class ForkServerMachine(StartedMachine):
+    """Forks every trial from a server process that has torch and transformers loaded.
+
+    A trial starts in a fraction of a second, in a session of its own, and leaves nothing behind: when it ends, its
+    whole process group is killed. The server itself never touches a GPU. It ends when this process does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Private to the user: logs of trials may quote data.
+        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
+        self._server: subprocess.Popen[str] | None = None
+        self._count = 0
+
+    def _run(self, trial: Trial) -> Outcome:
         server = self._started()
         self._count += 1
         directory = self._scratch / f"trial-{self._count}"
@@ -97,7 +123,6 @@ class ForkServerMachine:
             "directory": str(directory),
         }
         reply = self._ask(server, request)
-        self._waited(began_s)
         shutil.rmtree(directory, ignore_errors=True)
         return classify(reply, trial.timeout_s)
 
@@ -113,12 +138,6 @@ class ForkServerMachine:
                 server.kill()
                 server.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def start(self) -> None:
-        """Start the server now, which takes some seconds, rather than with the first trial."""
-        began_s = time.monotonic()
-        self._started()
-        self._waited(began_s)
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._server is not None and self._server.poll() is None:
@@ -138,9 +157,6 @@ class ForkServerMachine:
             )
         self.versions = self._read(self._server)
         return self._server
-
-    def _waited(self, since_s: float) -> None:
-        self.waited_s += time.monotonic() - since_s
 
     def _ask(self, server: "subprocess.Popen[str]", request: dict[str, Any]) -> dict[str, Any]:
         assert server.stdin is not None
@@ -220,7 +236,7 @@ def _of_rank(account: dict[str, Any], *, killed_by_kernel: bool) -> Outcome:
         return OutOfMemory(detail=result["detail"])
     if result is not None:
         return Crashed(detail=result["message"] if result["status"] == "refused" else result["detail"])
-    if any(refusal in log_tail for refusal in _REFUSALS_IN_LOG):
+    if HOST_REFUSES.search(log_tail):  # written by C++ and the allocator when they cannot even raise
         return OutOfMemory(detail=log_tail[-500:])
     if account["exit_code"] == -9 and killed_by_kernel and not account["killed"]:
         return HostOutOfMemory(detail="the kernel killed the trial because the host ran out of memory")

@@ -7,15 +7,14 @@ may never return: each runs in a separate thread, and once one is late, NVML is 
 
 import functools
 import importlib
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable, throttle_names
 from autotune.measure.clock import Clock, SystemClock
-from autotune.measure.gpm import NOT_STARTED, NvmlGpmProbe
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _CLOSED = "the GPU monitor is closed"
@@ -32,19 +31,19 @@ LEAST_CONTEXT_BYTES = 64 * 2**20
 ANSWER_WITHIN_S = 30.0
 """Without persistence mode the driver first initialises every GPU, which takes seconds for each."""
 
+MIN_INTERVAL_S = 0.1
+"""NVML refreshes its counters about this often; sampling or differencing them faster reads noise."""
+
+# The field that a GPM metric fills, NVML's name for it, and the factor from NVML's unit (percent, MiB/s) to ours.
+_GPM_METRICS = (
+    ("sm_utilisation", "NVML_GPM_METRIC_SM_UTIL", 0.01),
+    ("sm_occupancy", "NVML_GPM_METRIC_SM_OCCUPANCY", 0.01),
+    ("tensor_active", "NVML_GPM_METRIC_ANY_TENSOR_UTIL", 0.01),
+    ("dram_active", "NVML_GPM_METRIC_DRAM_BW_UTIL", 0.01),
+    ("pcie_rx_bytes_per_s", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", float(2**20)),
+)
+
 T = TypeVar("T")
-
-
-class GpmProbe(Protocol):
-    """One window of hardware counters on one GPU; each ``start`` begins it anew."""
-
-    def start(self) -> None:
-        """Begin; a failure is reported by ``stop``."""
-        ...
-
-    def stop(self) -> GpmWindow | Unavailable:
-        """End, and give what was counted since ``start``."""
-        ...
 
 
 class GpuMonitor(Protocol):
@@ -78,8 +77,8 @@ class GpuMonitor(Protocol):
         """Whether two GPUs reach each other over NVLink."""
         ...
 
-    def gpm_window(self, uuid: str) -> GpmProbe:
-        """Hardware counters over a window (Hopper and later)."""
+    def gpm(self, uuid: str) -> GpmWindow | Unavailable:
+        """Return hardware counters (Hopper and later) since the last call for this GPU; the first only begins."""
         ...
 
     def close(self) -> None:
@@ -108,6 +107,7 @@ class NvmlMonitor:
         self._mute: str | None = None
         self._handles: dict[str, Any] = {}
         self._locks: dict[str, threading.Lock] = {}
+        self._counters: dict[str, tuple[float, Any]] = {}  # when each GPU's last GPM sample was taken, and the sample
         self._devices: tuple[GpuFacts, ...] = ()
         self._unreadable: tuple[str, ...] = ()
         self._absent: str | None = None
@@ -176,15 +176,38 @@ class NvmlMonitor:
             ),
         )
 
-    def gpm_window(self, uuid: str) -> GpmProbe:
-        """A window of GPU performance monitoring; unavailable before Hopper and on MIG."""
-        return NvmlGpmProbe(functools.partial(self.ask, uuid), self._clock)
+    def gpm(self, uuid: str) -> GpmWindow | Unavailable:
+        """Compare the counters with those of the last call; a metric that the driver does not give is None."""
+        return self.ask(uuid, functools.partial(self._counted, uuid))
 
     def close(self) -> None:
-        """Shut NVML down once; later calls do nothing."""
+        """Shut NVML down once, which frees its samples; later calls do nothing."""
         if self._open:
             self._open = False
             self._bounded(self._nvml.nvmlShutdown)
+
+    def _counted(self, uuid: str, nvml: Any, gpu: Any) -> GpmWindow | Unavailable:  # noqa: ANN401 - untyped bindings
+        before = self._counters.get(uuid)
+        if before is None and not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice:
+            return Unavailable(reason="this GPU has no performance monitoring (GPM needs Hopper or later)")
+        window_s = math.inf if before is None else self._clock.monotonic_s() - before[0]
+        if window_s < MIN_INTERVAL_S:
+            return Unavailable(reason=f"a window of {window_s:.3f} s is shorter than {MIN_INTERVAL_S} s")
+        sample = nvml.nvmlGpmSampleAlloc()
+        try:
+            nvml.nvmlGpmSampleGet(gpu, sample)
+        except nvml.NVMLError:
+            nvml.nvmlGpmSampleFree(sample)
+            raise
+        end_s = self._clock.monotonic_s()
+        self._counters[uuid] = end_s, sample
+        if before is None:
+            return Unavailable(reason="the first window of counters has only begun")
+        start_s, first = before
+        try:
+            return GpmWindow(start_s=start_s, end_s=end_s, **_gpm_metrics(nvml, first, sample))
+        finally:
+            nvml.nvmlGpmSampleFree(first)
 
     def ask(self, uuid: str, question: Callable[[Any, Any], T]) -> T | Unavailable:
         """Put one question (of the bindings and a device handle) under the GPU's lock, and translate its error."""
@@ -301,105 +324,17 @@ def _throttle_reasons(nvml: Any, gpu: Any) -> tuple[str, ...]:  # noqa: ANN401 -
     return throttle_names(int(mask))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeGpu:
-    """A scripted GPU: each reading takes the next value of its list, the last value stays."""
-
-    facts: GpuFacts
-    used_bytes: Sequence[int | Unavailable] = (Unavailable(reason="not scripted"),)
-    samples: Sequence[GpuSample | Unavailable] = (Unavailable(reason="not scripted"),)
-    processes: Sequence[tuple[GpuProcess, ...] | Unavailable] = ((),)
-    gpm: Sequence[GpmWindow | Unavailable] = (Unavailable(reason="not scripted"),)
-    nvlinked: Sequence[str] | None = None
-    """UUIDs of the GPUs that it reaches over NVLink; None where nobody can tell."""
-
-
-class FakeGpuMonitor:
-    """GPUs that do what a script says; times are stamped by the clock.
-
-    Args:
-        script: The GPUs.
-        absent: Why there is none; needed only where the script is empty.
-        clock: Where the samples' times come from.
-    """
-
-    def __init__(
-        self, script: Sequence[FakeGpu] = (), *, absent: str = "the script has no GPU", clock: Clock | None = None
-    ) -> None:
-        self._script = {gpu.facts.uuid: gpu for gpu in script}
-        self._absent = absent
-        self._clock = clock or SystemClock()
-        self._position: dict[tuple[str, str], int] = {}
-        self._closed = False
-
-    def devices(self) -> tuple[GpuFacts, ...]:
-        """The scripted GPUs."""
-        return tuple(gpu.facts for gpu in self._script.values())
-
-    def unreadable(self) -> tuple[str, ...]:
-        """None: a script is always readable."""
-        return ()
-
-    def why_absent(self) -> str | None:
-        """The scripted reason, if there is no GPU."""
-        return None if self._script else self._absent
-
-    def used_bytes(self, uuid: str) -> int | Unavailable:
-        """The next scripted figure."""
-        return self._next(uuid, "used_bytes", lambda gpu: gpu.used_bytes)
-
-    def sample(self, uuid: str) -> GpuSample | Unavailable:
-        """The next scripted sample, at the time of now."""
-        sample = self._next(uuid, "sample", lambda gpu: gpu.samples)
-        return sample if isinstance(sample, Unavailable) else replace(sample, time_s=self._clock.monotonic_s())
-
-    def compute_processes(self, uuid: str) -> tuple[GpuProcess, ...] | Unavailable:
-        """The next scripted list."""
-        return self._next(uuid, "processes", lambda gpu: gpu.processes)
-
-    def nvlinked(self, uuid: str, other: str) -> bool | Unavailable:
-        """Whether the script says so."""
-        for one in (uuid, other):
-            if one not in self._script:
-                return Unavailable(reason=f"no readable GPU has the UUID {one}")
-        if self._closed:
-            return Unavailable(reason=_CLOSED)
-        links = self._script[uuid].nvlinked
-        return Unavailable(reason="not scripted") if links is None else other in links
-
-    def gpm_window(self, uuid: str) -> GpmProbe:
-        """A window that ends in the next scripted value."""
-        return _FakeGpmProbe(lambda: self._next(uuid, "gpm", lambda gpu: gpu.gpm), self._clock)
-
-    def close(self) -> None:
-        """Make every figure unavailable."""
-        self._closed = True
-
-    def _next(self, uuid: str, what: str, values: Callable[[FakeGpu], Sequence[T | Unavailable]]) -> T | Unavailable:
-        if uuid not in self._script:
-            return Unavailable(reason=f"no readable GPU has the UUID {uuid}")
-        if self._closed:
-            return Unavailable(reason=_CLOSED)
-        listed = values(self._script[uuid])
-        position = self._position.get((uuid, what), 0)
-        self._position[uuid, what] = position + 1
-        return listed[min(position, len(listed) - 1)]
-
-
-class _FakeGpmProbe:
-    def __init__(self, next_window: Callable[[], GpmWindow | Unavailable], clock: Clock) -> None:
-        self._next_window = next_window
-        self._clock = clock
-        self._start_s: float | None = None
-
-    def start(self) -> None:
-        self._start_s = self._clock.monotonic_s()
-
-    def stop(self) -> GpmWindow | Unavailable:
-        start_s, self._start_s = self._start_s, None
-        if start_s is None:
-            return Unavailable(reason=NOT_STARTED)
-        window = self._next_window()
-        if isinstance(window, Unavailable):
-            return window
-        return replace(window, start_s=start_s, end_s=self._clock.monotonic_s())
+def _gpm_metrics(nvml: Any, first: Any, second: Any) -> dict[str, float | None]:  # noqa: ANN401 - untyped bindings
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(_GPM_METRICS)
+    request.sample1, request.sample2 = first, second
+    for slot, (_, metric, _) in enumerate(_GPM_METRICS):
+        request.metrics[slot].metricId = getattr(nvml, metric)
+    answers = nvml.nvmlGpmMetricsGet(request).metrics
+    return {
+        field: answers[slot].value * factor
+        if answers[slot].nvmlReturn == nvml.NVML_SUCCESS and math.isfinite(answers[slot].value)
+        else None
+        for slot, (field, _, factor) in enumerate(_GPM_METRICS)
+    }

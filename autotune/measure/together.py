@@ -10,12 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from autotune.core.outcome import Crashed, Outcome, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import MachineLacks
-from autotune.measure.machine import ENVIRONMENT, classify
+from autotune.measure.machine import ENVIRONMENT, StartedMachine, classify
 from autotune.process import start
 from trainer.schema import read_json
 
@@ -30,7 +30,7 @@ Start = Callable[[Sequence[str]], Sequence[str]]
 """What ranks run, such as ``-m module …``, to the command that starts them on all nodes."""
 
 
-class TogetherMachine:
+class TogetherMachine(StartedMachine):
     """Runs trials one after the other on ranks that have joined once; after a failure they are started anew.
 
     Args:
@@ -41,35 +41,13 @@ class TogetherMachine:
     """
 
     def __init__(self, start: Start, device: str, scratch: Path, environment: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self._start, self._device, self._scratch = start, device, scratch
         self._environment = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"} if device == "cuda" else {}
         self._environment |= dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = scratch
         self._starts = self._trials = 0
-        self.versions: dict[str, str | None] = {}
-        """Of torch, CUDA and transformers on the first node, once the ranks have joined."""
-        self.waited_s = 0.0
-        """Time that this process has waited for the ranks and their trials."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def run(self, trial: Trial) -> Outcome:
-        """Run a trial on all ranks.
-
-        Raises:
-            MachineLacks: If the ranks cannot be started, or do not find each other.
-            BadInput: If the trial's input cannot be used.
-        """
-        began_s = time.monotonic()
-        try:
-            return self._run(trial)
-        finally:
-            self.waited_s += time.monotonic() - began_s
 
     def _run(self, trial: Trial) -> Outcome:
         process = self._started()
@@ -91,28 +69,17 @@ class TogetherMachine:
             time.sleep(POLL_S)
         return classify({"timed_out": False, "killed_by_kernel": False, "ranks": [_account(leader)]}, trial.timeout_s)
 
-    def start(self) -> None:
-        """Start the ranks now, which takes some seconds, rather than with the first trial.
-
-        Raises:
-            MachineLacks: As ``run``.
-        """
-        began_s = time.monotonic()
-        self._started()
-        self.waited_s += time.monotonic() - began_s
-
     def close(self) -> None:
         """Let the ranks leave, or end them."""
         process, self._process = self._process, None
         if process is not None:
-            began_s = time.monotonic()
-            (self._directory / "end").touch()
-            try:
-                process.wait(timeout=END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process = process
-                self._kill()
-            self.waited_s += time.monotonic() - began_s
+            with self._waiting():
+                (self._directory / "end").touch()
+                try:
+                    process.wait(timeout=END_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    self._process = process
+                    self._kill()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _started(self) -> "subprocess.Popen[bytes]":

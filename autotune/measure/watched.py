@@ -17,10 +17,9 @@ from autotune.decide.contamination import (
 from autotune.decide.gpu_use import with_gpus
 from autotune.decide.suitability import MAX_UNEXPLAINED_GPU_BYTES
 from autotune.measure.clock import Clock
-from autotune.measure.gpm import MIN_INTERVAL_S
 from autotune.measure.gpu_sampler import Sampler
 from autotune.measure.machine import Machine
-from autotune.measure.nvml import GpuMonitor
+from autotune.measure.nvml import MIN_INTERVAL_S, GpuMonitor
 
 WAIT_BEFORE_S = 30.0
 """How long a trial waits for its GPUs: the one before may still be giving memory back, a neighbour may be short."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.core.allocations import is_activations
 from autotune.core.evidence import CurvePoint
 from autotune.core.outcome import Contaminated, Crashed, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import StepFigures, Trial
@@ -404,7 +405,7 @@ def _does_not_fit(search: Search) -> AutotuneError:
         terms = ledger(search.estimate.law, rows, request.expected.usual).terms_bytes
         term, size = max(terms.items(), key=lambda item: item[1])
         need += f", of which {term} {format_bytes(size)} (predicted)"
-        if term.startswith("activations") and request.checkpointing != "full":
+        if is_activations(term) and request.checkpointing != "full":
             helps.insert(0, "keep fewer activations with --checkpointing full")
         largest = int(search.estimate.law.largest_parameter_bytes)
         whole = request.strategy == "ddp" or request.local_ranks == 1  # else the terms are a share already

@@ -1,14 +1,10 @@
 """The windows of a sweep as an Optuna study, rebuilt from its ledger whenever one is wanted."""
 
-import shutil
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures, FinishedTrial
-from autotune.store import unwritable_means_bad_input
 
 if TYPE_CHECKING:
     import optuna
@@ -28,9 +24,7 @@ def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribut
     return space | ({"pin_memory": CategoricalDistribution((True, False))} if pinning else {})
 
 
-def study_of(
-    windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool, storage: str | None = None, seed: int = 0
-) -> "optuna.Study":
+def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool, seed: int = 0) -> "optuna.Study":
     """A study that maximises the ratio of slot tokens/s to those of batches from memory in the same round.
 
     A window whose settings lie outside the space, and one without its round's ceiling, is left out.
@@ -41,7 +35,6 @@ def study_of(
     study = optuna.create_study(
         study_name="loader",
         direction="maximize",
-        storage=storage,
         sampler=optuna.samplers.TPESampler(seed=seed),
     )
     space = loader_space(max_workers, pinning=pinning)
@@ -68,24 +61,6 @@ def study_of(
             )
         )
     return study
-
-
-def export_study(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool, path: Path) -> None:
-    """Write the study as an SQLite file that ``optuna-dashboard`` opens.
-
-    It is written on this host's own disk and then moved, because SQLite is not safe on shared file systems. A file that
-    is there is replaced.
-
-    Raises:
-        BadInput: If the place cannot be written.
-    """
-    with unwritable_means_bad_input(path), tempfile.TemporaryDirectory(prefix="study-") as place:
-        local = Path(place) / "study.db"
-        study_of(windows, max_workers, pinning=pinning, storage=f"sqlite:///{local}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        shutil.copyfile(local, partial)
-        partial.replace(path)
 
 
 def _inside(params: "dict[str, Any]", space: "dict[str, BaseDistribution]") -> bool:

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from autotune.core.evidence import GpuUse, WorkersEvidence, WorkersRow
 from autotune.core.hardware import DiskFacts
@@ -25,7 +25,6 @@ MIN_STEPS = 4
 """Of a window, however long they take."""
 ATTEMPTS = 3
 """A window that somebody else spoiled is read again so often."""
-PageCache = Literal["warm", "cold", "as_is"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,6 @@ class SweepRequest:
     """Of a micro-batch on a GPU that is not here; None takes the training step itself."""
     sample_delay_s: float = 0.0
     """Added to the reading of every sample, as storage that is so much slower would."""
-    page_cache: PageCache = "as_is"
     storage: str = ""
     """Names what the dataset lies on; windows from elsewhere are not taken for these."""
 
@@ -217,7 +215,6 @@ def feed_trial(request: SweepRequest, asked: Asked, number: int, beside: Sequenc
         "local_ranks": request.limits.local_ranks,
         "replayed_step_s": request.replayed_step_s,
         "sample_delay_s": request.sample_delay_s,
-        "page_cache": request.page_cache,
     }
     return Trial(job="feed", measured=measured, place={"data_dir": request.data_dir}, timeout_s=request.trial_timeout_s)
 
@@ -234,7 +231,6 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, disk: Disk
     """What the profile keeps of a sweep."""
     request = sweep.request
     counts = sorted({count for one in sweep.rounds for count in one if count is not None})
-    every = sweep.every
     replayed = request.replayed_step_s
     consumer = "the training step" if replayed is None else f"a replayed step of {format_seconds(replayed)}"
     if request.sample_delay_s:
@@ -257,8 +253,6 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, disk: Disk
         window_s=request.window_s,
         windows=sweep.windows,
         seconds=round(sweep.seconds, 3),
-        page_cache=request.page_cache,
-        page_cache_share=_median(one.page_cache_share for one in every),
         data_filesystem=None if disk is None else disk.filesystem_type,
         data_on_network=disk is not None and disk.is_network,
         gpu_source=gpu_source,

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.core.allocations import Term
 from autotune.core.rows import RowContents
 from autotune.core.units import format_bytes, format_count
-from autotune.decide.memory import ROUNDING, Ledger
+from autotune.decide.memory import Ledger
 from autotune.decide.sharding import ShardedBytes
 from autotune.errors import AutotuneError
 from autotune.show.estimated import EstimatedProfile, estimated_text
@@ -136,7 +137,7 @@ def _one(one: Predicted) -> str:
         f"{config.head} head, budget {format_bytes(one.budget_bytes)}"
     )
     parts = [said, _ledger_table(one.ledger)]
-    lost = one.ledger.terms_bytes.get(ROUNDING, 0)
+    lost = one.ledger.terms_bytes.get(Term.ROUNDING, 0)
     if lost > _MUCH_SHARE * one.ledger.peak_bytes:
         parts.append(f"{format_bytes(lost)} are free blocks that no request fits, and rounding")
     if one.sharded:

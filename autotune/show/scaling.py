@@ -1,7 +1,6 @@
 """How far nodes are useful, as text."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from autotune.core.evidence import Scaling
 from autotune.core.units import format_count, format_share
@@ -9,12 +8,9 @@ from autotune.show.network import SCALING_ALIGN, SCALING_HEADERS, scaling_cells
 from autotune.show.tables import inert, text_table
 
 
-def scaling_text(every: Sequence[Scaling], chart: Path | None) -> str:
-    """The answer for people."""
-    parts = [_one(scaled) for scaled in every]
-    if chart is not None:
-        parts.append(f"chart: {chart}")
-    return "\n\n".join(parts)
+def scaling_text(every: Sequence[Scaling]) -> str:
+    """Return the answer as text."""
+    return "\n\n".join(_one(scaled) for scaled in every)
 
 
 def _one(scaled: Scaling) -> str:

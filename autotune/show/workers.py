@@ -29,7 +29,7 @@ GPU_HEADERS = (
 GPU_ALIGN = "rrrrrrrrr"
 
 
-def workers_text(found: WorkersEvidence, profile: Path, data: Path, *, notes: tuple[str, ...] = ()) -> str:
+def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
     """The answer for people, and what to run next."""
     chosen = chosen_loader(found)
     return "\n".join(
@@ -37,7 +37,6 @@ def workers_text(found: WorkersEvidence, profile: Path, data: Path, *, notes: tu
             text_table(HEADERS, [workers_cells(row) for row in found.rows], align=ALIGN),
             *gpu_table(found),
             *workers_lines(found),
-            *notes,
             "",
             f"loader workers: {chosen} ({found.choice})",
             *([found.refusal] if found.refusal else []),
@@ -64,7 +63,7 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     yield f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least {found.window_s:g} s"
     yield f"tried up to {found.max_workers} workers: {found.max_workers_because}"
     place = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
-    yield f"dataset: {place}{_cache(found)}"
+    yield f"dataset: {place}{_storage(found)}"
     yield f"GPU: {found.gpu_source}"
     if found.operating_state:
         yield f"GPU's operating state: {found.operating_state}"
@@ -138,18 +137,11 @@ def workers_cells(row: WorkersRow) -> list[str | None]:
     ]
 
 
-def _cache(found: WorkersEvidence) -> str:
-    asked = {
-        "warm": "read into memory first (a warm page cache)",
-        "cold": "put out of memory before each window (a cold page cache)",
-        "as_is": "left in memory as far as it was",
-    }[found.page_cache]
-    share = found.page_cache_share
-    state = "what of it lay there cannot be read here" if share is None else f"{share:.0%} of it lay there"
+def _storage(found: WorkersEvidence) -> str:
     rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
     if not rates:
-        return f"{asked}; {state}"
-    return f"{asked}; {state}; {f'up to {_per_s(max(rates))}' if max(rates) else 'nothing'} came from storage"
+        return "what came from storage cannot be read here"
+    return f"{f'up to {_per_s(max(rates))}' if max(rates) else 'nothing'} came from storage"
 
 
 def _per_s(bytes_per_s: float | None) -> str | None:

@@ -178,29 +178,54 @@ def check_belongs(
 
 
 @contextlib.contextmanager
+def site_here(
+    choice: DeviceChoice, place: Path, libraries: Sequence[str], *, without_gpu: str | None = None
+) -> Iterator[tuple[Site, NvmlMonitor]]:
+    """Settle on a device.
+
+    Args:
+        choice: The device.
+        place: The dataset, or any directory: of what the disk is described.
+        libraries: What must be installed.
+        without_gpu: What to do if a GPU is asked for and there is none; None for the usual advice.
+
+    Raises:
+        MachineLacks: If the device or a library is missing.
+    """
+    monitor = NvmlMonitor()
+    try:
+        site = open_site(choice, place, SystemHost(), monitor, without_gpu=without_gpu)
+        for library in libraries:
+            if library not in site.versions:
+                raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
+        yield site, monitor
+    finally:
+        monitor.close()
+
+
+@contextlib.contextmanager
 def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None = None) -> Iterator[Bench]:
     """Settle on a device and start the trial server, which takes some seconds.
 
     Args:
         choice: The device.
         data_dir: The dataset.
-        without_gpu: What to do where a GPU is asked for and there is none; None for the usual advice.
+        without_gpu: As ``site_here``.
 
     Raises:
         MachineLacks: If the asked-for device, torch, or torch's support for the device is missing.
     """
-    monitor = NvmlMonitor()
-    server = ForkServerMachine()
-    machine: Machine = server
-    try:
-        site = open_site(choice, data_dir, SystemHost(), monitor, without_gpu=without_gpu)
-        for library in ("torch", "transformers"):
-            if library not in site.versions:
-                raise MachineLacks(f"{library} is not installed", next_step=f"Install it: pip install {library}")
+    with contextlib.ExitStack() as stack:
+        site, monitor = stack.enter_context(
+            site_here(choice, data_dir, ("torch", "transformers"), without_gpu=without_gpu)
+        )
+        server = stack.enter_context(ForkServerMachine())
+        machine: Machine = server
         if site.device == "cuda":
             uuids = [gpu.uuid for gpu in site.gpus]
             refuse_company(monitor, uuids)
             machine = WatchedMachine(server, monitor, uuids, GpuSampler(uuids), SystemClock())
+            stack.callback(machine.close)
         sys.stderr.write(f"measuring on {site.words}; starting the trial server, which loads torch once\n")
         server.start()
         if site.device == "cuda" and server.versions.get("cuda") is None:
@@ -209,10 +234,6 @@ def open_bench(choice: DeviceChoice, data_dir: Path, *, without_gpu: str | None 
                 next_step="Install a CUDA build of torch, or use --device cpu.",
             )
         yield Bench(site=site, server=server, machine=machine, monitor=monitor)
-    finally:
-        machine.close()
-        server.close()
-        monitor.close()
 
 
 def refuse_company(monitor: GpuMonitor, uuids: Sequence[str]) -> None:

@@ -13,10 +13,9 @@ from autotune.cluster.starter import STARTER_VARIABLE
 from autotune.cluster.together import on_nodes_of_job, on_this_node
 from autotune.core.profile import Fingerprint
 from autotune.errors import BadInput, MachineLacks
-from autotune.measure.host import SystemHost
-from autotune.measure.nvml import NvmlMonitor
 from autotune.measure.together import TogetherMachine
-from autotune.search.site import DeviceChoice, Site, fingerprint, local_ranks, open_site
+from autotune.search.site import DeviceChoice, Site, fingerprint, local_ranks
+from autotune.tuning.bench import site_here
 from trainer.config import ModelSettings
 from trainer.dataset import Manifest
 
@@ -65,11 +64,7 @@ def open_together(
             f"{nodes} nodes, and there {'is 1' if there == 1 else f'are {there}'} here",
             next_step=f"Submit it as a job of {nodes} nodes: add --slurm.",
         )
-    monitor = NvmlMonitor()
-    try:
-        site = open_site(choice, place, SystemHost(), monitor)
-        if "torch" not in site.versions:
-            raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
+    with site_here(choice, place, ("torch",)) as (site, _):
         each = local_ranks(site, ranks)
         if nodes * each < 2 and not alone:
             raise MachineLacks(
@@ -93,5 +88,3 @@ def open_together(
             )
             machine.start()
             yield TogetherBench(site=site, machine=machine, nodes=nodes, ranks_per_node=each)
-    finally:
-        monitor.close()

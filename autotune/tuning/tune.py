@@ -269,7 +269,7 @@ class Tuning:
             window_s=self.asked.window_s,
             trial_timeout_s=self.asked.probe.trial_timeout_s,
         )
-        found, _ = count_workers(bench, stored, probe, asked, manifest)
+        found = count_workers(bench, stored, probe, asked, manifest)
         return f"{found.chosen} loader workers: {found.choice}"
 
     def _network(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:

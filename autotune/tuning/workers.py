@@ -11,12 +11,10 @@ from autotune.search.gpu_source import gpu_source
 from autotune.search.joint import gap_remains, search_joint
 from autotune.search.profiles import StoredProfile, report_directory, with_workers
 from autotune.search.site import local_ranks
-from autotune.search.study import export_study
-from autotune.search.workers import PageCache, Sweep, SweepRequest, evidence
+from autotune.search.workers import Sweep, SweepRequest, evidence
 from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, check_belongs
-from trainer.dataset import Manifest, TokenDataset
-from trainer.progress import progress
+from trainer.dataset import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +28,15 @@ class WorkersAsked:
     """None: as the profile was probed."""
     max_workers: int | None = None
     window_s: float = 2.0
-    page_cache: PageCache = "as_is"
     replayed_step_s: float | None = None
-    sample_delay_s: float = 0.0
     joint_trials: int = 12
     trial_timeout_s: float = 600.0
-    study: Path | None = None
 
 
 def count_workers(
     bench: Bench, stored: StoredProfile, probe: ProbeEvidence, asked: WorkersAsked, manifest: Manifest
-) -> tuple[WorkersEvidence, tuple[str, ...]]:
+) -> WorkersEvidence:
     """Sweep, and write what was found into the profile.
-
-    Returns:
-        What was found, and what people should know of where it went.
 
     Raises:
         ProfileRefused: If the profile is of another machine, model or dataset.
@@ -65,19 +57,16 @@ def count_workers(
         budget_s=60 * asked.minutes,
         trial_timeout_s=asked.trial_timeout_s,
         replayed_step_s=asked.replayed_step_s,
-        sample_delay_s=asked.sample_delay_s,
-        page_cache=asked.page_cache,
         storage=bench.storage(asked.data),
     )
     if warning := request.limits.warning():
         sys.stderr.write(f"warn: {warning}\n")
-    if asked.page_cache == "warm":
-        _warm(asked.data, manifest)
     with bench.display.show(f"workers {train.model.name}", most_s=request.budget_s) as update:
         ledger = report_directory(stored.path, asked.reports) / "ledger"
         sweep = Sweep(request=request, runner=bench.runner(ledger, fingerprint, update, expected_trials=24))
         found = _swept(bench, sweep, asked.joint_trials)
-    return found, _keep(stored, sweep, found, asked.study)
+    write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, sweep.runner)))
+    return found
 
 
 def _swept(bench: Bench, sweep: Sweep, joint_trials: int) -> WorkersEvidence:
@@ -92,27 +81,3 @@ def _swept(bench: Bench, sweep: Sweep, joint_trials: int) -> WorkersEvidence:
         disk=bench.site.host.disks[0],
     )
     return found.model_copy(update={"joint": joint})
-
-
-def _warm(data_dir: Path, manifest: Manifest) -> None:
-    from autotune.measure.page_cache import fetch
-
-    dataset = TokenDataset(data_dir, manifest)
-    with progress("reading the dataset into memory") as update:
-        fetch(dataset.files, lambda done, total: update(done, total, ""))
-    dataset.close()
-
-
-def _keep(stored: StoredProfile, sweep: Sweep, found: WorkersEvidence, study: Path | None) -> tuple[str, ...]:
-    """Write what is to be written; what people should know of it."""
-    notes = []
-    if sweep.request.sample_delay_s:
-        notes.append("a what-if: the profile was left as it was")
-    else:
-        write_atomically(stored.path, profile_to_toml(with_workers(stored.profile, found, sweep.runner)))
-    if study is not None:
-        export_study(
-            sweep.runner.finished, sweep.max_workers, pinning=sweep.request.config.device == "cuda", path=study
-        )
-        notes.append(f"Optuna study: {study} (look at it with: optuna-dashboard sqlite:///{study})")
-    return tuple(notes)

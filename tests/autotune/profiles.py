@@ -52,7 +52,7 @@ def example_profile() -> Profile:
                 chosen=1, choice="so", refusal="0 is slow", fed=True,
                 ceiling_slot_tokens_per_s=[102.0], rows=rows, local_ranks=1,
                 max_workers=2, max_workers_because="2 allotted CPUs, 1 local rank", consumer="the training step",
-                window_s=2.0, windows=7, seconds=14.0, page_cache="as_is", page_cache_share=0.75,
+                window_s=2.0, windows=7, seconds=14.0,
                 gpu_source="n/a (CPU)",
             ),
         ),

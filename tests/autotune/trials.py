@@ -11,7 +11,7 @@ STEP: dict[str, Any] = {
 FEED: dict[str, Any] = {
     "optimizer_steps": 9, "discarded_batches": 2, "micro_batches_per_step": 1, "steps": 7, "real_tokens_per_s": 5.0,
     "slot_tokens_per_s": 100.0, "data_wait_share": 0.5, "window_start_s": 1.0, "window_end_s": 2.0, "local_ranks": 1,
-    "memory_bytes": None, "worker_bytes": None, "storage_bytes_per_s": None, "page_cache_share": None,
+    "memory_bytes": None, "worker_bytes": None, "storage_bytes_per_s": None,
 }  # fmt: skip
 MADE_ON: dict[str, Any] = {
     "cpu_model": "A CPU", "allotted_cpus": 2, "torch": "2.13.0", "model_sha256": "m", "dataset_hash": "d",

@@ -4,7 +4,8 @@ from datetime import UTC, timedelta
 
 import pytest
 
-from autotune.measure.clock import Clock, FakeClock, SystemClock
+from autotune.measure.clock import Clock, SystemClock
+from tests.fakes import FakeClock
 
 
 @pytest.fixture(params=[SystemClock, FakeClock])

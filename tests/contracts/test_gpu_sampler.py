@@ -1,15 +1,14 @@
-"""One suite for every GPU sampler: in this process, in processes over a scripted GPU, and over a real driver."""
+"""One suite for every GPU sampler: in this process, in a process over scripted GPUs, and over a real driver."""
 
 import itertools
-import sys
 import time
 
 import pytest
 
 from autotune.core.hardware import GpmWindow, GpuFacts, GpuSample
-from autotune.measure.clock import SystemClock
-from autotune.measure.gpu_sampler import FakeGpuSampler, GpuSampler
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor, NvmlMonitor
+from autotune.measure.gpu_sampler import GpuSampler
+from autotune.measure.nvml import NvmlMonitor
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeGpuSampler
 
 UUIDS = ("GPU-one", "GPU-two")
 
@@ -34,21 +33,15 @@ def scripted_monitor() -> FakeGpuMonitor:
     return FakeGpuMonitor([FakeGpu(facts=one, samples=[sample], gpm=[window]) for one in facts])
 
 
-_SERVE_SCRIPTED = """
-import sys
-from autotune.measure.clock import SystemClock
-from autotune.measure.gpu_sampling import Sampling, _reply, serve
-from tests.contracts.test_gpu_sampler import scripted_monitor
-sampling = Sampling(scripted_monitor(), sys.argv[1], gpm_window_s=float(sys.argv[3]), clock=SystemClock())
-serve(sampling, float(sys.argv[2]), 0, _reply)
-"""
+SCRIPTED = [
+    "-c",
+    "from autotune.measure.gpu_sampler import main\n"
+    "from tests.contracts.test_gpu_sampler import scripted_monitor\n"
+    "main(scripted_monitor())",
+]
 
 
-def command(uuid: str, interval_s: float, gpm_window_s: float) -> list[str]:
-    return [sys.executable, "-c", _SERVE_SCRIPTED, uuid, str(interval_s), str(gpm_window_s)]
-
-
-@pytest.fixture(params=["scripted", "processes", "hardware"])
+@pytest.fixture(params=["scripted", "process", "hardware"])
 def uuids(request):
     if request.param != "hardware":
         return UUIDS
@@ -64,9 +57,9 @@ def uuids(request):
 def sampler(request, uuids):
     kind = request.node.callspec.params["uuids"]
     if kind == "scripted":
-        made = FakeGpuSampler(scripted_monitor(), uuids, SystemClock())
-    elif kind == "processes":
-        made = GpuSampler(uuids, gpm_window_s=0.1, command=command)
+        made = FakeGpuSampler(scripted_monitor(), uuids)
+    elif kind == "process":
+        made = GpuSampler(uuids, gpm_window_s=0.1, program=SCRIPTED)
     else:
         made = GpuSampler(uuids, gpm_window_s=0.1)
     yield made
@@ -126,12 +119,12 @@ def test_it_may_be_stopped_twice_and_without_a_start(sampler):
 
 
 def test_scripted_readings_arrive_unchanged_from_another_process():
-    there = GpuSampler(UUIDS[:1], gpm_window_s=0.1, command=command)
+    there = GpuSampler(UUIDS[:1], gpm_window_s=0.1, program=SCRIPTED)
     with there:
         there.take()
         time.sleep(0.3)
         (series,) = there.take().values()
-    here = FakeGpuSampler(scripted_monitor(), UUIDS[:1], SystemClock())
+    here = FakeGpuSampler(scripted_monitor(), UUIDS[:1])
     here.start()
     (expected,) = here.take().values()
     assert {_without_times(one) for one in series.samples} == {_without_times(one) for one in expected.samples}

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measure.host import LIBRARIES, FakeHost, SystemHost
+from autotune.measure.host import LIBRARIES, SystemHost
 from autotune.show.answers import plain
+from tests.fakes import FakeHost
 
 
 @pytest.fixture(params=["system", "fake"])

@@ -11,7 +11,8 @@ import pytest
 
 from autotune.core.outcome import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import Trial
-from autotune.measure.machine import FakeMachine, ForkServerMachine
+from autotune.measure.machine import ForkServerMachine
+from tests.fakes import FakeMachine
 
 
 def _simulate(trial):

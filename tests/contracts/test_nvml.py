@@ -6,8 +6,9 @@ import pynvml
 import pytest
 
 from autotune.core.hardware import GpmWindow, GpuFacts, GpuProcess, GpuSample, Unavailable
-from autotune.measure.clock import FakeClock, SystemClock
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor, NvmlMonitor
+from autotune.measure.clock import SystemClock
+from autotune.measure.nvml import NvmlMonitor
+from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor
 
 GIB = 2**30
 FACTS = GpuFacts(
@@ -200,11 +201,10 @@ def test_nvml_tells_of_each_pair_whether_it_is_linked(status, linked):
     assert "Not Supported" in simulated(None, nvmlDeviceGetP2PStatus=refused).nvlinked("GPU-one", "GPU-one").reason
 
 
-def test_gpm_window_spans_start_to_stop_or_says_why_not(monitor, uuid, clock):
-    probe = monitor.gpm_window(uuid)
-    probe.start()
+def test_gpm_window_spans_two_calls_or_says_why_not(monitor, uuid, clock):
+    assert isinstance(monitor.gpm(uuid), Unavailable)
     clock.sleep(0.25)
-    window = probe.stop()
+    window = monitor.gpm(uuid)
     if isinstance(window, Unavailable):
         assert window.reason
     else:
@@ -212,15 +212,9 @@ def test_gpm_window_spans_start_to_stop_or_says_why_not(monitor, uuid, clock):
         assert window.sm_utilisation is None or 0 <= window.sm_utilisation <= 1
 
 
-def test_gpm_window_that_was_not_started_is_unavailable(monitor, uuid):
-    assert isinstance(monitor.gpm_window(uuid).stop(), Unavailable)
-
-
 def test_unknown_gpu_is_unavailable_everywhere(monitor):
-    probe = monitor.gpm_window("GPU-none")
-    probe.start()
-    answers = [monitor.used_bytes("GPU-none"), monitor.sample("GPU-none"), monitor.compute_processes("GPU-none")]
-    assert all(isinstance(answer, Unavailable) for answer in [*answers, probe.stop()])
+    asked = [monitor.used_bytes, monitor.sample, monitor.compute_processes, monitor.gpm, monitor.gpm]
+    assert all(isinstance(ask("GPU-none"), Unavailable) for ask in asked)
 
 
 def test_closed_monitor_is_unavailable_and_closes_twice(monitor, uuid):
@@ -228,6 +222,7 @@ def test_closed_monitor_is_unavailable_and_closes_twice(monitor, uuid):
     monitor.close()
     assert isinstance(monitor.used_bytes(uuid), Unavailable)
     assert isinstance(monitor.sample(uuid), Unavailable)
+    assert isinstance(monitor.gpm(uuid), Unavailable)
 
 
 @pytest.mark.parametrize(
@@ -250,10 +245,9 @@ def test_scripted_and_simulated_describe_the_same_card():
     assert one.compute_processes("GPU-one") == other.compute_processes("GPU-one")
     windows = []
     for monitor in (one, other):
-        probe = monitor.gpm_window("GPU-one")
-        probe.start()
+        monitor.gpm("GPU-one")
         clock.sleep(1)
-        windows.append(probe.stop())
+        windows.append(monitor.gpm("GPU-one"))
     assert windows[1].end_s - windows[1].start_s == 1
     for field in ("sm_utilisation", "sm_occupancy", "tensor_active", "dram_active", "pcie_rx_bytes_per_s"):
         assert getattr(windows[1], field) == pytest.approx(getattr(windows[0], field))
@@ -379,34 +373,33 @@ def test_nvml_is_shut_down_once():
     assert bindings.calls.count("nvmlShutdown") == 1
 
 
-@pytest.mark.parametrize("ending", ["stop", "restart", "too short", "refused"])
-def test_gpm_samples_are_always_freed(ending):
+@pytest.mark.parametrize("fault", [None, "too short", "refused"])
+def test_gpm_samples_are_freed_but_the_last(fault):
     clock, bindings = FakeClock(), SimulatedNvml()
-    probe = NvmlMonitor(pynvml=bindings, clock=clock).gpm_window("GPU-one")
-    probe.start()
-    clock.sleep(0.01 if ending == "too short" else 1)
-    if ending == "restart":
-        probe.start()
-        clock.sleep(1)
-    if ending == "refused":
+    monitor = NvmlMonitor(pynvml=bindings, clock=clock)
+    assert "only begun" in monitor.gpm("GPU-one").reason
+    clock.sleep(0.01 if fault == "too short" else 1)
+    metrics = bindings.nvmlGpmMetricsGet
+    if fault == "refused":
         bindings.nvmlGpmMetricsGet = bindings._function("x", Failing(pynvml.NVML_ERROR_UNKNOWN))
-    assert isinstance(probe.stop(), Unavailable if ending in ("too short", "refused") else GpmWindow)
-    assert bindings.live_samples == 0
-    assert isinstance(probe.stop(), Unavailable)
+    assert isinstance(monitor.gpm("GPU-one"), GpmWindow if fault is None else Unavailable)
+    assert bindings.live_samples == 1
+    bindings.nvmlGpmMetricsGet = metrics
+    clock.sleep(1)
+    window = monitor.gpm("GPU-one")
+    assert window.end_s - window.start_s == pytest.approx(1.01 if fault == "too short" else 1)
+    assert bindings.live_samples == 1
 
 
 def test_gpm_sample_that_the_driver_refuses_is_freed_and_named():
     bindings = SimulatedNvml(nvmlGpmSampleGet=Failing(pynvml.NVML_ERROR_NOT_SUPPORTED))
-    probe = NvmlMonitor(pynvml=bindings).gpm_window("GPU-one")
-    probe.start()
-    assert "Not Supported" in probe.stop().reason
+    assert "Not Supported" in NvmlMonitor(pynvml=bindings).gpm("GPU-one").reason
     assert bindings.live_samples == 0
 
 
 def test_card_without_gpm_says_so():
-    probe = simulated(None, nvmlGpmQueryDeviceSupport=SimpleNamespace(isSupportedDevice=0)).gpm_window("GPU-one")
-    probe.start()
-    assert "Hopper" in probe.stop().reason
+    unsupported = SimpleNamespace(isSupportedDevice=0)
+    assert "Hopper" in simulated(None, nvmlGpmQueryDeviceSupport=unsupported).gpm("GPU-one").reason
 
 
 def test_single_gpm_metric_that_fails_is_none_alone():
@@ -420,9 +413,9 @@ def test_single_gpm_metric_that_fails_is_none_alone():
         return request
 
     bindings.nvmlGpmMetricsGet = partly
-    probe = NvmlMonitor(pynvml=bindings, clock=clock).gpm_window("GPU-one")
-    probe.start()
+    monitor = NvmlMonitor(pynvml=bindings, clock=clock)
+    monitor.gpm("GPU-one")
     clock.sleep(1)
-    window = probe.stop()
+    window = monitor.gpm("GPU-one")
     assert (window.tensor_active, window.dram_active) == (None, None)
     assert window.sm_utilisation == pytest.approx(0.9)

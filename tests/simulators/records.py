@@ -83,6 +83,6 @@ def sweep_with(
     return WorkersEvidence(
         chosen=rows[-1].loader_workers if chosen is None else chosen, choice="", fed=chosen is not None,
         ceiling_slot_tokens_per_s=ceiling, rows=rows, local_ranks=local_ranks, max_workers=8, max_workers_because="",
-        consumer="the training step", window_s=2.0, windows=20, seconds=60.0, page_cache="as_is",
+        consumer="the training step", window_s=2.0, windows=20, seconds=60.0,
         data_filesystem=filesystem, data_on_network=filesystem == "lustre", gpu_source="simulated",
     )  # fmt: skip

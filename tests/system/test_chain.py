@@ -202,7 +202,7 @@ def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
 
 
 def test_the_trainer_refuses_another_dataset_and_records_why(work, data, profile):
-    autotune("data", "prepare", "elf:/usr/bin", "--out", "other", "--max-functions", "50", cwd=work)
+    autotune("data", "prepare", "elf:/usr/bin", "--out", "other", "--max-samples", "50", cwd=work)
     done = torchrun(1, "--profile", str(profile), "--data", "other", "--out", "runs/wrong", cwd=work)
     assert done.returncode != 0
     assert "is not the dataset of the profile" in done.stderr

@@ -49,7 +49,6 @@ def prepare(
         int | None,
         typer.Option("--max-samples", min=1, max=5_000_000, help="Take the first so many distinct samples."),
     ] = None,
-    max_functions: Annotated[int | None, typer.Option("--max-functions", min=1, max=5_000_000, hidden=True)] = None,
     keep_duplicates: Annotated[
         bool, typer.Option("--keep-duplicates", help="Keep equal samples. Default: the first of them.")
     ] = False,
@@ -125,7 +124,7 @@ def prepare(
         sources=tuple(sources),
         out=out,
         options=SourceOptions(field=field, unit=text_unit),
-        max_samples=max_samples or max_functions,
+        max_samples=max_samples,
         keep_duplicates=keep_duplicates,
         validation=ValidationSplit(share=validation_share, seed=split_seed),
         tokenizer=given or tokenizer,  # type: ignore[arg-type]  # one of the two kinds by now

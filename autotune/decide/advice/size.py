@@ -1,13 +1,14 @@
 """Advice on a model that leaves its device little room: the paper's fifth recommendation, with the ledger."""
 
 from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.allocations import Term
 from autotune.decide.advice.situation import Situation, faster_with
 from autotune.decide.sharding import Layout, StateBytes, shard, state_of_terms
 
 STATE_SHARE = 0.4
 """Of the budget that weights, gradients and optimizer take, from which on sharing them is worth a look."""
 WORTH_RATIO = 1.03
-_STATE_TERMS = ("parameters", "gradients", "optimizer")
+_STATE_TERMS = (Term.PARAMETERS, Term.GRADIENTS, Term.OPTIMIZER)
 _LAYER_SHARE = 1 / 8
 """Of the weights, that FSDP gathers at once, at most; the embeddings are the largest unit of most encoders."""
 

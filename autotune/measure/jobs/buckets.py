@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from autotune.measure.jobs.tape import GRADIENTS, Tape
+from autotune.core.allocations import Term
+from autotune.measure.jobs.tape import Tape
 from trainer.config import TrainConfig
 from trainer.parallel import TORCHS_BUCKET_CAP_MIB
 
@@ -74,7 +75,7 @@ class GradientBuckets:
         self._left = dict.fromkeys(map(id, self._parameters), backwards)
 
     def _made(self, size_bytes: int) -> torch.Tensor:
-        owner, self._tape.owner = self._tape.owner, GRADIENTS
+        owner, self._tape.owner = self._tape.owner, Term.GRADIENTS
         made = torch.empty(size_bytes // 4, device=self._parameters[0].device)
         self._tape.owner = owner
         return made

@@ -50,10 +50,15 @@ def account(job: Callable[[], dict[str, Any]], result_file: Path, *, first_attem
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()
         result = _failure(error, first_attempt)
-    partial = result_file.with_suffix(".partial")
-    partial.write_text(json.dumps(result | {"ended_s": time.monotonic()}))
-    partial.replace(result_file)
+    write(result_file, result | {"ended_s": time.monotonic()})
     return bool(result["status"] == "measured")
+
+
+def write(file: Path, value: dict[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(value))
+    partial.replace(file)
 
 
 def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:

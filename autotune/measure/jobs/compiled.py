@@ -22,7 +22,8 @@ from torch._prims import rng_prims
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.measure.jobs.tape import TEMPORARIES, Tape
+from autotune.core.allocations import Term, activations_of
+from autotune.measure.jobs.tape import Tape
 
 aten = torch.ops.aten
 
@@ -84,8 +85,8 @@ class Compiled:
         if graph is None:
             graph = self._graphs[key] = self._made(list(state), spec, others)
         owner = self._tape.owner
-        if self._module is not None and owner != TEMPORARIES:
-            self._tape.owner = f"activations: {type(self._module).__name__}"
+        if self._module is not None and owner != Term.TEMPORARIES:
+            self._tape.owner = activations_of(self._module)
         try:
             return graph(*inputs)
         finally:

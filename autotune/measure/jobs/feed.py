@@ -13,7 +13,6 @@ import torch
 
 from autotune.measure.jobs import footprint
 from autotune.measure.jobs.consumers import Consumer, ReplayedStep, TrainingStep
-from autotune.measure.page_cache import cached_share
 from trainer.batch import in_rows, make_plan
 from trainer.build import build_training
 from trainer.config import TrainConfig, accumulation_steps
@@ -41,9 +40,8 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         measured: ``config`` (a trainer configuration, with the loader settings to try), ``cached`` (batches from
             memory: the ceiling), ``round`` (windows of one round draw from the same order of rows), ``window_s``,
             ``min_steps``, ``local_ranks``, ``replayed_step_s`` (of a micro-batch, or None: the trainer's own step),
-            ``sample_delay_s`` (added to the reading of each sample), ``page_cache`` (``cold`` puts the dataset out of
-            memory first), ``losses`` (whether those of each step are wanted). ``beside`` and ``storage`` tell windows
-            apart that were read beside others or from elsewhere.
+            ``sample_delay_s`` (added to the reading of each sample), ``losses`` (whether those of each step are
+            wanted). ``beside`` and ``storage`` tell windows apart that were read beside others or from elsewhere.
         place: ``data_dir``, the dataset's directory; with several ranks ``environment`` and ``rendezvous``.
 
     Returns:
@@ -57,7 +55,6 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
     dataset = TokenDataset.open(Path(place["data_dir"]))
     config, micro_batches = _configured(config, dataset, ranks, measured["round"])
     consumer = _consumer(config, dataset, ranks, micro_batches, measured["replayed_step_s"])
-    share = _settle_page_cache(dataset, ranks, cold=measured["page_cache"] == "cold")
     loader = _batches(dataset, config, ranks, measured)
     ready = 0 if measured["cached"] else config.data.loader_workers * config.data.prefetch_batches
     drained = _drain(loader, ready)
@@ -74,7 +71,6 @@ def run(measured: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
         "optimizer_steps": warm_up + figures["steps"],
         "discarded_batches": drained + warm_up * micro_batches,
         "micro_batches_per_step": micro_batches,
-        "page_cache_share": share,
         "local_ranks": ranks.local_world_size,
     }
 
@@ -102,20 +98,6 @@ def _consumer(
     manifest = dataset.manifest
     training = build_training(config, manifest.vocab_size, manifest.special_ids, ranks)
     return TrainingStep(training, config, micro_batches, ranks.device)
-
-
-def _settle_page_cache(dataset: TokenDataset, ranks: Ranks, *, cold: bool) -> float | None:
-    """Put the dataset's files out of memory, if asked to; gives the part of them that lies there.
-
-    One rank does it for all: whoever asks may bring pages in.
-    """
-    share = None
-    if ranks.local_rank == 0:
-        if cold:
-            dataset.forget()
-        share = cached_share(dataset.files)
-    told = ranks.sum(math.nan if ranks.local_rank == 0 and share is None else share or 0.0)[0]
-    return None if math.isnan(told) else told
 
 
 def _volley(config: TrainConfig, micro_batches: int, *, cached: bool) -> int:

@@ -16,8 +16,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from autotune.core.allocations import Term
 from autotune.measure.jobs.kernels import Attention, attend
-from autotune.measure.jobs.tape import COPIES, Tape
+from autotune.measure.jobs.tape import Tape
 
 Kind = Literal["cpu", "cuda"]
 
@@ -162,7 +163,7 @@ class DeviceRules(TorchFunctionMode):
         if found is not None:
             return found[1]
         copy = value.to(torch.bfloat16)
-        self._tape.relabel([copy], COPIES)
+        self._tape.relabel([copy], Term.COPIES)
         if self._keeps_copies:
             self._copies[id(value)] = (value, copy)
         return copy

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.measure.jobs.tape import GRADIENTS, PARAMETERS, Tape
+from autotune.core.allocations import Term
+from autotune.measure.jobs.tape import Tape
 from trainer.build import Training
 
 Part = list[nn.Parameter]
@@ -69,7 +70,7 @@ class Shards:
         self._gathered: torch.Tensor | None = None
         """Output block of the last all-gather, from which weights are copied."""
         self._sent: torch.Tensor | None = None
-        tape.owner = PARAMETERS
+        tape.owner = Term.PARAMETERS
         self._shards = {id(one): nn.Parameter(_shard_of(one, ranks)) for one in everything}
         tape.drop(everything)
         training.step.parameters = [self._shards[id(one)] for one in everything]
@@ -120,11 +121,11 @@ class Shards:
         """Gather weights, unless they are whole."""
         if id(part) not in self._whole:
             # The block of the last gather is released when this one has been written.
-            self._gathered = self._made(self._size(part) * self._ranks, PARAMETERS, _GATHERING)
+            self._gathered = self._made(self._size(part) * self._ranks, Term.PARAMETERS, _GATHERING)
             self._make_whole(part)
 
     def _make_whole(self, part: Part) -> None:
-        owner, self._tape.owner = self._tape.owner, PARAMETERS
+        owner, self._tape.owner = self._tape.owner, Term.PARAMETERS
         self._whole[id(part)] = [torch.empty_like(one) for one in part]
         self._tape.owner = owner
 
@@ -147,7 +148,7 @@ class Shards:
     def _gather_ahead(self, number: int) -> None:
         self._gathered = None
         if number >= 0:
-            self._gathered = self._made(self._size(self._layers[number][1]) * self._ranks, PARAMETERS, _GATHERING)
+            self._gathered = self._made(self._size(self._layers[number][1]) * self._ranks, Term.PARAMETERS, _GATHERING)
 
     def _accumulated(self, _: nn.Parameter) -> None:
         self._missing -= 1
@@ -159,10 +160,10 @@ class Shards:
         if self._left:
             return
         self._sent = None
-        self._sent = self._made(self._size(part) * self._ranks, GRADIENTS, _COMPUTING)
+        self._sent = self._made(self._size(part) * self._ranks, Term.GRADIENTS, _COMPUTING)
         for one in part:
             one.grad = None
-        received = self._made(self._size(part), GRADIENTS, _SENDING)
+        received = self._made(self._size(part), Term.GRADIENTS, _SENDING)
         offset = 0
         for one in part:
             shard = self._shards[id(one)]

@@ -7,7 +7,7 @@ its kernels request, and when.
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autotune.core.allocations import Allocation, Trace
+from autotune.core.allocations import Allocation, Term, Trace, activations_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,9 +32,6 @@ Requests = tuple[Block, ...]
 stands again; ``OUTPUTS`` stands where the kernel's results are made. The same order at any size."""
 Within = Callable[..., Requests]
 """What a kernel requests, from the arguments of the call."""
-
-PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
-TEMPORARIES, INPUTS, HEAD, COPIES = "temporaries", "inputs and masks", "head and loss", "16-bit copies of weights"
 
 _IN_PLACE_IN_BACKWARD = frozenset(
     {
@@ -57,7 +54,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, within: Mapping[Any, Within]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owner = PARAMETERS
+        self.owner: str = Term.PARAMETERS
         """What the next allocations are for."""
         self.stream = 0
         """On which they are used."""
@@ -88,21 +85,14 @@ class Tape(TorchDispatchMode):
         if passes is None:
             returns = func._schema.returns
             passes = self._passes[func] = all(one.alias_info is not None for one in returns)
-        rule = self._within.get(func)
-        requests = rule(*args, **(kwargs or {})) if rule is not None else ()
-        split = requests.index(OUTPUTS) if requests else 0
-        held: dict[Block, int] = {}
-        self._request(requests[:split], held)
-        if passes:  # views and operators in place; and those that return nothing
-            result = func(*args, **(kwargs or {}))
-        elif (func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled()) or (
-            func is torch.ops.aten.add.Tensor and _adds_into(*args)
-        ):
-            return args[0]
-        else:
-            result = self._result(func, args, kwargs or {})
-        self._request(requests[split + 1 :], held)
-        return result
+        with self.requested(func, args, kwargs or {}) if func in self._within else nullcontext():
+            if passes:  # views and operators in place; and those that return nothing
+                return func(*args, **(kwargs or {}))
+            if (func in _IN_PLACE_IN_BACKWARD and not torch.is_grad_enabled()) or (
+                func is torch.ops.aten.add.Tensor and _adds_into(*args)
+            ):
+                return args[0]
+            return self._result(func, args, kwargs or {})
 
     def _request(self, requests: Requests, held: dict[Block, int]) -> None:
         """Record a part of what a kernel requests; ``held`` are the blocks that it has."""
@@ -110,7 +100,7 @@ class Tape(TorchDispatchMode):
             if block in held:
                 self._events.append(-1 - held.pop(block))
             else:
-                held[block] = self.lasting(block.size_bytes, TEMPORARIES)
+                held[block] = self.lasting(block.size_bytes, Term.TEMPORARIES)
 
     @contextmanager
     def requested(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:  # noqa: ANN401 - an operator's call
@@ -123,7 +113,7 @@ class Tape(TorchDispatchMode):
         yield
         self._request(requests[split + 1 :], held)
 
-    def passing(self, size_bytes: int, term: str = TEMPORARIES) -> None:
+    def passing(self, size_bytes: int, term: str = Term.TEMPORARIES) -> None:
         """A block that is released at once."""
         if size_bytes:
             number = self.lasting(size_bytes, term)
@@ -177,8 +167,8 @@ class Tape(TorchDispatchMode):
         """What forward made and released is a temporary; what is left is kept for backward."""
         alive = {number for _, number in self._live.values()}
         for number in range(self._forward_from, len(self._owners)):
-            if number not in alive and self._owners[number] != COPIES:
-                self._owners[number] = TEMPORARIES
+            if number not in alive and self._owners[number] != Term.COPIES:
+                self._owners[number] = Term.TEMPORARIES
 
     def forward_begins(self) -> None:
         """A micro-batch begins."""
@@ -315,11 +305,11 @@ def owners_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module]) -
     """
     names: WeakIdKeyDictionary = WeakIdKeyDictionary()
     for part in module.modules():
-        names[part] = f"activations: {type(part).__name__}"
+        names[part] = activations_of(part)
     for part in head:
         for inner in part.modules():
-            names[inner] = HEAD
-    names[module] = INPUTS
+            names[inner] = Term.HEAD
+    names[module] = Term.INPUTS
     stack: list[str] = []
 
     def enter(part: nn.Module, _: object) -> None:
@@ -332,9 +322,9 @@ def owners_by_module(tape: Tape, module: nn.Module, head: Sequence[nn.Module]) -
         tape.owner = stack.pop()
         if part is module:
             tape.forward_ended()
-            tape.owner = TEMPORARIES  # backward
-        elif tape.owner == INPUTS:
-            tape.owner = HEAD  # whatever the model does itself after a part of it was called
+            tape.owner = Term.TEMPORARIES  # backward
+        elif tape.owner == Term.INPUTS:
+            tape.owner = Term.HEAD  # whatever the model does itself after a part of it was called
 
     handles = []
     for part in module.modules():

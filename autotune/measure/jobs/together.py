@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.measure.jobs.child import account, write
 from autotune.process import end_with_parent
 from trainer.config import TrainConfig
 
@@ -71,7 +72,6 @@ def _next(directory: Path, number: int, parent: int) -> str:
 
 
 def _take(request: dict[str, Any], directory: Path, ranks: "Ranks") -> bool:
-    from autotune.measure.jobs.child import account
 
     def job() -> dict[str, Any]:
         if request["job"] not in JOBS:
@@ -81,13 +81,6 @@ def _take(request: dict[str, Any], directory: Path, ranks: "Ranks") -> bool:
         return figures
 
     return account(job, directory / f"rank-{ranks.rank}.json")
-
-
-def write(file: Path, value: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(value))
-    partial.replace(file)
 
 
 def main() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from autotune.core.allocations import Trace
+from autotune.core.allocations import Term, Trace
 from autotune.measure.jobs.buckets import GradientBuckets
 from autotune.measure.jobs.compiled import Compiled
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
 from autotune.measure.jobs.shards import Shards, keep_largest_part
-from autotune.measure.jobs.tape import GRADIENTS, INPUTS, OPTIMIZER, TEMPORARIES, Tape, owners_by_module
+from autotune.measure.jobs.tape import Tape, owners_by_module
 from autotune.measure.jobs.worst_case import documents_of
 from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
@@ -100,11 +100,11 @@ def trace_steps(
             inside.enter_context(buckets.kept())
             if config.parallel.strategy == "zero1":
                 keep_largest_part(training.optimizer, ranks, keeps_gradients=training.step.keeps_gradients)
-        tape.owner = OPTIMIZER
+        tape.owner = Term.OPTIMIZER
         make_state(training)
 
         def batches(count: int) -> list[MicroBatch]:
-            tape.owner = INPUTS
+            tape.owner = Term.INPUTS
             for each in (buckets, shards):
                 if each is not None:
                     each.step_begins(count)
@@ -187,16 +187,16 @@ def _phases(training: Training, parameters: Sequence[torch.nn.Parameter], tape: 
     """Who owns what outside of modules: gradients, and the optimizer's state."""
 
     def update_begins(*_: object) -> None:
-        tape.relabel([one.grad for one in parameters if one.grad is not None], GRADIENTS)
-        tape.owner = OPTIMIZER
+        tape.relabel([one.grad for one in parameters if one.grad is not None], Term.GRADIENTS)
+        tape.owner = Term.OPTIMIZER
 
     def update_ends(*_: object) -> None:
-        tape.owner = TEMPORARIES
+        tape.owner = Term.TEMPORARIES
 
     def accumulated(parameter: torch.Tensor) -> None:
         # Of several micro-batches gradients exist before the last forward, so each is told as soon as it is there.
         if parameter.grad is not None:
-            tape.relabel([parameter.grad], GRADIENTS)
+            tape.relabel([parameter.grad], Term.GRADIENTS)
 
     handles = [
         training.optimizer.register_step_pre_hook(update_begins),

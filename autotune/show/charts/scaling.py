@@ -2,22 +2,8 @@
 
 from collections.abc import Sequence
 
-from autotune.core.evidence import Scaling, ScalingRow
+from autotune.core.evidence import ScalingRow
 from autotune.show.charts.drawing import Axis, Line, Lines, Point
-from autotune.show.charts.svg import drawn
-from autotune.show.tables import inert
-
-_TITLE = "Real tokens per second by number of nodes"
-
-
-def scaling_chart(every: Sequence[Scaling]) -> str:
-    """A file of its own: lines are predicted, points measured, thin dotted lines ideal."""
-    useful = "; ".join(f"{inert(one.name)}: {one.useful_nodes} nodes useful" for one in every)
-    words = f"{useful}. Lines are predicted, points measured; the same figures stand in the table."
-    return (
-        drawn(scaling_lines([(one.name, one.rows) for one in every]), key="scaling", title=_TITLE, description=words)
-        + "\n"
-    )
 
 
 def scaling_lines(every: Sequence[tuple[str, Sequence[ScalingRow]]]) -> Lines:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from autotune.core.allocations import ACTIVATIONS, is_activations
 from autotune.core.evidence import CurvePoint, ProbeEvidence
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.show.charts.drawing import Axis, Line, Lines, Point, Rule, Shade, Stack, Stacks
@@ -11,7 +12,6 @@ from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.report.predicted import Ledger, predicted_fit, predicted_ledger
 
-_ACTIVATIONS = "activations"
 _MOST_PARTS = 7
 """Of a bar; more cannot be told apart."""
 
@@ -95,7 +95,7 @@ def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     """Terms as the chart has them: all activations as one, and the smallest together."""
     joined: dict[str, float] = {}
     for term, size in terms.items():
-        name = _ACTIVATIONS if term.startswith(_ACTIVATIONS) else term
+        name = ACTIVATIONS if is_activations(term) else term
         joined[name] = joined.get(name, 0.0) + max(0, size)
     ranked = sorted(joined.items(), key=lambda item: -item[1])
     rest = sum(size for _, size in ranked[_MOST_PARTS - 1 :])

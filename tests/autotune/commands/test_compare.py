@@ -213,7 +213,7 @@ def _write_tuning(name, speed, *, loader_workers=1, rounds=5, **made_on):
             "optimizer_steps": 8, "discarded_batches": 2, "steps": 6, "real_tokens_per_s": 0.9 * speed,
             "slot_tokens_per_s": speed * (1 + 0.01 * (number % 3)), "data_wait_share": 0.01, "window_start_s": 0.0,
             "window_end_s": 1.0, "local_ranks": 1, "micro_batches_per_step": 4, "memory_bytes": None,
-            "worker_bytes": None, "storage_bytes_per_s": None, "page_cache_share": None, "gpus": [],
+            "worker_bytes": None, "storage_bytes_per_s": None, "gpus": [],
         }  # fmt: skip
         ledger.append(
             {"time_utc": f"2026-01-01T00:00:0{number}Z", "site": "here", "key": f"{number}", "job": "feed",

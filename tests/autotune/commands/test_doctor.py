@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 from autotune.cluster.slurm import read_slurm
 from autotune.commands.doctor import NEXT_COMMAND, doctor, examine, render
 from autotune.core.hardware import GpuFacts
-from autotune.measure.clock import FakeClock
-from autotune.measure.host import FakeHost
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
+from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor, FakeHost
 
 SECTIONS = ("Host", "GPUs", "Disks", "Network", "SLURM", "What would spoil a measurement here")
 

@@ -109,7 +109,7 @@ def test_a_gpus_profile_asks_for_its_gpus_unless_its_step_is_replayed(monkeypatc
     script = written(here)
     assert "#SBATCH --gres=gpu:2" in script.read_text()
     script.unlink()
-    assert call(monkeypatch, *asked, "--consumer-step-ms", "60") == 0
+    assert call(monkeypatch, *asked, "--step-time", "60ms") == 0
     assert "--gres" not in written(here).read_text()
 
 
@@ -128,12 +128,12 @@ def test_without_the_profiles_gpu_a_replay_of_its_step_is_named(capsys, monkeypa
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     assert call(monkeypatch, "workers", "--profile", str(profile), "--data", str(patterned_dataset)) == 5
     err = capsys.readouterr().err
-    assert f"autotune workers --profile {profile} --consumer-step-ms 100" in err
+    assert f"autotune workers --profile {profile} --step-time 100ms" in err
 
 
 @pytest.mark.parametrize(
-    "option", [["--window", "0"], ["--minutes", "0"], ["--max-workers", "-1"], ["--page-cache", "hot"],
-               ["--consumer-step-ms", "0"], ["--sample-delay-ms", "-1"]]
+    "option", [["--window", "0"], ["--minutes", "0"], ["--max-workers", "-1"],
+               ["--step-time", "0ms"], ["--step-time", "60"]]
 )  # fmt: skip
 def test_an_option_that_makes_no_sense_is_a_usage_error(capsys, monkeypatch, profile, option):
     assert call(monkeypatch, "workers", "--profile", str(profile), *option) == 2

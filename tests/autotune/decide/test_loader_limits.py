@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.decide.loader_limits import USABLE_SHARE, WORKER_BYTES, LoaderLimits, batch_bytes
 from autotune.errors import DoesNotFit
-from autotune.measure.host import FakeHost
+from tests.fakes import FakeHost
 
 MIB = 2**20
 HOST = replace(

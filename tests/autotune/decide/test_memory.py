@@ -5,24 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.allocations import Allocation, Trace
+from autotune.core.allocations import Allocation, Term, Trace
 from autotune.decide import memory
 from autotune.decide.allocator import MIB
-from autotune.decide.memory import (
-    OUTSIDE,
-    PARAMETERS,
-    ROUNDING,
-    WORKSPACES,
-    Law,
-    Surroundings,
-    largest_rows,
-    law_of,
-    ledger,
-    peak_bytes,
-)
+from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, ledger, peak_bytes
 
 MAX_ROWS = 96
-TERMS = ("activations", "optimizer", PARAMETERS)
+TERMS = ("activations", "optimizer", Term.PARAMETERS)
 
 
 @st.composite
@@ -34,7 +23,7 @@ def laws(draw) -> Law:
     blocks, events = [], []
     live: list[int] = []
     for number in range(count):
-        term = PARAMETERS if number < weights else TERMS[number % 2]
+        term = Term.PARAMETERS if number < weights else TERMS[number % 2]
         blocks.append((draw(sizes), draw(st.sampled_from([0, 4, 2048, 100_000, 5 * MIB])), term))
         while live and draw(st.booleans()):
             events.append(-1 - live.pop(draw(st.integers(0, len(live) - 1))))
@@ -79,7 +68,7 @@ def test_sizes_that_grow_evenly_are_exact_anywhere(rows):
 @given(rows=st.integers(1, 100))
 def test_sizes_that_grow_in_steps_are_exact_where_they_were_traced_and_between_their_neighbours_elsewhere(rows):
     def traced(rows: int) -> Trace:
-        return trace_of(rows, (1000 * -(-rows // 7), 0, PARAMETERS))
+        return trace_of(rows, (1000 * -(-rows // 7), 0, Term.PARAMETERS))
 
     law = law_of([traced(size) for size in (40, 3, 11)])
     assert law is not None
@@ -92,7 +81,7 @@ def test_sizes_that_grow_in_steps_are_exact_where_they_were_traced_and_between_t
     assert size >= 0
 
 
-BLOCKS = ((100, 0, PARAMETERS), (0, 4096, "activations"), (7, 1024, "activations"))
+BLOCKS = ((100, 0, Term.PARAMETERS), (0, 4096, "activations"), (7, 1024, "activations"))
 
 
 @pytest.mark.parametrize(
@@ -112,20 +101,20 @@ def test_traces_that_are_not_alike_tell_no_law(change):
 
 
 def test_the_peak_on_a_cpu_is_the_most_in_use_at_once():
-    law = simple_law((1000, 0, PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
+    law = simple_law((1000, 0, Term.PARAMETERS), (0, 10, "activations"), (0, 7, "activations"), events=[0, 1, -2, 2])
     assert peak_bytes(law, 5, Surroundings(kind="cpu")) == 1050
     assert peak_bytes(law, 5, Surroundings(kind="cpu", outside_bytes=9)) == 1059
 
 
 def test_the_peak_on_a_gpu_is_what_its_allocator_reserves():
-    law = simple_law((3 * MIB, 0, PARAMETERS), (0, 17 * MIB, "activations"))
+    law = simple_law((3 * MIB, 0, Term.PARAMETERS), (0, 17 * MIB, "activations"))
     surroundings = Surroundings(kind="cuda", workspaces_bytes=(32 * MIB,), outside_bytes=5)
     assert peak_bytes(law, 1, surroundings) == 60 * MIB + 5  # 32 + 3 + 17 MiB in pages of 20 MiB
     assert peak_bytes(law, 2, surroundings) == 80 * MIB + 5
 
 
 def test_the_largest_weight_is_the_largest_block_of_the_model_itself():
-    law = simple_law((10, 0, PARAMETERS), (70, 0, PARAMETERS), (900, 5, "activations"))
+    law = simple_law((10, 0, Term.PARAMETERS), (70, 0, Term.PARAMETERS), (900, 5, "activations"))
     assert law.largest_parameter_bytes == 70
 
 
@@ -135,10 +124,10 @@ def test_the_terms_of_the_ledger_add_up_to_the_peak(law, rows, surroundings):
     found = ledger(law, rows, surroundings)
     assert sum(found.terms_bytes.values()) == found.peak_bytes == peak_bytes(law, rows, surroundings)
     assert all(size > 0 for size in found.terms_bytes.values())
-    assert found.terms_bytes.get(OUTSIDE, 0) == surroundings.outside_bytes
-    assert found.terms_bytes.get(WORKSPACES, 0) == sum(surroundings.workspaces_bytes)
+    assert found.terms_bytes.get(Term.OUTSIDE, 0) == surroundings.outside_bytes
+    assert found.terms_bytes.get(Term.WORKSPACES, 0) == sum(surroundings.workspaces_bytes)
     if surroundings.kind == "cpu":
-        assert ROUNDING not in found.terms_bytes
+        assert Term.ROUNDING not in found.terms_bytes
 
 
 @settings(deadline=None)
@@ -158,7 +147,7 @@ def test_the_largest_micro_batch_is_the_largest_of_all_that_fit(law, surrounding
 def test_the_largest_micro_batch_is_found_in_few_looks_even_where_the_law_has_a_bend(monkeypatch):
     # The optimizer's peak hides the rows up to a point, and allocator steps hide them everywhere.
     law = simple_law(
-        (10**8, 0, PARAMETERS),
+        (10**8, 0, Term.PARAMETERS),
         (4 * 10**9, 0, "optimizer"),
         (0, 480_000, "activations"),
         (0, 90_000, "activations"),

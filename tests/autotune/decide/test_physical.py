@@ -9,7 +9,7 @@ from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
 from autotune.decide.physical import (
     SLACK,
-    Rate,
+    GpuRate,
     check_profile,
     check_rates,
     check_real,
@@ -32,18 +32,18 @@ CONFIG = {"precision": "bf16"}
 
 
 def test_a_rate_beyond_the_data_sheet_is_rejected_with_gpu_rate_and_limit():
-    check_rates(NVL, [Rate(what="products", per_s=SLACK * 835e12)])
+    check_rates(NVL, [GpuRate(what="products", per_s=SLACK * 835e12)])
     with pytest.raises(
         Undecided, match=r"products: 8,600 TFLOP/s in bf16 measured on NVIDIA H100 NVL, which .* 835 at"
     ):
-        check_rates(NVL, [Rate(what="products", per_s=8.6e15)])
+        check_rates(NVL, [GpuRate(what="products", per_s=8.6e15)])
     with pytest.raises(Undecided, match="in tf32"):
-        check_rates(NVL, [Rate(what="products", per_s=500e12, of="tf32")])
+        check_rates(NVL, [GpuRate(what="products", per_s=500e12, of="tf32")])
 
 
 @pytest.mark.parametrize("name", [None, "NVIDIA Unheard Of", "NVIDIA H100 NVL MIG 1g.12gb"])
 def test_nothing_is_known_of_other_devices(name):
-    check_rates(name, [Rate(what="products", per_s=1e18), Rate(what="messages", per_s=1e18, of="links")])
+    check_rates(name, [GpuRate(what="products", per_s=1e18), GpuRate(what="messages", per_s=1e18, of="links")])
 
 
 def test_every_gpu_with_a_peak_has_a_bandwidth_of_links():

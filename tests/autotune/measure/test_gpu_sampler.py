@@ -1,4 +1,4 @@
-"""What the contract suite cannot show of the processes that sample GPUs: their faults, and their end."""
+"""What the contract suite cannot show of the process that samples GPUs: windows end to end, its faults, and its end."""
 
 import subprocess
 import sys
@@ -7,29 +7,44 @@ import time
 import psutil
 import pytest
 
-from autotune.core.hardware import GpuSeries
+from autotune.core.hardware import GpmWindow, GpuFacts, GpuSample, GpuSeries, Unavailable
 from autotune.measure import gpu_sampler
-from autotune.measure.gpu_sampler import GpuSampler, sampling_command
+from autotune.measure.gpu_sampler import GpuSampler, sample_gpus, series_of
+from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor
 
-ANSWERS_ONCE = """
+READING = """
 import json, sys
-sys.stdin.readline()
-print(json.dumps({"samples": [], "gpm": [], "lacking": "asleep", "gpm_lacking": None}), flush=True)
+def reading(uuid):
+    sys.stdout.write(json.dumps([uuid, "sample", {"reason": "asleep"}]) + "\\n")
+    sys.stdout.flush()
 """
-HANGS = "import sys, time\nfor line in sys.stdin: time.sleep(60)"
+ONCE = READING + "reading('0')\nsys.stdin.read()"
+HANGS = READING + "import time\nreading('0')\ntime.sleep(60)"
+SILENT = "import time\ntime.sleep(60)"
 DIES = "raise SystemExit(3)"
-BREAKS_OFF = """
-import sys
-sys.stdin.readline()
-sys.stdout.write('{"samples": [')
-"""
-DEAF = "import time\ntime.sleep(60)"
+DIES_LATE = READING + "reading('0')"
+BREAKS_OFF = """import sys\nsys.stdout.write('["0", "sam')"""
+
+FACTS = GpuFacts(
+    uuid="0", index=0, name="Card", total_bytes=1, mig_enabled=None, power_cap_w=None, compute_mode=None, driver="1",
+    compute_capability=None,
+)  # fmt: skip
+SAMPLE = GpuSample(
+    time_s=0, utilisation=0.5, used_bytes=None, power_w=None, sm_clock_mhz=None, throttle_reasons=("sw_power_cap",),
+    temperature_c=None, process_count=1,
+)  # fmt: skip
+WINDOW = GpmWindow(
+    start_s=0, end_s=0, sm_utilisation=0.7, sm_occupancy=None, tensor_active=None, dram_active=None,
+    pcie_rx_bytes_per_s=None,
+)  # fmt: skip
 
 
-def sampler_of(*programs: str) -> GpuSampler:
-    """A sampler whose GPUs are sampled by these programs; the GPUs are named by their number."""
-    numbered = dict(zip(map(str, range(len(programs))), programs, strict=True))
-    return GpuSampler(list(numbered), command=lambda uuid, *_: [sys.executable, "-c", numbered[uuid]])
+def sampler_of(program: str) -> GpuSampler:
+    return GpuSampler(["0"], program=["-c", program])
+
+
+def both(reason: str) -> dict[str, GpuSeries]:
+    return {"0": GpuSeries(lacking=reason, gpm_lacking=reason)}
 
 
 @pytest.fixture
@@ -40,9 +55,32 @@ def no_child_left():
     assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_process_of_a_gpu_is_started_with_its_uuid_and_times():
-    command = sampling_command("GPU-1", 0.1, 0.5)
-    assert command[1:] == ["-m", "autotune.measure.gpu_sampling", "GPU-1", "0.1", "0.5"]
+def sampled(ticks, samples=(SAMPLE,), gpm=(WINDOW,)):
+    """The readings of so many ticks, a quarter of a second apart, and of windows of a second."""
+    clock, readings, left = FakeClock(), [], iter(range(ticks))
+
+    def ended(wait_s):
+        clock.sleep(wait_s)
+        return next(left, None) is None
+
+    monitor = FakeGpuMonitor([FakeGpu(facts=FACTS, samples=samples, gpm=gpm)], clock=clock)
+    sample_gpus(monitor, ["0"], 0.25, 1.0, write=readings.append, ended=ended, clock=clock)
+    return readings
+
+
+def test_windows_of_counters_lie_end_to_end():
+    (series,) = series_of(sampled(9), {"0": GpuSeries()}).values()
+    assert [(one.start_s, one.end_s) for one in series.gpm] == [(1000.0, 1001.0), (1001.0, 1002.0)]
+    assert [one.time_s for one in series.samples] == [1000 + 0.25 * tick for tick in range(10)]
+
+
+def test_refused_readings_are_left_out_and_their_reason_stays_until_there_is_one():
+    refused = sampled(9, samples=[Unavailable(reason="no permission")], gpm=[Unavailable(reason="no Hopper")])
+    found = series_of(refused, {"0": GpuSeries()})
+    assert found == {"0": GpuSeries(lacking="no permission", gpm_lacking="no Hopper")}
+    assert series_of([], found) == found
+    again = series_of([("0", "sample", SAMPLE)], found)
+    assert again == {"0": GpuSeries(samples=(SAMPLE,), gpm_lacking="no Hopper")}
 
 
 def test_sampling_faster_than_nvml_counts_is_refused():
@@ -59,71 +97,68 @@ def test_without_gpus_nothing_is_started(no_child_left):
         assert sampler.take() == {}
 
 
-def test_process_that_died_is_a_reason_and_not_an_error(no_child_left):
-    with sampler_of(DIES) as sampler:
-        for process in sampler._processes.values():
-            process.wait()
-        expected = GpuSeries(
-            lacking="the process that samples the GPU has ended",
-            gpm_lacking="the process that samples the GPU has ended",
-        )
-        assert sampler.take() == {"0": expected}
-        assert sampler.take() == {"0": expected}
+@pytest.mark.parametrize("program", [DIES, BREAKS_OFF])
+def test_process_that_died_is_a_reason_from_then_on_and_is_not_started_again(program, no_child_left):
+    with sampler_of(program) as sampler:
+        assert sampler.take() == both("the process that samples the GPUs has ended")
+        sampler.start()
+        assert sampler._process is None
+        assert sampler.take() == both("the process that samples the GPUs has ended")
 
 
-def test_process_that_dies_after_an_answer_is_a_reason_from_then_on(no_child_left):
-    with sampler_of(ANSWERS_ONCE) as sampler:
+def test_process_that_dies_later_gives_what_it_read(no_child_left):
+    with sampler_of(DIES_LATE) as sampler:
         assert sampler.take()["0"].lacking == "asleep"
-        assert "has ended" in sampler.take()["0"].lacking
+        assert sampler.take() == both("the process that samples the GPUs has ended")
 
 
-def test_answer_that_breaks_off_is_a_reason_and_not_an_error(no_child_left):
-    with sampler_of(BREAKS_OFF) as sampler:
-        assert "has ended" in sampler.take()["0"].lacking
-
-
-def test_process_that_hangs_is_killed_and_the_others_still_answer(monkeypatch, no_child_left):
-    monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 1.0)
-    with sampler_of(HANGS, ANSWERS_ONCE) as sampler:
-        hung = sampler._processes["0"]
+@pytest.mark.parametrize(("program", "reads"), [(SILENT, False), (HANGS, True)])
+def test_process_that_hangs_is_killed_within_the_limit(program, reads, monkeypatch, no_child_left):
+    monkeypatch.setattr(gpu_sampler, "START_WITHIN_S", 15.0 if reads else 1.0)
+    monkeypatch.setattr(gpu_sampler, "ANSWER_WITHIN_S", 1.0)
+    with sampler_of(program) as sampler:
+        hung = sampler._process
+        if reads:
+            assert sampler.take()["0"].lacking == "asleep"
         started_s = time.monotonic()
-        found = sampler.take()
+        assert sampler.take() == both("the process that samples the GPUs has not answered for 1 s")
         assert time.monotonic() - started_s < 5
-        assert found["0"].lacking == "the process that samples the GPU has not answered for 1 s"
-        assert found["1"].lacking == "asleep"
         assert hung.poll() is not None
 
 
-def test_process_that_was_lost_is_not_started_again(no_child_left):
-    with sampler_of(DIES) as sampler:
-        sampler._processes["0"].wait()
-        sampler.take()
-        sampler.start()
-        assert sampler._processes == {}
-
-
 def test_process_that_does_not_hear_the_end_is_killed(monkeypatch, no_child_left):
-    waits = []
-    wait = subprocess.Popen.wait
-
-    def impatient(self, timeout=None):
-        waits.append(timeout)
-        return wait(self, timeout=None if timeout is None else 0.2)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", impatient)
-    sampler = sampler_of(DEAF)
+    sampler = sampler_of(SILENT)
     sampler.start()
-    (process,) = sampler._processes.values()
-    sampler.stop()
-    wait(process, timeout=5)
+    process = sampler._process
+    sampler.stop(grace_s=0.2)
+    process.wait(timeout=5)
     assert process.returncode == -9
-    assert waits
+
+
+def test_process_that_hears_the_end_leaves_by_itself(no_child_left):
+    sampler = sampler_of(ONCE)
+    sampler.start()
+    process = sampler._process
+    sampler.take()
+    sampler.stop(grace_s=15)
+    assert process.returncode == 0
 
 
 def test_sampler_that_was_not_started_says_so():
-    assert GpuSampler(["GPU-1"]).take() == {
-        "GPU-1": GpuSeries(lacking="the sampler was not started", gpm_lacking="the sampler was not started")
-    }
+    assert GpuSampler(["0"]).take() == both("the sampler was not started")
+
+
+def test_the_file_is_rolled_and_bounded(monkeypatch):
+    monkeypatch.setattr(gpu_sampler, "_ROLL_BYTES", 100)
+    with sampler_of(READING + "import time\nwhile True: reading('0'); time.sleep(0.001)") as sampler:
+        offsets = []
+        for _ in range(20):
+            assert sampler.take()["0"].lacking == "asleep"
+            offsets.append(sampler._offset)
+        assert 0 in offsets
+    full = "from autotune.measure import gpu_sampler; gpu_sampler.MOST_BYTES = 0; gpu_sampler.main()"
+    command = [sys.executable, "-c", full, "1", "1", "0"]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout == b""
 
 
 def test_without_a_driver_the_real_process_gives_its_reason(no_child_left):

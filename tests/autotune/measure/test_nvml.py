@@ -27,7 +27,5 @@ def test_without_the_package_the_reason_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monitor = NvmlMonitor()
     assert "nvidia-ml-py" in monitor.why_absent()
-    probe = monitor.gpm_window("GPU-x")
-    probe.start()
-    assert "nvidia-ml-py" in probe.stop().reason
+    assert "nvidia-ml-py" in monitor.gpm("GPU-x").reason
     monitor.close()

@@ -6,12 +6,9 @@ from autotune.core.hardware import GpuFacts, GpuProcess, GpuSample, Unavailable
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.core.trial import Trial
 from autotune.errors import BadInput
-from autotune.measure.clock import FakeClock
-from autotune.measure.gpu_sampler import FakeGpuSampler
-from autotune.measure.machine import FakeMachine
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.measure.watched import WAIT_AFTER_S, WAIT_BEFORE_S, WatchedMachine, other_users
 from autotune.search.probe import CURVE_STEPS, FIT_STEPS
+from tests.fakes import FakeClock, FakeGpu, FakeGpuMonitor, FakeGpuSampler, FakeMachine
 
 GIB = 2**30
 IDLE = GIB // 2
@@ -53,8 +50,7 @@ class TwiceSampled(FakeGpuSampler):
     """Reads one time more in a trial, as a single hot sample is tolerated."""
 
     def take(self):
-        for sampling in self._sampling.values():
-            sampling.tick()
+        self.tick()
         return super().take()
 
 
@@ -71,7 +67,7 @@ class Watch:
 
         self.fake = FakeMachine(simulate)
         monitor, uuids = FakeGpuMonitor(gpus, clock=self.clock), [gpu.facts.uuid for gpu in gpus]
-        self.machine = WatchedMachine(self.fake, monitor, uuids, sampler(monitor, uuids, self.clock), self.clock)
+        self.machine = WatchedMachine(self.fake, monitor, uuids, sampler(monitor, uuids), self.clock)
 
     @property
     def waited_s(self):
@@ -242,7 +238,7 @@ def test_sampling_of_later_trials_goes_on_when_the_machine_raises():
         raise BadInput("no such file", next_step="Name another.")
 
     monitor, clock = FakeGpuMonitor([gpu()]), FakeClock()
-    machine = WatchedMachine(FakeMachine(refuse), monitor, ["GPU-0"], FakeGpuSampler(monitor, ["GPU-0"], clock), clock)
+    machine = WatchedMachine(FakeMachine(refuse), monitor, ["GPU-0"], FakeGpuSampler(monitor, ["GPU-0"]), clock)
     for _ in range(2):
         with pytest.raises(BadInput):
             machine.run(TRIAL)
@@ -260,7 +256,7 @@ def test_closing_closes_the_machine_stops_the_sampler_and_leaves_the_monitor():
             closed.append("sampler")
 
     monitor, clock = FakeGpuMonitor([gpu()]), FakeClock()
-    sampler = Stopping(monitor, ["GPU-0"], clock)
+    sampler = Stopping(monitor, ["GPU-0"])
     WatchedMachine(Closing(lambda trial: RAN), monitor, ["GPU-0"], sampler, clock).close()
     assert sorted(closed) == ["machine", "sampler"]
     assert monitor.used_bytes("GPU-0") == IDLE

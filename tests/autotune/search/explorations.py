@@ -11,14 +11,13 @@ from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.knob_space import Levels, knob_space, useful_share
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.exploration import Exploration
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
 from tests.autotune.search.feeds import CONFIG, HOST
+from tests.fakes import FakeClock, FakeMachine
 from trainer.config import Checkpointing, Layout
 
 Rate = Callable[[Knobs], float]
@@ -94,7 +93,7 @@ def _figures(real_tokens_per_s: float) -> dict[str, object]:
         "optimizer_steps": 4, "discarded_batches": 0, "steps": 2, "real_tokens_per_s": real_tokens_per_s,
         "slot_tokens_per_s": real_tokens_per_s, "data_wait_share": 0.0, "window_start_s": 0.0, "window_end_s": 1.0,
         "local_ranks": 1, "micro_batches_per_step": 1, "memory_bytes": None, "worker_bytes": None,
-        "storage_bytes_per_s": None, "page_cache_share": None,
+        "storage_bytes_per_s": None,
     }  # fmt: skip
 
 

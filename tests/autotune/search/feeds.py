@@ -7,12 +7,10 @@ from pathlib import Path
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.measure.clock import FakeClock
-from autotune.measure.host import FakeHost
-from autotune.measure.machine import FakeMachine
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Sweep, SweepRequest
 from autotune.store import Ledger
+from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 HOST = replace(
@@ -41,7 +39,7 @@ def figures_of(trial: Trial, rate: Rate, **changes) -> dict:
         "steps": 7, "slot_tokens_per_s": CEILING * share * noise,
         "real_tokens_per_s": CEILING * share / 2, "data_wait_share": 1 - share, "window_start_s": start_s,
         "window_end_s": start_s + 1, "local_ranks": trial.measured["local_ranks"], "memory_bytes": 2**30,
-        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6, "page_cache_share": 0.5,
+        "worker_bytes": 2**27, "storage_bytes_per_s": 1e6,
     }  # fmt: skip
     return figures | changes | ({} if data.loader_workers else {"worker_bytes": None})
 

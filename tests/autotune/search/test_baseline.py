@@ -6,14 +6,13 @@ from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measur
 from autotune.decide.baseline import Recipe, default_recipe, paper_style
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.errors import Undecided
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.baseline import BaselineRequest, Comparison, compare_with
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
 from tests.autotune.search.feeds import CONFIG, HOST, figures_of
 from tests.conftest import write_dataset
+from tests.fakes import FakeClock, FakeMachine
 from trainer.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_rows": 16})

@@ -3,7 +3,6 @@ import pytest
 from autotune.core.allocations import Allocation, Trace
 from autotune.core.outcome import Crashed, Measured, TimedOut
 from autotune.decide.surroundings import expected_on_cpu
-from autotune.measure.machine import FakeMachine
 from autotune.search.estimate import (
     CannotTrace,
     EstimateRequest,
@@ -12,6 +11,7 @@ from autotune.search.estimate import (
     predicted_bytes,
     predicted_rows,
 )
+from tests.fakes import FakeMachine
 from trainer.config import TrainConfig
 from trainer.dataset import SpecialIds
 from trainer.masking import head_slots

@@ -5,7 +5,6 @@ import pytest
 
 from autotune.core.outcome import Contaminated, Crashed, OutOfMemory
 from autotune.errors import Undecided
-from autotune.measure.clock import FakeClock
 from autotune.search.exploration_evidence import evidence
 from autotune.search.exploration_known import FINALISTS
 from autotune.search.exploration_proof import FIRST_VERIFYING, MOST_VERIFYING
@@ -21,6 +20,7 @@ from tests.autotune.search.explorations import (
     machine_of,
     worth,
 )
+from tests.fakes import FakeClock
 
 
 def explored(place, rate, *, noise=0.01, seed=0, failing=None, loss=None, **changes):

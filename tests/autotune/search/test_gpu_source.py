@@ -1,14 +1,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.core.gpu_use import GpuUseFigures
 from autotune.core.hardware import GpuFacts, SlurmFacts
 from autotune.core.outcome import Measured
-from autotune.core.trial import FeedFigures
-from autotune.measure.host import FakeHost
+from autotune.core.trial import FeedFigures, GpuUseFigures
 from autotune.search.gpu_source import gpu_source
 from autotune.search.site import Site
 from tests.autotune.core.test_trial import FEED
+from tests.fakes import FakeHost
 
 ON_CPU = Site(
     device="cpu",

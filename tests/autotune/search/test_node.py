@@ -1,10 +1,9 @@
 import pytest
 
 from autotune.core.hardware import GpuFacts
-from autotune.measure.host import FakeHost
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.search.node import expected_of, look_at_node
 from tests.autotune.profiles import estimated_profile, example_profile
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
 from trainer.sources import code_sha256
 

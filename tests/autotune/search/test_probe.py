@@ -10,13 +10,12 @@ from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, 
 from autotune.decide.sharding import Sharing
 from autotune.decide.surroundings import expected_on_cpu
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.probe import ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger
 from tests.autotune.profiles import FINGERPRINT
 from tests.conftest import write_dataset
+from tests.fakes import FakeClock, FakeMachine
 from trainer.dataset import read_manifest
 from trainer.presets import model_settings
 

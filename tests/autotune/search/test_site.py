@@ -6,9 +6,8 @@ import pytest
 from autotune.core.cards import RESERVE_BYTES, find_card
 from autotune.core.hardware import GpuFacts, SlurmFacts
 from autotune.errors import BadInput, MachineLacks
-from autotune.measure.host import FakeHost
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.search.site import Site, local_ranks, memory_budget, open_site
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 
 MIB, GIB = 2**20, 2**30
 H200 = GpuFacts(

@@ -8,11 +8,11 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import AutotuneError, BadInput
-from autotune.measure.host import FakeHost
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import data_facts, profile_of_run, read_foreign, situation_of_profile
 from tests.autotune.decide.worlds import World, run_of, settings
 from tests.autotune.profiles import example_profile
+from tests.fakes import FakeHost
 from trainer.errors import TrainerError
 from trainer.resolve import profile_sha256, read_profile_tables, resolve
 

@@ -5,12 +5,11 @@ import pytest
 
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
 from autotune.search.trials import TrialRunner
 from autotune.show.standing import standings_text
 from autotune.store import Ledger
+from tests.fakes import FakeClock, FakeMachine
 
 HEADER = {
     "schema_version": 3, "name": "tiny", "attempt": 1, "resumed_from": None, "resumed_step": 0, "job": "slurm-12",

@@ -3,8 +3,7 @@ import pytest
 
 from autotune.core.outcome import Crashed
 from autotune.core.trial import Trial
-from autotune.errors import BadInput
-from autotune.search.study import export_study, loader_space, study_of
+from autotune.search.study import loader_space, study_of
 from autotune.search.workers import Asked, with_loader
 from tests.autotune.search.feeds import CONFIG, FeedMachine, knee_at, sweep_on
 
@@ -16,10 +15,8 @@ def sweep(tmp_path):
     return made
 
 
-def test_the_file_holds_every_window_that_is_not_from_memory(sweep, tmp_path):
-    path = tmp_path / "new" / "study.db"
-    export_study(sweep.runner.finished, sweep.max_workers, pinning=False, path=path)
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{path}")
+def test_the_study_holds_every_window_that_is_not_from_memory(sweep):
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
     expected = [
         (one.trial.measured["round"], one.trial.measured["config"]["data"]["loader_workers"])
         for one in sweep.runner.finished
@@ -63,19 +60,3 @@ def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
     late = [trial for trial in study.trials if trial.user_attrs["round"] >= 100]
     assert [trial.params for trial in late] == [{"loader_workers": 1, "prefetch_batches": 4}]
-
-
-def test_a_file_that_is_there_is_replaced(sweep, tmp_path):
-    path = tmp_path / "study.db"
-    path.write_text("something else")
-    for _ in range(2):
-        export_study(sweep.runner.finished, sweep.max_workers, pinning=False, path=path)
-    study = optuna.load_study(study_name="loader", storage=f"sqlite:///{path}")
-    assert len(study.trials) == len([one for one in sweep.runner.finished if not one.trial.measured["cached"]])
-    assert [file.name for file in tmp_path.glob("*study*")] == ["study.db"]
-
-
-def test_a_place_that_cannot_be_written_is_bad_input(sweep, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot write"):
-        export_study(sweep.runner.finished, sweep.max_workers, pinning=False, path=tmp_path / "file" / "study.db")

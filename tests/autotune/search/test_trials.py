@@ -6,11 +6,10 @@ import pytest
 from autotune.core.outcome import Measured
 from autotune.core.trial import Trial, TrialRecord
 from autotune.errors import MachineLacks, OutOfTime, StartAgain, Undecided
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.trials import LEAVING_S, TrialRunner, made_on
 from autotune.store import Ledger, read_ledger
 from tests.autotune.profiles import FINGERPRINT
+from tests.fakes import FakeClock, FakeMachine
 
 TRIAL = Trial(job="fault", measured={"n": 1}, timeout_s=60.0)
 START_S = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).timestamp()

@@ -4,13 +4,12 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import NotCheckable, ProfileRefused
-from autotune.measure.host import FakeHost
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.search.reviews import read_reviewed
 from autotune.search.site import fingerprint, open_site
 from autotune.search.verification import verify
 from tests.autotune.profiles import estimated_profile, example_profile
 from tests.autotune.search.test_site import H200
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
 
 HOST = FakeHost(versions={"torch": "2.13.0", "transformers": "5.23.0"})

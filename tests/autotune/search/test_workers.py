@@ -6,9 +6,9 @@ from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.errors import DoesNotFit, Undecided
-from autotune.measure.machine import FakeMachine
 from autotune.search.workers import ATTEMPTS, Sweep, evidence, with_loader
 from tests.autotune.search.feeds import CEILING, CONFIG, HOST, FeedMachine, figures_of, knee_at, sweep_on
+from tests.fakes import FakeMachine
 
 LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
 GPU = {
@@ -44,12 +44,11 @@ def test_rounds_run_forwards_and_backwards_in_turn(tmp_path):
 
 def test_windows_of_a_round_see_the_same_rows_and_those_of_others_do_not(tmp_path):
     machine = FeedMachine(knee_at(1))
-    sweep = sweep_on(machine, tmp_path, sample_delay_s=0.5, replayed_step_s=0.1, page_cache="cold")
+    sweep = sweep_on(machine, tmp_path, sample_delay_s=0.5, replayed_step_s=0.1)
     sweep.run()
     assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.windows
     assert {trial.measured["sample_delay_s"] for trial in machine.trials} == {0.5}
     assert {trial.measured["replayed_step_s"] for trial in machine.trials} == {0.1}
-    assert {trial.measured["page_cache"] for trial in machine.trials} == {"cold"}
     assert {trial.place["data_dir"] for trial in machine.trials} == {"data"}
 
 
@@ -178,16 +177,14 @@ def test_without_a_gpu_its_figures_are_missing(tmp_path):
 
 def test_what_a_sweep_rests_on_is_kept(tmp_path):
     sweep = sweep_on(
-        FeedMachine(knee_at(1)), tmp_path, page_cache="warm", replayed_step_s=0.06, sample_delay_s=0.001,
+        FeedMachine(knee_at(1)), tmp_path, replayed_step_s=0.06, sample_delay_s=0.001,
         limits=replace(LIMITS, local_ranks=2),
     )  # fmt: skip
     found = evidence_of(sweep, disk=LUSTRE)
     assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
     assert (found.local_ranks, found.max_workers) == (2, 4)
     assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
-    assert (found.page_cache, found.page_cache_share, found.data_filesystem, found.data_on_network) == (
-        "warm", 0.5, "lustre", True,
-    )  # fmt: skip
+    assert (found.data_filesystem, found.data_on_network) == ("lustre", True)
     assert found.windows == sum(len(row.slot_tokens_per_s) for row in found.rows) + len(found.ceiling_slot_tokens_per_s)
     assert found.seconds == found.windows
     assert found.rows[1].memory_bytes == 2**30

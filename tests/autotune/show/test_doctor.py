@@ -13,8 +13,8 @@ from autotune.core.hardware import (
     Unavailable,
 )
 from autotune.decide.suitability import Finding
-from autotune.measure.host import FakeHost
 from autotune.show.doctor import doctor_text
+from tests.fakes import FakeHost
 
 GPU = GpuStatus(
     facts=GpuFacts(

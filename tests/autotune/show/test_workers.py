@@ -58,13 +58,6 @@ def test_counters_get_a_table_of_their_own():
     assert "97.0 %" in text_of(found)
 
 
-def test_the_state_of_the_page_cache_is_told():
-    for asked, words in (("warm", "read into memory first"), ("cold", "put out of memory"), ("as_is", "as far as it")):
-        assert words in text_of(evidence(page_cache=asked))
-    assert "75% of it lay there" in text_of(evidence())
-    assert "cannot be read here" in text_of(evidence(page_cache_share=None))
-
-
 def test_a_network_file_system_is_named_with_the_most_that_staging_could_win():
     (line,) = [
         line for line in workers_lines(evidence(data_filesystem="lustre", data_on_network=True)) if "network" in line

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 from autotune.core.hardware import SlurmFacts
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
-from autotune.measure.clock import FakeClock
-from autotune.measure.host import FakeHost
-from autotune.measure.machine import FakeMachine
 from autotune.search.site import Site
 from autotune.tuning.bench import Bench
 from autotune.tuning.probe import ProbeAsked
 from tests.autotune.search.explorations import Rate, machine_of
 from tests.autotune.search.test_probe import simulate as step_of_a_machine
+from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import ModelSettings
 
 SETTINGS = ModelSettings(name="tiny", config={"model_type": "bert", "hidden_size": 64})

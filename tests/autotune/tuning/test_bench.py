@@ -7,13 +7,12 @@ import pytest
 from autotune.core.hardware import GpuProcess
 from autotune.core.outcome import TimedOut
 from autotune.errors import MachineLacks
-from autotune.measure.host import FakeHost
-from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.store import Ledger
 from autotune.tuning.bench import Bench, refuse_company
 from tests.autotune.profiles import FINGERPRINT, example_profile
 from tests.autotune.search.test_site import H200
 from tests.autotune.trials import record
+from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import ProfileRefused
-from autotune.measure.clock import FakeClock
 from autotune.tuning import between_nodes
 from autotune.tuning.between_nodes import BASELINE_MINUTES, BetweenNodes, measure_between_nodes
 from tests.autotune.profiles import example_profile
+from tests.fakes import FakeClock
 
 
 class Measured:

@@ -7,7 +7,6 @@ from autotune.core.knobs import Knobs
 from autotune.core.outcome import Measured, OutOfMemory
 from autotune.decide.choose import global_batch_rows
 from autotune.errors import ProfileRefused
-from autotune.measure.clock import FakeClock
 from autotune.search.estimate import CannotTrace
 from autotune.search.profiles import read_profile
 from autotune.tuning import bench as bench_room
@@ -17,6 +16,7 @@ from autotune.tuning.probe import probe_models, probe_request
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
 from tests.autotune.tuning.benches import bench_on, machine_for, probe_asked
+from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import read_manifest
 

@@ -6,10 +6,10 @@ import pytest
 from autotune.core.outcome import Measured
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.core.tuning import Stage
-from autotune.measure.clock import FakeClock
 from autotune.tuning import live
 from autotune.tuning.live import TuningView
 from tests.autotune.trials import FEED
+from tests.fakes import FakeClock
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ import pytest
 from autotune.core.hardware import GpuFacts
 from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput, DoesNotFit
-from autotune.measure.clock import FakeClock
-from autotune.measure.machine import FakeMachine
 from autotune.search.profiles import read_profile
 from autotune.tuning import bench as bench_room
 from autotune.tuning.probe import Places, prepare, probe_models, probe_one, probe_request, probed_profile
 from tests.autotune.search.explorations import additive
 from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_asked
+from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest
 

@@ -7,7 +7,6 @@ import pytest
 from autotune.core.profile import profile_to_toml
 from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, Undecided
-from autotune.measure.clock import FakeClock
 from autotune.search.estimate import CannotTrace
 from autotune.search.profiles import StoredProfile
 from autotune.show.probe import ProbedModel
@@ -17,6 +16,7 @@ from autotune.tuning.probe import ProbeAsked
 from autotune.tuning.tune import ASSUMED_TRIAL_S, TuneAsked, Tuning, next_steps
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.test_tuning import worth
+from tests.fakes import FakeClock
 from trainer.config import ModelSettings
 
 TOOK_S = {"estimate": 4.0, "probe": 60.0, "explore": 50.0, "workers": 30.0, "network": 20.0, "baseline": 10.0}
@@ -68,7 +68,7 @@ class Stages:
 
     def count_workers(self, bench, stored, probe, asked, manifest):
         self.does("workers", stored.profile.train.model.name, asked)
-        return stored.profile.evidence.workers, ()
+        return stored.profile.evidence.workers
 
     def tune_network(self, stored, asked, manifest, display):
         self.does("network", stored.profile.train.model.name, asked)

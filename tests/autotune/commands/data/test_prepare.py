@@ -88,10 +88,10 @@ def test_text_becomes_byte_pairs_with_a_vocabulary_that_is_a_multiple_of_64(tmp_
     assert manifest.train.length_histogram.edges == list(HISTOGRAM_EDGES)
 
 
-def test_the_old_name_of_the_bound_still_works(tmp_path):
+def test_samples_are_bounded(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line {n}\n" for n in range(500)))
     options = ["--validation-share", "0", "--tokenizer", "wordlevel", "--json"]
-    result = run(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "data", "--max-functions", "7", *options)
+    result = run(f"text:{tmp_path / 'a.txt'}", "--out", tmp_path / "data", "--max-samples", "7", *options)
     assert json.loads(result.stdout)["samples"] == 7
 
 

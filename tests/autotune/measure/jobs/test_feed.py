@@ -7,9 +7,7 @@ from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures, Trial
 from autotune.measure.jobs.feed import WARM_UP_STEPS
 from autotune.measure.machine import ForkServerMachine
-from autotune.measure.page_cache import cached_share, fetch
 from tests.conftest import write_dataset
-from trainer.dataset import TokenDataset
 
 pytestmark = pytest.mark.system
 
@@ -48,7 +46,7 @@ def window(machine, data):
         }  # fmt: skip
         measured = {
             "config": config, "cached": False, "round": 0, "window_s": 0.3, "min_steps": 4, "local_ranks": 1,
-            "replayed_step_s": None, "sample_delay_s": 0.0, "page_cache": "as_is", "beside": [], "storage": "",
+            "replayed_step_s": None, "sample_delay_s": 0.0, "beside": [], "storage": "",
         }  # fmt: skip
         trial = Trial(job="feed", measured=measured | changes, place={"data_dir": str(data)}, timeout_s=60)
         outcome = machine.run(trial)
@@ -117,16 +115,3 @@ def test_two_ranks_give_one_figure_of_both(window):
     assert both.local_ranks == 2
     assert both.slot_tokens_per_s == pytest.approx(2 * one.slot_tokens_per_s, rel=0.25)
     assert both.memory_bytes > 1.2 * one.memory_bytes
-
-
-def test_the_page_cache_is_as_it_was_asked_for(window, data):
-    dataset = TokenDataset.open(data)
-    fetch(dataset.files)
-    if cached_share(dataset.files) is None:
-        pytest.skip("this file system does not say what lies in memory")
-    short = {"replayed_step_s": 0.002, "window_s": 0.05}
-    warm = window(0, **short, page_cache="warm").page_cache_share
-    cold = window(0, **short, page_cache="cold").page_cache_share
-    dataset.close()
-    assert warm == 1.0
-    assert cold < 0.1

@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
+from autotune.core.allocations import Term
 from autotune.measure.jobs import semantics
 from autotune.measure.jobs.kernels import within_kernels
 from autotune.measure.jobs.semantics import DeviceRules
-from autotune.measure.jobs.tape import COPIES, Tape
+from autotune.measure.jobs.tape import Tape
 from tests.simulators.allocator import SPECIAL_IDS
 from trainer.config import ModelSettings
 from trainer.model import build_config
@@ -167,7 +168,7 @@ def test_a_weight_is_cast_once_in_a_forward_and_anew_in_the_next():
     copy_bytes = 64 * 64 * 2
 
     def copies() -> int:
-        made = [one for one in tape.trace(1, 1).allocations if one.term == COPIES]
+        made = [one for one in tape.trace(1, 1).allocations if one.term == Term.COPIES]
         assert all(one.size_bytes == copy_bytes for one in made)
         return len(made)
 

@@ -8,10 +8,9 @@ from itertools import accumulate
 import pytest
 import torch
 
-from autotune.core.allocations import Trace
+from autotune.core.allocations import Term, Trace
 from autotune.decide.memory import law_of
 from autotune.measure.jobs import trace as trace_job
-from autotune.measure.jobs.tape import GRADIENTS, OPTIMIZER, PARAMETERS, TEMPORARIES
 from autotune.measure.jobs.trace import trace_steps
 from tests.simulators.allocator import SPECIAL_IDS, Case, allocator_peak_bytes
 from trainer.config import TrainConfig
@@ -121,18 +120,18 @@ def test_a_size_between_two_traced_ones_is_predicted_within_a_hundredth(family, 
 
 def test_a_rank_among_others_keeps_buckets_of_all_gradients_between_steps():
     alone, among = (between_steps(traced(BASE, ranks=ranks, global_batch_rows=BASE.rows * ranks)) for ranks in (1, 2))
-    assert alone[GRADIENTS] == 0
+    assert alone[Term.GRADIENTS] == 0
     # The optimizer keeps two numbers for each weight, and a count of steps for each tensor.
-    assert among[GRADIENTS] == pytest.approx(alone[OPTIMIZER] / 2, rel=0.001)
-    assert among - Counter({GRADIENTS: among[GRADIENTS]}) == alone
+    assert among[Term.GRADIENTS] == pytest.approx(alone[Term.OPTIMIZER] / 2, rel=0.001)
+    assert among - Counter({Term.GRADIENTS: among[Term.GRADIENTS]}) == alone
 
 
 def test_gradients_that_are_no_views_of_buckets_exist_twice():
     def most_bytes(view: bool) -> int:
         parallel = {"gradient_as_bucket_view": view}
-        return most_of(traced(BASE, ranks=2, global_batch_rows=2 * BASE.rows, parallel=parallel), GRADIENTS)
+        return most_of(traced(BASE, ranks=2, global_batch_rows=2 * BASE.rows, parallel=parallel), Term.GRADIENTS)
 
-    once = between_steps(traced(BASE))[OPTIMIZER] / 2
+    once = between_steps(traced(BASE))[Term.OPTIMIZER] / 2
     assert most_bytes(view=False) == pytest.approx(2 * once, rel=0.01)
     assert once < most_bytes(view=True) < 1.5 * once
 
@@ -148,19 +147,19 @@ def test_a_dropout_mask_is_a_byte_for_each_number_on_a_gpu_and_four_on_a_cpu():
 
 def test_gradients_that_accumulate_exist_while_the_next_micro_batch_is_computed():
     once, twice = traced(BASE), traced(BASE, global_batch_rows=2 * BASE.rows)
-    assert terms_at_peak(once)[GRADIENTS] == 0
-    assert peak_of(twice) - peak_of(once) == pytest.approx(terms_at_peak(twice)[GRADIENTS], rel=0.02)
-    assert terms_at_peak(twice)[GRADIENTS] > 0.9 * terms_at_peak(twice)[PARAMETERS]
+    assert terms_at_peak(once)[Term.GRADIENTS] == 0
+    assert peak_of(twice) - peak_of(once) == pytest.approx(terms_at_peak(twice)[Term.GRADIENTS], rel=0.02)
+    assert terms_at_peak(twice)[Term.GRADIENTS] > 0.9 * terms_at_peak(twice)[Term.PARAMETERS]
 
 
 def test_the_optimizers_state_is_twice_the_parameters():
     terms = terms_at_peak(traced(BASE))
-    assert terms[OPTIMIZER] == pytest.approx(2 * terms[PARAMETERS], rel=0.02)
+    assert terms[Term.OPTIMIZER] == pytest.approx(2 * terms[Term.PARAMETERS], rel=0.02)
 
 
 def test_further_steps_end_with_what_they_began_with():
     trace = traced(BASE)
-    flag = Counter({TEMPORARIES: 4})  # of the optimizer, which the first step makes
+    flag = Counter({Term.TEMPORARIES: 4})  # of the optimizer, which the first step makes
     assert terms_after(trace, len(trace.events)) - between_steps(trace) == flag
 
 
@@ -231,7 +230,7 @@ def test_a_sharded_rank_holds_half_of_the_state_and_sends_from_streams_of_its_ow
         traced(BASE, ranks=ranks, global_batch_rows=ranks * BASE.rows, **GPU, parallel={"strategy": "fsdp2"})
         for ranks in (1, 2)
     )
-    for term in (PARAMETERS, OPTIMIZER):
+    for term in (Term.PARAMETERS, Term.OPTIMIZER):
         assert between_steps(among)[term] == pytest.approx(between_steps(alone)[term] / 2, rel=0.02)
     assert {one.stream for one in alone.allocations} == {0}
     assert {one.stream for one in among.allocations} == {0, 1, 2}
@@ -243,8 +242,8 @@ def test_one_bucket_of_all_gradients_is_followed_by_smaller_ones():
     parallel = {"bucket_cap_mib": 1}
     large = replace(BASE, vocab_size=8000, shape=SHAPE | {"num_hidden_layers": 6, "hidden_size": 128})
     trace = traced(large, ranks=2, global_batch_rows=2 * large.rows, parallel=parallel)
-    everything = between_steps(trace)[OPTIMIZER] / 2
-    sizes = [one.size_bytes for one in trace.allocations if one.term == GRADIENTS]
+    everything = between_steps(trace)[Term.OPTIMIZER] / 2
+    sizes = [one.size_bytes for one in trace.allocations if one.term == Term.GRADIENTS]
     assert max(sizes) == pytest.approx(everything, rel=0.01)
-    assert between_steps(trace)[GRADIENTS] == pytest.approx(everything, rel=0.01)
+    assert between_steps(trace)[Term.GRADIENTS] == pytest.approx(everything, rel=0.01)
     assert trace.allocations.index(max(trace.allocations, key=lambda one: one.size_bytes)) < len(trace.allocations) / 2

@@ -1,7 +1,5 @@
-from xml.etree import ElementTree
-
-from autotune.core.evidence import Scaling, ScalingRow
-from autotune.show.charts import scaling_chart, scaling_lines
+from autotune.core.evidence import ScalingRow
+from autotune.show.charts import scaling_lines
 
 
 def row(nodes, efficiency=1.0, measured=False, low=None, high=None):
@@ -29,13 +27,3 @@ def test_several_models_have_several_colours():
 
 def test_what_was_only_measured_is_drawn():
     assert [line.kind for line in scaling_lines([("tiny", [row(1, measured=True)])]).lines] == ["dots"]
-
-
-def test_the_file_stands_alone_and_says_what_is_useful():
-    found = Scaling(
-        name="tiny <b>", global_batch_tokens=1, rows=(row(1), row(2, 0.8)), useful_nodes=4, levers=(), bound=(),
-        steps_per_epoch=None, least_tokens_per_rank=1.0, sources=(),
-    )  # fmt: skip
-    root = ElementTree.fromstring(scaling_chart([found]))
-    said = next(element.text for element in root.iter() if element.tag.endswith("desc"))
-    assert said.startswith("tiny <b>: 4 nodes useful")

@@ -159,8 +159,8 @@ def _workers(note: str) -> WorkersEvidence:
         chosen=3, choice=f"the fewest whose lower bound is at least 98% of the ceiling{note}",
         refusal=f"2 lose 5.8% to 8.2%{note}", fed=True, ceiling_slot_tokens_per_s=[ceiling, ceiling * 1.004], rows=rows,
         local_ranks=RANKS, max_workers=24, max_workers_because=f"48 allotted CPUs, 2 local ranks{note}",
-        consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0, page_cache="as_is",
-        page_cache_share=0.93, data_filesystem=f"lustre{note}", data_on_network=True,
+        consumer=f"the training step{note}", window_s=2.0, windows=31, seconds=164.0,
+        data_filesystem=f"lustre{note}", data_on_network=True,
         gpu_source=f"NVML and GPM{note}", operating_state=f"398 W of 400 W, 1,755 MHz{note}",
     )  # fmt: skip
 
