@@ -22,7 +22,7 @@ from typing import Any
 from autotune.core.knobs import Knobs
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures
-from autotune.decide.resampling import location, residuals_of
+from autotune.decide.statistics import location, residuals_of
 from autotune.search.exploration_windows import ExploreRequest
 from autotune.search.profiles import read_profile
 from autotune.search.trials import TrialRunner
@@ -85,16 +85,12 @@ class Grid:
 
     def mean_log_ratios(self) -> dict[Knobs, float]:
         """Where the logarithms of each cell's ratios lie."""
-        import numpy as np
-
-        return {cell: location(np.log(np.array(ratios))) for cell, ratios in self.ratios.items()}
+        return {cell: location([math.log(one) for one in ratios]) for cell, ratios in self.ratios.items()}
 
     def deviations(self) -> list[float]:
         """Of the logarithms of all ratios from where their cell's lie, as wide as those of single windows are."""
-        import numpy as np
-
-        every = [residuals_of(np.array([math.log(one) for one in ratios])) for ratios in self.ratios.values()]
-        return [float(one) for some in every for one in some]
+        every = [residuals_of([math.log(one) for one in ratios]) for ratios in self.ratios.values()]
+        return [one for some in every for one in some]
 
     def may_be_best(self) -> list[Knobs]:
         """Cells that are not surely slower than the fastest."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.core.interval import Interval
+
 Severity = Literal["must", "should", "could", "note"]
 """``must``: the run fails, or is not what it seems. ``should``: a proven or large gain without a change of recipe.
 ``could``: a gain that is predicted, small, or changes the recipe. ``note``: nothing to do, worth knowing."""
@@ -32,6 +34,14 @@ class Figure:
     """``allocator``: of torch's allocator on a pretended GPU."""
     source: str
 
+    @classmethod
+    def of(cls, one: Interval, *, name: str, unit: Unit, source: str, n: int | None = None) -> "Figure":
+        """Return a measured figure with its bounds."""
+        return cls(
+            name=name, value=one.value, unit=unit, low=one.low, high=one.high, confidence=one.confidence, n=n,
+            source=source,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
@@ -45,6 +55,13 @@ class Gain:
     confidence: float | None = None
     """With which the bounds hold it, 0 to 1; None where they rest on assumptions as well."""
     known: Literal["measured", "predicted"]
+
+    @classmethod
+    def of_rates(cls, one: Interval) -> "Gain":
+        """Return a measured gain in real tokens/s with its bounds."""
+        return cls(
+            of="real tokens/s", ratio=one.value, low=one.low, high=one.high, confidence=one.confidence, known="measured"
+        )
 
     @property
     def speedup(self) -> float:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autotune.core.exploration import ExploreEvidence
+from autotune.core.interval import CONFIDENCE, SHOWN_CONFIDENCE, Interval
 from autotune.core.network import Scope
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
@@ -29,8 +30,15 @@ class CurvePoint(Table):
     timed_steps: Positive
     """Behind the median."""
     slot_tokens_per_s_low: Annotated[float, Field(gt=0)] | None = None
-    """95 % confidence bounds; None when a single step shows no spread."""
+    """95 % confidence bounds; None if the timed steps show no spread that could be trusted."""
     slot_tokens_per_s_high: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def slot_rate(self) -> Interval:
+        """Slot tokens/s with their bounds."""
+        return Interval.of(
+            self.slot_tokens_per_s, self.slot_tokens_per_s_low, self.slot_tokens_per_s_high, SHOWN_CONFIDENCE
+        )
 
 
 class ProbeEvidence(Table):
@@ -172,6 +180,11 @@ class WorkersRow(Table):
     gpu: GpuUse | None = None
     """None without a GPU."""
 
+    @property
+    def ratio(self) -> Interval:
+        """The ratio to batches from memory with its bounds."""
+        return Interval.of(self.ratio_to_ceiling, self.ratio_low, self.ratio_high, CONFIDENCE)
+
 
 class JointChoice(Table):
     """What a search over workers, prefetching and pinning together found, where workers alone left a gap."""
@@ -191,6 +204,11 @@ class JointChoice(Table):
     ratio_high: Annotated[float, Field(gt=0)] | None = None
     adopted: bool
     """Whether it was proven to be faster, and is what the profile says."""
+
+    @property
+    def ratio(self) -> Interval:
+        """The ratio to workers alone with its bounds."""
+        return Interval.of(self.ratio_to_workers_alone, self.ratio_low, self.ratio_high, CONFIDENCE)
 
 
 class WorkersEvidence(Table):
@@ -311,6 +329,12 @@ class ExchangeRow(Table):
     outcome: str
     """What became of it."""
 
+    @property
+    def ratio(self) -> Interval | None:
+        """The ratio to the default with its bounds; None if there is none."""
+        known = self.ratio_to_default
+        return None if known is None else Interval.of(known, self.ratio_low, self.ratio_high, CONFIDENCE)
+
 
 class ScalingRow(Table):
     """Training the same global batch on so many nodes."""
@@ -427,6 +451,12 @@ class RecipeRow(Table):
     """Median."""
     outcome: str
     """What became of it: ``ran``, or why it did not."""
+
+    @property
+    def tuned_ratio(self) -> Interval | None:
+        """How many times as fast the tuned settings are, with its bounds; None if this did not run."""
+        known = self.ratio_to_tuned
+        return None if not known else Interval.of(known, self.ratio_low, self.ratio_high, SHOWN_CONFIDENCE).inverse
 
 
 class BaselineEvidence(Table):

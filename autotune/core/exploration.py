@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.knobs import Knobs
 from trainer.config import Attention, Checkpointing, Layout, Precision
 from trainer.schema import Table
@@ -82,6 +83,12 @@ class ExploreEvidence(Table):
     """98 % bounds."""
     ratio_high: PositiveFloat | None = None
     adopted: bool
+
+    @property
+    def ratio(self) -> Interval:
+        """The ratio to the unexplored settings with its bounds."""
+        return Interval.of(self.ratio_to_unexplored, self.ratio_low, self.ratio_high, CONFIDENCE)
+
     choice: str
     """Why the settings are what they are."""
     stopped_because: str

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.core.evidence import RecipeName
-from autotune.decide.statistics import Interval, trimmed_interval
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
+from autotune.decide.statistics import ratio_of
 from trainer.config import DataSettings, ParallelSettings, TrainConfig
 
 PAPER_WORKERS = 8
 """Loader workers of a rank in the paper's trainer, whatever the machine."""
-LEAST_ROUNDS = 3
-"""Fewer show no spread worth the name."""
 PRECISE_SHARE = 0.05
 """Ratios are known well enough when their 95 % bounds lie so far to both sides."""
 
@@ -135,7 +134,7 @@ def _said(value: object) -> str:
 
 
 def ratio_to_tuned(theirs: Sequence[float], tuned: Sequence[float]) -> Interval:
-    """Where the ratios of windows of the same rounds lie, with 95 % bounds; of fewer than ``LEAST_ROUNDS`` without.
+    """Where the ratios of windows of the same rounds lie, with 95 % bounds; of fewer than ``LEAST_WINDOWS`` without.
 
     From five rounds on, a held-up window does not count.
 
@@ -146,8 +145,7 @@ def ratio_to_tuned(theirs: Sequence[float], tuned: Sequence[float]) -> Interval:
     Raises:
         ValueError: If there are none, or not as many of both.
     """
-    found = trimmed_interval([one / other for one, other in zip(theirs, tuned, strict=True)])
-    return found if len(theirs) >= LEAST_ROUNDS else Interval(value=found.value, low=None, high=None)
+    return ratio_of(list(zip(theirs, tuned, strict=True)), confidence=SHOWN_CONFIDENCE)
 
 
 def is_precise(ratio: Interval) -> bool:

@@ -4,8 +4,6 @@ A part is told only from figures that show it. Rows of a run hold waiting, compu
 inside of computing only a GPU's counters tell, which tuning reads while steps are fed from memory.
 """
 
-import math
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
@@ -14,8 +12,8 @@ from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
 from autotune.decide.network import expected_largest
-from autotune.decide.statistics import SHOWN_CONFIDENCE, t_quantile
-from autotune.decide.step_parts import LEAST_BLOCKS, parts_of_rows, uneven_share
+from autotune.decide.statistics import Estimate, of_steps, of_windows
+from autotune.decide.step_parts import parts_of_rows, uneven_share
 from autotune.decide.work import place_share
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
@@ -25,7 +23,6 @@ from trainer.schema import parse_table
 
 MATTERS_SHARE = 0.10
 """A part below this limits nothing: computing does."""
-CONFIDENCE = SHOWN_CONFIDENCE
 UNCERTAIN_SHARE = 0.8
 """Of a part that was read once: it may well be so much less."""
 UNEVEN_SHARE = 0.05
@@ -112,6 +109,7 @@ def _of_rows(
     elif any(row.mfu is not None for row in rows):
         untold.append("waiting for launches or for the device's memory, inside of computing: autotune workers tells it")
     weighed = _weigh(parts, source, loads_ahead=loads_ahead, launching=launching)
+    mfus = [row.mfu for row in rows if row.mfu is not None]
     return Bottleneck(
         limit=weighed.limit,
         decided=weighed.decided,
@@ -119,7 +117,7 @@ def _of_rows(
         steps=len(rows),
         source=source,
         untold=tuple(untold),
-        **_mfu([row.mfu for row in rows if row.mfu is not None]),
+        **_mfu(of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None),
     )
 
 
@@ -152,6 +150,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps in which nothing travels were shorter: no program was behind
     weighed = _weigh(parts, source, loads_ahead=_loads_ahead(profile.train), launching=launching)
+    mfus = _mfu_of_windows(row, profile)
     return Bottleneck(
         limit=weighed.limit,
         decided=weighed.decided,
@@ -159,7 +158,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         steps=len(row.slot_tokens_per_s),
         source=source,
         untold=tuple(untold),
-        **_mfu(_mfu_of_windows(row, profile)),
+        **_mfu(of_windows(mfus, scale="linear") if mfus else None),
     )
 
 
@@ -209,15 +208,12 @@ class _Mfu(TypedDict):
     mfu_high: float | None
 
 
-def _mfu(shares: Sequence[float]) -> _Mfu:
-    """The mean of readings, and its bounds; None where there are too few of them."""
-    if not shares:
+def _mfu(found: Estimate | None) -> _Mfu:
+    """With its bounds."""
+    if found is None:
         return _Mfu(mfu=None, mfu_low=None, mfu_high=None)
-    mean = statistics.fmean(shares)
-    if len(shares) <= LEAST_BLOCKS:
-        return _Mfu(mfu=mean, mfu_low=None, mfu_high=None)
-    half = t_quantile(CONFIDENCE, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
-    return _Mfu(mfu=mean, mfu_low=max(0.0, mean - half), mfu_high=mean + half)
+    known = found.interval()
+    return _Mfu(mfu=known.value, mfu_low=None if known.low is None else max(0.0, known.low), mfu_high=known.high)
 
 
 def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.decide.difference import Estimate, difference
-from autotune.decide.statistics import Interval
+from autotune.core.interval import Interval
+from autotune.decide.statistics import Estimate, difference, no_spread_of
 from trainer.config import TrainConfig
 from trainer.schema import MAX_DEPTH
 
@@ -208,7 +208,7 @@ def _headline(a: Side, b: Side, differs: set[str]) -> Compared | None:
 def _compared(a: Reading, b: Reading, differs: set[str]) -> Compared:
     change = difference(a.estimate, b.estimate)
     if a.exact and b.exact:
-        change = Interval(value=change.value, low=change.value, high=change.value)
+        change = Interval(value=change.value, low=change.value, high=change.value, confidence=1.0)
     return _judged(a.metric, a.of, (a.estimate, b.estimate), change, differs)
 
 
@@ -219,7 +219,7 @@ def _judged(metric: Metric, of: str, sides: tuple[Estimate, Estimate], change: I
         verdict, why = "not comparable", ", ".join(other)
     elif change.low is None or change.high is None:
         verdict = "not judged"
-        why = "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None))
+        why = no_spread_of(*sides)
     elif max(abs(change.low - nothing), abs(change.high - nothing)) < _ROUNDING:
         verdict = "the same"
     elif change.high < nothing:

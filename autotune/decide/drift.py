@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, StepFigures
-from autotune.decide.difference import Estimate, difference
 from autotune.decide.rates import Rate, expected_rate, run_rate, settled_steps
-from autotune.decide.statistics import SHOWN_CONFIDENCE
+from autotune.decide.statistics import Estimate, difference, no_spread_of
 from trainer.record import Run
 
 ALIKE_SHARE = 0.02
@@ -29,25 +29,14 @@ _OF_MEMORY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """A figure with bounds, and with which confidence they hold it."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    confidence: float | None = None
-    """None where there are no bounds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
     """One quantity of a run against what was expected of it."""
 
     quantity: Literal["real tokens/s", "MFU", "peak memory"]
-    expected: Known | None
+    expected: Interval | None
     expected_source: str
-    achieved: Known | None
-    ratio: Known | None = None
+    achieved: Interval | None
+    ratio: Interval | None = None
     """Achieved over expected."""
     verdict: str
 
@@ -92,7 +81,7 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
         return "as expected"
     way = "slower" if change.value < 1 else "faster"
     if change.low is None or change.high is None:
-        why = "; ".join(dict.fromkeys(one.no_spread for one in (expected, achieved) if one.variance is None))
+        why = no_spread_of(expected, achieved)
         return f"noise is not known: {why}" + (f"; {off:.0%} {way}" if off > FAR_SHARE else "")
     return "within noise" if change.low <= 1 <= change.high else f"drift: {way}, beyond noise"
 
@@ -123,8 +112,7 @@ def _drift(
             difference(expected.estimate, achieved.estimate),
             verdict_of(expected.estimate, achieved.estimate),
         )
-        confidence = None if change.low is None else SHOWN_CONFIDENCE
-        ratio = Known(value=change.value, low=change.low, high=change.high, confidence=confidence)
+        ratio = change
     return Drift(
         quantity=quantity,
         expected=_known(expected, factor),
@@ -160,10 +148,10 @@ def _memory(profile: Profile, run: Run, trials: Sequence[FinishedTrial]) -> Drif
     source = f"measured: trials of {rows} rows" if alike else f"no trial of these settings had {rows} rows"
     return Drift(
         quantity="peak memory",
-        expected=None if expected is None else Known(value=expected),
+        expected=None if expected is None else Interval(value=expected),
         expected_source=source,
-        achieved=Known(value=achieved),
-        ratio=None if ratio is None else Known(value=ratio),
+        achieved=Interval(value=achieved),
+        ratio=None if ratio is None else Interval(value=ratio),
         verdict=verdict,
     )
 
@@ -181,8 +169,5 @@ def _unknown(run: Run) -> str:
     return f"nothing known of {run.header.world_size} ranks"
 
 
-def _known(rate: Rate | None, factor: float) -> Known | None:
-    if rate is None:
-        return None
-    low, high = (None if end is None else factor * end for end in (rate.low, rate.high))
-    return Known(value=factor * rate.value, low=low, high=high, confidence=None if low is None else rate.confidence)
+def _known(rate: Rate | None, factor: float) -> Interval | None:
+    return None if rate is None else rate.interval.scaled(factor)

@@ -9,8 +9,6 @@ from autotune.core.evidence import EstimateEvidence, ExchangeRow, NetworkEvidenc
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, choose_predicted, global_batch_rows
 from autotune.decide.explored import Explored, explored_setting
-from autotune.decide.resampling import CONFIDENCE
-from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.errors import BadInput
 from trainer.config import TrainConfig
 from trainer.schema import nearest
@@ -167,13 +165,10 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     curve = {point.rows: point for point in probe.curve}
     best = max(probe.curve, key=lambda point: point.slot_tokens_per_s, default=None)
     figures = [
-        Figure(
+        Figure.of(
+            point.slot_rate,
             name=f"slot tokens/s at {_many(point.rows, 'row')}",
-            value=point.slot_tokens_per_s,
             unit="tokens/s",
-            low=point.slot_tokens_per_s_low,
-            high=point.slot_tokens_per_s_high,
-            confidence=None if point.slot_tokens_per_s_low is None else SHOWN_CONFIDENCE,
             n=point.timed_steps,
             source="evidence.probe.sustained" if point is probe.sustained else "evidence.probe.curve",
         )
@@ -294,13 +289,10 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     expected = found.chosen if joint is None else getattr(joint, name)
     because = found.choice
     figures = [
-        Figure(
+        Figure.of(
+            row.ratio,
             name=f"of the ceiling, {_many(row.loader_workers, 'worker')}",
-            value=row.ratio_to_ceiling,
             unit="ratio",
-            low=row.ratio_low,
-            high=row.ratio_high,
-            confidence=None if row.ratio_low is None else CONFIDENCE,
             n=len(row.slot_tokens_per_s),
             source="evidence.workers.rows",
         )
@@ -317,15 +309,8 @@ def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     if joint is not None:
         because = "a search over workers, prefetching and pinning together found it to be faster"
         figures.append(
-            Figure(
-                name="to workers alone",
-                value=joint.ratio_to_workers_alone,
-                unit="ratio",
-                low=joint.ratio_low,
-                high=joint.ratio_high,
-                confidence=None if joint.ratio_low is None else CONFIDENCE,
-                n=joint.trials,
-                source="evidence.workers.joint",
+            Figure.of(
+                joint.ratio, name="to workers alone", unit="ratio", n=joint.trials, source="evidence.workers.joint"
             )
         )
     if getattr(profile.train.data, name) == expected:

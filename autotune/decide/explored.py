@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 from autotune.core.advice import Figure
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
-from autotune.decide.resampling import CONFIDENCE
-from autotune.decide.statistics import SHOWN_CONFIDENCE
+from autotune.core.interval import SHOWN_CONFIDENCE
 
 SOURCE = "evidence.explore"
 
@@ -34,17 +33,7 @@ def _proof(found: ExploreEvidence) -> tuple[Figure, ...]:
     """What was held against the unexplored settings."""
     if found.candidate == found.unexplored:
         return ()
-    return (
-        Figure(
-            name=f"{found.candidate.name}, to the unexplored",
-            value=found.ratio_to_unexplored,
-            unit="ratio",
-            low=found.ratio_low,
-            high=found.ratio_high,
-            confidence=None if found.ratio_low is None else CONFIDENCE,
-            source=SOURCE,
-        ),
-    )
+    return (Figure.of(found.ratio, name=f"{found.candidate.name}, to the unexplored", unit="ratio", source=SOURCE),)
 
 
 def _of_knob(effect: KnobEffect) -> tuple[Figure, ...]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.network import Link
 from autotune.decide.network import tree_hops
-from autotune.decide.resampling import CONFIDENCE
-from autotune.decide.statistics import Interval
 
 Array = npt.NDArray[np.float64]
 RESAMPLES = 400
@@ -121,10 +120,10 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
 
 def _interval(values: Array, *, told: bool) -> Interval:
     if not told:
-        return Interval(value=float(values[0]), low=None, high=None)
+        return Interval(value=float(values[0]))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(values, [tail, 1 - tail])
-    return Interval(value=float(values[0]), low=float(low), high=float(high))
+    return Interval(value=float(values[0]), low=float(low), high=float(high), confidence=CONFIDENCE)
 
 
 def slow_members(rates: Mapping[str, float]) -> dict[str, float]:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.core.evidence import ScalingRow
+from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.decide.cost import row_of
-from autotune.decide.difference import Estimate, of_bounds, of_interval, of_readings, of_sound_steps
-from autotune.decide.resampling import CONFIDENCE
-from autotune.decide.statistics import SHOWN_CONFIDENCE
+from autotune.decide.statistics import Estimate, of_bounds, of_sound_steps, of_windows
 from trainer.record import Run, StepRow
 
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
@@ -26,11 +25,8 @@ class Rate:
 
     estimate: Estimate
     """To hold it against others."""
-    low: float | None
-    high: float | None
-    """Bounds as they were measured; None where it was not repeated."""
-    confidence: float = SHOWN_CONFIDENCE
-    """Of the bounds."""
+    interval: Interval
+    """With bounds as they were measured."""
     known: Literal["measured", "predicted"] = "measured"
     ranks: int
     read_from: Literal["training", "windows", "steps", "scaling", "run"]
@@ -99,7 +95,7 @@ def _by_training(profile: Profile) -> Rate | None:
     windows = [] if tuned is None else _positive(tuned.real_tokens_per_s)
     if baseline is None or not windows:
         return None
-    return _rate(of_readings(windows), baseline.local_ranks, "training", "training on the dataset")
+    return _rate(of_windows(windows), baseline.local_ranks, "training", "training on the dataset")
 
 
 def _by_windows(profile: Profile) -> Rate | None:
@@ -112,7 +108,7 @@ def _by_windows(profile: Profile) -> Rate | None:
     if not windows:
         return None
     source = "the worker sweep, slots times the share that holds tokens"
-    return _rate(of_readings([fill * rate for rate in windows]), found.local_ranks, "windows", source)
+    return _rate(of_windows([fill * rate for rate in windows]), found.local_ranks, "windows", source)
 
 
 def _by_steps(profile: Profile) -> Rate | None:
@@ -121,12 +117,11 @@ def _by_steps(profile: Profile) -> Rate | None:
     point = probe.promised(rows) if probe is not None else None
     if probe is None or fill is None or point is None:
         return None
-    low, high = (
-        None if end is None else fill * end for end in (point.slot_tokens_per_s_low, point.slot_tokens_per_s_high)
-    )
-    estimate = of_bounds(fill * point.slot_tokens_per_s, low, high, point.timed_steps)
-    source = "steps on full rows, times the share of rows that holds tokens"
-    return Rate(estimate=estimate, low=low, high=high, ranks=probe.local_ranks, read_from="steps", source=source)
+    interval = point.slot_rate.scaled(fill)
+    return Rate(
+        estimate=of_bounds(interval, point.timed_steps), interval=interval, ranks=probe.local_ranks, read_from="steps",
+        source="steps on full rows, times the share of rows that holds tokens",
+    )  # fmt: skip
 
 
 def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
@@ -135,11 +130,10 @@ def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
         None if end is None else row.real_tokens_per_s * end / predicted.efficiency
         for end in (predicted.efficiency_low, predicted.efficiency_high)
     )
+    interval = Interval.of(row.real_tokens_per_s, low, high, CONFIDENCE)
     return Rate(
-        estimate=of_interval(row.real_tokens_per_s, low, high, CONFIDENCE),
-        low=low,
-        high=high,
-        confidence=CONFIDENCE,
+        estimate=of_bounds(interval),
+        interval=interval,
         known="measured" if row.measured else "predicted",
         ranks=ranks,
         read_from="scaling",
@@ -148,10 +142,7 @@ def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
 
 
 def _rate(estimate: Estimate, ranks: int, read_from: Literal["training", "windows", "run"], source: str) -> Rate:
-    interval = estimate.interval
-    return Rate(
-        estimate=estimate, low=interval.low, high=interval.high, ranks=ranks, read_from=read_from, source=source
-    )
+    return Rate(estimate=estimate, interval=estimate.interval(), ranks=ranks, read_from=read_from, source=source)
 
 
 def _positive(figures: Sequence[float]) -> list[float]:

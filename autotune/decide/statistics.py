@@ -1,86 +1,307 @@
-"""The little statistics that decisions rest on."""
+"""What noisy readings say: of windows read in rounds, and of steps that depend on their neighbours. Pure.
 
+Windows: the 20 % trimmed mean, which one held-up window in five does not move, with Student's t on the winsorised
+spread (Yuen, Biometrika 61, 1974; Wilcox, Introduction to Robust Estimation, 3rd ed., ch. 4). Fewer than 5 are not
+trimmed, and fewer than 3 have no bounds. Steps: means of blocks that hardly depend on each other (Law, Simulation
+Modeling and Analysis, 5th ed., ch. 9.5), with the bias of an autocorrelation taken out (Kendall, Biometrika 41, 1954).
+Two such figures are compared by Welch's t (Biometrika 34, 1947).
+"""
+
+import functools
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom; any table of the distribution has them.
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_T_95_LARGE = 1.960
-_TRIMMED_SHARE = 0.2
-SHOWN_CONFIDENCE = 0.95
-"""Of bounds that tell how far noise reaches; those that decide have more (``resampling.CONFIDENCE``)."""
+from autotune.core.interval import CONFIDENCE, NOT_ENOUGH, SHOWN_CONFIDENCE, Interval
+
+Value = TypeVar("Value")
+Scale = Literal["log", "linear"]
+"""Rates and sizes are compared by their ratio, so by logarithms; shares by how many points they differ."""
+
+TRIMMED_SHARE = 0.2
+LEAST_WINDOWS = 3
+"""Fewer show no spread worth the name."""
+MOST_HALF_WIDTH = math.log(1.5)
+"""Bounds that lie further than 50 % from their value say nothing, unless they tell which of two figures is higher."""
+TOO_NOISY = "too noisy for so few readings"
+LEAST_BLOCKS, MOST_BLOCKS = 4, 16
+_TIMES_CORRELATION = 4
+"""How many times as long as steps remember each other a block is at least."""
+_STILL_CORRELATED = 0.2
+"""Blocks that remember each other more than this are put together, two and two."""
+_NORMAL_FREEDOM = 1e6
+"""Degrees of freedom from which Student's t is taken for the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A figure with its confidence bounds, of 95 % unless told; None where too few figures show a spread."""
+class Estimate:
+    """A figure, and how well it is known."""
 
     value: float
-    low: float | None
-    high: float | None
+    n: int
+    """Readings that it rests on."""
+    scale: Scale = "log"
+    variance: float | None = None
+    """Of the figure, on its scale; None if the readings show no spread that could be trusted."""
+    freedom: float = 0.0
+    """Degrees of freedom of the variance."""
+    no_spread: str = "one figure shows no spread"
+    """Why there is no variance."""
+
+    @property
+    def center(self) -> float:
+        """The figure on its scale."""
+        return _log(self.value) if self.scale == "log" else self.value
+
+    def interval(self, confidence: float = SHOWN_CONFIDENCE) -> Interval:
+        """Return the figure with its bounds; without if they would say nothing."""
+        found = self.ratio(confidence)
+        wide = found.high is not None and self.scale == "log" and _log(found.high) - self.center > MOST_HALF_WIDTH
+        return Interval(value=self.value) if wide else found
+
+    def ratio(self, confidence: float = CONFIDENCE) -> Interval:
+        """Return a ratio, or a difference of shares, with its bounds; without if they neither are narrow nor clear."""
+        if self.variance is None:
+            return Interval(value=self.value)
+        half = t_quantile(confidence, self.freedom) * math.sqrt(self.variance)
+        low, high = self.center - half, self.center + half
+        if self.scale == "linear":
+            return Interval(value=self.value, low=low, high=high, confidence=confidence)
+        if half > MOST_HALF_WIDTH and low <= 0 <= high:
+            return Interval(value=self.value)
+        return Interval(value=self.value, low=_exp(low), high=_exp(high), confidence=confidence)
 
 
-def mean_interval(figures: Sequence[float]) -> Interval:
-    """The geometric mean of positive figures; one alone shows no spread, so it has no bounds.
+def t_quantile(confidence: float, freedom: float) -> float:
+    """Return how many standard errors to both sides hold so much of Student's t: exact, by Newton's method.
 
-    Assumes that their logarithms are normal and independent.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    logs = [math.log(figure) for figure in figures]
-    if not logs:
-        raise ValueError("no figures")
-    mean = statistics.fmean(logs)
-    if len(logs) == 1:
-        return Interval(value=math.exp(mean), low=None, high=None)
-    half = _t_95(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
-
-
-def trimmed_interval(figures: Sequence[float]) -> Interval:
-    """The 20 % trimmed geometric mean of positive figures, which one held-up reading in five does not move.
-
-    Bounds are Student's t on the winsorised spread (Tukey and McLaughlin 1963; Wilcox, Introduction to Robust
-    Estimation, 3rd ed., ch. 4). Of 5 to 12 normal logarithms they hold 92 to 94 %; where one reading in ten is held up,
-    95 to 97 %, while bounds about the mean would be two to three times as wide. Fewer than 5 are not trimmed.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    logs = sorted(math.log(figure) for figure in figures)
-    n, cut = len(logs), int(_TRIMMED_SHARE * len(logs))
-    if not cut:
-        return mean_interval(figures)
-    mean = statistics.fmean(logs[cut : n - cut])
-    winsorised = [min(max(log, logs[cut]), logs[n - cut - 1]) for log in logs]
-    half = _t_95(n - 2 * cut - 1) * statistics.stdev(winsorised) / ((1 - 2 * cut / n) * math.sqrt(n))
-    return Interval(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
-
-
-def _t_95(freedom: int) -> float:
-    return _T_95[freedom - 1] if freedom <= len(_T_95) else _T_95_LARGE
-
-
-def normal_quantile(confidence: float) -> float:
-    """How many standard deviations to both sides hold so much of a normal distribution."""
-    return statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-
-
-def t_quantile(confidence: float, freedom: int) -> float:
-    """The same of Student's t; by the expansion of Abramowitz and Stegun, 26.7.5, which is 3 % off at 3 degrees.
+    With t = sqrt(freedom) tan(angle) the density of the angle is a power of its cosine (Abramowitz and Stegun, 26.7),
+    which falls: from below, no step goes beyond the answer.
 
     Raises:
-        ValueError: If there are fewer than 1.
+        ValueError: If there is less than one degree of freedom.
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
-    z, v = normal_quantile(confidence), float(freedom)
-    return (
-        z
-        + (z**3 + z) / (4 * v)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    )
+    return _t_quantile(confidence, min(freedom, _NORMAL_FREEDOM))
+
+
+@functools.lru_cache(maxsize=1024)
+def _t_quantile(confidence: float, freedom: float) -> float:
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    angle, parts, step = math.atan(normal_quantile(confidence) / math.sqrt(freedom)), 200, 1.0
+    while step > 1e-12:
+        density = [scale * math.cos(angle * part / parts) ** (freedom - 1) for part in range(parts + 1)]
+        simpson = density[0] + 4 * sum(density[1::2]) + 2 * sum(density[2:-1:2]) + density[-1]
+        step = (confidence / 2 - simpson * angle / parts / 3) / density[-1]
+        angle += step
+    return math.sqrt(freedom) * math.tan(angle)
+
+
+def normal_quantile(confidence: float) -> float:
+    """Return how many standard deviations to both sides hold so much of a normal distribution."""
+    return statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+# Windows.
+
+
+def location(values: Sequence[float]) -> float:
+    """Return the 20 % trimmed mean."""
+    cut = int(TRIMMED_SHARE * len(values))
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def residuals_of(values: Sequence[float]) -> list[float]:
+    """Return what values are off their location by, as wide as those of the whole population."""
+    n = len(values)
+    if n < 2:
+        return []
+    center, wider = location(values), math.sqrt(n / (n - 1))
+    return [wider * (value - center) for value in values]
+
+
+def of_windows(values: Sequence[float], *, scale: Scale = "log", residuals: Sequence[float] | None = None) -> Estimate:
+    """Return where readings lie that do not depend on each other: rates of windows, or ratios of the same rounds.
+
+    Args:
+        values: On the ``log`` scale positive.
+        scale: How figures are compared.
+        residuals: Of their points on the scale; those of others that are as noisy may be among them.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    if not values:
+        raise ValueError("no figures")
+    points = [math.log(value) for value in values] if scale == "log" else values
+    center, n = location(points), len(points)
+    value = _exp(center) if scale == "log" else center
+    spread = sorted(residuals_of(points) if residuals is None else residuals)
+    if len(spread) < LEAST_WINDOWS:
+        return Estimate(value=value, n=n, scale=scale, no_spread=NOT_ENOUGH)
+    m = len(spread)
+    cut = int(TRIMMED_SHARE * m) if int(TRIMMED_SHARE * n) else 0
+    left = m - 2 * cut
+    winsorised = [min(max(one, spread[cut]), spread[m - cut - 1]) for one in spread]
+    variance = statistics.pvariance(winsorised) * (m - 1) / (left * (left - 1)) * m / n
+    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=left - 1)
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]], *, confidence: float = CONFIDENCE, of: int = 1) -> Interval:
+    """Return the ratio of the first to the second of figures that were read in the same rounds.
+
+    Args:
+        pairs: The figures.
+        confidence: Of the bounds.
+        of: As many such ratios were read, and this one may have been picked as the highest: its bounds are so wide that
+            all of them lie within theirs with the same confidence (Bonferroni).
+
+    Raises:
+        ValueError: If there are none.
+    """
+    found = of_windows([first / second for first, second in pairs]).ratio(1 - (1 - confidence) / of)
+    return replace(found, confidence=None if found.low is None else confidence)
+
+
+# Steps.
+
+
+def of_one(value: float, *, scale: Scale = "log") -> Estimate:
+    """Return a figure that was read once."""
+    return Estimate(value=value, n=1, scale=scale)
+
+
+def of_bounds(found: Interval, n: int | None = None) -> Estimate:
+    """Return the figure whose bounds these are, by Student's t of ``n`` windows; without, by a normal distribution."""
+    if found.low is None or found.high is None or found.confidence is None or found.low <= 0:
+        return Estimate(value=found.value, n=n or 1, no_spread=NOT_ENOUGH if n else "its prediction shows no spread")
+    freedom = _NORMAL_FREEDOM if n is None else max(1, n - 2 * int(TRIMMED_SHARE * n) - 1)
+    half = math.log(found.high / found.low) / 2
+    variance = (half / t_quantile(found.confidence, freedom)) ** 2
+    return Estimate(value=found.value, n=n or 1, variance=variance, freedom=freedom)
+
+
+def of_sound_steps(pairs: Sequence[tuple[float, float]], *, scale: Scale = "log") -> Estimate | None:
+    """Return ``of_steps`` for amounts and sizes as files of others hold them; None if none of them are figures."""
+    sound = [
+        (amount, size)
+        for amount, size in pairs
+        if math.isfinite(amount) and math.isfinite(size) and size > 0 and (amount > 0 or scale == "linear")
+    ]
+    if not sound:
+        return None
+    amounts, sizes = zip(*sound, strict=True)
+    return of_steps(amounts, sizes, scale=scale)
+
+
+def of_steps(amounts: Sequence[float], sizes: Sequence[float], *, scale: Scale = "log") -> Estimate:
+    """Return all amounts over all sizes, such as tokens over seconds, of steps that depend on their neighbours.
+
+    Left out: what changes more slowly than the whole series lasts.
+
+    Args:
+        amounts: Of each step; positive on the ``log`` scale.
+        sizes: Of each step, positive.
+        scale: How figures are compared.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    value, readings = sum(amounts) / sum(sizes), [one / size for one, size in zip(amounts, sizes, strict=True)]
+    count = block_count([math.log(one) for one in readings] if scale == "log" else readings)
+    means = [
+        sum(part) / sum(size) for part, size in zip(blocks(amounts, count or 0), blocks(sizes, count or 0), strict=True)
+    ]
+    return of_blocks(value, means, scale=scale, n=len(readings))
+
+
+def of_blocks(value: float, means: Sequence[float], *, scale: Scale = "linear", n: int) -> Estimate:
+    """Return a figure of ``n`` steps, known as well as its means over blocks agree; of one block not at all."""
+    if len(means) < 2:
+        return Estimate(value=value, n=n, scale=scale, no_spread="too few steps for how slowly they vary")
+    points = [math.log(mean) for mean in means] if scale == "log" else means
+    variance = statistics.variance(points) / len(points)
+    return Estimate(value=value, n=n, scale=scale, variance=variance, freedom=len(points) - 1)
+
+
+def block_count(points: Sequence[float]) -> int | None:
+    """Into how many blocks a series is cut; None if it is too short for how long steps remember each other."""
+    memory = min(max(_autocorrelation(points), 0.0), 0.99)
+    length = max(1, math.ceil(_TIMES_CORRELATION * (1 + memory) / (1 - memory))) if memory > 0 else 1
+    count = min(MOST_BLOCKS, len(points) // length)
+    if count < LEAST_BLOCKS:
+        return None
+    while count >= 2 * LEAST_BLOCKS:
+        if _autocorrelation([statistics.fmean(block) for block in blocks(points, count)]) <= _STILL_CORRELATED:
+            break
+        count //= 2
+    return count
+
+
+def blocks(values: Sequence[Value], count: int) -> list[Sequence[Value]]:
+    """Return consecutive blocks that differ in length by one at most."""
+    ends = [len(values) * number // count for number in range(count + 1)] if count else []
+    return [values[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def _autocorrelation(points: Sequence[float]) -> float:
+    """Between neighbours, freed of its bias towards less; 0 if nothing varies."""
+    n = len(points)
+    if n < 3:
+        return 0.0
+    mean = statistics.fmean(points)
+    offs = [point - mean for point in points]
+    whole = sum(off * off for off in offs)
+    if whole <= 0:
+        return 0.0
+    found = sum(first * second for first, second in itertools.pairwise(offs)) / whole
+    return found + (1 + 4 * found) / n
+
+
+# Two figures.
+
+
+def difference(a: Estimate, b: Estimate) -> Interval:
+    """Return what B is of A, as a ratio; for shares, what B is more than A. 95 % bounds by Welch's t.
+
+    Raises:
+        ValueError: If they are on different scales.
+    """
+    if a.scale != b.scale:
+        raise ValueError(f"a figure on the {a.scale} scale and one on the {b.scale} scale")
+    center = b.center - a.center
+    both = Estimate(value=_exp(center) if a.scale == "log" else center, n=min(a.n, b.n), scale=a.scale)
+    if a.variance is not None and b.variance is not None:
+        variance = a.variance + b.variance
+        part = a.variance / variance if variance > 0 else 1.0
+        freedom = 1 / (part**2 / a.freedom + (1 - part) ** 2 / b.freedom)
+        both = replace(both, variance=variance, freedom=max(1.0, freedom))
+    return both.ratio(SHOWN_CONFIDENCE)
+
+
+def no_spread_of(*sides: Estimate) -> str:
+    """Say why a comparison has no bounds."""
+    return "; ".join(dict.fromkeys(one.no_spread for one in sides if one.variance is None)) or TOO_NOISY
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """Return the ratio of B to A, positive figures of the same steps; 95 % bounds, None if there are too few steps.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    logs = [math.log(second / first) for first, second in zip(a, b, strict=True)]
+    found = of_steps(logs, [1.0] * len(logs), scale="linear")
+    return replace(found, value=_exp(found.value), scale="log").ratio(SHOWN_CONFIDENCE)
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(700.0, value))
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf

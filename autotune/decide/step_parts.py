@@ -1,18 +1,13 @@
 """Where the time of logged steps went, by cause, as far as a run's rows show it. Pure."""
 
 import collections
-import itertools
-import math
 import statistics
 from collections.abc import Sequence
 
 from autotune.core.bottleneck import Cause, Part
-from autotune.decide.statistics import SHOWN_CONFIDENCE, t_quantile
+from autotune.decide.statistics import block_count, blocks, of_blocks
 from trainer.record import StepRow
 
-MOST_BLOCKS = 20
-LEAST_BLOCKS = 4
-"""Neighbouring steps are alike, so spread is told from blocks of them; fewer blocks show none."""
 STRAGGLER_RATIO = 1.05
 """A rank that takes so much longer than the median holds the others up."""
 SAME_RANK_SHARE = 0.95
@@ -20,20 +15,17 @@ SAME_RANK_SHARE = 0.95
 
 
 def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[Part]:
-    """Every cause's part of all steps, with the spread of blocks of neighbouring ones."""
+    """Return every cause's part of all steps, with bounds from blocks of neighbouring ones."""
     whole = _shares(rows, padding_costs)
-    count = min(MOST_BLOCKS, len(rows) // 2)
-    if count < LEAST_BLOCKS:
-        return [Part(cause=cause, share=share, source=source) for cause, share in whole.items()]
-    edges = [round(number * len(rows) / count) for number in range(count + 1)]
-    blocks = [_shares(rows[start:end], padding_costs) for start, end in itertools.pairwise(edges)]
+    each = [_shares([row], padding_costs) for row in rows]
     parts = []
     for cause, share in whole.items():
-        spread = statistics.stdev(block[cause] for block in blocks)
-        half = t_quantile(SHOWN_CONFIDENCE, count - 1) * spread / math.sqrt(count)
-        parts.append(
-            Part(cause=cause, share=share, low=max(0.0, share - half), high=min(1.0, share + half), source=source)
-        )
+        count = block_count([one[cause] for one in each]) or 0
+        means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
+        found = of_blocks(share, means, n=len(rows)).interval()
+        low = None if found.low is None else max(0.0, found.low)
+        high = None if found.high is None else min(1.0, found.high)
+        parts.append(Part(cause=cause, share=share, low=low, high=high, source=source))
     return parts
 
 

@@ -9,21 +9,18 @@ refuted count refutes the smaller ones.
 
 Windows are read in rounds, each of a few counts one after the other, and only readings of the same round are compared:
 what drifts between rounds cancels. The location of the differences of logarithms is their 20 % trimmed mean, which one
-held-up window in five does not move, with a bootstrap interval (Wilcox, Introduction to Robust Estimation, 3rd ed.,
-ch. 4). Few differences borrow the residuals of the others, and the interval is widened as Student's t is against the
-normal (the expanded percentile interval of Hesterberg, The American Statistician 69, 2015).
+held-up window in five does not move, with the bounds of ``autotune.decide.statistics``. Few differences borrow the
+residuals of the others.
 """
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
-from autotune.decide.resampling import Array, location, ratio_of, residuals_of, upper_location
-from autotune.decide.statistics import Interval
+from autotune.core.interval import CONFIDENCE, Interval
+from autotune.decide.statistics import location, of_windows, residuals_of
 
 ENOUGH_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""
@@ -191,10 +188,9 @@ class WorkersRule:
 
     def _interval(self, count: int, reference: Count) -> Interval:
         differences = self._differences(count, reference)
-        if not len(differences):  # they never met, so nothing but what each was to the ceiling is known
-            return Interval(value=self._value(count, None) / self._value(reference or 0, None), low=None, high=None)
-        residuals = residuals_of(differences) if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
-        return ratio_of(differences, residuals)
+        if not differences:  # they never met, so nothing but what each was to the ceiling is known
+            return Interval(value=self._value(count, None) / self._value(reference or 0, None))
+        return self._about(differences, reference)
 
     @property
     def _explored(self) -> bool:
@@ -294,7 +290,7 @@ class WorkersRule:
         high = self._about(differences).high
         return high is not None and high < ENOUGH_SHARE
 
-    def _to_larger(self, count: int) -> Array:
+    def _to_larger(self, count: int) -> list[float]:
         """Logarithms of the ratios to the larger counts of the same rounds, all together: chance gets one try.
 
         Their mean is no more than the best of them, so what falls short of it falls short of the best.
@@ -304,11 +300,12 @@ class WorkersRule:
             larger = [self._logs[other][number] for other in self.seen if other > count and number in self._logs[other]]
             if larger:
                 differences.append(log - sum(larger) / len(larger))
-        return np.array(differences)
+        return differences
 
-    def _about(self, differences: Array) -> Interval:
-        own = len(differences) >= OWN_RESIDUALS
-        return ratio_of(differences, residuals_of(differences) if own else self._pooled(None))
+    def _about(self, differences: Sequence[float], reference: Count = None) -> Interval:
+        residuals = None if len(differences) >= OWN_RESIDUALS else self._pooled(reference)
+        found = of_windows(differences, scale="linear", residuals=residuals)
+        return replace(found, value=math.exp(found.value), scale="log").ratio()
 
     def _is_hopeless(self, count: int, chosen: int) -> bool:
         """Whether a count that nobody took time to refute is far below another all the same."""
@@ -317,14 +314,18 @@ class WorkersRule:
 
     def _waits_too_little(self, count: int) -> bool:
         """Whether all that more workers could win is less than what is asked."""
-        waits = np.array(self._waits[count])
-        if not self._by_wait or len(waits) < FIRST_ROUNDS:
+        if not self._by_wait or len(self._waits[count]) < FIRST_ROUNDS:
             return False
-        return location(waits) <= 1 - ENOUGH_SHARE and upper_location(waits) <= 1 - ENOUGH_SHARE
+        return self._longest_wait(count) <= 1 - ENOUGH_SHARE
+
+    def _longest_wait(self, count: int) -> float:
+        """The upper bound of the share that it waits for data."""
+        found = of_windows(self._waits[count], scale="linear").interval(CONFIDENCE)
+        return found.value if found.high is None else found.high
 
     def _value(self, count: int, reference: Count) -> float:
         differences = self._differences(count, reference)
-        return math.exp(location(differences)) if len(differences) else math.nan
+        return math.exp(location(differences)) if differences else math.nan
 
     def _low(self, count: int, reference: Count) -> float:
         if len(self._common(count, reference)) < FIRST_ROUNDS or self._value(count, reference) < ENOUGH_SHARE:
@@ -335,15 +336,13 @@ class WorkersRule:
         others = self._logs.get(reference, {})
         return [number for number in self._logs[count] if number in others]
 
-    def _differences(self, count: int, reference: Count) -> Array:
-        return np.array(
-            [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
-        )
+    def _differences(self, count: int, reference: Count) -> list[float]:
+        return [self._logs[count][number] - self._logs[reference][number] for number in self._common(count, reference)]
 
-    def _pooled(self, reference: Count) -> Array:
+    def _pooled(self, reference: Count) -> list[float]:
         """Residuals of all counts that were compared with the reference, each about its own location."""
         groups = [self._differences(count, reference) for count in self.seen if count != reference]
-        return np.concatenate([residuals_of(group) for group in groups if len(group) >= FIRST_ROUNDS] or [np.zeros(0)])
+        return [one for group in groups if len(group) >= FIRST_ROUNDS for one in residuals_of(group)]
 
     def _proof(self, chosen: int) -> str:
         """Why the chosen count is enough, or how far that is known."""
@@ -351,7 +350,7 @@ class WorkersRule:
         if low >= ENOUGH_SHARE:
             return f"at least {low:.1%} of the step on batches from memory, which no count can beat"
         if self._waits_too_little(chosen):
-            most = upper_location(np.array(self._waits[chosen]))
+            most = self._longest_wait(chosen)
             return f"it waits for data at most {max(most, 0.0):.2%} of the time, and more workers could win no more"
         rival = self._larger_rival(chosen)
         proven = self.verdict(chosen) == "proven"

@@ -14,11 +14,11 @@ import statistics
 from dataclasses import dataclass, field, replace
 
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
+from autotune.core.interval import Interval
 from autotune.core.outcome import Contaminated, HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.baseline import (
-    LEAST_ROUNDS,
     Recipe,
     default_recipe,
     differences,
@@ -26,7 +26,7 @@ from autotune.decide.baseline import (
     paper_style,
     ratio_to_tuned,
 )
-from autotune.decide.statistics import Interval
+from autotune.decide.statistics import LEAST_WINDOWS, of_windows
 from autotune.errors import Undecided
 from autotune.search.probe import FIT_STEPS
 from autotune.search.trials import TrialRunner
@@ -121,10 +121,18 @@ class Comparison:
             return True
         if done >= self.request.rounds or not others:
             return False
-        if done < LEAST_ROUNDS:
+        if done < LEAST_WINDOWS:
             return True
         precise = all(is_precise(self._ratio(name)) for name in others)
+        precise = precise and all(self._is_told(name) for name in self._standing())
         return not precise and self.runner.seconds < self.request.windows.budget_s
+
+    def _is_told(self, name: RecipeName) -> bool:
+        """Whether there are enough windows to say how fast it trains."""
+        return of_windows(self._rates(name)).interval().low is not None
+
+    def _rates(self, name: RecipeName) -> list[float]:
+        return [self._rate(name, one[name]) for one in self.rounds if name in one]
 
     def _standing(self) -> list[RecipeName]:
         return [name for name in self.recipes if name not in self.fallen]
@@ -202,7 +210,7 @@ class Comparison:
             differences=differences(
                 self.recipes[name], self.request.windows.config, self.request.windows.limits.local_ranks
             ),
-            real_tokens_per_s=[self._rate(name, one) for one in windows],
+            real_tokens_per_s=self._rates(name),
             ratio_to_tuned=None if ratio is None else ratio.value,
             ratio_low=ratio.low if ratio and bounded else None,
             ratio_high=ratio.high if ratio and bounded else None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.hardware import is_pretended
+from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, outcome_from_json
 from autotune.core.profile import Profile
 from autotune.core.trial import FeedFigures, StepFigures, TrialRecord
@@ -31,18 +32,9 @@ from autotune.decide.comparison import (
     flat_settings,
     flat_table,
 )
-from autotune.decide.difference import (
-    Estimate,
-    Scale,
-    of_bounds,
-    of_one,
-    of_readings,
-    of_sound_steps,
-    paired_difference,
-)
 from autotune.decide.physical import has_rate
 from autotune.decide.rates import settled_steps, training_rates
-from autotune.decide.statistics import Interval
+from autotune.decide.statistics import Estimate, Scale, of_bounds, of_one, of_sound_steps, of_windows, paired_difference
 from autotune.errors import BadInput, UsageError
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.situation import read_measured_run
@@ -176,16 +168,15 @@ def _profile_readings(profile: Profile) -> Iterable[Reading]:
         yield Reading(metric=PEAK_MEMORY, of=of_peak, estimate=of_one(probe.feasible_peak_bytes))
         sustained = [] if probe.sustained is None else [(probe.sustained, "for a minute")]
         for point, what in [*((point, "from memory") for point in probe.curve), *sustained]:
-            bounds = point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
-            estimate = of_bounds(point.slot_tokens_per_s, *bounds, point.timed_steps)
+            estimate = of_bounds(point.slot_rate, point.timed_steps)
             yield Reading(metric=STEP_RATE, of=f"{_many(point.rows, 'row')}, {what}", estimate=estimate)
     if workers is not None:
         if rates := _positive(workers.ceiling_slot_tokens_per_s):
-            yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_readings(rates))
+            yield Reading(metric=WINDOW_RATE, of="the ceiling, batches from memory", estimate=of_windows(rates))
         for row in workers.rows:
             of = _many(row.loader_workers, "loader worker")
             if rates := _positive(row.slot_tokens_per_s):
-                yield Reading(metric=WINDOW_RATE, of=of, estimate=of_readings(rates))
+                yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
             yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(row.data_wait_share, scale="linear"))
 
 
@@ -347,13 +338,13 @@ def _trial_readings(of: str, group: Sequence[TrialRecord]) -> Iterable[Reading]:
         timed = map(StepFigures.of, rated)
         rates = _positive(one.slot_tokens_per_step / s for one in timed for s in one.step_s if s > 0)
         if rates:
-            yield Reading(metric=STEP_RATE, of=of, estimate=of_readings(rates))
+            yield Reading(metric=STEP_RATE, of=of, estimate=of_windows(rates))
         if peaks := _positive(StepFigures.of(outcome).peak_bytes for _, outcome in measured):
             yield Reading(metric=PEAK_MEMORY, of=of + _by_allocator(driver), estimate=of_one(max(peaks)))
         return
     windows = [FeedFigures.of(outcome) for outcome in rated]
     if rates := _positive(one.slot_tokens_per_s for one in windows):
-        yield Reading(metric=WINDOW_RATE, of=of, estimate=of_readings(rates))
+        yield Reading(metric=WINDOW_RATE, of=of, estimate=of_windows(rates))
     if waits := [one.data_wait_share for one in windows if math.isfinite(one.data_wait_share)]:
         yield Reading(metric=DATA_WAIT, of=of, estimate=of_one(statistics.median(waits), scale="linear"))
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.core.interval import Interval
 from autotune.core.knobs import EQUAL_TO_THE_BIT_OR_ORDER, KNOBS, Knobs
 from autotune.core.outcome import Measured, describe
 from autotune.core.trial import FeedFigures
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
-from autotune.decide.resampling import paired_ratio
-from autotune.decide.statistics import Interval
+from autotune.decide.statistics import ratio_of
 from autotune.search.exploration_known import Known
 from autotune.search.exploration_windows import Windows
 
@@ -74,7 +74,7 @@ def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[K
             return left[0], UNKNOWN
         left = known.may_be_fastest(ran)
         leader = left[0] if left else ran[0]
-        ratio = paired_ratio(pairs[leader], of=len(finalists))
+        ratio = ratio_of(pairs[leader], of=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
         late = windows.seconds >= windows.request.windows.budget_s
         if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.evidence import JointChoice
-from autotune.decide.resampling import paired_ratio
-from autotune.decide.statistics import Interval
+from autotune.core.interval import Interval
+from autotune.decide.statistics import ratio_of
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
 from autotune.search.study import loader_space, study_of
 from autotune.search.workers import Asked, Sweep, WorkersDied, with_loader
@@ -112,7 +112,7 @@ def _verify(sweep: Sweep, number: int, candidate: _Loader, baseline: _Loader) ->
         found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, baseline)])
         pairs.append((found[0].slot_tokens_per_s, found[1].slot_tokens_per_s))
         number += 1
-        ratio = paired_ratio(pairs)
+        ratio = ratio_of(pairs)
         differs = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
         if len(pairs) >= VERIFYING_ROUNDS or (len(pairs) >= 2 * FIRST_ROUNDS and differs) or sweep.time_is_over:
             return ratio

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
 from autotune.decide.links import LinkFit, fit_link
 from autotune.decide.network import all_reduce_factor, step_time
-from autotune.decide.resampling import paired_ratio
 from autotune.decide.scaling import Dealt, Load, exchanges, predict
-from autotune.decide.statistics import Interval
+from autotune.decide.statistics import ratio_of
 from autotune.errors import BadInput, Undecided
 from autotune.search.rank_compute import compute_of, computed_s
 from autotune.search.trials import TrialRunner
@@ -323,7 +323,7 @@ class NetworkTuning:
     def against(self, default: Tried, one: Tried) -> Interval | None:
         """Real tokens/s over the default's, rounds against each other; None where one of them failed."""
         pairs = list(zip(one.rates(), default.rates(), strict=False))
-        return paired_ratio(pairs) if len(pairs) == ROUNDS else None
+        return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def _learn_slowdown(self) -> None:
         """What the default's steps lost beyond what was predicted while something travelled."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence, NetworkEvidence
+from autotune.core.interval import Interval
 from autotune.core.network import MIB, Link, Network, RankCompute
 from autotune.decide.links import LinkFit, link_warnings
 from autotune.decide.scaling import exchanges
-from autotune.decide.statistics import Interval
 from autotune.search.network import ROUNDS, NetworkTuning, Tried
 from autotune.search.scaling import Known, predict_scaling
 

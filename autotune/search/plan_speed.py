@@ -50,11 +50,12 @@ def rank_rate(subject: Subject, work: Work, told: float | None) -> Figure | str:
         return Figure(value=told, basis="given", source="--tokens-per-s")
     measured = None if subject.measured is None else tuned_rate(subject.measured)
     if measured is not None:
+        known = measured.interval.scaled(1 / measured.ranks)
         return Figure(
-            value=measured.value / measured.ranks,
-            low=None if measured.low is None else measured.low / measured.ranks,
-            high=None if measured.high is None else measured.high / measured.ranks,
-            confidence=measured.confidence,
+            value=known.value,
+            low=known.low,
+            high=known.high,
+            confidence=known.confidence,
             basis="measured",
             source=f"{measured.source}, {measured.ranks} rank{'s' if measured.ranks > 1 else ''}",
         )
@@ -118,10 +119,15 @@ def _as_measured(profile: Profile, subject: Subject) -> Spread | None:
     rate = expected_rate(profile, fleet.ranks)
     if row is None or rate is None or rate.read_from != "scaling":
         return None
-    source = f"measured on {row.nodes} nodes"
+    source, known = f"measured on {row.nodes} nodes", rate.interval
     return Spread(
         tokens_per_s=Figure(
-            value=rate.value, low=rate.low, high=rate.high, confidence=rate.confidence, basis="measured", source=source
+            value=rate.value,
+            low=known.low,
+            high=known.high,
+            confidence=known.confidence,
+            basis="measured",
+            source=source,
         ),
         efficiency=Figure(value=min(1.0, row.efficiency), basis="measured", source=source),
         micro_batches=row.micro_batches,

@@ -22,7 +22,7 @@ from autotune.decide.choose import (
 from autotune.decide.memory import ledger
 from autotune.decide.search import MAX_FAILURES, Prediction, Tried, bracket, next_rows, predict_bytes
 from autotune.decide.sharding import fewest_that_share
-from autotune.decide.statistics import mean_interval
+from autotune.decide.statistics import of_windows
 from autotune.decide.surroundings import Expected
 from autotune.errors import AutotuneError, DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import (
@@ -373,7 +373,7 @@ def _point(
     figures = StepFigures.of(outcome)
     step_s = statistics.median(figures.step_s)
     rates = [figures.slot_tokens_per_step / seconds for seconds in figures.step_s]
-    spread = mean_interval(rates)
+    spread = of_windows(rates).interval()
     return CurvePoint(
         rows=rows,
         slot_tokens_per_s=figures.slot_tokens_per_step / step_s,

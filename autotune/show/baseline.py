@@ -6,8 +6,7 @@ from pathlib import Path
 
 from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.units import format_count, format_seconds, format_share
-from autotune.decide.statistics import SHOWN_CONFIDENCE
-from autotune.show.intervals import with_bounds
+from autotune.show.intervals import of_windows, window_bounds
 from autotune.show.tables import text_table
 
 HEADERS = ("settings", "real tokens/s (median)", "of the tuned", "95 % interval", "data wait", "windows", "outcome")
@@ -30,13 +29,13 @@ def baseline_text(found: BaselineEvidence, profile: Path) -> str:
 
 def baseline_cells(row: RecipeRow) -> list[str | None]:
     """One row of the comparison's table."""
-    bounds = f"{row.ratio_low:.3f} to {row.ratio_high:.3f}" if row.ratio_low and row.ratio_high else None
+    ratio = None if row.tuned_ratio is None else row.tuned_ratio.inverse
     rates = row.real_tokens_per_s
     return [
         row.name,
         format_count(statistics.median(rates)) if rates else None,
-        None if row.ratio_to_tuned is None else f"{row.ratio_to_tuned:.3f}",
-        "1" if row.name == "tuned" else bounds,
+        None if ratio is None else f"{ratio.value:.3f}",
+        "1" if row.name == "tuned" else None if ratio is None else window_bounds(ratio, "{:.3f}".format),
         format_share(row.data_wait_share),
         str(len(rates)),
         row.outcome,
@@ -62,9 +61,8 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
     for row in found.rows:
         if row.name == "tuned":
             continue
-        if row.ratio_to_tuned is None:
+        if row.tuned_ratio is None:
             yield f"tuned, against {row.name}: n/a ({row.outcome})"
             continue
-        low, high = (None if end is None else 1 / end for end in (row.ratio_high, row.ratio_low))
-        ratio = with_bounds(1 / row.ratio_to_tuned, low, high, "{:.2f}".format, SHOWN_CONFIDENCE)
+        ratio = of_windows(row.tuned_ratio, "{:.2f}".format)
         yield f"tuned, against {row.name}: {ratio} times the real tokens per second"

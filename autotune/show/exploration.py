@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect
 from autotune.core.units import format_count, format_seconds, format_share
-from autotune.decide.resampling import CONFIDENCE
-from autotune.show.intervals import bounds, with_bounds
+from autotune.show.intervals import bounds, of_windows
 from autotune.show.tables import inert, text_table
 
 KNOB_HEADERS = (
@@ -40,9 +39,7 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
 
 def candidate_ratio(found: ExploreEvidence) -> str:
     """``1.32 (1.25 to 1.41, 98 %) times``."""
-    known = None if found.ratio_low is None else CONFIDENCE
-    told = with_bounds(found.ratio_to_unexplored, found.ratio_low, found.ratio_high, _ratio, known)
-    return f"{told} times"
+    return f"{of_windows(found.ratio, _ratio)} times"
 
 
 def knob_cells(one: KnobEffect) -> list[str | None]:

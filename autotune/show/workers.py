@@ -7,6 +7,7 @@ from pathlib import Path
 from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.workers import ENOUGH_SHARE
+from autotune.show.intervals import of_windows, window_bounds
 from autotune.show.tables import text_table
 
 HEADERS = (
@@ -87,11 +88,11 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         )
     if found.joint:
         joint = found.joint
-        bounds = "" if joint.ratio_low is None else f" ({joint.ratio_low:.1%} to {joint.ratio_high:.1%}, 98 %)"
+        ratio = of_windows(joint.ratio, "{:.1%}".format)
         yield (
             f"{joint.trials} trials of workers, prefetching and pinning together led to "
             f"{joint.loader_workers} workers, prefetch {joint.prefetch_batches}, pinning "
-            f"{'on' if joint.pin_memory else 'off'}: {joint.ratio_to_workers_alone:.1%}{bounds} of workers alone, "
+            f"{'on' if joint.pin_memory else 'off'}: {ratio} of workers alone, "
             f"{'adopted' if joint.adopted else 'not proven to be faster'}"
         )
 
@@ -124,12 +125,11 @@ def gpu_rows(found: WorkersEvidence) -> list[list[str | None]]:
 
 def workers_cells(row: WorkersRow) -> list[str | None]:
     """One row of the sweep's table."""
-    bounds = f"{row.ratio_low:.3f} to {row.ratio_high:.3f}" if row.ratio_low and row.ratio_high else None
     return [
         str(row.loader_workers),
         format_count(statistics.median(row.slot_tokens_per_s)),
         f"{row.ratio_to_ceiling:.3f}",
-        bounds,
+        window_bounds(row.ratio, "{:.3f}".format),
         format_share(row.data_wait_share),
         format_share(None if row.gpu is None else row.gpu.utilisation_share),
         format_bytes(row.memory_bytes),

@@ -4,12 +4,12 @@ import math
 import statistics
 
 from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.core.evidence import CurvePoint, ProbeEvidence
-from autotune.decide.advice.gains import ratio_of_bounds
+from autotune.core.evidence import ProbeEvidence
+from autotune.core.interval import Interval
 from autotune.decide.advice.situation import Situation, faster_with
 from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.choose import MicroBatchChoice, choose_micro_batch, rows_with_headroom
-from autotune.decide.statistics import SHOWN_CONFIDENCE
+from autotune.decide.statistics import difference, of_bounds
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""
@@ -69,7 +69,7 @@ def beyond_knee(now: Situation) -> Advice | None:
     here, there = _at(now, rows), now.point(choice.rows)
     if here is None or there is None:
         return None
-    speed, low, high = ratio_of_bounds(_figures(there), here)
+    speed = difference(of_bounds(here), of_bounds(there.slot_rate))
     before, after = now.peak_bytes(rows), now.peak_bytes(choice.rows)
     memory = None
     if before is not None and after is not None:
@@ -79,9 +79,9 @@ def beyond_knee(now: Situation) -> Advice | None:
         severity="could",
         claim=f"{choice.rows} rows are as fast as the {rows} of the profile: throughput has levelled off",
         evidence=(
-            Figure(
-                name=f"tokens/s with {choice.rows} rows, of {rows} rows", value=speed, unit="ratio", low=low, high=high,
-                confidence=_confidence(low), n=there.timed_steps, source="autotune probe",
+            Figure.of(
+                speed, name=f"tokens/s with {choice.rows} rows, of {rows} rows", unit="ratio", n=there.timed_steps,
+                source="autotune probe",
             ),
         ),
         gain=memory,
@@ -104,26 +104,25 @@ def below_knee(now: Situation) -> Advice | None:
         return None
     if now.train.micro_batch_rows > rows:  # the global batch gives no more, or network tuning dealt it so
         return None
-    ratio, low, high = ratio_of_bounds(_figures(there), here)
-    if ratio < WORTH_RATIO or (low is not None and low <= 1):
+    ratio = difference(of_bounds(here), of_bounds(there.slot_rate))
+    known = here.low is not None and there.slot_rate.low is not None
+    if ratio.value < WORTH_RATIO or (known and (ratio.low is None or ratio.low <= 1)):
         return None
-    gain = Gain(of="real tokens/s", ratio=ratio, low=low, high=high, confidence=_confidence(low), known="measured")
+    gain = Gain.of_rates(ratio)
     shared = faster_with(now, rows, then)
     if now.global_batch_rows > rows * now.ranks and shared is not None:  # the update of every step is shared out
-        gain = Gain(of="real tokens/s", ratio=shared[1], low=shared[0], high=max(shared[2], ratio), known="predicted")
+        gain = Gain(
+            of="real tokens/s", ratio=shared[1], low=shared[0], high=max(shared[2], ratio.value), known="predicted"
+        )
     return Advice(
         rule="below-knee",
         severity="should",
         claim=f"micro-batches of {rows} rows leave the device idle: {choice.rows} rows fit, and are faster",
         evidence=(
-            Figure(
-                name=f"tokens/s with {rows} rows", value=here[0], unit="tokens/s", low=here[1], high=here[2],
-                confidence=_confidence(here[1]), source="autotune probe",
-            ),
-            Figure(
-                name=f"tokens/s with {choice.rows} rows", value=there.slot_tokens_per_s, unit="tokens/s",
-                low=there.slot_tokens_per_s_low, high=there.slot_tokens_per_s_high,
-                confidence=_confidence(there.slot_tokens_per_s_low), n=there.timed_steps, source="autotune probe",
+            Figure.of(here, name=f"tokens/s with {rows} rows", unit="tokens/s", source="autotune probe"),
+            Figure.of(
+                there.slot_rate, name=f"tokens/s with {choice.rows} rows", unit="tokens/s", n=there.timed_steps,
+                source="autotune probe",
             ),
         ),
         gain=gain,
@@ -192,23 +191,11 @@ def _run_name(now: Situation) -> str:
     return f"run {now.run.directory.name}" if now.run is not None else "run"
 
 
-Figures = tuple[float, float | None, float | None]
-
-
-def _confidence(low: float | None) -> float | None:
-    """Of what the probe's curve says, and of ratios of it."""
-    return None if low is None else SHOWN_CONFIDENCE
-
-
-def _figures(point: CurvePoint) -> Figures:
-    return point.slot_tokens_per_s, point.slot_tokens_per_s_low, point.slot_tokens_per_s_high
-
-
-def _at(now: Situation, rows: int) -> Figures | None:
+def _at(now: Situation, rows: int) -> Interval | None:
     """Slot tokens/s of a micro-batch: as measured, or between its measured neighbours; None outside of them."""
     point = now.point(rows)
     if point is not None:
-        return _figures(point)
+        return point.slot_rate
     assert now.probe is not None
     below = [point for point in now.probe.curve if point.rows < rows]
     above = [point for point in now.probe.curve if point.rows > rows]
@@ -218,4 +205,4 @@ def _at(now: Situation, rows: int) -> Figures | None:
     part = (rows - one.rows) / (other.rows - one.rows)
     step_s = one.step_s + part * (other.step_s - one.step_s)
     tokens = one.slot_tokens_per_s * one.step_s / one.rows
-    return tokens * rows / step_s, None, None
+    return Interval(value=tokens * rows / step_s)

@@ -1,9 +1,9 @@
 """Advice on what a rank computes: number formats, head, last layer, attention."""
 
 from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.decide.advice.gains import MOST_SHARE
 from autotune.decide.advice.situation import Situation, part_figure
-from autotune.decide.bottleneck import CONFIDENCE
 from trainer.peaks import peak_flops_per_s, product_format
 
 PREDICTED_SHARE = 0.15
@@ -187,7 +187,7 @@ def computing(now: Situation) -> Advice | None:
         evidence.append(
             Figure(
                 name="MFU", value=found.mfu, unit="share", low=found.mfu_low, high=found.mfu_high,
-                confidence=None if found.mfu_low is None else CONFIDENCE, n=found.steps, source=found.source,
+                confidence=None if found.mfu_low is None else SHOWN_CONFIDENCE, n=found.steps, source=found.source,
             )
         )  # fmt: skip
     return Advice(

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from autotune.core.advice import Advice, Figure
+from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.outcome import Contaminated
 from autotune.decide.advice.situation import Situation, middle
-from autotune.decide.bottleneck import CONFIDENCE
 from autotune.decide.probe_command import probe_command
 
 BUSY_SHARE, LOW_MFU = 0.9, 0.35
@@ -78,7 +78,7 @@ def utilisation(now: Situation) -> Advice | None:
             Figure(name="utilisation", value=busy, unit="share", source="NVML"),
             Figure(
                 name="MFU", value=now.mfu, unit="share", low=now.bottleneck.mfu_low, high=now.bottleneck.mfu_high,
-                confidence=None if now.bottleneck.mfu_low is None else CONFIDENCE,
+                confidence=None if now.bottleneck.mfu_low is None else SHOWN_CONFIDENCE,
                 n=now.bottleneck.steps, source=now.bottleneck.source,
             ),
         ),

@@ -5,11 +5,11 @@ from collections import Counter
 
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import WorkersRow
+from autotune.core.interval import CONFIDENCE
 from autotune.core.units import format_seconds
 from autotune.decide.advice.gains import without
 from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, part_figure
 from autotune.decide.bottleneck import rows_of_this_start
-from autotune.decide.resampling import CONFIDENCE
 
 STARVED_SHARE = 0.03
 """Waiting for data that is worth a word: what a count that is proven to be enough may cost, and a little."""
@@ -212,11 +212,8 @@ def undecided_workers(now: Situation) -> Advice | None:
 
 
 def _ratio_figure(row: WorkersRow) -> Figure:
-    return Figure(
-        name=f"{row.loader_workers} loader workers, of the step on batches from memory", value=row.ratio_to_ceiling,
-        unit="ratio", low=row.ratio_low, high=row.ratio_high, confidence=None if row.ratio_low is None else CONFIDENCE,
-        n=len(row.slot_tokens_per_s), source="autotune workers",
-    )  # fmt: skip
+    name = f"{row.loader_workers} loader workers, of the step on batches from memory"
+    return Figure.of(row.ratio, name=name, unit="ratio", n=len(row.slot_tokens_per_s), source="autotune workers")
 
 
 def _measured_gain(old: WorkersRow | None, new: WorkersRow) -> Gain | None:

@@ -6,12 +6,12 @@ from collections import Counter
 
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.evidence import ExchangeRow
+from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.trial import LinkFigures
 from autotune.decide.advice.gains import times, without
 from autotune.decide.advice.situation import PERSISTENT_SHARE, Situation, on_host, part_figure
 from autotune.decide.bottleneck import MATTERS_SHARE, rows_of_this_start
 from autotune.decide.links import slow_members
-from autotune.decide.resampling import CONFIDENCE
 
 WORTH_RATIO = 1.02
 SLOW_RATIO = 1.1
@@ -39,17 +39,13 @@ def exchange(now: Situation) -> Advice | None:
         "parallel.bucket_cap_mib": (parallel.bucket_cap_mib, best.bucket_cap_mib),
         "parallel.shard_ranks": (parallel.shard_ranks, best.shard_ranks),
     }
-    exact = mine.ratio_to_default is None
+    exact = best.ratio if mine.ratio_to_default is None else None
     return Advice(
         rule="exchange",
         severity="should",
         claim=f"gradients travel faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
         evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that is proven")),
-        gain=Gain(
-            of="real tokens/s", ratio=ratio, low=best.ratio_low if exact else None,
-            high=best.ratio_high if exact else None,
-            confidence=CONFIDENCE if exact and best.ratio_low is not None else None, known="measured",
-        ),
+        gain=Gain.of_rates(exact or Interval(value=ratio)),
         cost="none that was seen; the sums of gradients are rounded in another order",
         changes=tuple(Change(key=key, old=old, new=new) for key, (old, new) in wanted.items() if old != new),
         would_change="another network, or another number of nodes",

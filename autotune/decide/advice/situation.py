@@ -10,9 +10,9 @@ from typing import Any, Literal
 from autotune.core.advice import Figure
 from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
+from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FinishedTrial
-from autotune.decide.bottleneck import CONFIDENCE
 from autotune.decide.choose import deal
 from autotune.decide.probe_command import takes_the_whole_card
 from autotune.decide.work import HIDDEN_SIZE, LAYERS, of_model
@@ -329,7 +329,7 @@ def part_figure(part: Part, name: str, steps: int) -> Figure:
     """A part of a step as evidence."""
     return Figure(
         name=name, value=part.share, unit="share", low=part.low, high=part.high,
-        confidence=None if part.low is None else CONFIDENCE, n=steps, source=part.source,
+        confidence=None if part.low is None else SHOWN_CONFIDENCE, n=steps, source=part.source,
     )  # fmt: skip
 
 

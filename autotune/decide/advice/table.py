@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from autotune.core.advice import SEVERITIES, Advice, Figure
 from autotune.core.bottleneck import Cause
+from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.decide.advice import batch, compute, condition, device, loader, network, rows, size
 from autotune.decide.advice.situation import Situation
-from autotune.decide.bottleneck import CONFIDENCE
 
 Recommendation = str
 """Of the paper: ``R1`` to ``R5``."""
@@ -110,7 +110,7 @@ def _change_nothing(now: Situation) -> Advice:
         first = limit.parts[0]
         figures = (
             Figure(name=f"largest part of the step: {first.cause}", value=first.share, unit="share", low=first.low,
-                   high=first.high, confidence=None if first.low is None else CONFIDENCE, n=limit.steps,
+                   high=first.high, confidence=None if first.low is None else SHOWN_CONFIDENCE, n=limit.steps,
                    source=first.source),
         )  # fmt: skip
     return Advice(

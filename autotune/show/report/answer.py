@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from autotune.core.advice import Advice
 from autotune.core.bottleneck import Bottleneck
+from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.units import format_share
-from autotune.decide.bottleneck import CONFIDENCE
 from autotune.decide.rates import Rate, tuned_rate
-from autotune.show.intervals import with_bounds
+from autotune.show.intervals import with_bounds, with_interval
 from autotune.show.report.document import Block, Code, Pairs, Strong, Table, Words
 from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
@@ -38,7 +38,7 @@ def _glance(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> list[str | N
         f"{train.micro_batch_rows}{' (predicted)' if one.profile.is_estimated else ''}",
         str(train.data.loader_workers),
         f"{train.parallel.strategy}, {train.parallel.gradient_dtype}",
-        None if rate is None else with_bounds(rate.value, rate.low, rate.high, count, rate.confidence),
+        None if rate is None else with_interval(rate.interval, count),
         None if rate is None else str(rate.ranks),
         None if found is None else cause_words(found.limit),
     ]
@@ -98,7 +98,7 @@ def _advised(one: ReportedProfile) -> bool:
 
 def rate_words(rate: Rate) -> str:
     """With its interval."""
-    return f"{with_bounds(rate.value, rate.low, rate.high, count, rate.confidence)} real tokens/s"
+    return f"{with_interval(rate.interval, count)} real tokens/s"
 
 
 def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
@@ -122,7 +122,7 @@ def _limit_words(found: Bottleneck) -> Words:
     part = found.part(found.limit)
     share = ""
     if part is not None:
-        share = f", {with_bounds(part.share, part.low, part.high, format_share, CONFIDENCE)} of a step"
+        share = f", {with_bounds(part.share, part.low, part.high, format_share, SHOWN_CONFIDENCE)} of a step"
     decided = "" if found.decided else "; the interval leaves it open"
     return (Strong(text=cause_words(found.limit)), f"{share} ({found.source}){decided}. ")
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from autotune.core.evidence import RecipeRow
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_seconds, format_share
 from autotune.decide.cost import LARGE_JOB_RANKS, PayBack, cost_rows, pay_back
-from autotune.decide.statistics import SHOWN_CONFIDENCE, Interval
 from autotune.show.charts.drawing import Axis, Bar, Bars
-from autotune.show.intervals import bounds, with_bounds
+from autotune.show.intervals import window_bounds, with_bounds
 from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, Words
 from autotune.show.report.figures import count, hours, interval_of, number, plural, times
 from autotune.show.report.inputs import ReportedProfile
@@ -33,7 +33,7 @@ def before_after(one: ReportedProfile) -> tuple[Block, ...]:
         (Strong(text=_NAMES[row.name]), f": {'; '.join(row.differences)}") for row in found.rows if row.differences
     )
     rates = ((row, interval_of(row.real_tokens_per_s)) for row in found.rows)
-    ran = [(row, rate) for row, rate in rates if rate is not None]
+    ran = [(row, rate) for row, rate in rates if rate is not None and rate.low is not None]
     shown: Block = table
     if ran:
         bars = tuple(_bar(row, rate) for row, rate in ran)
@@ -58,15 +58,13 @@ def _bar(row: RecipeRow, rate: Interval) -> Bar:
 
 def _cells(row: RecipeRow) -> list[str | None]:
     rate = interval_of(row.real_tokens_per_s)
-    ratio = row.ratio_to_tuned
-    low, high = (None if end is None else 1 / end for end in (row.ratio_high, row.ratio_low))
-    faster = row.name != "tuned" and ratio is not None
+    ratio = None if row.name == "tuned" else row.tuned_ratio
     return [
         _NAMES[row.name],
         None if rate is None else count(rate.value),
-        None if rate is None else bounds(rate.low, rate.high, count),
-        times(1 / ratio) if faster and ratio else None,
-        bounds(low, high, number) if faster else None,
+        None if rate is None else window_bounds(rate, count),
+        None if ratio is None else times(ratio.value),
+        None if ratio is None else window_bounds(ratio, number),
         format_share(row.data_wait_share),
         str(len(row.real_tokens_per_s)),
         row.outcome,

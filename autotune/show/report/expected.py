@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_bytes, format_share
-from autotune.decide.drift import Drift, Known
-from autotune.decide.statistics import SHOWN_CONFIDENCE
+from autotune.decide.drift import Drift
 from autotune.show.intervals import bounds, confidence_words
 from autotune.show.report.document import LONG_TABLE_ROWS, Block, Paragraph, Table
 from autotune.show.report.figures import count
@@ -51,7 +51,7 @@ def _drift_cells(drift: Drift) -> list[str | None]:
     ]
 
 
-def _bounded(known: Known | None, form: Callable[[float], str]) -> str | None:
+def _bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
     """With the confidence, unless it is the one of the headings."""
     if known is None:
         return None

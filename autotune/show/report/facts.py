@@ -146,9 +146,9 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
         return None
     return {
         "value": rate.value,
-        "low": rate.low,
-        "high": rate.high,
-        "confidence": None if rate.low is None else rate.confidence,
+        "low": rate.interval.low,
+        "high": rate.interval.high,
+        "confidence": rate.interval.confidence,
         "known": rate.known,
         "ranks": rate.ranks,
         "source": rate.source,

@@ -1,12 +1,12 @@
 """Figures with their units and intervals, as words."""
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 
 from autotune.core.advice import Unit
+from autotune.core.interval import Interval
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.decide.statistics import Interval, mean_interval
+from autotune.decide.statistics import of_windows
 
 
 def nats(loss: float | None) -> str:
@@ -15,14 +15,9 @@ def nats(loss: float | None) -> str:
 
 
 def interval_of(figures: Sequence[float]) -> Interval | None:
-    """Their mean with 95 % bounds; None where there is none above nought, which files of others may hold."""
+    """Return where they lie with 95 % bounds; None if there is none above nought, which files of others may hold."""
     known = [figure for figure in figures if 0 < figure < math.inf]
-    if not known:
-        return None
-    try:
-        return mean_interval(known)
-    except OverflowError:  # so far apart that their bounds are no numbers
-        return Interval(value=statistics.median(known), low=None, high=None)
+    return of_windows(known).interval() if known else None
 
 
 def count(value: float) -> str:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.core.interval import Interval
 from autotune.decide.baseline import default_recipe, differences, is_precise, paper_style, ratio_to_tuned
-from autotune.decide.statistics import Interval
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 
 TUNED = TrainConfig(

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.core.interval import Interval
 from autotune.decide.comparison import (
     LOSS,
     MOST_ROWS,
@@ -17,8 +18,8 @@ from autotune.decide.comparison import (
     flat_table,
     gate,
 )
-from autotune.decide.difference import Estimate, of_one, of_readings
-from autotune.decide.statistics import Interval
+from autotune.core.interval import Interval
+from autotune.decide.statistics import Estimate, of_one, of_windows
 from tests.autotune.profiles import example_profile
 
 WORK = {
@@ -29,7 +30,7 @@ STEADY = [100.0, 101.0, 99.0, 100.5, 99.5]
 
 
 def _side(readings=(), *, rates=STEADY, of="windows", **circumstances):
-    headline = [Reading(metric=TRAINING_RATE, of=of, estimate=of_readings(rates))] if rates else []
+    headline = [Reading(metric=TRAINING_RATE, of=of, estimate=of_windows(rates))] if rates else []
     return Side(
         kind="run", name="x", settings={"max_steps": 10}, circumstances=WORK | circumstances, facts={"torch": "2"},
         readings=tuple(readings), headlines=tuple(headline),
@@ -67,7 +68,7 @@ def test_a_circumstance_that_one_side_does_not_know_is_no_difference():
 
 
 def test_another_layout_spoils_slots_and_not_real_tokens():
-    slots = [Reading(metric=STEP_RATE, of="2 rows", estimate=of_readings(STEADY))]
+    slots = [Reading(metric=STEP_RATE, of="2 rows", estimate=of_windows(STEADY))]
     found = compare(_side(slots), _side(slots, layout="padded"))
     assert found.headline.verdict == "the same within noise"
     assert found.figures[0].verdict == "not comparable"

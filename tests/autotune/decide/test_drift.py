@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.decide.difference import difference, of_one, of_readings, of_steps
 from autotune.decide.drift import drifts, verdict_of
 from autotune.decide.rates import run_rate, tuned_rate
+from autotune.decide.statistics import difference, of_one, of_steps, of_windows
 from tests.autotune.decide.runs import noisy, run_of, that_trained_at, with_evidence
 from tests.autotune.profiles import example_profile as small_profile
 from tests.autotune.show.report.example import example_inputs
@@ -23,7 +23,7 @@ def _verdicts(n, memory, *, reached=1.0):
     for seed in range(RUNS):
         windows = SPEED * np.exp(np.random.default_rng(10_000 + seed).normal(scale=WINDOW_NOISE, size=6))
         seconds = [1 / rate for rate in noisy(seed, n, memory=memory, noise=NOISE, mean=reached * SPEED)]
-        verdict = verdict_of(of_readings(windows.tolist()), of_steps([1.0] * n, seconds))
+        verdict = verdict_of(of_windows(windows.tolist()), of_steps([1.0] * n, seconds))
         drifted += verdict.startswith("drift")
         unknown += verdict.startswith("noise is not known")
     return drifted / RUNS, unknown / RUNS
@@ -83,9 +83,9 @@ def test_it_is_the_statistic_that_comparisons_use():
 
 
 def test_small_differences_concern_nobody_however_sure():
-    sure = of_readings([100.0, 100.01, 99.99] * 5)
-    assert verdict_of(sure, of_readings([98.5, 98.51, 98.49] * 5)) == "as expected"
-    assert verdict_of(sure, of_readings([97.5, 97.51, 97.49] * 5)) == "drift: slower, beyond noise"
+    sure = of_windows([100.0, 100.01, 99.99] * 5)
+    assert verdict_of(sure, of_windows([98.5, 98.51, 98.49] * 5)) == "as expected"
+    assert verdict_of(sure, of_windows([97.5, 97.51, 97.49] * 5)) == "drift: slower, beyond noise"
 
 
 def test_without_repetition_noise_is_not_known_and_only_what_is_far_is_told():

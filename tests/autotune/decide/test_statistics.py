@@ -1,88 +1,60 @@
+import itertools
 import math
+import random
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.decide.statistics import mean_interval, normal_quantile, t_quantile, trimmed_interval
+from autotune.core.interval import NOT_ENOUGH, Interval
+from autotune.decide.statistics import (
+    TOO_NOISY,
+    block_count,
+    difference,
+    location,
+    no_spread_of,
+    normal_quantile,
+    of_bounds,
+    of_one,
+    of_sound_steps,
+    of_steps,
+    of_windows,
+    paired_difference,
+    ratio_of,
+    t_quantile,
+)
 
-figures = st.lists(st.floats(0.1, 1e6), min_size=2, max_size=20)
+NOISE = 0.05
+figures = st.lists(st.floats(0.1, 1e6), min_size=3, max_size=20)
+rates = st.floats(1e-3, 1e9)
 confidences = st.floats(0.5, 0.999)
 
-
-@given(figures)
-def test_the_mean_lies_within_its_bounds_and_among_its_figures(values):
-    found = mean_interval(values)
-    assert found.low <= found.value * (1 + 1e-9)
-    assert found.value <= found.high * (1 + 1e-9)
-    assert min(values) * (1 - 1e-9) <= found.value <= max(values) * (1 + 1e-9)
-
-
-@given(figures, st.floats(0.5, 2))
-def test_the_mean_scales_with_its_figures(values, factor):
-    plain, scaled = mean_interval(values), mean_interval([value * factor for value in values])
-    assert math.isclose(plain.value * factor, scaled.value, rel_tol=1e-9)
-    assert math.isclose(plain.high * factor, scaled.high, rel_tol=1e-6)
-
-
-def test_one_figure_shows_no_spread_and_none_is_refused():
-    alone = mean_interval([2.0])
-    assert (alone.value, alone.low, alone.high) == (pytest.approx(2.0), None, None)
-    with pytest.raises(ValueError, match="no figures"):
-        mean_interval([])
+# Two-sided quantiles at 90, 95, 98 and 99 %, as tables of Student's distribution print them: NIST/SEMATECH e-Handbook
+# of Statistical Methods, 1.3.6.7.2.
+TABLE = {
+    1: (6.314, 12.706, 31.821, 63.657), 2: (2.920, 4.303, 6.965, 9.925), 3: (2.353, 3.182, 4.541, 5.841),
+    4: (2.132, 2.776, 3.747, 4.604), 5: (2.015, 2.571, 3.365, 4.032), 6: (1.943, 2.447, 3.143, 3.707),
+    7: (1.895, 2.365, 2.998, 3.499), 8: (1.860, 2.306, 2.896, 3.355), 9: (1.833, 2.262, 2.821, 3.250),
+    10: (1.812, 2.228, 2.764, 3.169), 11: (1.796, 2.201, 2.718, 3.106), 12: (1.782, 2.179, 2.681, 3.055),
+    13: (1.771, 2.160, 2.650, 3.012), 14: (1.761, 2.145, 2.624, 2.977), 15: (1.753, 2.131, 2.602, 2.947),
+    16: (1.746, 2.120, 2.583, 2.921), 17: (1.740, 2.110, 2.567, 2.898), 18: (1.734, 2.101, 2.552, 2.878),
+    19: (1.729, 2.093, 2.539, 2.861), 20: (1.725, 2.086, 2.528, 2.845), 21: (1.721, 2.080, 2.518, 2.831),
+    22: (1.717, 2.074, 2.508, 2.819), 23: (1.714, 2.069, 2.500, 2.807), 24: (1.711, 2.064, 2.492, 2.797),
+    25: (1.708, 2.060, 2.485, 2.787), 26: (1.706, 2.056, 2.479, 2.779), 27: (1.703, 2.052, 2.473, 2.771),
+    28: (1.701, 2.048, 2.467, 2.763), 29: (1.699, 2.045, 2.462, 2.756), 30: (1.697, 2.042, 2.457, 2.750),
+    40: (1.684, 2.021, 2.423, 2.704), 60: (1.671, 2.000, 2.390, 2.660), 120: (1.658, 1.980, 2.358, 2.617),
+    math.inf: (1.645, 1.960, 2.326, 2.576),
+}  # fmt: skip
 
 
-def test_the_interval_of_three_figures_uses_students_quantile():
-    found = mean_interval([math.exp(value) for value in (0.0, 0.1, 0.2)])
-    assert math.log(found.high) == pytest.approx(0.1 + 4.303 * 0.1 / math.sqrt(3))
+@pytest.mark.parametrize(("freedom", "row"), TABLE.items())
+def test_students_quantiles_are_those_of_the_table(freedom, row):
+    found = [t_quantile(confidence, freedom) for confidence in (0.90, 0.95, 0.98, 0.99)]
+    assert found == pytest.approx(row, abs=0.00051)
 
 
-@given(figures, st.floats(0.5, 2))
-def test_the_trimmed_mean_lies_within_its_bounds_and_scales_with_its_figures(values, factor):
-    plain, scaled = trimmed_interval(values), trimmed_interval([value * factor for value in values])
-    assert plain.low <= plain.value * (1 + 1e-9)
-    assert plain.value <= plain.high * (1 + 1e-9)
-    assert math.isclose(plain.value * factor, scaled.value, rel_tol=1e-9)
-    assert math.isclose(plain.low * factor, scaled.low, rel_tol=1e-6)
-
-
-def test_one_reading_in_five_moves_the_mean_and_not_the_trimmed_mean():
-    steady, held_up = [1.0, 1.01, 0.99, 1.02, 0.98], [1.0, 1.01, 0.99, 1.02, 0.3]
-    assert trimmed_interval(held_up).value == pytest.approx(trimmed_interval(steady).value, rel=0.01)
-    assert mean_interval(held_up).value < 0.85
-
-
-@given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=4))
-def test_fewer_than_five_figures_are_not_trimmed(values):
-    assert trimmed_interval(values) == mean_interval(values)
-
-
-@pytest.mark.parametrize(("confidence", "value"), [(0.6827, 1.0), (0.95, 1.960), (0.98, 2.326), (0.99, 2.576)])
-def test_normal_quantiles_are_those_of_the_tables(confidence, value):
-    assert normal_quantile(confidence) == pytest.approx(value, abs=1e-3)
-
-
-# Two-sided quantiles from tables of Student's distribution.
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "value", "tolerance"),
-    [
-        (0.95, 3, 3.182, 0.03),
-        (0.95, 5, 2.571, 0.01),
-        (0.95, 10, 2.228, 0.001),
-        (0.95, 30, 2.042, 0.001),
-        (0.98, 3, 4.541, 0.04),
-        (0.98, 5, 3.365, 0.01),
-        (0.98, 10, 2.764, 0.002),
-        (0.98, 20, 2.528, 0.001),
-        (0.99, 10, 3.169, 0.003),
-        (0.99, 60, 2.660, 0.001),
-    ],
-)
-def test_students_quantiles_are_those_of_the_tables(confidence, freedom, value, tolerance):
-    assert t_quantile(confidence, freedom) == pytest.approx(value, rel=tolerance)
-
-
-@given(confidences, st.integers(1, 200))
+@given(confidences, st.floats(1, 200))
 def test_students_quantile_falls_with_the_freedom_towards_the_normal_one(confidence, freedom):
     normal = normal_quantile(confidence)
     assert t_quantile(confidence, freedom) >= t_quantile(confidence, freedom + 1) >= normal
@@ -97,3 +69,277 @@ def test_more_confidence_asks_for_a_wider_interval(confidence, freedom):
 def test_a_distribution_without_freedom_is_refused():
     with pytest.raises(ValueError, match="0 degrees"):
         t_quantile(0.95, 0)
+
+
+@pytest.mark.parametrize(("confidence", "value"), [(0.6827, 1.0), (0.95, 1.960), (0.98, 2.326), (0.99, 2.576)])
+def test_normal_quantiles_are_those_of_the_tables(confidence, value):
+    assert normal_quantile(confidence) == pytest.approx(value, abs=1e-3)
+
+
+# Windows.
+
+
+def _normal(rng, n):
+    return rng.normal(0, NOISE, n)
+
+
+def _heavy(rng, n):
+    return 0.5 * NOISE * rng.standard_t(3, n)
+
+
+def _held_up(rng, n):
+    """One in ten lasts longer, by a third of it in the mean."""
+    return _normal(rng, n) - (rng.random(n) < 0.1) * rng.exponential(0.3, n)
+
+
+@pytest.mark.parametrize("draw", [_normal, _heavy, _held_up])
+@pytest.mark.parametrize("n", [5, 6, 8, 10, 15, 20, 30])
+def test_bounds_of_windows_hold_their_location_as_often_as_they_say(draw, n):
+    rng = np.random.default_rng(n)
+    truth = np.mean([location(list(draw(rng, n))) for _ in range(4000)])
+    found = [of_windows(list(draw(rng, n)), scale="linear") for _ in range(1500)]
+    for confidence, least in ((0.95, 0.92), (0.98, 0.955)):
+        every = [one.interval(confidence) for one in found]
+        assert least <= np.mean([one.low <= truth <= one.high for one in every]) <= 0.998
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_bounds_of_few_normal_windows_hold_as_often_as_they_say(n):
+    rng = np.random.default_rng(n)
+    for confidence in (0.95, 0.98):
+        every = [of_windows(list(_normal(rng, n)), scale="linear").interval(confidence) for _ in range(4000)]
+        assert np.mean([one.low <= 0 <= one.high for one in every]) == pytest.approx(confidence, abs=0.011)
+
+
+@given(figures, st.floats(0.5, 2))
+def test_windows_lie_within_their_bounds_and_scale_with_their_figures(values, factor):
+    plain, scaled = of_windows(values), of_windows([value * factor for value in values])
+    assert min(values) * (1 - 1e-9) <= plain.value <= max(values) * (1 + 1e-9)
+    assert math.isclose(plain.value * factor, scaled.value, rel_tol=1e-9)
+    assert plain.variance == pytest.approx(scaled.variance, rel=1e-6, abs=1e-12)
+    found = plain.interval()
+    assert found.low is None or found.low * (1 - 1e-9) <= found.value <= found.high * (1 + 1e-9)
+
+
+def test_two_windows_are_not_enough_and_none_are_refused():
+    found = of_windows([2.0, 2.2])
+    assert (found.interval(), found.no_spread) == (Interval(value=found.value), NOT_ENOUGH)
+    with pytest.raises(ValueError, match="no figures"):
+        of_windows([])
+
+
+def test_the_bounds_of_three_windows_are_students():
+    found = of_windows([math.exp(value) for value in (0.0, 0.1, 0.2)]).interval()
+    assert math.log(found.high) == pytest.approx(0.1 + 4.303 * 0.1 / math.sqrt(3), abs=1e-4)
+    assert found.confidence == 0.95
+
+
+def test_windows_that_are_far_apart_have_no_bounds():
+    apart = of_windows([1000.0, 2800.0, 7700.0])
+    assert apart.interval() == Interval(value=apart.value)
+    assert of_windows([2700.0, 2800.0, 2900.0]).interval().low is not None
+
+
+def test_a_ratio_that_is_clear_of_one_has_bounds_however_wide():
+    wide = ratio_of([(5.0, 1.0), (9.0, 1.0), (7.0, 1.0), (14.0, 1.0), (8.0, 1.0)])
+    assert wide.low is not None and wide.low > 1 and wide.high / wide.value > 1.5
+    assert ratio_of([(0.5, 1.0), (2.0, 1.0), (1.0, 1.0)]).low is None
+
+
+def test_one_reading_in_five_hardly_moves_the_location():
+    steady, held_up = [1.0, 1.01, 0.99, 1.02, 0.98], [1.0, 1.01, 0.99, 1.02, 0.3]
+    assert of_windows(held_up).value == pytest.approx(of_windows(steady).value, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e6), st.floats(1.0, 1e6)), min_size=3, max_size=30))
+def test_a_paired_ratio_turns_over_with_its_pairs(pairs):
+    found, turned = ratio_of(pairs), ratio_of([(second, first) for first, second in pairs])
+    assert found.value == pytest.approx(1 / turned.value)
+    assert found.low is None or found.low == pytest.approx(turned.inverse.low)
+
+
+def test_pairs_that_are_all_alike_prove_their_ratio():
+    found = ratio_of([(99.0, 100.0)] * 6)
+    assert (found.low, found.high, found.confidence) == (pytest.approx(0.99), pytest.approx(0.99), 0.98)
+
+
+def test_the_more_ratios_one_was_picked_from_the_wider_are_its_bounds():
+    pairs = [(100.0 + n, 100.0) for n in (0, 3, 1, 5, 2, 4)]
+    alone, of_two, of_six = (ratio_of(pairs, of=of) for of in (1, 2, 6))
+    assert of_six.value == alone.value
+    assert of_six.low < of_two.low < alone.low < alone.high < of_two.high < of_six.high
+
+
+def _falsely_proven(*, tries, of, rounds=6, repeats=600):
+    """How often the highest of ratios that are all 1 is proven to be above it."""
+    rng = random.Random(7)
+    wrong = 0
+    for _ in range(repeats):
+        every = [[(math.exp(rng.gauss(0, 0.08)), 1.0) for _ in range(rounds)] for _ in range(tries)]
+        highest = max(every, key=lambda pairs: ratio_of(pairs).value)
+        wrong += (ratio_of(highest, of=of).low or 0.0) > 1
+    return wrong / repeats
+
+
+def test_the_highest_of_equal_ratios_is_seldom_proven_to_be_higher_if_all_of_them_count():
+    assert _falsely_proven(tries=6, of=6) <= 0.02
+    assert _falsely_proven(tries=6, of=1) > 0.02
+
+
+# Steps.
+
+
+def _seconds(rng, n: int, memory: float, *, mean_s: float = 1.0) -> list[float]:
+    """Times of steps that remember each other: a first-order autoregression of their logarithms."""
+    pushes = rng.normal(size=n + 300) * math.sqrt(1 - memory**2) * NOISE
+    logs = list(itertools.accumulate(pushes, lambda before, push: memory * before + push))[300:]
+    return [mean_s * math.exp(log) for log in logs]
+
+
+def _verdicts(n: int, memory: float, *, ratio: float = 1.0, pairs: int = 400) -> tuple[float, float]:
+    """Of pairs of series: how many were found to differ, and how many said nothing."""
+    rng = np.random.default_rng(int(1000 * memory) + n)
+    found = silent = 0
+    for _ in range(pairs):
+        a, b = (of_steps([1.0] * n, _seconds(rng, n, memory, mean_s=mean_s)) for mean_s in (1.0, 1 / ratio))
+        change = difference(a, b)
+        if change.low is None or change.high is None:
+            silent += 1
+        else:
+            found += not change.low <= 1 <= change.high
+    return found / pairs, silent / pairs
+
+
+@pytest.mark.parametrize("n", [40, 120, 400])
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.8, 0.9])
+def test_the_same_speed_is_hardly_ever_found_to_differ_however_steps_depend_on_each_other(n, memory):
+    found, _ = _verdicts(n, memory)
+    assert found <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / 400)  # 5 %, and what 400 tries may be off by
+
+
+def test_taking_steps_for_independent_would_cry_wolf():
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(200):
+        logs = [np.log(_seconds(rng, 120, 0.9)) for _ in range(2)]
+        spread = math.sqrt(sum(one.var(ddof=1) / len(one) for one in logs))
+        wrong += abs(logs[0].mean() - logs[1].mean()) > 1.97 * spread
+    assert wrong > 100  # of 200
+
+
+@pytest.mark.parametrize(("n", "memory"), [(60, 0.0), (200, 0.5), (600, 0.8), (2000, 0.9)])
+def test_five_per_cent_are_found_with_enough_steps(n, memory):
+    found, silent = _verdicts(n, memory, ratio=0.95, pairs=100)
+    assert found >= 0.85
+    assert silent <= 0.05
+
+
+def test_too_few_steps_for_their_memory_show_no_spread():
+    rng = np.random.default_rng(2)
+    seconds = _seconds(rng, 40, 0.97)
+    found = of_steps([1.0] * 40, seconds)
+    assert found.variance is None
+    assert found.no_spread == "too few steps for how slowly they vary"
+    assert found.interval().low is None
+    assert found.value == pytest.approx(40 / sum(seconds))
+
+
+@given(st.lists(rates, min_size=1, max_size=60), st.data())
+def test_a_rate_is_all_amounts_over_all_sizes(amounts, data):
+    sizes = data.draw(st.lists(st.floats(1e-3, 1e3), min_size=len(amounts), max_size=len(amounts)))
+    found = of_steps(amounts, sizes)
+    assert found.value == pytest.approx(sum(amounts) / sum(sizes))
+    assert found.n == len(amounts)
+
+
+@given(st.lists(rates, min_size=1, max_size=200))
+def test_blocks_are_some_and_no_more_than_steps(readings):
+    blocks = block_count([math.log(reading) for reading in readings])
+    assert blocks is None or 4 <= blocks <= min(16, len(readings))
+
+
+@given(st.lists(rates, min_size=3, max_size=9), st.lists(rates, min_size=3, max_size=9))
+def test_the_other_way_round_it_is_the_inverse(first, second):
+    a, b = of_windows(first), of_windows(second)
+    assume(a.variance and b.variance)
+    there, back = difference(a, b), difference(b, a)
+    assert there.value == pytest.approx(1 / back.value)
+    assert (there.low is None) == (back.low is None)
+    assert there.low is None or there.low <= there.value <= there.high
+    if there.low is not None and 1e-100 < back.high < 1e100:
+        assert there.low == pytest.approx(1 / back.high)
+
+
+@given(st.lists(rates, min_size=3, max_size=9), st.floats(0.1, 10))
+def test_a_common_factor_changes_nothing(readings, factor):
+    a, b = of_windows(readings), of_windows([factor * reading for reading in readings])
+    assert difference(a, b).value == pytest.approx(factor, rel=1e-6)
+
+
+def test_bounds_that_were_kept_give_back_the_spread_they_came_from():
+    readings = [90.0, 101.0, 99.0, 104.0]
+    again = of_bounds(of_windows(readings).interval(), len(readings))
+    assert again.variance == pytest.approx(of_windows(readings).variance, rel=1e-3)
+    assert of_bounds(Interval(value=100.0), 1).variance is None
+
+
+def test_a_figure_read_once_has_a_ratio_and_no_bounds():
+    found = difference(of_one(4.0), of_one(5.0))
+    assert (found.value, found.low, found.high) == (1.25, None, None)
+
+
+def test_figures_too_noisy_to_tell_apart_say_so():
+    a, b = of_windows([1.0, 4.0, 0.5]), of_windows([1.0, 3.0, 0.4])
+    assert difference(a, b).low is None
+    assert no_spread_of(a, b) == TOO_NOISY
+    assert no_spread_of(a, of_one(1.0)) == "one figure shows no spread"
+
+
+def test_shares_differ_by_points_and_may_be_zero():
+    rng = np.random.default_rng(3)
+    a, b = (
+        of_steps([wait + 0.001 * rng.random() for _ in range(40)], [1.0] * 40, scale="linear") for wait in (0.0, 0.1)
+    )
+    found = difference(a, b)
+    assert found.value == pytest.approx(0.1, abs=0.002)
+    assert found.low is not None and found.low > 0.09
+    assert difference(of_one(0.0, scale="linear"), of_one(0.0, scale="linear")).value == 0
+
+
+def test_figures_on_different_scales_are_a_bug():
+    with pytest.raises(ValueError, match="scale"):
+        difference(of_one(1.0), of_one(1.0, scale="linear"))
+
+
+def test_losses_of_the_same_steps_differ_by_what_they_do_not_share():
+    rng = np.random.default_rng(4)
+    shared = [5 * math.exp(-step / 50) + 3 + 0.2 * rng.normal() for step in range(100)]  # the batches are the same
+    b = [1.02 * loss * math.exp(0.002 * rng.normal()) for loss in shared]
+    found = paired_difference(shared, b)
+    assert found.value == pytest.approx(1.02, abs=0.001)
+    assert found.low is not None and found.high is not None
+    assert 1.015 < found.low < found.high < 1.025
+
+
+def test_predicted_bounds_give_back_the_spread_of_a_normal_distribution():
+    found = of_bounds(
+        Interval(value=100.0, low=100 * math.exp(-0.02326), high=100 * math.exp(0.02326), confidence=0.98)
+    )
+    assert found.variance == pytest.approx(0.01**2, rel=1e-3)
+    interval = found.interval()
+    assert interval.low is not None and interval.high is not None
+    assert math.log(interval.high / interval.low) == pytest.approx(2 * 0.0196, rel=1e-3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (0.0, 1.0)])
+def test_bounds_that_say_nothing_are_no_spread(low, high):
+    assert of_bounds(Interval(value=1.0, low=low, high=high, confidence=0.98)).variance is None
+
+
+@given(st.lists(st.tuples(rates, st.floats(1e-3, 1e3)), min_size=1, max_size=30), st.integers(0, 3))
+def test_figures_that_are_none_are_left_out(pairs, odd):
+    broken = [(math.nan, 1.0), (math.inf, 1.0), (1.0, 0.0), (-1.0, 1.0)][: odd + 1]
+    mixed = [*broken, *pairs]
+    found, clean = of_sound_steps(mixed), of_steps(*zip(*pairs, strict=True))
+    assert found == clean
+    assert of_sound_steps(broken) is None

@@ -1,0 +1,39 @@
+"""A value and the bounds that noise leaves it."""
+
+from dataclasses import dataclass
+
+CONFIDENCE = 0.98
+"""Of bounds that a decision rests on: looking again after every few rounds gives chance more than one try."""
+SHOWN_CONFIDENCE = 0.95
+"""Of bounds that only show how far noise reaches."""
+NOT_ENOUGH = "not enough windows"
+"""Said in place of bounds that would say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A value with its confidence bounds; None if there are too few readings for them."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    """With which the bounds hold the value, 0 to 1; None without bounds, and for bounds that rest on assumptions."""
+
+    @classmethod
+    def of(cls, value: float, low: float | None, high: float | None, confidence: float | None) -> "Interval":
+        """Bounds as they were kept: both or none."""
+        if low is None or high is None:
+            return cls(value=value)
+        return cls(value=value, low=low, high=high, confidence=confidence)
+
+    def scaled(self, factor: float) -> "Interval":
+        """Return all of it times a positive factor."""
+        low, high = (None if end is None else factor * end for end in (self.low, self.high))
+        return Interval(value=factor * self.value, low=low, high=high, confidence=self.confidence)
+
+    @property
+    def inverse(self) -> "Interval":
+        """Of a ratio, the other way round."""
+        low, high = (None if not end else 1 / end for end in (self.high, self.low))
+        return Interval.of(1 / self.value, low, high, self.confidence)
