@@ -69,7 +69,7 @@ class TestRun:
         assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
 
     def test_few_steps_show_no_spread(self):
-        found = bottleneck_of_run(run_of(GPU, settings(GPU), steps=6))
+        found = bottleneck_of_run(run_of(GPU, settings(GPU), steps=4))
         assert found is not None
         assert all(part.low is None for part in found.parts)
 
@@ -174,13 +174,13 @@ class TestProfile:
         before = bottleneck_of_profile(profile)
         assert before is not None
         assert before.mfu is None
-        flops = [0.38 * 835e12, 0.4 * 835e12, 0.42 * 835e12]
+        flops = [0.38 * 835e12, 0.42 * 835e12]
         rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
         workers = profile.evidence.workers.model_copy(update={"rows": rows})
         evidence = profile.evidence.model_copy(update={"workers": workers})
         found = bottleneck_of_profile(profile.model_copy(update={"evidence": evidence}))
         assert found is not None
-        assert (found.mfu, found.mfu_low) == (pytest.approx(0.4), None)  # three windows show no spread
+        assert (found.mfu, found.mfu_low) == (pytest.approx(0.4), None)  # two windows show no spread
 
     def test_counters_are_those_of_the_chosen_count(self):
         counters = counters_of_profile(profile_of(GPU, settings(GPU)))

@@ -26,10 +26,10 @@ def test_a_rate_of_slots_counts_what_holds_tokens():
     rate = tuned_rate(profile)
     assert fill_share(profile) == pytest.approx(0.994)
     assert rate.value == pytest.approx(0.994 * point.slot_tokens_per_s)
-    assert (rate.low, rate.high) == pytest.approx(
+    assert (rate.interval.low, rate.interval.high) == pytest.approx(
         (0.994 * point.slot_tokens_per_s_low, 0.994 * point.slot_tokens_per_s_high)
     )
-    assert rate.confidence == 0.95
+    assert rate.interval.confidence == 0.95
 
 
 def test_windows_are_those_of_the_profiles_own_workers_and_else_of_the_chosen_ones():
@@ -51,10 +51,12 @@ def test_other_numbers_of_ranks_are_read_from_the_scaling_curve_with_the_bounds_
     assert expected_rate(profile, 2).read_from == "steps"
     measured, predicted = expected_rate(profile, 4), expected_rate(profile, 8)
     assert (measured.known, predicted.known) == ("measured", "predicted")
-    assert (measured.confidence, predicted.confidence) == (0.98, 0.98)
-    assert predicted.low < predicted.value < predicted.high
-    own = predicted.estimate.interval  # of 95 %, which is 1.960 standard deviations for 2.326
-    assert math.log(own.high / own.low) == pytest.approx(math.log(predicted.high / predicted.low) * 1.960 / 2.326, 1e-3)
+    assert (measured.interval.confidence, predicted.interval.confidence) == (0.98, 0.98)
+    assert predicted.interval.low < predicted.value < predicted.interval.high
+    own = predicted.estimate.interval()  # of 95 %, which is 1.960 standard deviations for 2.326
+    assert math.log(own.high / own.low) == pytest.approx(
+        math.log(predicted.interval.high / predicted.interval.low) * 1.960 / 2.326, 1e-3
+    )
     assert expected_rate(profile, 5) is None
 
 
@@ -77,8 +79,8 @@ def test_the_interval_of_a_run_holds_its_true_rate_and_is_no_wider_than_its_nois
     held, widths = 0, []
     for seed in range(runs):
         rate = run_rate(run_of(noisy(seed, n, memory=memory, noise=noise, mean=100.0)))
-        held += rate.low <= 100.0 <= rate.high
-        widths.append(math.log(rate.high / rate.low))
+        held += rate.interval.low <= 100.0 <= rate.interval.high
+        widths.append(math.log(rate.interval.high / rate.interval.low))
     assert held / runs >= 0.95 - 2.6 * math.sqrt(0.05 * 0.95 / runs)
     true_half = 1.96 * noise * math.sqrt((1 + memory) / (1 - memory) / (0.95 * n))
     assert true_half < sum(widths) / runs / 2 < 1.6 * true_half
@@ -89,19 +91,19 @@ def test_twice_the_noise_is_twice_the_interval_whatever_the_speed(noise, times, 
     def half(spread):
         pattern = [mean * math.exp(spread * (-1) ** (step * step // 3)) for step in range(200)]
         rate = run_rate(run_of(pattern))
-        return math.log(rate.high / rate.low)
+        return math.log(rate.interval.high / rate.interval.low)
 
     assert half(times * noise) / half(noise) == pytest.approx(times, rel=0.05)
 
 
 def test_a_run_without_noise_has_an_interval_without_width():
     rate = run_rate(run_of([100.0] * 50))
-    assert (rate.low, rate.high) == pytest.approx((100.0, 100.0))
+    assert (rate.interval.low, rate.interval.high) == pytest.approx((100.0, 100.0))
 
 
 def test_a_short_run_has_a_rate_and_no_interval():
     rate = run_rate(run_of([100.0]))
-    assert (rate.value, rate.low, rate.high) == (pytest.approx(100.0), None, None)
+    assert (rate.value, rate.interval.low, rate.interval.high) == (pytest.approx(100.0), None, None)
 
 
 @pytest.mark.parametrize("rates", [[], [math.nan] * 5])

@@ -33,8 +33,8 @@ def test_what_there_was_nothing_to_say_of_has_no_line():
     assert lines[1].startswith("tried: 4 of 107 other ways to train; 30 windows")
 
 
-def test_a_ratio_without_bounds_says_none():
-    assert candidate_ratio(found_of(ratio_low=None, ratio_high=None)) == "1.01 times"
+def test_a_ratio_without_bounds_says_that_windows_are_not_enough():
+    assert candidate_ratio(found_of(ratio_low=None, ratio_high=None)) == "1.01 (not enough windows) times"
 
 
 def test_each_knob_has_its_row_with_what_is_missing_left_missing():

@@ -41,7 +41,10 @@ def test_a_row_shows_the_median_the_interval_and_the_verdict():
     slow, fast = evidence().rows
     assert workers_cells(slow) == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
     assert workers_cells(fast)[-1] == "enough"
-    assert workers_cells(fast.model_copy(update={"ratio_low": None, "verdict": "open"}))[3::4] == [None, "undecided"]
+    assert workers_cells(fast.model_copy(update={"ratio_low": None, "verdict": "open"}))[3::4] == [
+        "not enough windows",
+        "undecided",
+    ]
 
 
 def test_missing_figures_show_as_not_available_and_never_as_zero():
