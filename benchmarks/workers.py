@@ -259,8 +259,8 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 "undecided_between": list(choice.undecided_between),
                 "choice": choice.proof,
                 "refusal": choice.refusal,
-                "windows": swept.windows,
-                "seconds": swept.seconds,
+                "windows": swept.reading.windows,
+                "seconds": swept.reading.seconds,
                 "ratios": {str(count): ratio.value for count, ratio in choice.ratios.items()},
             }
             sys.stderr.write(f"real: {name}: {choice.workers}\n")

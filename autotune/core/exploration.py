@@ -45,23 +45,6 @@ class ExploredRow(Table):
     """``ran``, ``pruned`` after a short window, or why it did not run."""
 
 
-class KnobEffect(Table):
-    """What one knob contributes."""
-
-    knob: str
-    levels: Positive
-    importance_share: Annotated[float, Field(ge=0, le=1)]
-    """Of the variance of log real tokens/s over the whole space, as modelled from the trials: its own part."""
-    chosen: str
-    unexplored: str
-    ratio: PositiveFloat | None = None
-    """Real tokens/s of the chosen value against the unexplored one, all other knobs as chosen: modelled. None where
-    both are the same."""
-    ratio_low: PositiveFloat | None = None
-    """95 % bounds."""
-    ratio_high: PositiveFloat | None = None
-
-
 class ExploreEvidence(Table):
     """What a search over the settings of the step found."""
 
@@ -97,6 +80,5 @@ class ExploreEvidence(Table):
     taken for it. None where there was nothing to check."""
     left_out: list[str] = Field(default_factory=list)
     """Knobs and values that were not explored, and why."""
-    knobs: list[KnobEffect]
     rows: list[ExploredRow]
     seconds: NonNegativeFloat

@@ -6,9 +6,8 @@ have close effects. The scales of these parts are those, of a few, under which t
 compiled trial says something of all compiled cells, and pairs that do not add up can be seen.
 
 Sources: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, ch. 2 and 5; expected improvement is
-Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998; shares of variance are the functional ANOVA of
-Hutter, Hoos and Leyton-Brown, ICML 2014, exact here because the whole space can be written down. What it leaves out:
-effects that only three knobs have together are one cell's own.
+Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998. What it leaves out: effects that only three knobs
+have together are one cell's own.
 """
 
 import functools
@@ -189,38 +188,3 @@ def _expected_gain(ahead: Float64, sigma: Float64) -> Float64:
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     below = np.array([0.5 * (1 + math.erf(one / math.sqrt(2))) for one in z])
     return np.asarray(np.maximum(0.0, sigma * (z * below + density)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Importance:
-    """What a knob has to do with throughput."""
-
-    knob: str
-    levels: int
-    share: float
-    """Of the variance over the space: its own part, without that of pairs."""
-
-
-def importances(cells: Sequence[Knobs], found: Posterior) -> list[Importance]:
-    """The knobs that have several values, the most important first.
-
-    Cells that do not fit are missing from the space, so parts of knobs that go together, such as rows and
-    checkpointing, overlap.
-    """
-    total = float(found.mean.var())
-    shares = []
-    for name in KNOBS:
-        codes = np.array([str(getattr(cell, name)) for cell in cells])
-        levels = np.unique(codes)
-        if len(levels) < 2:
-            continue
-        means = np.array([found.mean[codes == level].mean() for level in codes])
-        share = float(means.var()) / total if total > 0 else 0.0
-        shares.append(Importance(knob=name, levels=len(levels), share=min(1.0, share)))
-    return sorted(shares, key=lambda one: -one.share)
-
-
-def difference(found: Posterior, one: int, other: int) -> tuple[float, float]:
-    """By how much a cell is believed to be ahead of another, in logarithms, and how surely: mean and sigma."""
-    variance = found.covariance[one, one] + found.covariance[other, other] - 2 * found.covariance[one, other]
-    return float(found.mean[one] - found.mean[other]), math.sqrt(max(float(variance), 0.0))

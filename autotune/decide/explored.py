@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from autotune.core.advice import Figure
-from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
-from autotune.core.interval import SHOWN_CONFIDENCE
+from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
+from autotune.core.knobs import KNOBS
 
 SOURCE = "evidence.explore"
 
@@ -21,12 +21,10 @@ class Explored(NamedTuple):
 
 def explored_setting(found: ExploreEvidence, key: str) -> Explored | None:
     """What is to be said of a setting; None of one that had no other value to try."""
-    effect = next((one for one in found.knobs if one.knob == key), None)
-    if effect is None:
+    if key not in KNOBS or len({getattr(row.settings, key) for row in found.rows}) < 2:
         return None
     because = f"explored together with other settings of the step: {found.choice}"
-    figures = (*_proof(found), *_of_knob(effect))
-    return Explored(getattr(found.chosen, key), because, figures, _others(found, key))
+    return Explored(getattr(found.chosen, key), because, _proof(found), _others(found, key))
 
 
 def _proof(found: ExploreEvidence) -> tuple[Figure, ...]:
@@ -34,29 +32,6 @@ def _proof(found: ExploreEvidence) -> tuple[Figure, ...]:
     if found.candidate == found.unexplored:
         return ()
     return (Figure.of(found.ratio, name=f"{found.candidate.name}, to the unexplored", unit="ratio", source=SOURCE),)
-
-
-def _of_knob(effect: KnobEffect) -> tuple[Figure, ...]:
-    share = Figure(
-        name="of the variance of throughput over all settings",
-        value=effect.importance_share,
-        unit="share",
-        known="predicted",
-        source=f"{SOURCE}.knobs",
-    )
-    if effect.ratio is None:
-        return (share,)
-    alone = Figure(
-        name=f"{effect.chosen} to {effect.unexplored}, the others as chosen",
-        value=effect.ratio,
-        unit="ratio",
-        low=effect.ratio_low,
-        high=effect.ratio_high,
-        confidence=None if effect.ratio_low is None else SHOWN_CONFIDENCE,
-        known="predicted",
-        source=f"{SOURCE}.knobs",
-    )
-    return (share, alone)
 
 
 def _others(found: ExploreEvidence, key: str) -> tuple[str, ...]:

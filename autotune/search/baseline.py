@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.core.evidence import BaselineEvidence, RecipeName, RecipeRow
 from autotune.core.interval import Interval
-from autotune.core.outcome import Contaminated, HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
+from autotune.core.outcome import HostOutOfMemory, Measured, Outcome, OutOfMemory, describe
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.baseline import (
@@ -27,10 +27,10 @@ from autotune.decide.baseline import (
     ratio_to_tuned,
 )
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows
-from autotune.errors import Undecided
 from autotune.search.probe import FIT_STEPS
+from autotune.search.rounds import Rounds
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import ATTEMPTS, Asked, SweepRequest, feed_trial
+from autotune.search.workers import Asked, SweepRequest, feed_trial
 from trainer.batch import in_rows, mean_row
 from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
@@ -98,8 +98,10 @@ class Comparison:
     """Those that do not, and why."""
     rounds: list[dict[RecipeName, FeedFigures]] = field(default_factory=list)
     windows: int = 0
+    reading: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reading = Rounds(runner=self.runner)
         tuned = Recipe(name=TUNED, config=self.request.windows.config, because={})
         self.recipes = {one.name: one for one in (tuned, *self.request.others)}
 
@@ -143,7 +145,7 @@ class Comparison:
             recipe = self.recipes[name]
             rows = recipe.config.micro_batch_rows
             trial = fit_trial(self.request, recipe.config)
-            outcome = self._run(trial, f"{name}: {rows} rows, do they fit", anew=False)
+            outcome = self.reading.run(trial, f"{name}: {rows} rows, do they fit")
             if isinstance(outcome, Measured):
                 return
             if not isinstance(outcome, OutOfMemory | HostOutOfMemory):
@@ -156,39 +158,28 @@ class Comparison:
             self.recipes[name] = recipe.with_rows(rows // 2, f"{rows} do not fit {budget}")
 
     def _measure_round(self) -> None:
-        """Read a window of each; every other round backwards, so that a drift within rounds cancels too.
-
-        A round is taken from the ledger whole or not at all.
-        """
+        """Read a window of each."""
         number, names = len(self.rounds), self._standing()
-        trials = {name: window_trial(self.request, self.recipes[name].config, name, number, names) for name in names}
-        anew = not all(map(self.runner.knows, trials.values()))
+        trials = {
+            name: (
+                window_trial(self.request, self.recipes[name].config, name, number, names),
+                f"{name}, round {number + 1}",
+            )
+            for name in names
+        }
+
+        def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
+            if name == TUNED and not isinstance(outcome, Measured):
+                raise self.reading.unmeasured("the tuned settings", outcome)
+
         found: dict[RecipeName, FeedFigures] = {}
-        for name in names if number % 2 == 0 else reversed(names):
-            outcome = self._run(trials[name], f"{name}, round {number + 1}", anew=anew)
+        for name, outcome in self.reading.read(number, trials, check).items():
             if isinstance(outcome, Measured):
                 found[name] = FeedFigures.of(outcome)
-                self.windows += 1
-            elif name == TUNED:
-                raise self._unmeasured(outcome)
             else:
                 self.fallen[name] = f"{describe(outcome)} in round {number + 1}"
+        self.windows += len(found)
         self.rounds.append(found)
-
-    def _run(self, trial: Trial, label: str, *, anew: bool) -> Outcome:
-        """A trial, again where somebody else spoiled it."""
-        for attempt in range(ATTEMPTS):
-            outcome = self.runner.run(trial, label + (f", try {attempt + 1}" if attempt else ""), anew=anew)
-            if not isinstance(outcome, Contaminated):
-                break
-        return outcome
-
-    def _unmeasured(self, outcome: Outcome) -> Undecided:
-        detail = "" if isinstance(outcome, Measured) else outcome.detail
-        return Undecided(
-            f"the window of the tuned settings {describe(outcome)}:\n{detail}".rstrip(),
-            next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
-        )
 
     def _rate(self, name: RecipeName, figures: FeedFigures) -> float:
         share = self.request.real_shares[name]

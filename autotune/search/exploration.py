@@ -1,4 +1,8 @@
-"""Search the settings of the step together for real tokens/s: Optuna asks, tells and prunes, a posterior proposes.
+"""Search the settings of the step together for real tokens/s, as a Gaussian process over the cells proposes.
+
+Optuna's TPE in its place found 99.3 and 98.5 % of the best of the recorded grids in the mean and 78 % at least, after
+30 % of the cells, where this takes 99.7 % and more, 91 % at least, after 20 % (40 searches of each). Where compiled
+layers are among the cells it found 77 to 80 % of the best in 4 of 10 simulated searches, and this 97 % in all of them.
 
 Every cell of the space keeps the global batch, and fits as far as memory can be predicted. A round reads the unexplored
 settings beside the proposed ones, so that what a machine's minutes do to one they do to all; a cell is first read for a
@@ -13,7 +17,6 @@ Windows are on batches from memory, as loaders are counted later, at whatever se
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
 from autotune.core.knobs import Knobs
 from autotune.core.outcome import Outcome
@@ -21,10 +24,8 @@ from autotune.decide.exploration import Posterior, expected_improvement
 from autotune.search.exploration_known import LEAST_IMPROVEMENT, Known, Tried
 from autotune.search.exploration_proof import Explored, prove
 from autotune.search.exploration_windows import SHORT_PART, ExploreRequest, Windows
+from autotune.search.rounds import Rounds
 from autotune.search.trials import TrialRunner
-
-if TYPE_CHECKING:
-    import optuna
 
 TOGETHER = 3
 """Proposed at once, and read beside one window of the unexplored settings."""
@@ -44,11 +45,9 @@ class Exploration:
     reading: Windows = field(init=False)
     known: Known = field(init=False)
     stopped_because: str = ""
-    _proposed: Knobs | None = None
-    """Last; None where nothing was left."""
 
     def __post_init__(self) -> None:
-        self.reading = Windows(request=self.request, runner=self.runner)
+        self.reading = Windows(request=self.request, reading=Rounds(runner=self.runner))
         self.known = Known(cells=self.request.cells)
 
     @property
@@ -69,12 +68,12 @@ class Exploration:
     @property
     def windows(self) -> int:
         """That were measured."""
-        return self.reading.measured
+        return self.reading.reading.windows
 
     @property
     def seconds(self) -> float:
         """That windows took, those from the ledger included."""
-        return self.reading.seconds
+        return self.reading.reading.seconds
 
     def run(self) -> Explored:
         """Search, verify, and check the loss.
@@ -82,13 +81,14 @@ class Exploration:
         Raises:
             Undecided: If the unexplored settings could not be measured.
         """
-        study = self._study()
         while not (why := self._over()):
-            asked = self._ask(study)
+            asked: list[Knobs] = []
+            while len(asked) < TOGETHER and (cell := self.propose(asked)) is not None:
+                asked.append(cell)
             if not asked:
                 why = self._over() or "what is left takes longer than the time that is left"
                 break
-            self._round(study, asked)
+            self._round(asked)
         self.stopped_because = why
         return prove(self.known, self.reading)
 
@@ -126,31 +126,16 @@ class Exploration:
         takes_s = self.reading.takes_s
         # Gain per second, as Snoek, Larochelle and Adams, NeurIPS 2012, section 3.2: compiling takes a minute on a CPU.
         worth = {cell: gain / takes_s(cell) ** 0.5 for cell, gain in zip(self.cells, gains, strict=True)}
-        self._proposed = None
         for cell in sorted(worth, key=lambda one: -worth[one]):
             if cell in pending or cell == self.unexplored or takes_s(cell) > self._searching_s_left():
                 continue
             if cell in self.tried or self.request.fits(cell):
-                self._proposed = cell
-                break
+                return cell
             self.known.rule_out(cell)
-        return self._proposed
+        return None
 
     def _searching_s_left(self) -> float:
         return self.request.windows.budget_s / 2 - self.seconds
-
-    def _study(self) -> "optuna.Study":
-        import optuna
-
-        from autotune.search.sampling import PosteriorSampler, VisiblePruner, distributions
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        return optuna.create_study(
-            study_name="explore",
-            direction="maximize",
-            sampler=PosteriorSampler(distributions(self.request.cells), self.propose, seed=self.request.seed),
-            pruner=VisiblePruner(self._hopeless),
-        )
 
     def _hopeless(self, log_ratio: float) -> bool:
         """Whether a first look lies so far below the best that a full window could not mend it."""
@@ -158,44 +143,20 @@ class Exploration:
         noise = found.noise_sigma * (1 + SHORT_PART**-0.5)
         return bool(log_ratio < self.known.best_mean(found) - max(PRUNE_SIGMAS * noise, LEAST_IMPROVEMENT))
 
-    def _ask(self, study: "optuna.Study") -> "dict[Knobs, optuna.Trial]":
-        """Trials of different cells; fewer, or none, where few are left."""
-        from autotune.search.sampling import distributions
-
-        space = distributions(self.request.cells)
-        found: dict[Knobs, optuna.Trial] = {}
-        while len(found) < TOGETHER:
-            trial = study.ask(fixed_distributions=space)
-            if self._proposed is None:
-                _tell_nothing(study, trial, "fail")
-                break
-            found[self._proposed] = trial
-        return found
-
     # A round.
 
-    def _round(self, study: "optuna.Study", asked: "Mapping[Knobs, optuna.Trial]") -> None:
-        """Read short windows of what is new, and full ones of all that is not pruned."""
+    def _round(self, asked: Sequence[Knobs]) -> None:
+        """Read short windows of what is new, and full ones of all that is not hopeless."""
         fresh = [cell for cell in asked if cell not in self.tried]
-        going_on = [cell for cell in asked if cell not in fresh]
         looked = self._read(fresh, short=True)
+        going_on = [cell for cell in asked if cell not in fresh]
         for cell in fresh:
-            if cell not in looked:
-                _tell_nothing(study, asked[cell], "fail")
-                continue
-            asked[cell].report(self.tried[cell].short[-1], step=0)
-            if asked[cell].should_prune():
+            if cell in looked and self._hopeless(self.tried[cell].short[-1]):
                 self.tried[cell].outcome = "pruned"
-                _tell_nothing(study, asked[cell], "pruned")
-            else:
+            elif cell in looked:
                 going_on.append(cell)
-        read = self._read(going_on, short=False)
-        for cell in going_on:
-            if cell in read:
-                self.tried[cell].outcome = "ran"
-                study.tell(asked[cell], self.tried[cell].ratios[-1])
-            else:
-                _tell_nothing(study, asked[cell], "fail")
+        for cell in self._read(going_on, short=False):
+            self.tried[cell].outcome = "ran"
 
     def _read(self, cells: Sequence[Knobs], *, short: bool) -> Mapping[Knobs, float]:
         """Windows of these beside one of the unexplored settings; real tokens/s of those that ran."""
@@ -208,9 +169,3 @@ class Exploration:
             if cell not in rates:
                 self.known.failed(cell, outcomes[cell])
         return rates
-
-
-def _tell_nothing(study: "optuna.Study", trial: "optuna.Trial", state: Literal["fail", "pruned"]) -> None:
-    from optuna.trial import TrialState
-
-    study.tell(trial, state=TrialState.FAIL if state == "fail" else TrialState.PRUNED)

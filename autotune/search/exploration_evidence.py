@@ -2,16 +2,12 @@
 
 import math
 import statistics
-from dataclasses import replace
 
-from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
+from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
 from autotune.core.knobs import Knobs
-from autotune.decide.exploration import Posterior, difference, importances
 from autotune.search.exploration import Exploration
-from autotune.search.exploration_known import Tried, said_of
+from autotune.search.exploration_known import Tried
 from autotune.search.exploration_proof import Explored
-
-NORMAL_95 = 1.96
 
 
 def evidence(search: Exploration, found: Explored) -> ExploreEvidence:
@@ -35,36 +31,9 @@ def evidence(search: Exploration, found: Explored) -> ExploreEvidence:
         stopped_because=search.stopped_because,
         equal_loss=found.equal_loss,
         left_out=[*search.request.left_out, *search.known.left_out.values()],
-        knobs=_effects(search, chosen),
         rows=[_row(cell, one) for cell, one in search.tried.items()],
         seconds=round(search.seconds, 3),
     )
-
-
-def _effects(search: Exploration, chosen: Knobs) -> list[KnobEffect]:
-    """What each knob contributes: its part of the variance, and what it wins where the others are as chosen."""
-    believed, unexplored = search.posterior(), search.unexplored
-    return [
-        KnobEffect(
-            knob=one.knob,
-            levels=one.levels,
-            importance_share=one.share,
-            chosen=said_of(getattr(chosen, one.knob)),
-            unexplored=said_of(getattr(unexplored, one.knob)),
-            **_contribution(search, believed, chosen, one.knob),
-        )
-        for one in importances(search.cells, believed)
-    ]
-
-
-def _contribution(search: Exploration, believed: Posterior, chosen: Knobs, knob: str) -> dict[str, float]:
-    """The ratio to the same settings with this knob put back; nothing where it is the same, or that is no cell."""
-    back = replace(chosen, **{knob: getattr(search.unexplored, knob)})
-    if back == chosen or back not in search.cells or chosen not in search.cells:
-        return {}
-    mean, sigma = difference(believed, search.cells.index(chosen), search.cells.index(back))
-    bounds = {"ratio": 0.0, "ratio_low": -NORMAL_95, "ratio_high": NORMAL_95}
-    return {name: math.exp(mean + times * sigma) for name, times in bounds.items()}
 
 
 def _settings(cell: Knobs) -> KnobSettings:

@@ -76,7 +76,7 @@ def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[K
         leader = left[0] if left else ran[0]
         ratio = ratio_of(pairs[leader], of=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
-        late = windows.seconds >= windows.request.windows.budget_s
+        late = windows.reading.seconds >= windows.request.windows.budget_s
         if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):
             break
     return leader, ratio
@@ -112,7 +112,7 @@ def _check_loss(candidate: Knobs, windows: Windows) -> tuple[bool, str]:
         cell = replace(unexplored, precision=precision)
         config = windows.request.config_of(cell).model_dump(mode="json") | {"warmup_steps": CHECK_WARM_UP_STEPS}
         length: dict[str, Any] = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True, "config": config}
-        outcome = windows.run(windows.trial(cell, 0, [label], short=True, **length), label, anew=False)
+        outcome = windows.reading.run(windows.trial(cell, 0, [label], short=True, **length), label)
         if not isinstance(outcome, Measured):
             return False, f"not checked: with {precision} the run {describe(outcome)}"
         every.append(FeedFigures.of(outcome).losses)

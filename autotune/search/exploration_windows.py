@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.core.knobs import Knobs
-from autotune.core.outcome import Contaminated, Measured, Outcome, describe
+from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import FeedFigures, Trial
 from autotune.decide.knob_space import useful_share
-from autotune.errors import Undecided
-from autotune.search.trials import TrialRunner
-from autotune.search.workers import ATTEMPTS, Asked, SweepRequest, feed_trial
+from autotune.search.rounds import Rounds
+from autotune.search.workers import Asked, SweepRequest, feed_trial
 from trainer.config import Layout, TrainConfig
 
 SHORT_PART = 0.25
@@ -38,7 +37,6 @@ class ExploreRequest:
     left_out: tuple[str, ...] = ()
     fits: Callable[[Knobs], bool] = lambda knobs: True
     """By prediction; asked once a cell is proposed, as tracing takes seconds."""
-    seed: int = 0
 
     @property
     def unexplored(self) -> Knobs:
@@ -63,45 +61,28 @@ class Windows:
     """Reads windows, and knows what they took."""
 
     request: ExploreRequest
-    runner: TrialRunner
+    reading: Rounds
     rounds: int = 0
-    measured: int = 0
-    """Windows that gave figures."""
-    seconds: float = 0.0
     taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     """Seconds of windows, start included, without and with compiled layers."""
 
     def read(self, cells: Sequence[Knobs], *, short: bool) -> dict[Knobs, Outcome]:
         """One window of each, one after the other, the unexplored settings among them.
 
-        A round is taken from the ledger whole or not at all, as its windows are held against each other. What failed in
-        it has another chance by itself; should it run now, the whole round is read anew.
-
         Raises:
             Undecided: If the unexplored settings did not run.
         """
         number, names = self.rounds, [cell.name for cell in cells]
         self.rounds += 1
-        trials = {cell: self.trial(cell, number, names, short=short) for cell in cells}
         what = "a first look" if short else f"round {number + 1}"
-        order = list(cells) if number % 2 == 0 else list(reversed(cells))
-        late = [cell for cell, one in trials.items() if not self.runner.knows(one)]
-        again = all(self.runner.has_failed(trials[cell]) for cell in late)
-        outcomes = self._in_turn(order, trials, what, anew=not again)
-        if again and any(isinstance(outcomes[cell], Measured) for cell in late):
-            outcomes = self._in_turn(order, trials, what, anew=True)
-        return outcomes
+        trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in cells}
 
-    def _in_turn(
-        self, order: Sequence[Knobs], trials: Mapping[Knobs, Trial], what: str, *, anew: bool
-    ) -> dict[Knobs, Outcome]:
-        outcomes = {}
-        for cell in order:
-            outcome = outcomes[cell] = self.run(trials[cell], f"{cell.name} ({what})", anew=anew)
-            self.taken_s[cell.compile_layers].append(self.runner.finished[-1].seconds)
+        def check(cell: Knobs, outcome: Outcome, seconds: float) -> None:
+            self.taken_s[cell.compile_layers].append(seconds)
             if cell == self.request.unexplored and not isinstance(outcome, Measured):
-                raise self._unmeasured(outcome)
-        return outcomes
+                raise self.reading.unmeasured("the unexplored settings", outcome)
+
+        return self.reading.read(number, trials, check)
 
     def rates(self, outcomes: Mapping[Knobs, Outcome]) -> dict[Knobs, float]:
         """Real tokens/s of each that ran."""
@@ -119,25 +100,8 @@ class Windows:
         length = {"window_s": windows.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
         return replace(trial, measured=trial.measured | length | changes)
 
-    def run(self, trial: Trial, label: str, *, anew: bool) -> Outcome:
-        """A trial's outcome; what others spoilt is tried again."""
-        for attempt in range(ATTEMPTS):
-            outcome = self.runner.run(trial, label + (f", try {attempt + 1}" if attempt else ""), anew=anew)
-            self.seconds += self.runner.finished[-1].seconds
-            if not isinstance(outcome, Contaminated):
-                break
-        self.measured += isinstance(outcome, Measured)
-        return outcome
-
     def takes_s(self, cell: Knobs) -> float:
         """About so long, by those of its kind so far."""
         plain = statistics.median(self.taken_s[False] or [1.0])
         compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
         return max(LEAST_S, compiled if cell.compile_layers else plain)
-
-    def _unmeasured(self, outcome: Outcome) -> Undecided:
-        detail = "" if isinstance(outcome, Measured) else outcome.detail
-        return Undecided(
-            f"the window of the unexplored settings {describe(outcome)}:\n{detail}".rstrip(),
-            next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
-        )

@@ -20,6 +20,7 @@ from autotune.decide.scaling import Dealt, Load, exchanges, predict
 from autotune.decide.statistics import ratio_of
 from autotune.errors import BadInput, Undecided
 from autotune.search.rank_compute import compute_of, computed_s
+from autotune.search.rounds import Rounds, turn
 from autotune.search.trials import TrialRunner
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
 
@@ -282,7 +283,7 @@ class NetworkTuning:
         for number in range(ROUNDS):
             if number and self.runner.seconds >= self.request.budget_s:
                 break
-            for one in self.tried if number % 2 == 0 else reversed(self.tried):
+            for one in turn(number, self.tried):
                 if number and not one.figures:
                     continue
                 label = f"round {number + 1}: {one.candidate.exchange.name}"
@@ -413,7 +414,7 @@ class NetworkTuning:
             place={"data_dir": self.request.data_dir},
             timeout_s=self.request.trial_timeout_s,
         )
-        return self.runner.run(trial, label)
+        return Rounds(runner=self.runner).run(trial, label)
 
 
 def has_trees(backend: str) -> bool:

@@ -12,19 +12,18 @@ from typing import Any
 
 from autotune.core.evidence import GpuUse, WorkersEvidence, WorkersRow
 from autotune.core.hardware import DiskFacts
-from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, Outcome, describe
+from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.decide.workers import Count, Round, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import Undecided
+from autotune.search.rounds import Rounds
 from autotune.search.trials import TrialRunner
 from trainer.config import TrainConfig
 
 MIN_STEPS = 4
 """Of a window, however long they take."""
-ATTEMPTS = 3
-"""A window that somebody else spoiled is read again so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +82,10 @@ class Sweep:
     rounds: list[dict[Count, FeedFigures]] = field(default_factory=list)
     max_workers: int = field(init=False)
     max_workers_because: str = field(init=False)
-    windows: int = 0
-    seconds: float = 0.0
+    reading: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reading = Rounds(runner=self.runner)
         self.max_workers, self.max_workers_because = self.request.limits.most()
 
     def run(self) -> WorkersChoice:
@@ -105,7 +104,7 @@ class Sweep:
     @property
     def time_is_over(self) -> bool:
         """Whether the budget is used up; three rounds are always measured."""
-        return len(self.rounds) > 2 and self.seconds >= self.request.budget_s
+        return len(self.rounds) > 2 and self.reading.seconds >= self.request.budget_s
 
     @property
     def every(self) -> list[FeedFigures]:
@@ -113,36 +112,27 @@ class Sweep:
         return [figures for one in self.rounds for figures in one.values()]
 
     def read_round(self, number: int, asked: Sequence[Asked]) -> list[FeedFigures]:
-        """Read windows one after the other, or take them from the ledger if all of them were read together before.
-
-        Every other round is read backwards, so that a drift within rounds cancels too.
+        """Read windows one after the other, or take them from the trial log if all were read together before.
 
         Raises:
             WorkersDied: If the host had not enough memory for a window's loader workers.
             Undecided: If a window could not be read for another reason.
         """
         names = [one.name for one in asked]
-        trials = [feed_trial(self.request, one, number, names) for one in asked]
-        anew = not all(map(self.runner.knows, trials))
-        order = range(len(asked)) if number % 2 == 0 else range(len(asked) - 1, -1, -1)
-        found = {
-            place: self._window(trials[place], f"{names[place]}, round {number + 1}", anew=anew) for place in order
+        trials = {
+            place: (feed_trial(self.request, one, number, names), f"{one.name}, round {number + 1}")
+            for place, one in enumerate(asked)
         }
-        return [found[place] for place in range(len(asked))]
 
-    def _window(self, trial: Trial, label: str, *, anew: bool) -> FeedFigures:
-        for attempt in range(ATTEMPTS):
-            told = label + (f", try {attempt + 1}" if attempt else "")
-            outcome = self.runner.run(trial, told, anew=anew)
-            self.seconds += self.runner.finished[-1].seconds
-            if not isinstance(outcome, Contaminated):
-                break
-        if _workers_died(outcome):
-            raise WorkersDied(f"{told}: {describe(outcome)}")
-        if not isinstance(outcome, Measured):
-            raise self._unmeasured(outcome, told)
-        self.windows += 1
-        return FeedFigures.of(outcome)
+        def check(place: int, outcome: Outcome, seconds: float) -> None:
+            label = self.runner.finished[-1].label
+            if _workers_died(outcome):
+                raise WorkersDied(f"{label}: {describe(outcome)}")
+            if not isinstance(outcome, Measured):
+                raise self.reading.unmeasured(label, outcome)
+
+        found = self.reading.read(number, trials, check)
+        return [FeedFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
         return WorkersRule([said(one) for one in self.rounds], self.max_workers)
@@ -184,13 +174,6 @@ class Sweep:
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
             fitting = self.request.limits.fitting(self.max_workers, self.worker_bytes)
             self.max_workers, self.max_workers_because = max(tried, fitting), refusal
-
-    def _unmeasured(self, outcome: Outcome, label: str) -> Undecided:
-        detail = "" if isinstance(outcome, Measured) else outcome.detail
-        return Undecided(
-            f"the window of {label} {describe(outcome)}:\n{detail}",
-            next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
-        )
 
 
 def with_loader(
@@ -251,8 +234,8 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, disk: Disk
         max_workers_because=sweep.max_workers_because,
         consumer=consumer,
         window_s=request.window_s,
-        windows=sweep.windows,
-        seconds=round(sweep.seconds, 3),
+        windows=sweep.reading.windows,
+        seconds=round(sweep.reading.seconds, 3),
         data_filesystem=None if disk is None else disk.filesystem_type,
         data_on_network=disk is not None and disk.is_network,
         gpu_source=gpu_source,

@@ -2,23 +2,18 @@
 
 from collections.abc import Iterator
 
-from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect
-from autotune.core.units import format_count, format_seconds, format_share
-from autotune.show.intervals import bounds, of_windows
-from autotune.show.tables import inert, text_table
+from autotune.core.exploration import ExploredRow, ExploreEvidence
+from autotune.core.units import format_count, format_seconds
+from autotune.show.intervals import of_windows
+from autotune.show.tables import inert
 
-KNOB_HEADERS = (
-    "knob", "values", "share of the variance", "unexplored", "chosen", "worth alone (modelled)", "95 % interval",
-)  # fmt: skip
-KNOB_ALIGN = "lrrllrr"
 ROW_HEADERS = ("settings", "windows", "real tokens/s (median)", "of the unexplored", "outcome")
 ROW_ALIGN = "lrrrl"
 
 
 def exploration_text(found: ExploreEvidence) -> str:
-    """What was tried, what came of it and why, and what each knob had to do with it."""
-    knobs = [text_table(KNOB_HEADERS, [knob_cells(one) for one in found.knobs], align=KNOB_ALIGN)]
-    return "\n".join([*map(inert, exploration_lines(found)), *(knobs if found.knobs else [])])
+    """What was tried, what came of it and why."""
+    return "\n".join(map(inert, exploration_lines(found)))
 
 
 def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
@@ -40,19 +35,6 @@ def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
 def candidate_ratio(found: ExploreEvidence) -> str:
     """``1.32 (1.25 to 1.41, 98 %) times``."""
     return f"{of_windows(found.ratio, _ratio)} times"
-
-
-def knob_cells(one: KnobEffect) -> list[str | None]:
-    """A knob's row: what it has to do with throughput, and what its value is worth where the others are as chosen."""
-    return [
-        one.knob,
-        str(one.levels),
-        format_share(one.importance_share),
-        one.unexplored,
-        one.chosen,
-        None if one.ratio is None else f"{_ratio(one.ratio)} times",
-        bounds(one.ratio_low, one.ratio_high, _ratio),
-    ]
 
 
 def row_cells(row: ExploredRow) -> list[str | None]:

@@ -161,7 +161,6 @@ def explore_request(
         most_trials=asked.most_trials,
         left_out=tuple(left_out),
         fits=_fits(bench, probing, rows, constraints.headroom_share),
-        seed=train.seed,
     )
 
 

@@ -1,10 +1,8 @@
-"""Settings of the step that were searched together: what was tried and taken, and what each knob has to do with it."""
+"""Settings of the step that were searched together: what was tried and taken."""
 
 from autotune.core.exploration import ExploreEvidence
-from autotune.core.units import format_share
 from autotune.show import exploration as cells
-from autotune.show.charts.drawing import Axis, Bar, Bars
-from autotune.show.report.document import Block, Bullets, Chart, Missing, Paragraph, Strong, Table, sentence
+from autotune.show.report.document import Block, Bullets, Missing, Paragraph, Strong, Table, sentence
 from autotune.show.report.inputs import ReportedProfile
 
 
@@ -18,35 +16,7 @@ def explored(one: ReportedProfile) -> tuple[Block, ...]:
         )
     answer = Paragraph(words=(Strong(text=found.chosen.name), f": {sentence(found.choice)}"))
     told = Bullets(items=tuple((sentence(line),) for line in list(cells.exploration_lines(found))[1:]))
-    return (answer, told, *_knobs(found), _rows(found))
-
-
-def _knobs(found: ExploreEvidence) -> tuple[Block, ...]:
-    if not found.knobs:
-        return ()
-    table = Table(
-        caption="What each knob has to do with throughput",
-        headers=cells.KNOB_HEADERS,
-        rows=tuple(cells.knob_cells(one) for one in found.knobs),
-        align=cells.KNOB_ALIGN,
-    )
-    said = ", ".join(f"{one.knob} {format_share(one.importance_share)}" for one in found.knobs)
-    bars = tuple(
-        Bar(label=one.knob, value=one.importance_share, shown=format_share(one.importance_share))
-        for one in found.knobs
-    )  # fmt: skip
-    note = (
-        "Shares are each knob's own part of the variance of the logarithm of real tokens/s over the whole space, as "
-        "modelled from the trials; what only pairs of knobs do is in none of them, and parts overlap where cells do "
-        "not fit. Worth alone is the chosen value against the unexplored one, the other knobs as chosen: modelled too."
-    )
-    chart = Chart(
-        title="What each knob has to do with throughput",
-        description=f"Share of the variance: {said}.",
-        drawing=Bars(axis=Axis(label="share of the variance", unit="share"), bars=bars),
-        table=table,
-    )
-    return (chart, Paragraph(words=(note,)))
+    return (answer, told, _rows(found))
 
 
 def _rows(found: ExploreEvidence) -> Table:

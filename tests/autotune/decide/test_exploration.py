@@ -18,9 +18,7 @@ from autotune.decide.exploration import (
     SHORT_NOISE,
     Posterior,
     Seen,
-    difference,
     expected_improvement,
-    importances,
     posterior,
 )
 
@@ -197,32 +195,3 @@ def test_expected_improvement_is_that_of_a_normal_distribution():
     drawn = rng.normal(found.mean, found.sigma, size=(400_000, 2))
     expected = np.maximum(drawn - 0.15, 0).mean(axis=0)
     assert expected_improvement(found, 0.15) == pytest.approx(expected, rel=0.02)
-
-
-@settings(max_examples=25)
-@given(READINGS)
-def test_shares_of_importance_are_shares_and_fall(seen):
-    found = importances(CELLS, posterior(CELLS, seen))
-    assert {one.knob for one in found} == {"precision", "checkpointing", "layout", "micro_batch_rows"}
-    assert all(0 <= one.share <= 1 for one in found)
-    assert sum(one.share for one in found) <= 1 + 1e-9  # the space is whole, so parts do not overlap
-    assert [one.share for one in found] == sorted((one.share for one in found), reverse=True)
-
-
-def test_a_knob_that_does_everything_has_all_the_importance():
-    rates = {n: 0.5 * (cell.layout == "packed") for n, cell in enumerate(CELLS)}
-    first, *others = importances(CELLS, posterior(CELLS, read(rates, times=10)))
-    assert (first.knob, first.levels) == ("layout", 2)
-    assert first.share > 0.99
-    assert all(one.share < 0.01 for one in others)
-
-
-def test_a_difference_is_surer_than_two_cells_where_they_share_what_is_not_known():
-    found = posterior(CELLS, read({0: 0.0, 1: 0.4}, times=10))
-    mean, sigma = difference(found, 1, 0)
-    assert mean == pytest.approx(0.4, abs=0.02)
-    assert difference(found, 0, 1)[0] == -mean
-    assert difference(found, 3, 3) == (0.0, 0.0)
-    far, near = difference(found, 5, 4)[1], found.sigma[5] + found.sigma[4]
-    assert far < near
-    assert sigma < 0.02

@@ -14,13 +14,10 @@ def explored(*, adopted=False, **train):
         chosen = found.candidate.model_copy(update={"micro_batch_rows": 32})
         rows = [row for row in found.rows if row.settings != found.candidate]
         rows.append(rows[0].model_copy(update={"settings": chosen, "ratio_to_unexplored": 1.3}))
-        effect = found.knobs[2].model_copy(update={"chosen": "true", "ratio": 1.3, "ratio_low": 1.2, "ratio_high": 1.4})
-        size = effect.model_copy(update={"knob": "micro_batch_rows", "chosen": "32", "unexplored": "64"})
         found = found.model_copy(
             update={
                 "adopted": True, "chosen": chosen, "candidate": chosen, "ratio_to_unexplored": 1.3, "ratio_low": 1.2,
                 "ratio_high": 1.4, "choice": "proven to be faster", "rows": rows,
-                "knobs": [*found.knobs[:2], effect, size],
             }
         )  # fmt: skip
         train = {"compile_layers": True, "micro_batch_rows": 32} | train
@@ -33,15 +30,13 @@ def of(profile, key):
     return found
 
 
-def test_what_was_taken_has_its_proof_its_share_and_what_it_is_worth_alone():
+def test_what_was_taken_has_its_proof():
     found = of(explored(adopted=True), "compile_layers")
     assert (found.value, found.origin) == (True, "measured")
     assert found.because == "explored together with other settings of the step: proven to be faster"
-    proof, share, alone = found.evidence
+    (proof,) = found.evidence
     assert (proof.value, proof.low, proof.high, proof.confidence) == (1.3, 1.2, 1.4, 0.98)
     assert proof.known == "measured"
-    assert (share.value, share.unit, share.known) == (0.03, "share", "predicted")
-    assert (alone.name, alone.known, alone.confidence) == ("true to false, the others as chosen", "predicted", 0.95)
 
 
 def test_what_stayed_after_a_search_was_measured_and_is_no_mere_default():
@@ -57,9 +52,7 @@ def test_values_that_did_not_run_say_what_became_of_them():
     assert found is not None
     assert found.chosen == "packed"
     assert found.rejected == ("bucketed: at best 0.910 times the unexplored settings, with 64 bucketed rows, bf16",)
-    crashed = example_profile("d").evidence.explore
-    attention = crashed.knobs[3].model_copy(update={"knob": "attention"})
-    other = explored_setting(crashed.model_copy(update={"knobs": [attention]}), "attention")
+    other = explored_setting(example_profile("d").evidence.explore, "attention")
     assert other is not None
     assert other.rejected == ("sdpa: crashed",)
 

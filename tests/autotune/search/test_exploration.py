@@ -483,16 +483,3 @@ def test_the_evidence_counts_what_was_done(tmp_path):
     own = next(row for row in kept.rows if row.settings == kept.unexplored)
     assert own.ratio_to_unexplored is None
     assert own.windows == len([one for one in search.runner.finished if knobs_of(one.trial) == UNEXPLORED]) - 1
-
-
-def test_each_knob_says_what_it_contributes(tmp_path):
-    kept = evidence(*explored(tmp_path, BF16_WINS, cells=FEW))
-    found = {one.knob: one for one in kept.knobs}
-    assert set(found) == {"precision", "checkpointing", "layout", "micro_batch_rows"}
-    assert (found["precision"].chosen, found["precision"].unexplored) == ("bf16", "fp32")
-    assert found["precision"].ratio == pytest.approx(1.5, rel=0.1)
-    assert found["precision"].ratio_low < 1.5 < found["precision"].ratio_high
-    assert found["layout"].ratio is None  # as it was
-    shares = [one.importance_share for one in kept.knobs]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.1

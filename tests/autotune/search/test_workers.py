@@ -6,7 +6,8 @@ from autotune.core.hardware import DiskFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.errors import DoesNotFit, Undecided
-from autotune.search.workers import ATTEMPTS, Sweep, evidence, with_loader
+from autotune.search.rounds import ATTEMPTS
+from autotune.search.workers import Sweep, evidence, with_loader
 from tests.autotune.search.feeds import CEILING, CONFIG, HOST, FeedMachine, figures_of, knee_at, sweep_on
 from tests.fakes import FakeMachine
 
@@ -46,7 +47,7 @@ def test_windows_of_a_round_see_the_same_rows_and_those_of_others_do_not(tmp_pat
     machine = FeedMachine(knee_at(1))
     sweep = sweep_on(machine, tmp_path, sample_delay_s=0.5, replayed_step_s=0.1)
     sweep.run()
-    assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.windows
+    assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.reading.windows
     assert {trial.measured["sample_delay_s"] for trial in machine.trials} == {0.5}
     assert {trial.measured["replayed_step_s"] for trial in machine.trials} == {0.1}
     assert {trial.place["data_dir"] for trial in machine.trials} == {"data"}
@@ -119,7 +120,7 @@ def test_windows_from_the_ledger_count_towards_the_budget(tmp_path):
     sweep = sweep_on(again, tmp_path, budget_s=12.0)
     sweep.run()
     assert again.trials == []
-    assert sweep.seconds >= 12
+    assert sweep.reading.seconds >= 12
 
 
 def contaminated(times: int) -> FeedMachine:

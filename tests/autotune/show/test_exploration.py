@@ -1,10 +1,8 @@
 from autotune.show.exploration import (
-    KNOB_HEADERS,
     ROW_HEADERS,
     candidate_ratio,
     exploration_lines,
     exploration_text,
-    knob_cells,
     row_cells,
 )
 from tests.autotune.show.report.example import example_profile
@@ -37,13 +35,6 @@ def test_a_ratio_without_bounds_says_that_windows_are_not_enough():
     assert candidate_ratio(found_of(ratio_low=None, ratio_high=None)) == "1.01 (not enough windows) times"
 
 
-def test_each_knob_has_its_row_with_what_is_missing_left_missing():
-    first, *_, last = found_of().knobs
-    assert len(knob_cells(first)) == len(KNOB_HEADERS)
-    assert knob_cells(first) == ["checkpointing", "3", "61.0 %", "none", "none", None, None]
-    assert knob_cells(last)[-2:] == ["1.02 times", "0.98 to 1.06"]
-
-
 def test_each_trial_has_its_row():
     rows = [row_cells(row) for row in found_of().rows]
     assert {len(row) for row in rows} == {len(ROW_HEADERS)}
@@ -52,13 +43,5 @@ def test_each_trial_has_its_row():
     assert rows[4][2:] == [None, None, "crashed"]
 
 
-def test_the_text_ends_in_the_table_of_knobs_where_there_is_one():
-    text = exploration_text(found_of())
-    assert text.splitlines()[6].startswith("knob")
-    assert len(text.splitlines()) == 7 + 4
-    assert "knob" not in exploration_text(found_of(knobs=[])).splitlines()[-1]
-
-
 def test_what_strangers_wrote_steers_no_terminal():
-    effect = found_of().knobs[0].model_copy(update={"chosen": "\x1b[2J"})
-    assert "\x1b" not in exploration_text(found_of(knobs=[effect], choice="a\x1b[2Jb"))
+    assert "\x1b" not in exploration_text(found_of(choice="a\x1b[2Jb"))

@@ -23,7 +23,7 @@ from autotune.core.evidence import (
     WorkersEvidence,
     WorkersRow,
 )
-from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobEffect, KnobSettings
+from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from autotune.core.review import Review, Standing
@@ -109,23 +109,12 @@ def _explore(note: str) -> ExploreEvidence:
         )
         for settings, ratio, windows, outcome in tried
     ]  # fmt: skip
-    effects = (
-        ("checkpointing", 3, 0.61, "none", None), ("layout", 3, 0.24, "packed", None),
-        ("compile_layers", 2, 0.03, "false", None), (f"attention{note}", 2, 0.01, "auto", 1.02),
-    )  # fmt: skip
-    knobs = [
-        KnobEffect(
-            knob=knob, levels=levels, importance_share=share, chosen=value, unexplored=value, ratio=ratio,
-            ratio_low=None if ratio is None else 0.98, ratio_high=None if ratio is None else 1.06,
-        )
-        for knob, levels, share, value, ratio in effects
-    ]  # fmt: skip
     return ExploreEvidence(
         cells=108, trials=4, windows=30, pruned=1, unexplored=unexplored, chosen=unexplored, candidate=compiled,
         ratio_to_unexplored=1.012, ratio_low=0.994, ratio_high=1.031, adopted=False,
         choice=f"{compiled.name} is not proven to be faster, so {unexplored.name} stays{note}",
         stopped_because=f"nothing is expected to win more than 0.2%, which is below the noise{note}",
-        equal_loss=f"not checked{note}", left_out=[f"precision: bf16 was asked for{note}"], knobs=knobs, rows=rows,
+        equal_loss=f"not checked{note}", left_out=[f"precision: bf16 was asked for{note}"], rows=rows,
         seconds=412.5,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from autotune.show.report.build import report_document
-from autotune.show.report.document import Chart, Missing, Section, Table, blocks_of
+from autotune.show.report.document import Missing, Section, Table, blocks_of
 from autotune.show.report.facts import report_facts
 from autotune.show.report.html import report_html
 from autotune.show.report.markdown import report_markdown
@@ -36,15 +36,11 @@ def test_a_profile_that_was_not_explored_says_how_to():
     assert len(section.blocks) == 1
 
 
-def test_the_answer_stands_first_then_the_knobs_then_what_was_tried():
+def test_the_answer_stands_first_then_what_was_tried():
     _, blocks = section_of(profile_of())
     words = "".join(part if isinstance(part, str) else part.text for part in blocks[0].words)
     assert words.startswith("64 packed rows, bf16: 64 packed rows, bf16, compiled is not proven to be faster")
-    chart, table = of_kind(blocks, Chart), of_kind(blocks, Table)
-    assert [bar.value for bar in chart.drawing.bars] == [0.61, 0.24, 0.03, 0.01]
-    assert [row[0] for row in chart.table.rows] == ["checkpointing", "layout", "compile_layers", "attention"]
-    assert chart.table.rows[3][-2:] == ["1.02 times", "0.98 to 1.06"]
-    assert chart.table.rows[0][-2:] == [None, None]
+    table = of_kind(blocks, Table)
     assert [row[0] for row in table.rows] == [
         "64 packed rows, bf16, compiled", "64 packed rows, bf16", "64 bucketed rows, bf16",
         "64 packed rows, bf16, full checkpointing", "64 packed rows, bf16, sdpa, compiled",
@@ -57,23 +53,17 @@ def test_all_three_forms_carry_the_same_facts():
     document = report_document((one,), ())
     section, blocks = section_of(profile_of())
     told = next(block for block in blocks if hasattr(block, "items")).items
-    tables = [of_kind(blocks, Chart).table.rows, of_kind(blocks, Table).rows]
+    rows = of_kind(blocks, Table).rows
     page, markdown = Page(report_html(document)), report_markdown(document)
-    for rows in tables:
-        shown = [["n/a" if cell is None else cell for cell in row] for row in rows]
-        assert shown in [table[1:] for table in page.tables]
-        assert shown in [table[1:] for table in markdown_tables(markdown)]
+    shown = [["n/a" if cell is None else cell for cell in row] for row in rows]
+    assert shown in [table[1:] for table in page.tables]
+    assert shown in [table[1:] for table in markdown_tables(markdown)]
     for (line,) in told:
         assert line in page.text
     facts = report_facts((one,), (), document)
     found = json.loads(json.dumps(facts))["profiles"][0]["profile"]["evidence"]["explore"]
     assert found == profile_of().evidence.explore.model_dump(mode="json")
     assert section.title == "Settings searched together"
-
-
-def test_a_search_in_which_no_knob_had_two_values_has_no_chart():
-    _, blocks = section_of(profile_of(knobs=[]))
-    assert not any(isinstance(block, Chart) for block in blocks)
 
 
 @pytest.mark.parametrize("form", [report_html, report_markdown])
