@@ -1,6 +1,6 @@
 """Whether a run reached what its profile made people expect. Pure.
 
-A difference is judged as two profiles or runs are compared (``autotune.decide.difference``): by the interval of the
+A difference is judged as two profiles or runs are compared (``autotune.decide.statistics``): by the interval of the
 ratio, from blocks of steps that hardly depend on each other.
 """
 
