@@ -41,7 +41,7 @@ def test_keys_of_sections_are_unique_with_several_profiles():
 def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     one, runs = example_inputs(4)[0][:1], example_inputs(4)[1]
     charts = {chart.title: chart for chart in of_kind(report_document(one, runs), Chart)}
-    assert len(charts) == 9
+    assert len(charts) == 8
     curve = charts["Slot tokens per second by rows of a micro-batch"]
     assert len(curve.drawing.lines[0].points) == len(curve.table.rows) == 10
     assert (curve.drawing.shade.start, curve.drawing.shade.end) == (32, 128)
