@@ -106,13 +106,11 @@ def _drift(
     quantity: Literal["real tokens/s", "MFU"], expected: Rate | None, source: str, achieved: Rate | None,
     factor: float = 1.0,
 ) -> Drift:  # fmt: skip
-    ratio, verdict = None, NOTHING_TO_HOLD if expected is None else "it logged no speed"
+    ratio: Interval | None = None
+    verdict = NOTHING_TO_HOLD if expected is None else "it logged no speed"
     if expected is not None and achieved is not None:
-        change, verdict = (
-            difference(expected.estimate, achieved.estimate),
-            verdict_of(expected.estimate, achieved.estimate),
-        )
-        ratio = change
+        ratio = difference(expected.estimate, achieved.estimate)
+        verdict = verdict_of(expected.estimate, achieved.estimate)
     return Drift(
         quantity=quantity,
         expected=_known(expected, factor),

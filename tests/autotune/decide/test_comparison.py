@@ -18,7 +18,6 @@ from autotune.decide.comparison import (
     flat_table,
     gate,
 )
-from autotune.core.interval import Interval
 from autotune.decide.statistics import Estimate, of_one, of_windows
 from tests.autotune.profiles import example_profile
 

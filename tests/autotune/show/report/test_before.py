@@ -3,7 +3,7 @@ import pytest
 from autotune.core.interval import NOT_ENOUGH
 from autotune.show.report.before import before_after
 from autotune.show.report.document import Chart, Table
-from benchmarks.example_report import example_profile
+from tests.autotune.show.report.example import example_profile
 from tests.autotune.show.report.examples import reported
 
 
