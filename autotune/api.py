@@ -11,13 +11,15 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
+from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
+
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
     from autotune.core.plan import Goal, GoalKind, Plan
     from autotune.core.tuning import StageName, TuningResult
     from autotune.decide.comparison import Comparison
+    from autotune.decide.prediction import Predicted
     from autotune.search.profiles import StoredProfile
-    from autotune.show.estimate import Predicted
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -71,8 +73,8 @@ def estimate(
     memory_bytes: int | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     data: AnyPath | None = None,
-    vocab_size: int = 30_522,
-    seq_length_tokens: int = 512,
+    vocab_size: int = VOCAB_SIZE,
+    seq_length_tokens: int = SEQ_LENGTH_TOKENS,
     layout: Literal["packed", "bucketed", "padded"] | None = None,
     precision: Literal["bf16", "fp32"] | None = None,
     attention_dropout: float | None = None,
@@ -108,35 +110,35 @@ def estimate(
     >>> found.rows_low <= found.rows <= found.rows_high, found.ledger.peak_bytes <= 2**30
     (True, True)
     """
-    from autotune.search.prediction import Asked, Choices, find_target, predict
+    from autotune.search.prediction import Asked, find_target, predict, settings_of_step
     from trainer.presets import model_settings
 
-    asked = Asked(
-        models=(model_settings(model),),
-        gpu=gpu,
-        memory=None if memory_bytes is None else f"{memory_bytes}B",
-        device=device,
-        data=None if data is None else Path(data),
-        vocab_size=vocab_size,
-        seq_length_tokens=seq_length_tokens,
-        ranks=ranks,
-        accumulate=True,
-        tensor_ranks=1,
-        pipeline_stages=1,
-        max_rows=16_384,
-    )
-    choices = Choices(
+    config = settings_of_step(
+        model_settings(model),
+        device,
         layout=layout,
-        precision=precision or ("bf16" if device == "cuda" else "fp32"),
-        attention="auto",
+        precision=precision,
+        seq_length_tokens=seq_length_tokens,
         attention_dropout=attention_dropout,
         checkpointing=checkpointing,
         head=head,
     )
-    answer = predict(asked, choices, find_target(asked), what_if=False, update=_quietly)
-    for _, error in answer.refused:
+    asked = Asked(
+        configs=(config,),
+        gpu=gpu,
+        memory=None if memory_bytes is None else f"{memory_bytes}B",
+        data=None if data is None else Path(data),
+        vocab_size=vocab_size,
+        ranks=ranks,
+        accumulate=True,
+        tensor_ranks=1,
+        pipeline_stages=1,
+        max_rows=MAX_ROWS,
+    )
+    answer = predict(asked, find_target(asked), what_if=False, update=_quietly)
+    for error in answer.refused.values():
         raise error
-    return answer.predicted[0]
+    return answer.models[0]
 
 
 @_one_error
@@ -145,9 +147,8 @@ def tune(
     model: str,
     data: AnyPath,
     device: Literal["auto", "cuda", "cpu"] = "auto",
-    gpu: str | None = None,
     memory_bytes: int | None = None,
-    seq_length_tokens: int = 512,
+    seq_length_tokens: int = SEQ_LENGTH_TOKENS,
     precision: Literal["bf16", "fp32"] | None = None,
     attention_dropout: float | None = None,
     global_batch_tokens: int | None = None,
@@ -155,7 +156,7 @@ def tune(
     explore: bool = False,
     minutes: float = 15.0,
     skip: "frozenset[StageName] | set[StageName]" = frozenset(),
-    max_rows: int = 16_384,
+    max_rows: int = MAX_ROWS,
     out: AnyPath = "profiles",
     reports: AnyPath = "reports",
 ) -> "TuningResult":
@@ -167,7 +168,6 @@ def tune(
         model: A preset, or a transformers ``config.json``.
         data: A dataset that ``autotune data prepare`` wrote.
         device: What to measure.
-        gpu: The card that the training is for; without any GPU here the profile is predicted.
         memory_bytes: Budget of one rank; a CPU needs one.
         seq_length_tokens: Tokens in a row.
         precision: Of the matrix products.
@@ -198,8 +198,6 @@ def tune(
     4
     """
     from autotune.commands.login_node import refuse_login_node
-    from autotune.core.cards import find_card
-    from autotune.tuning.predicted import card_is_elsewhere, predict_instead
     from autotune.tuning.probe import ProbeAsked
     from autotune.tuning.tune import TuneAsked, Tuning
     from trainer.presets import model_settings
@@ -211,7 +209,6 @@ def tune(
             out=Path(out),
             reports=Path(reports),
             memory_bytes=memory_bytes,
-            as_card=None if gpu is None else find_card(gpu),
             seq_length_tokens=seq_length_tokens,
             attention_dropout=attention_dropout,
             precision=precision,
@@ -226,8 +223,8 @@ def tune(
     )
     refuse_login_node(["autotune", "tune", "--model", model, "--data", str(data)])
     tuning = Tuning(asked=asked)
-    result, failed = predict_instead(asked) if card_is_elsewhere(asked) else (tuning.run(), tuning.failed)
-    for error in failed:
+    result = tuning.run()
+    for error in tuning.failed:
         raise error
     return result
 
@@ -248,7 +245,7 @@ def plan(
     price_per_gpu_hour: float | None = None,
     data: AnyPath | None = None,
     global_batch_tokens: float | None = None,
-    seq_length_tokens: int = 512,
+    seq_length_tokens: int = SEQ_LENGTH_TOKENS,
     precision: Literal["bf16", "fp32"] = "bf16",
 ) -> "Plan":
     """Say what a training takes before it is paid for: time, GPU-hours, cost, energy, storage, memory.

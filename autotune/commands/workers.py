@@ -7,7 +7,8 @@ import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
+from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout, Window
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 
 if TYPE_CHECKING:
     from autotune.core.evidence import ProbeEvidence
@@ -33,7 +34,7 @@ def workers(
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
     ] = 10.0,
-    window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
+    window_s: Window = WINDOW_S,
     page_cache: Annotated[
         Literal["as-is", "warm", "cold"],
         typer.Option(help="Read the dataset into memory first, put it out of it before every window, or neither."),

@@ -142,8 +142,6 @@ def _profile_notes(profile: Profile, *, intact: bool) -> Iterable[str]:
         yield "it was edited by hand since it was written: its figures are of what it said then"
     if is_pretended(profile.fingerprint.driver):
         yield _NOTHING_TIMED
-    if profile.is_estimated:
-        yield "it is estimated: its micro-batch is predicted, and nothing of it was measured"
 
 
 def _machine(made_on: Fingerprint) -> str:

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.core.evidence import ProbeEvidence, WorkersEvidence
 from autotune.core.profile import profile_to_toml
 from autotune.decide.fingerprint import compare, compare_for_replay
@@ -29,12 +30,12 @@ class WorkersAsked:
     ranks: int | None = None
     """None: as the profile was probed."""
     max_workers: int | None = None
-    window_s: float = 2.0
+    window_s: float = WINDOW_S
     page_cache: PageCache = "as_is"
     replayed_step_s: float | None = None
     sample_delay_s: float = 0.0
     joint_trials: int = 12
-    trial_timeout_s: float = 600.0
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
     study: Path | None = None
 
 

@@ -51,10 +51,9 @@ def _warnings(subject: Subject) -> list[str]:
             f"{batch.rows_per_microbatch_per_rank} rows: whole micro-batches of {batch.ranks} "
             f"{'rank' if batch.ranks == 1 else 'ranks'} come nearest to the global batch so"
         )
-    known = "predicted for" if subject.profile.is_estimated else "measured with"
     found.append(
-        f"What fits was {known} this project's trainer. The other one computes the prediction head for every place and "
-        "pads rows, so it may need more memory; nothing was measured with it."
+        "What fits was measured with this project's trainer. The other one computes the prediction head for every "
+        "place and pads rows, so it may need more memory; nothing was measured with it."
     )
     return found
 
