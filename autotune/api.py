@@ -15,11 +15,13 @@ from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
 
 if TYPE_CHECKING:
     from autotune.core.advice import Advice
-    from autotune.core.plan import Goal, GoalKind, Plan
+    from autotune.core.plan import Goal, GoalKind
     from autotune.core.tuning import StageName, TuningResult
     from autotune.decide.comparison import Comparison
+    from autotune.decide.plan import Plan
     from autotune.decide.prediction import Predicted
     from autotune.search.profiles import StoredProfile
+    from trainer.config import TrainConfig
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -268,7 +270,7 @@ def plan(
         precision: Of the matrix products, of a model.
 
     Returns:
-        Figures, each with bounds and with what it rests on: given, measured, predicted or assumed.
+        Figures, each with what it rests on: given, measured, predicted or assumed.
 
     Raises:
         AutotuneError: If the card, the model, the dataset or the goal cannot be used.
@@ -281,18 +283,18 @@ def plan(
     from autotune.errors import UsageError
     from autotune.search.plan import Asked
     from autotune.search.plan import plan as plan_training
-    from autotune.search.plan_subject import Shape
+    from autotune.search.prediction import settings_of_step
     from autotune.search.profiles import read_profile as read
     from trainer.presets import model_settings
 
     if (model is None) == (profile is None):
         raise UsageError("a plan is of a model or of a profile", next_step="Give one of them.")
-    source: StoredProfile | Shape
+    source: StoredProfile | TrainConfig
     if profile is not None:
         source = read(Path(profile))
     else:
         named = model_settings(model or "")
-        source = Shape(model=named, seq_length_tokens=seq_length_tokens, precision=precision)
+        source = settings_of_step(named, "cuda", layout=None, precision=precision, seq_length_tokens=seq_length_tokens)
     amounts: dict[GoalKind, float | None] = {
         "tokens": tokens, "epochs": epochs, "flops": flops, "hours": hours, "steps": steps,
     }  # fmt: skip
@@ -305,12 +307,7 @@ def plan(
         ranks_per_node=ranks_per_node,
         price_per_device_hour=price_per_gpu_hour,
         data=None if data is None else Path(data),
-        vocab_size=None,
         global_batch_tokens=global_batch_tokens,
-        links=None,
-        tokens_per_s=None,
-        tensor_ranks=None,
-        pipeline_stages=None,
     )
     return plan_training(asked, _quietly)
 

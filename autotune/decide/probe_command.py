@@ -26,11 +26,11 @@ def command(name: str, **options: object) -> str:
     """Return a command of this program.
 
     Args:
-        name: The subcommand.
+        name: The subcommand, such as ``launch local``.
         options: By the word after ``--``, with underscores for hyphens. None and the default are left out; True is a
             flag, False its negation; a list repeats the option.
     """
-    words = ["autotune", name]
+    words = ["autotune", *name.split()]
     for option, value in options.items():
         word = option.replace("_", "-")
         if value is None or value == _DEFAULTS.get(option):
