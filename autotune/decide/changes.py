@@ -22,8 +22,8 @@ _READINGS = ("slot_tokens_per_s", "ceiling_slot_tokens_per_s", "real_tokens_per_
 """Lists of readings of one thing, of which the median is compared; other lists are settings."""
 
 
-MEASURED, PREDICTED = "measured", "predicted"
-"""Stand for a whole table, or a row of one, that the other side does not have."""
+MEASURED = "measured"
+"""Stands for a whole table, or a row of one, that the other side does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[Change, ...]:
 def _evidence_changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[Change, ...]:
     """The same; a table or a row that only one side has is one change."""
     lonely = [name for name in old if (old[name] is None) != (new[name] is None)]
-    said = {name: PREDICTED if name == "estimate" else MEASURED for name in lonely}
-    whole = [Change(key=name, old=old[name] and said[name], new=new[name] and said[name]) for name in lonely]
+    whole = [Change(key=name, old=old[name] and MEASURED, new=new[name] and MEASURED) for name in lonely]
     parts = _changes(*({name: table[name] for name in table if name not in lonely} for table in (old, new)))
     rows = tuple(f"{change.key}." for change in parts if change.key.endswith("]"))
     return (*whole, *(change for change in parts if not change.key.startswith(rows)))

@@ -17,7 +17,7 @@ FAR_RATIO = 4.0
 FITTED_PARAMETERS = (70e6, 16e9)
 AUTHORS = "Hoffmann et al. 2022"
 SOURCE = f"{AUTHORS}, arXiv 2203.15556: C = 6·N·D, D = 20·N"
-LIMITS = "fitted on decoder models, under one pass; a masked LM predicts 15 % of its tokens, in many passes"
+LIMITS = "fitted on decoder models, under one pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

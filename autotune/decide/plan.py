@@ -136,7 +136,7 @@ class Plan:
     disk_bytes: Figure | None
     """At most at once: checkpoints that are kept, the one being written, the one a rollback would take, the export."""
     by_nodes: tuple[NodesRow, ...]
-    """The same tokens on fewer nodes; empty on one."""
+    """The same tokens on fewer nodes, and on those that are meant; empty on one."""
     memory: MemoryPlan | None
     memory_missing: str | None
     """Why there is none."""
@@ -191,7 +191,7 @@ def plan_of(known: Inputs) -> Plan:
     if goal.kind != "steps":
         told = f"{format_amount(batch.value)} real tokens a step"
         steps = derived(lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told)
-    on_disk = _disk(size, known.checkpoint, steps.value) if size is not None else (None, None)
+    on_disk = disk_of(size, known.checkpoint, steps.value) if size is not None else (None, None)
     energy_left_out = "energy of hosts, network and cooling (PUE)"
     plan = Plan(
         model=known.model,
@@ -261,8 +261,8 @@ def _tokens(known: Inputs, batch: Figure, total: Figure | None) -> Figure:
     return derived(lambda rate, hours: rate * hours * SECONDS_PER_HOUR, total, amount, source=told)
 
 
-def _disk(parameters: Figure, settings: CheckpointSettings, steps: float) -> tuple[Figure, Figure]:
-    """Bytes of one checkpoint, and of all that lie on the disk at once."""
+def disk_of(parameters: Figure, settings: CheckpointSettings, steps: float) -> tuple[Figure, Figure]:
+    """Return the bytes of one checkpoint, and of all that lie on the disk at once."""
     each = CHECKPOINT_BYTES_PER_PARAMETER
     told = f"{each} bytes for each parameter: weights and two averages of AdamW, 32 bits"
     one = derived(lambda count: count * each, parameters, source=told)

@@ -26,7 +26,7 @@ class Spread:
     rows: int
     """Of a micro-batch of the fullest rank."""
     by_nodes: Mapping[int, float] = field(default_factory=dict)
-    """Efficiency at powers of two up to the nodes that are meant; empty on one."""
+    """Efficiency on one node, on as many as are useful or half of those that are meant, and on these; empty on one."""
     useful_nodes: int | None = None
     """At this batch, looked for up to the number that is meant; None if that is efficient enough."""
 
@@ -59,7 +59,8 @@ def spread(
     known = Figure(value=min(1.0, found.efficiency or 1.0), basis=links[0], source=links[1])
     efficiency = replace(known, basis=derived_basis(rate, known))
     efficient = efficiency_by_nodes(paced, network, among)
-    counts = [*(1 << power for power in range((nodes - 1).bit_length())), nodes]
+    useful = None if efficiency.value >= USEFUL_EFFICIENCY else useful_nodes(efficient, nodes)
+    counts = sorted({1, useful or nodes // 2, nodes})
     return Spread(
         tokens_per_s=derived(
             lambda one, share: one * ranks * share, rate, known, source=f"{ranks} ranks at that rate and efficiency"
@@ -68,7 +69,7 @@ def spread(
         micro_batches=found.dealt.micro_batches,
         rows=found.dealt.rows,
         by_nodes={count: min(1.0, share) for count in counts if (share := efficient(count)) is not None},
-        useful_nodes=None if efficiency.value >= USEFUL_EFFICIENCY else useful_nodes(efficient, nodes),
+        useful_nodes=useful,
     )
 
 

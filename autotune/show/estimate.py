@@ -41,7 +41,8 @@ def estimate_text(answer: Answer, next_command: str) -> str:
 
 def shares_table(shares: Sequence[Share]) -> str:
     """Return a table of what one GPU holds under each way of sharing the model."""
-    headers = ("memory of one rank", "state", "activations", "other", "all of it", "fits")
+    formulas = any(not one.trains_here for one in shares)
+    headers = (f"one rank{' (* a formula)' if formulas else ''}", "state", "activations", "other", "all of it", "fits")
     rows: list[list[str | None]] = [
         [
             one.name + ("" if one.trains_here else " *"),
@@ -87,8 +88,7 @@ def _one(one: Predicted) -> str:
     if lost > _MUCH_SHARE * one.ledger.peak_bytes:
         parts.append(f"{format_bytes(lost)} are free blocks that no request fits, and rounding")
     if one.shares:
-        said = "Shared among GPUs, one micro-batch of the same rows (formulas; * this trainer does not do it)"
-        parts.append(f"{said}\n{shares_table(one.shares)}")
+        parts.append(f"Shared among GPUs, one micro-batch of the same rows\n{shares_table(one.shares)}")
     return "\n".join(parts)
 
 

@@ -63,7 +63,6 @@ def _figures(plan: Plan) -> str:
         _row("passes over the dataset", plan.passes, lambda value: f"{value:,.3g}", "--data says"),
         _row("parameters", plan.parameters, format_amount),
         _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
-        _row("FLOPs, as counted for MFU", plan.flops_counted, lambda value: f"{value:.3g}"),
     ]
     if plan.checkpoint_bytes is not None:
         of_one = f"disk: checkpoints of {format_bytes(plan.checkpoint_bytes.value)}, at most"
@@ -98,7 +97,7 @@ def _sources(plan: Plan) -> Iterator[str]:
 
 
 def _by_nodes(plan: Plan) -> str:
-    headers = ("nodes", "efficiency", "real tokens/s", "wall time", "GPU-hours", "cost")
+    headers = ("on nodes", "efficiency", "real tokens/s", "wall time", "GPU-hours", "cost")
     rows: list[list[str | None]] = [
         [
             f"{one.nodes:,}",
@@ -109,6 +108,7 @@ def _by_nodes(plan: Plan) -> str:
             None if one.cost is None else format_amount(one.cost),
         ]
         for one in plan.by_nodes
+        if one.nodes < plan.fleet.nodes  # the table above is of all of them
     ]
     return text_table(headers, rows, align="rrrrrr")
 
@@ -116,11 +116,8 @@ def _by_nodes(plan: Plan) -> str:
 def _memory(memory: MemoryPlan, plan: Plan) -> str:
     lone = "1 row" if memory.micro_batch_rows == 1 else f"{memory.micro_batch_rows:,} rows"
     most = f"at most {memory.most_rows:,} fit with the headroom" if memory.most_rows else "not one fits alone"
-    starred = "; * a formula, this trainer does not do it" if any(not one.trains_here for one in memory.shares) else ""
-    said = (
-        f"predicted, micro-batch of {lone} ({most}), {format_bytes(plan.fleet.memory_bytes)} there; from "
-        f"{memory.source}{starred}"
-    )
+    there = format_bytes(plan.fleet.memory_bytes)
+    said = f"predicted, micro-batch of {lone} ({most}), {there} there; from {memory.source}"
     return f"{shares_table(memory.shares)}\n{_wrapped(said, bullet='  ')}"
 
 

@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.measure.nvml import NvmlMonitor
-from autotune.search.plan_memory import HEADROOM_SHARE
+from autotune.core.defaults import HEADROOM_SHARE
 from autotune.search.probe import ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.decide.changes import Change, flat_settings, flat_table, profile_changes, setting_changes
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 
 
 def test_a_profile_does_not_differ_from_itself():
@@ -41,12 +41,6 @@ def test_what_only_one_side_has_is_one_change():
         Change(key="workers", old="measured", new=None),
         Change(key="probe.curve[rows=2]", old="measured", new=None),
     )
-
-
-def test_an_estimate_that_only_one_side_has_is_predicted_and_not_measured():
-    changes = {one.key: one for one in profile_changes(estimated_profile(), example_profile()).evidence}
-    assert changes["estimate"] == Change(key="estimate", old="predicted", new=None)
-    assert changes["probe"] == Change(key="probe", old=None, new="measured")
 
 
 values = st.one_of(st.none(), st.booleans(), st.integers(), st.text())

@@ -51,7 +51,7 @@ def test_a_higher_stage_of_zero_never_holds_more_state(state, count, layer_bytes
 
 
 @given(states, stages, ranks, sizes, ranks)
-def test_more_data_ranks_never_hold_more_state_nor_more_in_all_once_zero_gathers(state, stage, count, layer_bytes, more):
+def test_more_data_ranks_never_hold_more_state_nor_more_once_zero_gathers(state, stage, count, layer_bytes, more):
     few, many = (zero_share(state, stage, n, largest_layer_bytes=layer_bytes) for n in (count, count + more))
     assert many.state_bytes <= few.state_bytes
     if count > 1:  # from one to two, ZeRO-3 begins to gather: that alone may cost more than it saves
