@@ -60,25 +60,23 @@ def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -
         profile: Whose budget, headroom and ranks are to hold again; None leaves them open.
         others: Options beside the settings, or instead of them.
     """
+    limits = None if profile is None else profile.constraints
+    probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {
         "model": model_word(train.model),
         "data": "DIR",
         "device": train.device,
+        "memory": None if limits is None else exact_bytes(limits.memory_budget_bytes),
         "seq_length": train.seq_length_tokens,
         "layout": None if train.layout == default_layout(train.model) else train.layout,
         "precision": None if train.precision == default_precision(train.device) else train.precision,
+        "global_batch_tokens": None if limits is None else limits.global_batch_tokens,
+        "headroom": None if limits is None else limits.headroom_share,
         "attention_dropout": train.attention_dropout,
         "checkpointing": train.checkpointing,
         "compile": train.compile_layers,
+        "accumulate": None if probe is None else probe.micro_batches_per_step > 1,
         "strategy": train.parallel.strategy,
+        "ranks": None if probe is None else probe.local_ranks,
     }
-    if profile is not None:
-        probe = profile.evidence.probe
-        options |= {
-            "memory": exact_bytes(profile.constraints.memory_budget_bytes),
-            "global_batch_tokens": profile.constraints.global_batch_tokens,
-            "headroom": profile.constraints.headroom_share,
-            "accumulate": probe is None or probe.micro_batches_per_step > 1,
-            "ranks": None if probe is None else probe.local_ranks,
-        }
     return command("probe", **(options | others))

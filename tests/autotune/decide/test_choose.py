@@ -11,6 +11,7 @@ from autotune.decide.choose import (
     deal,
     global_batch_rows,
     knee_interval,
+    rows_with_headroom,
 )
 from autotune.errors import BadInput
 

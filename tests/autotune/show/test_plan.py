@@ -104,11 +104,11 @@ def test_what_is_missing_shows_as_missing():
 
 
 def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be_beyond_the_fit():
-    text = plan_text(example(optimal=Optimal(parameters=1e6, tokens=2e7)))
+    text = " ".join(plan_text(example(optimal=Optimal(parameters=1e6, tokens=2e7))).split())
     assert "ZeRO-2 *" in text
     assert "* a formula" in text
     assert "no model of that size was fitted" in text
-    assert "no model of that size" not in plan_text(example())
+    assert "no model of that size" not in " ".join(plan_text(example()).split())
 
 
 def test_a_cpu_has_cpu_hours_and_ranks():
