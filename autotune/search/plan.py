@@ -16,7 +16,7 @@ from autotune.core.rows import RowContents
 from autotune.core.units import format_amount
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.decide.plan import Inputs, MemoryPlan, Plan, plan_of
-from autotune.decide.probe_command import command, model_word
+from autotune.decide.probe_command import command
 from autotune.decide.shape import assumed_lengths, flops_per_token, typical_lengths, vocab_size_of, work_of_shape
 from autotune.decide.spread import Spread
 from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
@@ -379,7 +379,7 @@ def _next(asked: Asked, subject: Subject, memory: MemoryPlan | None) -> str:
     """The command that measures what is assumed, or that starts what is planned."""
     stored, fleet, train, card = subject.stored, subject.fleet, subject.train, subject.card
     if stored is None or not subject.own or stored.profile.evidence.probe is None:
-        model = asked.model_argument or model_word(train.model)
+        model = asked.model_argument or train.model.name
         if memory is not None and not memory.most_rows and card is not None:
             return command(
                 "estimate", model=model, gpu=card.key, ranks=fleet.ranks, what_if=True,

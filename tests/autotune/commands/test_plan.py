@@ -76,7 +76,7 @@ def test_the_papers_cluster_fits_a_screen_and_warns_of_its_batch(capsys, warm_tr
 
 @pytest.mark.system
 def test_a_profile_without_a_probe_is_planned_with_assumed_rates(capsys, tmp_path, warm_trace):
-    path = tmp_path / "estimated.toml"
+    path = tmp_path / "p.toml"
     path.write_text(profile_to_toml(without_evidence(on_gpus(traced()))))
     found = json.loads(plan(capsys, "--profile", str(path), "--tokens", "1B", "--json"))
     assert found["rank_tokens_per_s"]["basis"] == "assumed"
