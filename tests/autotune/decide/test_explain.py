@@ -114,5 +114,3 @@ def test_an_unknown_key_suggests_the_nearest(key, nearest):
     with pytest.raises(BadInput) as refused:
         of_key(explanations(example_profile()), key)
     assert nearest in refused.value.next_step
-
-
