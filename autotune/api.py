@@ -137,8 +137,8 @@ def estimate(
         pipeline_stages=1,
         max_rows=MAX_ROWS,
     )
-    answer = predict(asked, find_target(asked), what_if=False, update=_quietly)
-    for error in answer.refused.values():
+    answer, refused = predict(asked, find_target(asked), what_if=False, update=_quietly)
+    for error in refused.values():
         raise error
     return answer.models[0]
 

@@ -1,7 +1,7 @@
 """``autotune estimate``: the memory ledger and the predicted largest micro-batch for a card that is not here."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,9 +9,6 @@ from autotune.commands.completion import cards, models
 from autotune.commands.options import AsJson, SeqLength
 from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import AutotuneError, DoesNotFit
-
-if TYPE_CHECKING:
-    from autotune.decide.prediction import Answer
 
 
 def estimate(
@@ -94,8 +91,8 @@ def estimate(
     )
     target = find_target(asked)
     with progress("estimate") as update:
-        answer = predict(asked, target, what_if=what_if, update=update)
-    unfit = {name for name, error in answer.refused.items() if isinstance(error, DoesNotFit)}
+        answer, refused = predict(asked, target, what_if=what_if, update=update)
+    unfit = {name for name, error in refused.items() if isinstance(error, DoesNotFit)}
     probe = command(
         "probe",
         model=[text for text, one in models.items() if one.name not in unfit],
@@ -115,8 +112,8 @@ def estimate(
         print(answer_json(answer))
     elif text := estimate_text(answer, probe):
         print(text)
-    if answer.refused:
-        raise _refusal(answer, probe)
+    if refused:
+        raise _refusal(list(refused.values()), probe)
 
 
 def _remark(unlike: dict[str, bool]) -> str:
@@ -125,11 +122,10 @@ def _remark(unlike: dict[str, bool]) -> str:
     return f"  # measures {' and '.join(differs)}" if differs else ""
 
 
-def _refusal(answer: "Answer", probe: str) -> AutotuneError:
+def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
     """What is wrong with the models that were refused, as one error; the exit code is the first one's."""
     from autotune.search.estimate import CannotTrace
 
-    errors = list(answer.refused.values())
     first = errors[0]
     first.message = "\n".join(error.message for error in errors)
     run = f"Measure it where it is to run: {probe}"

@@ -6,7 +6,6 @@ from typing import Any
 
 from autotune.decide.memory import Ledger
 from autotune.decide.sharding import Share
-from autotune.errors import AutotuneError
 from trainer.config import TrainConfig
 
 
@@ -49,6 +48,15 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why nothing is predicted of a model."""
+
+    exit_code: int
+    message: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Predictions for one GPU; nothing of it was measured."""
 
@@ -58,7 +66,7 @@ class Answer:
     """Of the GPU's memory, left out of the budget."""
     models: tuple[Predicted, ...]
     """Those that fit."""
-    refused: Mapping[str, AutotuneError]
+    refused: Mapping[str, Refused]
     """Models that do not fit or cannot be predicted, and why."""
     what_if: tuple[Mapping[str, Any], ...]
     """Alternatives, each with its settings, ``rows`` that fit, ``real_tokens`` of them and a ``note``; ``rows`` is null

@@ -13,7 +13,7 @@ from autotune.core.rows import RowContents
 from autotune.core.units import floor_gib, format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
 from autotune.decide.memory import ledger
-from autotune.decide.prediction import Answer, Predicted
+from autotune.decide.prediction import Answer, Predicted, Refused
 from autotune.decide.sharding import fewest_that_share, shares, state_of_terms
 from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
@@ -88,7 +88,9 @@ class Target:
     """Of the card's memory, left out of the budget."""
 
 
-def predict(asked: Asked, target: Target, *, what_if: bool, update: Update) -> Answer:
+def predict(
+    asked: Asked, target: Target, *, what_if: bool, update: Update
+) -> tuple[Answer, Mapping[str, AutotuneError]]:
     """Predict for every model; one that does not fit, or can only be run, keeps no other from its answer.
 
     Raises:
@@ -107,13 +109,17 @@ def predict(asked: Asked, target: Target, *, what_if: bool, update: Update) -> A
             except (CannotTrace, DoesNotFit) as error:
                 refused[config.model.name] = error
         alternatives = tuple(_what_ifs(asked, target, machine, update)) if what_if else ()
-    return Answer(
+    answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
         models=tuple(predicted),
-        refused=refused,
+        refused={
+            name: Refused(exit_code=error.exit_code, message=error.message, next_step=error.next_step)
+            for name, error in refused.items()
+        },
         what_if=alternatives,
     )
+    return answer, refused
 
 
 def find_target(asked: Asked) -> Target:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -24,13 +22,7 @@ def plain(answer: object) -> Any:  # noqa: ANN401 - any JSON value
     """The same as dictionaries, lists and scalars."""
     from pydantic_core import to_jsonable_python
 
-    return to_jsonable_python(answer, fallback=_refused)
-
-
-def _refused(value: object) -> dict[str, Any]:
-    if isinstance(value, AutotuneError):
-        return {"exit_code": value.exit_code, "message": value.message, "next_step": value.next_step}
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    return to_jsonable_python(answer)
 
 
 def fields_of(value: "DataclassInstance", but: Callable[[str], bool] = lambda _: False) -> dict[str, Any]:
