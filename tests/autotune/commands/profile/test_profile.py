@@ -209,5 +209,3 @@ def test_hostile_words_in_a_profile_steer_nothing(here, capsys):
         assert run(["profile", command[0], "p.toml", *command[2:]]) == 0
         out = capsys.readouterr().out
         assert all(c.isprintable() or c == "\n" for c in out)
-
-

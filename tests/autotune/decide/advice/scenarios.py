@@ -352,5 +352,3 @@ def of_condition(gpu: World) -> tuple[Scenario, ...]:
             "not-measured", "no sweep of workers", lambda: now(missing=(("loader workers", "autotune workers"),)), now
         ),
     )  # fmt: skip
-
-
