@@ -92,8 +92,11 @@ def predicted(flags: Sequence[str]) -> dict[str, dict[str, Any]]:
     models = [word for model in REPORTED_ROWS for word in ("--model", model)]
     command = [sys.executable, "-m", "autotune", "estimate", *models, "--gpu", GPU, "--ranks", str(RANKS)]
     told = run_program([*command, *flags, "--json"], timeout_s=TIMEOUT_S)
-    kept = ("parameters", "rows", "rows_low", "rows_high", "peak_bytes", "budget_bytes", "attention")
-    return {one["model"]: {key: one[key] for key in kept} for one in json.loads(told)["models"]}
+    kept = ("parameters", "rows", "rows_low", "rows_high", "budget_bytes", "attention")
+    return {
+        one["model"]: {key: one[key] for key in kept} | {"peak_bytes": one["ledger"]["peak_bytes"]}
+        for one in json.loads(told)["models"]
+    }
 
 
 if __name__ == "__main__":

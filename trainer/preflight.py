@@ -67,11 +67,8 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> Ch
     numbers = pack(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
     facts = [unpack(one) for one in ranks.gather(numbers)]
     remarks = compare_ranks(facts)
-    if resolved.is_estimated and resolved.sources.get("train.micro_batch_rows") == "profile":
-        remarks.append(_never_tried(resolved.config.micro_batch_rows))
-    made = "estimated" if resolved.is_estimated else "tuned"
     for one in facts:
-        found = compare_profile(resolved.fingerprint, one, made=made)
+        found = compare_profile(resolved.fingerprint, one)
         remarks += [remark for remark in found if remark not in remarks]
     return CheckedRanks(remarks=remarks, hosts=tuple(one["host"] for one in facts))
 
@@ -197,21 +194,12 @@ def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")
 
 
-def _never_tried(rows: int) -> Remark:
-    return Remark(
-        message=f"the micro-batch of {rows} row{'' if rows == 1 else 's'} is predicted and was never tried: it may not "
-        "fit, and no speed was measured",
-        next_step="To be sure, run autotune probe on this machine; if it does not fit, lower train.micro_batch_rows.",
-    )
-
-
-def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str], *, made: str = "tuned") -> list[Remark]:
-    """Hold this machine against the one that the profile was tuned on, or estimated for.
+def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[Remark]:
+    """Compare this machine with the one that the profile was tuned on.
 
     Args:
         fingerprint: The profile's table; empty where it has none.
         facts: Of this rank.
-        made: How the profile came to be: ``tuned`` or ``estimated``.
 
     Raises:
         ProfileRefused: If the GPU has less memory than the one the micro-batch was found on.
@@ -221,20 +209,20 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str], *,
     if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
         # NVML's total, which the profile has, is up to 3 % above torch's.
         raise ProfileRefused(
-            f"the profile was {made} for a GPU of {tuned_bytes / 2**30:.0f} GiB, this one has "
+            f"the profile was tuned for a GPU of {tuned_bytes / 2**30:.0f} GiB, this one has "
             f"{int(here_bytes) / 2**30:.0f} GiB",
             next_step="Probe on this machine: autotune probe --model MODEL --data DIR",
         )
     here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0], "allotted_cpus": None}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
-        remarks.append(Remark(message=f"the profile was {made} for a CPU, this is a GPU", next_step=_PROBE_AGAIN))
+        remarks.append(Remark(message="the profile was tuned for a CPU, this is a GPU", next_step=_PROBE_AGAIN))
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
             what = name.replace("_", " ")
             remarks.append(
                 Remark(
-                    message=f"the profile was {made} for {what} {tuned}, here is {here[name]}", next_step=_PROBE_AGAIN
+                    message=f"the profile was tuned for {what} {tuned}, here is {here[name]}", next_step=_PROBE_AGAIN
                 )
             )
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])

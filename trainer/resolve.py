@@ -30,8 +30,6 @@ class ResolvedConfig:
     profile_sha256: str
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """The profile's, of the machine that it was tuned on; empty where it has none."""
-    is_estimated: bool = False
-    """Whether the profile was predicted for a machine, and nothing of it was measured there."""
 
     @property
     def config_sha256(self) -> str:
@@ -97,14 +95,13 @@ def resolve(
     sources["train.data.path"] = source
     for name in _dotted(config.model_dump(mode="json")):
         sources.setdefault(name, "default")
-    fingerprint, evidence = tables.get("fingerprint"), tables.get("evidence")
+    fingerprint = tables.get("fingerprint")
     return ResolvedConfig(
         config=config,
         sources=sources,
         data_dir=data_dir,
         profile_sha256=said,
         fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
-        is_estimated=isinstance(evidence, dict) and "estimate" in evidence and "probe" not in evidence,
     )
 
 

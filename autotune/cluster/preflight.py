@@ -19,10 +19,7 @@ class Expected:
     gpu_total_bytes: int | None
     code_sha256: str
     """Of the trainer, where the job was submitted."""
-    dataset_hash: str | None
-    """None takes whichever is there."""
-    other_gpu_names: tuple[str, ...] = ()
-    """Boards that do as well."""
+    dataset_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
     if expected.device == "cuda":
         others = f"Ask for nodes like those the profile was tuned on, without {node.name} (slurm.exclude, constraint)."
         check("gpu_count", expected.ranks, len(node.gpu_names), others, wrong=len(node.gpu_names) < expected.ranks)
-        names = sorted(set(node.gpu_names) - {expected.gpu_name, *expected.other_gpu_names})
+        names = sorted(set(node.gpu_names) - {expected.gpu_name})
         check(
             "gpu_name", expected.gpu_name, ", ".join(names), others, wrong=expected.gpu_name is not None and bool(names)
         )
@@ -90,7 +87,7 @@ def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
         expected.dataset_hash,
         node.dataset_hash or node.dataset_missing,
         f"Give every node the dataset of the profile at {node.dataset_place}: autotune data verify.",
-        wrong=node.dataset_hash != (expected.dataset_hash or node.dataset_hash) or node.dataset_hash is None,
+        wrong=node.dataset_hash != expected.dataset_hash,
     )
     return tuple(found)
 

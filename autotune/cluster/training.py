@@ -22,8 +22,6 @@ _SHUTDOWN_MARGIN_S = 15
 """torchrun gives up before SLURM does, so that the script still says how it ended."""
 START_UP_S = 60.0
 _MEASURED_MARGIN = 1.25
-_ASSUMED_CPUS_PER_RANK = 4
-"""Where neither the profile nor the site says what a node has: for the step, and for what helps it."""
 _MIB = 2**20
 
 
@@ -56,8 +54,8 @@ class TrainRequest:
 
 
 def default_ranks(profile: Profile) -> int:
-    """One for each GPU that the profile was tuned with; on CPUs, and where that is not known, as in its evidence."""
-    if profile.train.device == "cuda" and profile.fingerprint.gpu_count is not None:
+    """One for each GPU that the profile was tuned with; on CPUs as in its evidence."""
+    if profile.train.device == "cuda":
         return max(1, profile.fingerprint.gpu_count)
     return profile.local_ranks
 
@@ -139,7 +137,7 @@ def term_lead_s(request: TrainRequest) -> int:
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
     slurm, here = site.slurm, request.profile.fingerprint
-    cpus = here.allotted_cpus or _ASSUMED_CPUS_PER_RANK * request.ranks
+    cpus = here.allotted_cpus
     if slurm.cpus_per_rank is not None:
         cpus = slurm.cpus_per_rank * request.ranks
     elif slurm.cpus_per_task > 1:

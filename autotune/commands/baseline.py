@@ -7,7 +7,8 @@ import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
+from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout, Window
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 
 
 def baseline(
@@ -23,7 +24,7 @@ def baseline(
     rounds: Annotated[
         int, typer.Option(min=1, max=100, help="Windows of each at most; fewer where ratios are known to 5 %.")
     ] = 10,
-    window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
+    window_s: Window = WINDOW_S,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time after which no round begins any more; three are always measured.")
     ] = 5.0,

@@ -1,21 +1,14 @@
 """``autotune estimate``: the memory ledger and the predicted largest micro-batch for a card that is not here."""
 
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from autotune.commands.completion import cards, models
-from autotune.commands.options import SEQ_LENGTH_TOKENS, AsJson, SeqLength
-from autotune.errors import AutotuneError, DoesNotFit, UsageError
-
-if TYPE_CHECKING:
-    from autotune.search.estimated import ProfilesAsked
-    from autotune.search.prediction import Asked, Target
-    from autotune.show.estimate import Answer
-
-_MAX_ROWS, _HEADROOM = 16_384, 0.03
+from autotune.commands.options import AsJson, SeqLength
+from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
+from autotune.errors import AutotuneError, DoesNotFit
 
 
 def estimate(
@@ -38,7 +31,7 @@ def estimate(
     data: Annotated[
         Path | None, typer.Option(help="Dataset, for its vocabulary and what its rows hold.", envvar="AUTOTUNE_DATA")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = 30_522,
+    vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = VOCAB_SIZE,
     seq_length: SeqLength = SEQ_LENGTH_TOKENS,
     layout: Annotated[Literal["packed", "bucketed", "padded"] | None, typer.Option(help="What a row holds.")] = None,
     precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
@@ -58,115 +51,69 @@ def estimate(
     ] = True,
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
-    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = _MAX_ROWS,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Also write a profile in which nothing is measured: a .toml file, or a directory."),
-    ] = None,
-    global_batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With --out: real tokens of an optimizer step over all ranks. Default: those of 256 samples, without "
-            "--data of 256 rows.",
-        ),
-    ] = None,
-    headroom: Annotated[
-        float | None,
-        typer.Option(min=0, max=0.9, help=f"With --out: share of the rows left free. Default: {_HEADROOM}."),
-    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = MAX_ROWS,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
-    from autotune.decide.probe_command import probe_command
-    from autotune.search.estimated import profile_places, write_profiles
-    from autotune.search.prediction import Asked, Choices, find_target, predict
+    from autotune.decide.probe_command import command
+    from autotune.search.prediction import Asked, find_target, predict, settings_of_step
     from autotune.show.answers import answer_json
-    from autotune.show.answers.estimate import estimate_answer
     from autotune.show.estimate import estimate_text
     from trainer.presets import model_settings
     from trainer.progress import progress
 
+    models = {name: model_settings(name) for name in model}
     asked = Asked(
-        models=tuple(model_settings(name) for name in model),
+        configs=tuple(
+            settings_of_step(
+                one,
+                device,
+                layout=layout,
+                precision=precision,
+                seq_length_tokens=seq_length,
+                attention=attention,
+                attention_dropout=attention_dropout,
+                checkpointing=checkpointing,
+                head=head,
+            )
+            for one in models.values()
+        ),
         gpu=gpu,
         memory=memory,
-        device=device,
         data=data,
         vocab_size=vocab_size,
-        seq_length_tokens=seq_length,
         ranks=ranks,
         accumulate=accumulate,
         tensor_ranks=tensor_ranks,
         pipeline_stages=pipeline_stages,
         max_rows=max_rows,
     )
-    choices = Choices(
+    target = find_target(asked)
+    with progress("estimate") as update:
+        answer, refused = predict(asked, target, what_if=what_if, update=update)
+    unfit = {name for name, error in refused.items() if isinstance(error, DoesNotFit)}
+    probe = command(
+        "probe",
+        model=[text for text, one in models.items() if one.name not in unfit],
+        data=data or "DIR",
+        memory=memory,
+        device=device if device == "cpu" else None,
+        seq_length=seq_length,
         layout=layout,
-        precision=precision or ("bf16" if device == "cuda" else "fp32"),
-        attention=attention,
+        precision=precision,
         attention_dropout=attention_dropout,
         checkpointing=checkpointing,
-        head=head,
-    )
-    target = find_target(asked)
-    wish = _wish(asked, target, out, headroom, global_batch_tokens)
-    places = {} if wish is None else profile_places(wish, choices)
-    with progress("estimate") as update:
-        answer = predict(asked, choices, target, what_if=what_if, update=update)
-    written = () if wish is None else write_profiles(answer, wish, places)
-    options: dict[str, object] = {
-        "data": data or "DIR",
-        "memory": memory,
-        "device": device if device == "cpu" else None,
-        "seq-length": seq_length if seq_length != SEQ_LENGTH_TOKENS else None,
-        "layout": layout,
-        "precision": precision,
-        "attention-dropout": attention_dropout,
-        "checkpointing": checkpointing if checkpointing != "none" else None,
-        "ranks": ranks if ranks > 1 else None,
-        "max-rows": max_rows if max_rows != _MAX_ROWS else None,
-        "accumulate": accumulate,
-    }
-    unlike = {"the masked head": head != "masked", "the attention that it chooses": attention != "auto"}
-    texts = {one.name: text for text, one in zip(model, asked.models, strict=True)}
-    unfit = {name for name, error in answer.refused if isinstance(error, DoesNotFit)}
-    every = _probe_command({"model": [texts[name] for name in texts if name not in unfit], **options}) + _remark(unlike)
-    each = [
-        probe_command(one.profile, str(one.path), model=texts[one.profile.train.model.name], data=str(data or "DIR"))
-        + _remark(unlike)
-        for one in written
-    ]
+        ranks=ranks if ranks > 1 else None,
+        max_rows=max_rows,
+        accumulate=accumulate,
+    ) + _remark({"the masked head": head != "masked", "the attention that it chooses": attention != "auto"})
     if as_json:
-        print(answer_json(estimate_answer(answer, written)))
-    elif text := estimate_text(answer, each or [every], written):
+        print(answer_json(answer))
+    elif text := estimate_text(answer, probe):
         print(text)
-    if answer.refused:
-        raise _refusal(answer, every)
-
-
-def _wish(
-    asked: "Asked", target: "Target", out: Path | None, headroom: float | None, global_batch_tokens: int | None
-) -> "ProfilesAsked | None":
-    """Which profiles are to be written; None for none at all."""
-    from autotune.search.estimated import ProfilesAsked
-
-    if out is None:
-        idle = {"--headroom": headroom, "--global-batch-tokens": global_batch_tokens}
-        for option, value in idle.items():
-            if value is not None:
-                raise UsageError(
-                    f"{option} is for the profile, and none is to be written", next_step="Say where: --out profiles"
-                )
-        return None
-    return ProfilesAsked(
-        asked=asked,
-        target=target,
-        out=out,
-        headroom_share=_HEADROOM if headroom is None else headroom,
-        global_batch_tokens=global_batch_tokens,
-    )
+    if refused:
+        raise _refusal(list(refused.values()), probe)
 
 
 def _remark(unlike: dict[str, bool]) -> str:
@@ -175,23 +122,10 @@ def _remark(unlike: dict[str, bool]) -> str:
     return f"  # measures {' and '.join(differs)}" if differs else ""
 
 
-def _probe_command(options: dict[str, object]) -> str:
-    """The probe that measures what was predicted."""
-    words = ["autotune", "probe"]
-    for name, value in options.items():
-        if isinstance(value, bool):
-            words += [] if value else [f"--no-{name}"]
-            continue
-        for one in value if isinstance(value, list) else [] if value is None else [value]:
-            words += [f"--{name}", str(one)]
-    return shlex.join(words)
-
-
-def _refusal(answer: "Answer", probe: str) -> AutotuneError:
+def _refusal(errors: list[AutotuneError], probe: str) -> AutotuneError:
     """What is wrong with the models that were refused, as one error; the exit code is the first one's."""
     from autotune.search.estimate import CannotTrace
 
-    errors = [error for _, error in answer.refused]
     first = errors[0]
     first.message = "\n".join(error.message for error in errors)
     run = f"Measure it where it is to run: {probe}"

@@ -7,7 +7,8 @@ import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout
+from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout
+from autotune.core.defaults import TRIAL_TIMEOUT_S
 
 _LINKS_MINUTES = 3.0
 

@@ -14,7 +14,6 @@ Reports = Annotated[Path, typer.Option(help="Where ledgers and reports lie.")]
 REPORTS = Path("reports")
 Here = Annotated[bool, typer.Option("--here", help="Measure here though this looks like a login node.")]
 TrialTimeout = Annotated[float, typer.Option(min=1, help="Seconds that one trial may take.")]
-TRIAL_TIMEOUT_S = 600.0
 ProfileData = Annotated[
     Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
 ]
@@ -32,7 +31,6 @@ Memory = Annotated[
     typer.Option(help="Budget of one rank, such as 80GB or 2GiB. Default: free GPU memory less 512 MiB; half the RAM."),
 ]
 SeqLength = Annotated[int, typer.Option(min=8, help="Tokens in a row.")]
-SEQ_LENGTH_TOKENS = 512
 Precision = Annotated[
     Literal["bf16", "fp32"] | None,
     typer.Option(help="Of the matrix products. Default: bf16 on GPUs, fp32 on CPUs."),
@@ -49,8 +47,6 @@ Ranks = Annotated[
     int | None, typer.Option(min=1, help="Local ranks that step together. Default: all visible GPUs; 1 on a CPU.")
 ]
 MaxRows = Annotated[int, typer.Option(min=1, help="Try no larger micro-batch.")]
-MAX_ROWS = 16384
-
 _T = TypeVar("_T")
 
 
@@ -64,3 +60,6 @@ def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error
+
+
+Window = Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")]

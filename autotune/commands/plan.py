@@ -8,12 +8,13 @@ import typer
 
 from autotune.commands.completion import cards, models, profiles
 from autotune.commands.options import AsJson, ProfileData
+from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.core.plan import Goal, GoalKind
-    from autotune.search.plan_subject import Shape
     from autotune.search.profiles import StoredProfile
+    from trainer.config import TrainConfig
 
 
 def plan(
@@ -56,8 +57,10 @@ def plan(
     tokens_per_s: Annotated[
         str | None, typer.Option(metavar="N", help="Real tokens/s of one GPU, if you know better than the plan.")
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(min=8, help="Without --data. Default: 30522.")] = None,
-    seq_length: Annotated[int | None, typer.Option(min=8, help="Tokens in a row, with --model. Default: 512.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=8, help=f"Without --data. Default: {VOCAB_SIZE}.")] = None,
+    seq_length: Annotated[
+        int | None, typer.Option(min=8, help=f"Tokens in a row, with --model. Default: {SEQ_LENGTH_TOKENS}.")
+    ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products, with --model. Default: bf16.")
     ] = None,
@@ -73,7 +76,6 @@ def plan(
     from autotune.search.scaling import Assumed
     from autotune.show.answers import answer_json
     from autotune.show.plan import plan_text
-    from autotune.show.plan_answer import plan_answer
     from trainer.progress import progress
 
     goal = _goal(
@@ -105,7 +107,7 @@ def plan(
     )
     with progress("plan") as update:
         found = plan(asked, update)
-    print(answer_json(plan_answer(found)) if as_json else plan_text(found))
+    print(answer_json(found) if as_json else plan_text(found))
 
 
 def _goal(said: "dict[GoalKind, tuple[object, float | None]]") -> "Goal | None":
@@ -130,8 +132,8 @@ def _plain(said: object) -> str:
 
 def _source(
     model: str | None, profile: Path | None, seq_length: int | None, precision: Literal["bf16", "fp32"] | None
-) -> "StoredProfile | Shape":
-    from autotune.search.plan_subject import DEFAULT_ROW_TOKENS, Shape
+) -> "StoredProfile | TrainConfig":
+    from autotune.search.prediction import settings_of_step
     from autotune.search.profiles import read_profile
     from trainer.presets import model_settings
 
@@ -147,10 +149,9 @@ def _source(
                 next_step="Leave them out, or name the model instead of the profile.",
             )
         return read_profile(profile)
-    return Shape(
-        model=model_settings(model or ""),
-        seq_length_tokens=seq_length or DEFAULT_ROW_TOKENS,
-        precision=precision or "bf16",
+    length = seq_length or SEQ_LENGTH_TOKENS
+    return settings_of_step(
+        model_settings(model or ""), "cuda", layout=None, precision=precision, seq_length_tokens=length
     )
 
 

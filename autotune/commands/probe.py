@@ -8,10 +8,7 @@ import typer
 from autotune.commands.completion import cards
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import (
-    MAX_ROWS,
     REPORTS,
-    SEQ_LENGTH_TOKENS,
-    TRIAL_TIMEOUT_S,
     AsJson,
     AttentionDropout,
     Data,
@@ -27,6 +24,7 @@ from autotune.commands.options import (
     SeqLength,
     TrialTimeout,
 )
+from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 _MINUTES_PER_MODEL = 3
@@ -55,6 +53,9 @@ def probe(
         Literal["ddp", "zero1", "fsdp2"],
         typer.Option(help="How ranks share the state: not at all, the optimizer's, or the weights too."),
     ] = "ddp",
+    compile_layers: Annotated[
+        bool, typer.Option("--compile", help="Compile the model's layers, as a profile with compile_layers trains.")
+    ] = False,
     as_gpu: Annotated[
         str | None,
         typer.Option(help="Measure with the memory of a smaller card, such as h100-nvl-94gb.", autocompletion=cards),
@@ -64,7 +65,9 @@ def probe(
         bool, typer.Option(help="Let steps have several micro-batches, which needs more memory than one.")
     ] = True,
     granularity: Annotated[int, typer.Option(min=1, help="Try multiples of this many rows only.")] = 1,
-    headroom: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")] = 0.03,
+    headroom: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the largest micro-batch left free.")
+    ] = HEADROOM_SHARE,
     max_rows: MaxRows = MAX_ROWS,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path | None, typer.Option(help="Profile file; with several models a directory.")] = None,
@@ -103,6 +106,7 @@ def probe(
         attention_dropout=attention_dropout,
         precision=precision,
         checkpointing=checkpointing,
+        compile_layers=compile_layers,
         strategy=strategy,
         global_batch_tokens=global_batch_tokens,
         ranks=ranks,

@@ -11,7 +11,8 @@ import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, ProfileData, Reports, TrialTimeout, parsed
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, TrialTimeout, parsed
+from autotune.core.defaults import TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.completion import cards
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
 from autotune.commands.options import (
-    MAX_ROWS,
     REPORTS,
-    SEQ_LENGTH_TOKENS,
-    TRIAL_TIMEOUT_S,
     AsJson,
     AttentionDropout,
     Data,
@@ -32,7 +28,9 @@ from autotune.commands.options import (
     Reports,
     SeqLength,
     TrialTimeout,
+    Window,
 )
+from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -63,14 +61,6 @@ def tune(
     model: Models,
     data: Data,
     device: Device = "auto",
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="The card that the training is for, such as h100-nvl-94gb. A larger one stands in for it with its "
-            "memory; without any, the profile is predicted.",
-            autocompletion=cards,
-        ),
-    ] = None,
     memory: Memory = None,
     seq_length: SeqLength = SEQ_LENGTH_TOKENS,
     precision: Precision = None,
@@ -101,7 +91,7 @@ def tune(
         ),
     ] = None,
     max_rows: MaxRows = MAX_ROWS,
-    window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
+    window_s: Window = WINDOW_S,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     out: Annotated[Path, typer.Option(help="Directory of the profiles.")] = Path("profiles"),
     slurm: Slurm = None,
@@ -113,9 +103,7 @@ def tune(
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
     from autotune.commands.login_node import refuse_login_node
-    from autotune.core.cards import find_card
     from autotune.core.units import parse_bytes
-    from autotune.tuning.predicted import card_is_elsewhere, predict_instead
     from autotune.tuning.probe import ProbeAsked
     from autotune.tuning.tune import ORDER, TuneAsked, Tuning
     from trainer.presets import model_settings
@@ -131,7 +119,6 @@ def tune(
             out=out,
             reports=reports,
             memory_bytes=None if memory is None else parse_bytes(memory),
-            as_card=None if gpu is None else find_card(gpu),
             seq_length_tokens=seq_length,
             attention_dropout=attention_dropout,
             precision=precision,
@@ -164,16 +151,6 @@ def tune(
         return
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
-    if card_is_elsewhere(asked):
-        result, refused = predict_instead(asked)
-        sys.stderr.write(
-            f"inform: there is no GPU here, so nothing is measured: the profiles are predicted for {gpu}. "
-            "Run the same command where the card is\n"
-        )
-        _say(result, as_json=as_json)
-        if refused:
-            raise refused[0]
-        return
     again = shlex.join(["autotune", *arguments_of(context)])
     result, failed = _run(Tuning(asked=asked), again if number is None else f"{again} --slurm")
     if number is not None:

@@ -7,7 +7,8 @@ import typer
 
 from autotune.commands.completion import profiles
 from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, TRIAL_TIMEOUT_S, AsJson, Here, ProfileData, Reports, TrialTimeout, parsed
+from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout, Window, parsed
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def workers(
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
     ] = 10.0,
-    window_s: Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")] = 2.0,
+    window_s: Window = WINDOW_S,
     step_time: Annotated[
         str | None,
         typer.Option(help="Replay a GPU's step of this time, such as 120ms, instead of training; needs no GPU here."),

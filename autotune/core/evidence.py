@@ -88,49 +88,6 @@ class ProbeEvidence(Table):
         return next((point for point in self.curve if point.rows == rows), None)
 
 
-class EstimateEvidence(Table):
-    """Which micro-batch should fit a machine that is not here, by a trace of the step: nothing of it is measured."""
-
-    label: Literal["predicted"] = "predicted"
-    """What all of this is."""
-    card: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None
-    """The catalogue's name of the GPU that it is for; absent where only an amount of memory was named."""
-    rows_least: NonNegative
-    """The largest micro-batch with all that is assumed at its most; 0 where not even one row fits then."""
-    rows_usual: Positive
-    """The same as it is expected."""
-    rows_most: Positive
-    """The same with all that is assumed at its least."""
-    limited: bool = False
-    """Whether more may fit, and none was looked for."""
-    predicted_peak_bytes: Positive
-    """Of ``rows_usual``."""
-    terms_bytes: dict[str, int]
-    """Where the memory of ``rows_usual`` goes."""
-    parameters: Positive
-    """Of the model."""
-    attention: str
-    """The kernel that the trace took."""
-    attention_reason: str
-    """Why that one."""
-    local_ranks: Positive = 1
-    """Ranks of a node that train together: their buckets and their communication are in the prediction."""
-    micro_batches_per_step: Positive = 1
-    """With two, which stand for any number above, gradients exist while the next micro-batch is computed."""
-    vocab_size: Positive
-    """Of the model."""
-    documents_per_row: Annotated[float, Field(gt=0)]
-    """In the fullest micro-batches."""
-    mean_real_tokens_per_row: Annotated[float, Field(gt=0)]
-    """In this layout."""
-    rows_assumed: bool
-    """Whether vocabulary, documents and tokens of a row are assumed, for want of a dataset."""
-    traced_with: str
-    """Versions of the libraries whose step was traced."""
-    choice: str
-    """Why ``micro_batch_rows`` is what it is."""
-
-
 class GpuUse(Table):
     """What the GPUs did in the windows of one count: means over windows and GPUs, shares from 0 to 1."""
 
@@ -474,9 +431,8 @@ class BaselineEvidence(Table):
 
 
 class Evidence(Table):
-    """What was measured, or predicted; a missing part was not."""
+    """What was measured; a missing part was not."""
 
-    estimate: EstimateEvidence | None = None
     probe: ProbeEvidence | None = None
     explore: ExploreEvidence | None = None
     workers: WorkersEvidence | None = None

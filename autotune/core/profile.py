@@ -1,12 +1,11 @@
 """The tuned profile: what was decided, under which constraints, on which machine, from which evidence. TOML on disk.
 
-It holds no code, no absolute paths and nothing to execute. The trainer reads ``[train]``, people review the rest. One
-of a machine that is not here is estimated: nothing in it is measured, and what nobody knows of that machine is absent.
+It holds no code, no absolute paths and nothing to execute. The trainer reads ``[train]``, people review the rest.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from autotune.core.evidence import Evidence
 from autotune.core.hardware import is_pretended
@@ -22,10 +21,6 @@ HASH_KEY = "content_sha256"
 _HEADER = (
     "A tuned profile. [train] is what the trainer reads; edit it by hand if you must: the trainer accepts that,",
     "and reports say that content_sha256 no longer holds. Units are in the names; a _share is between 0 and 1.",
-)
-_ESTIMATED_HEADER = (
-    "An estimated profile: its memory is predicted by a trace, and nothing in it was measured: autotune probe does",
-    "that where it is to run. [train] is what the trainer reads. Units are in the names; a _share is between 0 and 1.",
 )
 
 # Always written, so that a reader sees what was decided; everything else only where it differs from its default.
@@ -46,16 +41,13 @@ class Constraints(Table):
 
 
 class Fingerprint(Table):
-    """Where the figures come from; what may differ there makes them worthless here, in part or in all.
-
-    An estimated profile is for a machine that nobody has looked at: what is not known of it is absent.
-    """
+    """Where the figures come from; what may differ there makes them worthless here, in part or in all."""
 
     device: Literal["cpu", "cuda"]
-    """What was measured, or is to be."""
+    """What was measured."""
     gpu_name: str | None = None
     """As the driver says it."""
-    gpu_count: NonNegative | None = None
+    gpu_count: NonNegative
     """Visible ones; 0 on a CPU."""
     gpu_total_bytes: Positive | None = None
     """Memory of one."""
@@ -67,24 +59,24 @@ class Fingerprint(Table):
     """Version of the GPU's driver."""
     cuda: str | None = None
     """Version that torch was built for."""
-    torch: str | None = None
+    torch: str
     """Its version."""
-    transformers: str | None = None
+    transformers: str
     """Its version."""
-    python: str | None = None
+    python: str
     """Its version."""
     cpu_model: str | None = None
     """The processor's name."""
-    allotted_cpus: Positive | None = None
+    allotted_cpus: Positive
     """Processors that the process may use: the least of affinity, control group and SLURM."""
-    ram_total_bytes: Positive | None = None
+    ram_total_bytes: Positive
     """Of the host."""
     data_filesystem: str | None = None
     """Type of the file system that the dataset lies on."""
     model_sha256: str
     """Of the model's config."""
-    dataset_hash: str | None = None
-    """Of the dataset's manifest; absent where an estimate was given none."""
+    dataset_hash: str
+    """Of the dataset's manifest."""
 
     @property
     def bytes_known(self) -> Literal["measured", "allocator"]:
@@ -104,9 +96,8 @@ class Provenance(Table):
     suggested to anybody as something to run."""
     slurm_job_id: str | None = None
     """The job that measured; None outside of one."""
-    ledger_sha256: str | None = None
-    """Over all that the ledger says of the trials of this model, dataset, device and length of rows; absent where the
-    profile rests on no trial, but on an estimate."""
+    ledger_sha256: str
+    """Over all that the ledger says of the trials of this model, dataset, device and length of rows."""
     ledger_until_utc: str | None = None
     """Time of the last one of them; None where there was none, and in profiles from before this was kept, whose hash
     cannot be recomputed."""
@@ -123,42 +114,19 @@ class Profile(Table):
     evidence: Evidence
 
     @property
-    def is_estimated(self) -> bool:
-        """Whether it was predicted for a machine that is not here, and nothing of it was measured."""
-        return self.evidence.estimate is not None and self.evidence.probe is None
-
-    @property
     def local_ranks(self) -> int:
-        """That trained together on a node when it was probed; else that it was estimated for, or one."""
-        found = self.evidence.probe or self.evidence.estimate
-        return 1 if found is None else found.local_ranks
+        """Ranks of a node that trained together when it was probed; one without a probe."""
+        return 1 if self.evidence.probe is None else self.evidence.probe.local_ranks
 
     @property
     def parameters(self) -> int | None:
-        """Of the model, as a trace counted them; None where there was none."""
-        found = self.evidence.probe or self.evidence.estimate
-        return None if found is None else found.parameters
+        """Parameters of the model, as a trace counted them; None without one."""
+        return None if self.evidence.probe is None else self.evidence.probe.parameters
 
     @property
     def mean_real_tokens_per_row(self) -> float | None:
-        """Of the dataset, in this layout; None where no dataset was looked at."""
-        probe, estimate = self.evidence.probe, self.evidence.estimate
-        if probe is not None:
-            return probe.mean_real_tokens_per_row
-        return None if estimate is None or estimate.rows_assumed else estimate.mean_real_tokens_per_row
-
-    @model_validator(mode="after")
-    def _what_is_measured_is_of_a_known_machine(self) -> "Profile":
-        if self.is_estimated:
-            return self
-        missing = [f"fingerprint.{name}" for name in _KNOWN_WHERE_MEASURED if getattr(self.fingerprint, name) is None]
-        missing += ["provenance.ledger_sha256"] if self.provenance.ledger_sha256 is None else []
-        if missing:
-            raise ValueError(f"{', '.join(missing)}: missing, which only an estimated profile may leave out")
-        return self
-
-
-_KNOWN_WHERE_MEASURED = ("torch", "transformers", "python", "allotted_cpus", "ram_total_bytes", "dataset_hash")
+        """Non-padding tokens of a row in this layout, on average; None without a probe."""
+        return None if self.evidence.probe is None else self.evidence.probe.mean_real_tokens_per_row
 
 
 def model_sha256(settings: ModelSettings) -> str:
@@ -172,7 +140,7 @@ def profile_to_toml(profile: Profile) -> str:
 
     tables = _tables(profile)
     document = tomlkit.document()
-    for line in _ESTIMATED_HEADER if profile.is_estimated else _HEADER:
+    for line in _HEADER:
         document.add(tomlkit.comment(line))
     for name, value in (tables | {HASH_KEY: canonical_sha256(tables)}).items():
         if not isinstance(value, dict):  # plain values stand before the first table

@@ -6,7 +6,7 @@ from typing import Literal
 
 from autotune.errors import NotCheckable, ProfileRefused
 
-Found = Literal["same", "refuse", "warn", "inform", "not checkable here", "not said"]
+Found = Literal["same", "refuse", "warn", "inform", "not checkable here"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +15,7 @@ class Check:
 
     field: str
     found: Found
-    """``same``, or how much it matters that it differs, or that nobody here can tell. ``not said``: the profile is
-    estimated, and does not know it."""
+    """``same``, or how much it matters that it differs, or that nobody here can tell."""
     profile: str
     here: str
     """Or why nobody here can tell."""
@@ -26,10 +25,9 @@ class Check:
 class LedgerCheck:
     """What the ledger beside a profile says of it."""
 
-    found: Literal["same", "differs", "not recomputable", "no trials", "not measured"]
+    found: Literal["same", "differs", "not recomputable", "no trials"]
     """Whether the trials it rests on are what they were when it was written: all of them, none changed, none added.
-    ``not recomputable``: the profile does not say up to when they count. ``no trials``: none of it are here.
-    ``not measured``: the profile is estimated, and rests on none."""
+    ``not recomputable``: the profile does not say up to when they count. ``no trials``: none of it are here."""
     trials: int
     """Of the profile's model, dataset and rows, up to when it was written."""
     added: int

@@ -4,9 +4,12 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from autotune.core.evidence import CurvePoint
 from autotune.errors import BadInput
+from trainer.config import Layout, ModelSettings, Precision
+from trainer.families import FAMILIES
 
 KNEE_SHARE = 0.98
 """Within two per cent of the best is as good as the best."""
@@ -22,20 +25,14 @@ class MicroBatchChoice:
     reason: str
 
 
-def choose_predicted(rows_least: int, rows_most: int, headroom_share: float) -> MicroBatchChoice:
-    """The micro-batch of a machine that is not here: the least that should fit, less the headroom.
+def default_layout(model: ModelSettings) -> Layout:
+    """Return packed where this project knows the architecture's attention, else padded."""
+    return "packed" if model.config["model_type"] in FAMILIES else "padded"
 
-    Args:
-        rows_least: The largest micro-batch with all that is assumed at its most; 0 where not even one row fits.
-        rows_most: The same with all that is assumed at its least.
-        headroom_share: What is left free.
-    """
-    fit = f"{rows_least} rows" if rows_least == rows_most else f"the least of {rows_least} to {rows_most} rows"
-    basis = f"{fit} that are predicted to fit, less {100 * headroom_share:g} % headroom"
-    if rows_least == 0:
-        basis = "one row, and with all that is assumed at its most not even that is predicted to fit"
-    rows = rows_with_headroom(rows_least, headroom_share)
-    return MicroBatchChoice(rows=rows, reason=f"not probed: {basis}; the knee of throughput is not measured")
+
+def default_precision(device: Literal["cpu", "cuda"]) -> Precision:
+    """Return the precision of matrix multiplications on such a device."""
+    return "bf16" if device == "cuda" else "fp32"
 
 
 def rows_with_headroom(feasible_max: int, headroom_share: float) -> int:

@@ -1,26 +1,24 @@
-"""Why each setting of a profile is what it is: measured, predicted, asked for, or left at its default. Pure."""
+"""Why each setting of a profile is what it is: measured, asked for, or left at its default. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.core.advice import Figure
-from autotune.core.evidence import EstimateEvidence, ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.evidence import ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
-from autotune.decide.choose import choose_micro_batch, choose_predicted, global_batch_rows
+from autotune.decide.choose import choose_micro_batch, global_batch_rows
 from autotune.decide.explored import Explored, explored_setting
 from autotune.errors import BadInput
 from trainer.config import TrainConfig
 from trainer.schema import nearest
 
-Origin = Literal["measured", "allocator", "predicted", "constraint", "asked for", "default", "changed"]
-"""``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``predicted``: by an estimate, without
-any. ``constraint``: follows from what the user set. ``asked for``: given to the measurements or the estimate, whose
-figures hold for it alone. ``default``: the trainer's. ``changed``: none of these says so; it was edited, or written by
-advice."""
+Origin = Literal["measured", "allocator", "constraint", "asked for", "default", "changed"]
+"""``measured``: decided by figures. ``allocator``: by sizes on a pretended GPU. ``constraint``: follows from what the
+user set. ``asked for``: given to the measurements, whose figures hold for it alone. ``default``: the trainer's.
+``changed``: none of these says so; it was edited, or written by advice."""
 
 _PROBED_WITH = ("seq_length_tokens", "layout", "attention_dropout", "checkpointing", "precision", "device")
-_ESTIMATED_WITH = (*_PROBED_WITH, "attention", "head")
 _OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 _OF_LOADER = ("loader_workers", "prefetch_batches", "pin_memory")
 
@@ -99,12 +97,8 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
         found = _explored(profile, explored, key, value)
     elif key == "micro_batch_rows" and evidence.probe is not None:
         found = _micro_batch(profile, evidence.probe)
-    elif key == "micro_batch_rows" and evidence.estimate is not None:
-        found = _predicted_micro_batch(profile, evidence.estimate)
     elif key == "global_batch_rows" and evidence.probe is not None:
-        found = _global_batch(profile, _of_a_row(evidence.probe.mean_real_tokens_per_row, "evidence.probe"))
-    elif key.startswith("global_batch_") and evidence.probe is None and evidence.estimate is not None:
-        found = _estimated_batch(profile, evidence.estimate, key, value)
+        found = _global_batch(profile, evidence.probe.mean_real_tokens_per_row)
     elif table == "data" and name in _OF_LOADER and evidence.workers is not None and _swept(evidence.workers, name):
         found = _loader(profile, evidence.workers, name)
     elif table == "parallel" and name in _OF_EXCHANGE and evidence.network is not None and evidence.network.exchanges:
@@ -145,18 +139,12 @@ def _given(profile: Profile, key: str, value: object, default: object) -> Explan
     if key in ("model.name", "model.config", "model.null_keys"):
         return _found("constraint", "the model that was asked for; another one is refused")
     if key in ("data.path", "data.dataset_hash"):
-        if value is None and profile.fingerprint.dataset_hash is None:
-            return _found("default", "no dataset was named: training takes the one that it is given")
         return _found("constraint", "the dataset that was asked for; another one is refused")
-    probed, estimated = profile.evidence.probe is not None, profile.is_estimated
-    decides = key in (_PROBED_WITH if probed else _ESTIMATED_WITH if estimated else ())
+    decides = profile.evidence.probe is not None and key in _PROBED_WITH
     if value == default:
-        also = ", and all figures were measured with it" if probed else ", and the prediction is of it"
-        return _found("default", f"the trainer's default{also if decides else ''}")
-    if decides and probed:
-        return _found("asked for", "an option of the probe, or what it took for this device; all figures hold for it")
+        return _found("default", f"the trainer's default{', and all figures were measured with it' if decides else ''}")
     if decides:
-        return _found("asked for", "an option of the estimate, or what it took; the prediction holds for it alone")
+        return _found("asked for", "an option of the probe, or what it took for this device; all figures hold for it")
     return _found("changed", f"the default is {default}; nothing that was measured decides it, so somebody set it")
 
 
@@ -225,59 +213,17 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _of_a_row(tokens: float, source: str, *, assumed: bool = False) -> Figure:
-    return Figure(
-        name="real tokens in a row, mean", value=tokens, unit="tokens", known="assumed" if assumed else "measured",
-        source=source,
-    )  # fmt: skip
-
-
-def _global_batch(profile: Profile, of_a_row: Figure) -> Explanation:
+def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
-    rows = global_batch_rows(tokens, of_a_row.value)
+    rows = global_batch_rows(tokens, tokens_per_row)
     figures = [
-        of_a_row,
+        Figure(name="real tokens in a row, mean", value=tokens_per_row, unit="tokens", source="evidence.probe"),
         Figure(name="global batch", value=tokens, unit="tokens", known="assumed", source="constraints"),
     ]
     asked = f"the {tokens:,} real tokens that were asked for"
-    if of_a_row.known == "assumed":
-        asked = f"{tokens:,} real tokens, if rows hold as many as is assumed for want of a dataset"
     if profile.train.global_batch_rows == rows:
         return _found("constraint", f"{rows} rows hold {asked}", figures)
     return _found("changed", f"{rows} rows would hold {asked}", figures)
-
-
-def _estimated_batch(profile: Profile, estimate: EstimateEvidence, key: str, value: object) -> Explanation:
-    """Of a dataset that was looked at, or of rows that are assumed."""
-    if key == "global_batch_tokens" and value == profile.constraints.global_batch_tokens:
-        return _found("constraint", "as asked for; on its dataset, training finds the rows that hold so many")
-    if key != "global_batch_rows":
-        return _given(profile, key, value, None)
-    return _global_batch(
-        profile, _of_a_row(estimate.mean_real_tokens_per_row, "evidence.estimate", assumed=estimate.rows_assumed)
-    )
-
-
-def _predicted_micro_batch(profile: Profile, estimate: EstimateEvidence) -> Explanation:
-    rows = profile.train.micro_batch_rows
-    figures = [
-        Figure(
-            name="largest that should fit", value=estimate.rows_usual, unit="rows", low=estimate.rows_least,
-            high=estimate.rows_most, known="predicted", source="evidence.estimate",
-        ),
-        Figure(
-            name="its peak", value=estimate.predicted_peak_bytes, unit="bytes", known="predicted",
-            source="evidence.estimate.predicted_peak_bytes",
-        ),
-        Figure(
-            name="memory budget", value=profile.constraints.memory_budget_bytes, unit="bytes", known="assumed",
-            source="constraints",
-        ),
-    ]  # fmt: skip
-    chosen = choose_predicted(estimate.rows_least, estimate.rows_most, profile.constraints.headroom_share).rows
-    if rows == chosen:
-        return _found("predicted", estimate.choice, figures)
-    return _found("changed", f"{_many(chosen, 'row')} were predicted to be safe: {estimate.choice}", figures)
 
 
 def _swept(found: WorkersEvidence, name: str) -> bool:

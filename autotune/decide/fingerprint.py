@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.core.cards import Card, card_of
 from autotune.core.profile import Fingerprint
 
 Severity = Literal["refuse", "warn", "inform"]
@@ -67,32 +66,6 @@ def compare_for_replay(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatc
         if one.field not in _OF_THE_GPU
     ]
     return tuple(sorted(found, key=lambda mismatch: _ORDER.index(mismatch.severity)))
-
-
-LEFT_OUT_BY_DRIVERS = 0.01
-"""Of a card's memory: what NVML calls total differs by so much between drivers."""
-
-
-def compare_for_estimate(profile: Fingerprint, here: Fingerprint) -> tuple[Mismatch, ...]:
-    """The same for an estimated profile: what it does not say cannot differ, and a card is known by its memory.
-
-    So another board of the same card is none that matters, nor is what drivers leave out of its memory.
-    """
-    found = []
-    for one in compare(profile, here):
-        if getattr(profile, one.field) is None:
-            continue
-        known, there = profile.gpu_total_bytes or 0, here.gpu_total_bytes or 0
-        alike = one.field == "gpu_name" and _card(profile) is not None and _card(profile) is _card(here)
-        enough = one.field == "gpu_total_bytes" and there >= (1 - LEFT_OUT_BY_DRIVERS) * known
-        found.append(replace(one, severity="inform") if alike or enough else one)
-    return tuple(sorted(found, key=lambda mismatch: _ORDER.index(mismatch.severity)))
-
-
-def _card(made_on: Fingerprint) -> Card | None:
-    if made_on.gpu_name is None or made_on.gpu_total_bytes is None:
-        return None
-    return card_of(made_on.gpu_name, made_on.gpu_total_bytes)
 
 
 def _shown(value: object) -> str:

@@ -43,9 +43,7 @@ def ledger_sha256(records: Iterable[TrialRecord]) -> str:
 
 
 def records_of(profile: Profile, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """The profile's own trials, at its length of rows; an estimated one has none."""
-    if profile.is_estimated:
-        return ()
+    """The profile's own trials, at its length of rows."""
     return own_records(records, profile.fingerprint, profile.train.seq_length_tokens)
 
 
@@ -65,9 +63,7 @@ def check_ledger(profile: Profile, records: Sequence[TrialRecord]) -> LedgerChec
 
 def _found(
     profile: Profile, own: Sequence[TrialRecord], behind: Sequence[TrialRecord]
-) -> Literal["same", "differs", "not recomputable", "no trials", "not measured"]:
-    if profile.is_estimated:
-        return "not measured"
+) -> Literal["same", "differs", "not recomputable", "no trials"]:
     if not own:
         return "no trials"
     if profile.provenance.ledger_until_utc is None:

@@ -1,68 +1,82 @@
-"""The probe that would measure what a profile says, as a shell takes it. Pure."""
+"""Commands to run next, as a shell takes them: options at their defaults are left out. Pure."""
 
 import shlex
+from collections.abc import Mapping
 
-from autotune.core.cards import card_of
-from autotune.core.evidence import EstimateEvidence
+from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS
 from autotune.core.profile import Profile
 from autotune.core.units import exact_bytes
-from trainer.config import TrainConfig
-from trainer.families import FAMILIES
+from autotune.decide.choose import default_layout, default_precision
+from trainer.config import ModelSettings, TrainConfig
 from trainer.presets import PRESETS
 
-_ROW_TOKENS, _HEADROOM_SHARE = 512, 0.03
-"""What ``autotune probe`` takes by itself."""
+_DEFAULTS: Mapping[str, object] = {
+    "seq_length": SEQ_LENGTH_TOKENS,
+    "checkpointing": "none",
+    "compile": False,
+    "strategy": "ddp",
+    "accumulate": True,
+    "headroom": HEADROOM_SHARE,
+    "max_rows": MAX_ROWS,
+    "what_if": False,
+}
 
 
-def probe_command(profile: Profile, path: str, *, model: str | None = None, data: str = "DIR") -> str:
-    """The probe whose profile takes this one's place; of an estimated one, with the settings it was estimated for.
+def command(name: str, **options: object) -> str:
+    """Return a command of this program.
 
     Args:
-        profile: The profile.
-        path: Where it lies.
-        model: As the user named it; None for the preset, or what stands for its config.
-        data: The dataset's directory.
+        name: The subcommand, such as ``launch local``.
+        options: By the word after ``--``, with underscores for hyphens. None and the default are left out; True is a
+            flag, False its negation; a list repeats the option.
     """
-    name = profile.train.model.name
-    known = model or (name if name in PRESETS else "CONFIG.json")
-    words = ["autotune", "probe", "--model", known, "--data", data, "--out", path]
-    if profile.is_estimated and profile.evidence.estimate is not None:
-        words += _as_estimated(profile, profile.evidence.estimate)
+    words = ["autotune", *name.split()]
+    for option, value in options.items():
+        word = option.replace("_", "-")
+        if value is None or value == _DEFAULTS.get(option):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{word}" if value else f"--no-{word}")
+            continue
+        words += [part for one in (value if isinstance(value, list) else [value]) for part in (f"--{word}", str(one))]
     return shlex.join(words)
 
 
-def takes_the_whole_card(profile: Profile) -> bool:
-    """Return whether the budget is the default of the GPU that it was estimated for: a probe takes it by itself."""
-    there = profile.fingerprint
-    if not profile.is_estimated or there.gpu_name is None or there.gpu_total_bytes is None:
-        return False
-    card = card_of(there.gpu_name, there.gpu_total_bytes)
-    return card is not None and profile.constraints.memory_budget_bytes == card.default_budget_bytes
+def model_word(model: ModelSettings) -> str:
+    """Return the preset's name, or what stands for the user's own config."""
+    return model.name if model.name in PRESETS else "CONFIG.json"
 
 
-def _as_estimated(profile: Profile, estimate: EstimateEvidence) -> list[str]:
-    """What a probe does not choose by itself."""
-    train, constraints = profile.train, profile.constraints
-    tokens = train.global_batch_tokens if estimate.rows_assumed else constraints.global_batch_tokens
+def probe_command(profile: Profile, path: str) -> str:
+    """Return the probe whose profile takes the place of this one, with whatever suits the machine."""
+    return command("probe", model=model_word(profile.train.model), data="DIR", out=path)
+
+
+def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:
+    """Return the probe of these settings.
+
+    Args:
+        train: Settings of the step.
+        profile: Whose budget, headroom and ranks are to hold again; None leaves them open.
+        others: Options beside the settings, or instead of them.
+    """
+    limits = None if profile is None else profile.constraints
+    probe = None if profile is None else profile.evidence.probe
     options: dict[str, object] = {
-        "memory": None if takes_the_whole_card(profile) else exact_bytes(constraints.memory_budget_bytes),
-        "device": "cpu" if train.device == "cpu" else None,
-        "seq-length": _unless(train.seq_length_tokens, _ROW_TOKENS),
-        "layout": _unless(train.layout, _usual_layout(train)),
-        "precision": _unless(train.precision, "fp32" if train.device == "cpu" else "bf16"),
-        "attention-dropout": train.attention_dropout,
-        "checkpointing": _unless(train.checkpointing, "none"),
-        "ranks": _unless(estimate.local_ranks, 1),
-        "global-batch-tokens": tokens,
-        "headroom": _unless(constraints.headroom_share, _HEADROOM_SHARE),
+        "model": model_word(train.model),
+        "data": "DIR",
+        "device": train.device,
+        "memory": None if limits is None else exact_bytes(limits.memory_budget_bytes),
+        "seq_length": train.seq_length_tokens,
+        "layout": None if train.layout == default_layout(train.model) else train.layout,
+        "precision": None if train.precision == default_precision(train.device) else train.precision,
+        "global_batch_tokens": None if limits is None else limits.global_batch_tokens,
+        "headroom": None if limits is None else limits.headroom_share,
+        "attention_dropout": train.attention_dropout,
+        "checkpointing": train.checkpointing,
+        "compile": train.compile_layers,
+        "accumulate": None if probe is None else probe.micro_batches_per_step > 1,
+        "strategy": train.parallel.strategy,
+        "ranks": None if probe is None else probe.local_ranks,
     }
-    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    return words + ([] if estimate.micro_batches_per_step > 1 else ["--no-accumulate"])
-
-
-def _unless(value: object, usual: object) -> object:
-    return None if value == usual else value
-
-
-def _usual_layout(train: TrainConfig) -> str:
-    return "packed" if train.model.config["model_type"] in FAMILIES else "padded"
+    return command("probe", **(options | others))

@@ -1,4 +1,4 @@
-"""What one GPU holds of a model whose state, layers and matrices several share: formulas, not measurements."""
+"""Memory of one GPU when several share a model's state, layers or matrices: formulas, not measurements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,85 +6,28 @@ from typing import Literal
 
 from autotune.core.allocations import Term, is_activations
 from autotune.core.units import format_bytes
-from autotune.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """What one GPU would hold alone, at its peak, for one micro-batch.
-
-    ``temporaries_bytes`` come and go in a step, ``outside_bytes`` are not the framework's: context, NCCL, handles.
-    """
+    """Memory of one GPU at its peak, for one micro-batch: alone, or as a share of a model that several hold."""
 
     parameters_bytes: int
+    """Weights that stay."""
     gradients_bytes: int
+    """Gradients of these."""
     optimizer_bytes: int
+    """State of the optimizer."""
     activations_bytes: int
+    """Activations kept for backward."""
     head_and_loss_bytes: int
+    """Prediction head and loss."""
     temporaries_bytes: int
+    """Blocks that come and go in a step."""
     outside_bytes: int
-
-
-def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
-    """A ledger's terms as they are shared out; what is neither state, activations nor head comes and goes."""
-    terms = dict(terms_bytes)
-    return StateBytes(
-        parameters_bytes=terms.pop(Term.PARAMETERS, 0),
-        gradients_bytes=terms.pop(Term.GRADIENTS, 0),
-        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
-        head_and_loss_bytes=terms.pop(Term.HEAD, 0),
-        outside_bytes=terms.pop(Term.OUTSIDE, 0),
-        activations_bytes=sum(size for term, size in terms.items() if is_activations(term)),
-        temporaries_bytes=sum(size for term, size in terms.items() if not is_activations(term)),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How GPUs share one model.
-
-    ``zero_stage`` is 0 for plain data parallelism; FSDP's full sharding is 3, its gradients-and-optimizer sharding 2.
-    ``microbatches_per_step`` go through a pipeline between two updates; None: no fewer than it has stages.
-
-    Raises:
-        BadInput: If a count is below 1, or there is no such stage of ZeRO.
-    """
-
-    zero_stage: int
-    data_ranks: int
-    tensor_ranks: int
-    pipeline_stages: int
-    microbatches_per_step: int | None = None
-    sequence_parallel: bool = False
-
-    def __post_init__(self) -> None:
-        if self.zero_stage not in range(4):
-            raise BadInput(
-                f"zero_stage = {self.zero_stage}: there is no such stage",
-                next_step="Use 0 (plain data parallelism), 1 (optimizer), 2 (gradients too) or 3 (parameters too).",
-            )
-        for name in ("data_ranks", "tensor_ranks", "pipeline_stages", "microbatches_per_step"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise BadInput(f"{name} = {count}: at least one is needed", next_step=f"Use 1 for {name}, or more.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedBytes:
-    """What one GPU holds of a model that several share, on the stage of the pipeline that holds most.
-
-    ``stage`` counts from 1. ``gathered_bytes`` is the layer that ZeRO-3 has put together at the moment.
-    """
-
-    stage: int
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    head_and_loss_bytes: int
-    temporaries_bytes: int
-    outside_bytes: int
-    gathered_bytes: int
+    """Non-PyTorch memory: context, NCCL, handles."""
+    gathered_bytes: int = 0
+    """The layer that ZeRO-3 has put together at the moment."""
 
     @property
     def state_bytes(self) -> int:
@@ -98,53 +41,135 @@ class ShardedBytes:
         return self.state_bytes + work_bytes + self.outside_bytes + self.gathered_bytes
 
 
-def shard(state: StateBytes, layout: Layout, *, largest_layer_bytes: int) -> ShardedBytes:
-    """What one GPU holds of a state under a layout, with d data ranks, t tensor ranks and p stages; divisions round up.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Memory of one GPU under one way of sharing a model."""
 
-    - State: 1/(t·p) of it; of that, ZeRO-1 divides the optimizer's by d, ZeRO-2 the gradients too, ZeRO-3 the
-      parameters too (Rajbhandari et al. 2020, figure 1) and puts one layer together at a time.
-    - Activations of a transformer layer: all by t with sequence parallelism, else 10 of its 34 parts stay whole
-      (Korthikanti et al. 2022, table 2). Attention scores, where they are kept, divide too, so that 10 of 34
-      is the most that stays.
-    - Pipeline: under 1F1B the first stage holds min(m, p) of m micro-batches, each with 1/p of the layers, the last
-      stage one (Narayanan et al. 2021, section 2.2). So the first stage saves nothing once m reaches p.
-    - Head and loss: on the last stage, by t along the vocabulary (Korthikanti et al. 2022, section 4.3).
+    name: str
+    """Of the way."""
+    trains_here: bool
+    """Whether this project's trainer can; the others are formulas for comparison."""
+    total_bytes: int
+    """Everything at the peak."""
+    fits: bool | None
+    """Whether that is within the budget; None without one."""
+    held: StateBytes
+    """The same term by term."""
 
-    Left out: uneven stages, such as the one with the embedding table, or a table tied to the head and kept on both
-    ends; norms and biases that tensor parallelism keeps whole; a layer that FSDP gathers ahead, and its whole gradient
-    before it is reduced; frameworks that keep whole gradients from micro-batch to micro-batch whatever the stage;
-    interleaved and other schedules; parts moved to the CPU. Temporaries and what lies outside count in full, though
-    some shrink with the shard; communicators of more groups take more. With ``largest_layer_bytes`` above half of the
-    parameters, ZeRO-3 on two ranks can need more than none: see ``gathered_bytes``.
+
+def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
+    """Sort a memory breakdown's terms by how they are shared; the rest are temporaries."""
+    terms = dict(terms_bytes)
+    return StateBytes(
+        parameters_bytes=terms.pop(Term.PARAMETERS, 0),
+        gradients_bytes=terms.pop(Term.GRADIENTS, 0),
+        optimizer_bytes=terms.pop(Term.OPTIMIZER, 0),
+        head_and_loss_bytes=terms.pop(Term.HEAD, 0),
+        outside_bytes=terms.pop(Term.OUTSIDE, 0),
+        activations_bytes=sum(size for term, size in terms.items() if is_activations(term)),
+        temporaries_bytes=sum(size for term, size in terms.items() if not is_activations(term)),
+    )
+
+
+def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes: int) -> StateBytes:
+    """Return what each of so many data-parallel ranks holds under a stage of ZeRO; divisions round up.
+
+    ZeRO-1 divides the optimizer's state, ZeRO-2 the gradients too, ZeRO-3 (FSDP) the parameters too and puts one layer
+    together at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP gathers ahead, and its whole
+    gradient before it is reduced. With ``largest_layer_bytes`` above half of the parameters, ZeRO-3 on two ranks can
+    need more than none.
 
     Args:
         state: The whole model's, as on one GPU.
-        layout: Who shares it.
+        stage: 0 for plain data parallelism, to 3.
+        ranks: Data-parallel ranks.
         largest_layer_bytes: Parameters of the largest unit that is gathered at once, such as a layer or the embedding.
     """
-    model_ranks = layout.tensor_ranks * layout.pipeline_stages
-    by_stage_of_zero = [1 if layout.zero_stage < first else layout.data_ranks for first in (1, 2, 3)]
-    optimizer_ranks, gradient_ranks, parameter_ranks = by_stage_of_zero
+    optimizer_ranks, gradient_ranks, parameter_ranks = (1 if stage < first else ranks for first in (1, 2, 3))
+    return StateBytes(
+        parameters_bytes=_share(state.parameters_bytes, parameter_ranks),
+        gradients_bytes=_share(state.gradients_bytes, gradient_ranks),
+        optimizer_bytes=_share(state.optimizer_bytes, optimizer_ranks),
+        activations_bytes=state.activations_bytes,
+        head_and_loss_bytes=state.head_and_loss_bytes,
+        temporaries_bytes=state.temporaries_bytes,
+        outside_bytes=state.outside_bytes,
+        gathered_bytes=largest_layer_bytes if parameter_ranks > 1 else 0,
+    )
 
-    def on_stage(stage: int, microbatches: int, head_and_loss_bytes: int) -> ShardedBytes:
-        return ShardedBytes(
-            stage=stage,
-            parameters_bytes=_share(state.parameters_bytes, model_ranks * parameter_ranks),
-            gradients_bytes=_share(state.gradients_bytes, model_ranks * gradient_ranks),
-            optimizer_bytes=_share(state.optimizer_bytes, model_ranks * optimizer_ranks),
-            activations_bytes=_activations_bytes(state.activations_bytes, layout, microbatches),
-            head_and_loss_bytes=_share(head_and_loss_bytes, layout.tensor_ranks),
+
+def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> StateBytes:
+    """Return what the fullest of t tensor-parallel ranks and p pipeline stages holds; divisions round up.
+
+    - State: 1/(t·p) of it.
+    - Activations by tensor ranks: 10 of a layer's 34 parts stay whole without sequence parallelism (Korthikanti et al.
+      2022, table 2).
+    - Pipeline: under 1F1B the first stage holds p micro-batches, each with 1/p of the layers, the last stage one
+      (Narayanan et al. 2021, section 2.2). So the first stage saves no activations.
+    - Head and loss: on the last stage, by t along the vocabulary (Korthikanti et al. 2022, section 4.3).
+
+    Left out: uneven stages; an embedding table that is tied to the head and kept on both ends; norms and biases that
+    tensor parallelism keeps whole; other schedules. Temporaries and non-PyTorch memory count in full.
+    """
+    parts = 24 + 10 * tensor_ranks
+
+    def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
+        return StateBytes(
+            parameters_bytes=_share(state.parameters_bytes, tensor_ranks * pipeline_stages),
+            gradients_bytes=_share(state.gradients_bytes, tensor_ranks * pipeline_stages),
+            optimizer_bytes=_share(state.optimizer_bytes, tensor_ranks * pipeline_stages),
+            activations_bytes=_share(
+                state.activations_bytes * micro_batches * parts, pipeline_stages * tensor_ranks * 34
+            ),
+            head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
             temporaries_bytes=state.temporaries_bytes,
             outside_bytes=state.outside_bytes,
-            gathered_bytes=_share(largest_layer_bytes, layout.tensor_ranks) if parameter_ranks > 1 else 0,
         )
 
-    stages = layout.pipeline_stages
-    last = on_stage(stages, 1, state.head_and_loss_bytes)
-    if stages == 1:
+    last = on_stage(1, state.head_and_loss_bytes)
+    if pipeline_stages == 1:
         return last
-    in_flight = stages if layout.microbatches_per_step is None else min(layout.microbatches_per_step, stages)
-    return max(on_stage(1, in_flight, 0), last, key=lambda sharded: sharded.total_bytes)
+    return max(on_stage(pipeline_stages, 0), last, key=lambda held: held.total_bytes)
+
+
+def shares(
+    state: StateBytes,
+    ranks: int,
+    *,
+    largest_layer_bytes: int,
+    tensor_ranks: int = 1,
+    pipeline_stages: int = 1,
+    budget_bytes: int | None = None,
+) -> tuple[Share, ...]:
+    """Return one row for each way of sharing: ZeRO among all ranks, then tensor and pipeline parallelism, each alone.
+
+    Args:
+        state: The whole model's, as on one GPU.
+        ranks: Data-parallel ranks; with one there is nothing for ZeRO to share.
+        largest_layer_bytes: As for ``zero_share``.
+        tensor_ranks: Of the tensor-parallel row; 1 leaves it out.
+        pipeline_stages: Of the pipeline row; 1 leaves it out.
+        budget_bytes: Of each rank.
+    """
+    names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)") if ranks > 1 else ("one rank alone",)
+    found = [
+        (name, stage != 2, zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes))
+        for stage, name in enumerate(names)
+    ]
+    if tensor_ranks > 1:
+        found.append((f"TP {tensor_ranks}", False, model_share(state, tensor_ranks, 1)))
+    if pipeline_stages > 1:
+        found.append((f"PP {pipeline_stages}", False, model_share(state, 1, pipeline_stages)))
+    return tuple(
+        Share(
+            name=name,
+            trains_here=here,
+            total_bytes=held.total_bytes,
+            fits=None if budget_bytes is None else held.total_bytes <= budget_bytes,
+            held=held,
+        )
+        for name, here, held in found
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,29 +192,21 @@ SHARED_AMONG = (2, 4, 8, 16, 32, 64)
 
 
 def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> Sharing | None:
-    """The fewest ranks that hold a model which does not fit one of them; None where none of these numbers does.
+    """Return the fewest ranks that hold a model which does not fit one of them; None if none of these numbers does.
 
     Args:
-        terms_bytes: The ledger of a rank alone.
+        terms_bytes: The memory breakdown of a rank alone.
         budget_bytes: Of each rank.
-        largest_layer_bytes: As for ``shard``.
+        largest_layer_bytes: As for ``zero_share``.
     """
     state = state_of_terms(terms_bytes)
+    strategies: tuple[tuple[Literal["zero1", "fsdp2"], int], ...] = (("zero1", 1), ("fsdp2", 3))
     for ranks in SHARED_AMONG:
-        strategies: tuple[tuple[Literal["zero1", "fsdp2"], int], ...] = (("zero1", 1), ("fsdp2", 3))
         for strategy, stage in strategies:  # the first sends less
-            layout = Layout(zero_stage=stage, data_ranks=ranks, tensor_ranks=1, pipeline_stages=1)
-            size = shard(state, layout, largest_layer_bytes=largest_layer_bytes).total_bytes
+            size = zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes).total_bytes
             if size <= budget_bytes:
                 return Sharing(strategy=strategy, ranks=ranks, bytes_of_a_rank=size)
     return None
-
-
-def _activations_bytes(whole_bytes: int, layout: Layout, microbatches: int) -> int:
-    # The 34 bytes per token and channel of a layer in 16 bits: 24 lie inside attention and MLP, 10 between them.
-    divided, whole = (34, 0) if layout.sequence_parallel else (24, 10)
-    parts = divided + whole * layout.tensor_ranks
-    return _share(whole_bytes * microbatches * parts, layout.pipeline_stages * layout.tensor_ranks * 34)
 
 
 def _share(size_bytes: int, ranks: int) -> int:

@@ -5,10 +5,8 @@ import os
 from pathlib import Path
 
 from autotune.cluster.preflight import Expected, NodeFacts
-from autotune.core.cards import card_of
 from autotune.core.hardware import Unavailable, visible_devices
 from autotune.core.profile import Profile
-from autotune.decide.fingerprint import LEFT_OUT_BY_DRIVERS
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from trainer.dataset import read_manifest
@@ -17,23 +15,16 @@ from trainer.sources import code_sha256
 
 
 def expected_of(profile: Profile, *, ranks: int, cpus: int, code_sha256: str) -> Expected:
-    """What a job from this profile needs of a node; of an estimated one, the memory of a card and not its board."""
+    """Return what a job from this profile needs of a node."""
     there = profile.fingerprint
-    names: tuple[str, ...] = ()
-    least_bytes = there.gpu_total_bytes
-    if profile.is_estimated and there.gpu_name is not None and least_bytes is not None:
-        card = card_of(there.gpu_name, least_bytes)
-        names = () if card is None else (card.name, *card.other_names)
-        least_bytes = int((1 - LEFT_OUT_BY_DRIVERS) * least_bytes)
     return Expected(
         ranks=ranks,
         cpus=cpus,
         device=profile.train.device,
         gpu_name=there.gpu_name,
-        gpu_total_bytes=least_bytes,
+        gpu_total_bytes=there.gpu_total_bytes,
         code_sha256=code_sha256,
         dataset_hash=there.dataset_hash,
-        other_gpu_names=names,
     )
 
 

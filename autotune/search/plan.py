@@ -1,51 +1,102 @@
 """Answer ``autotune plan``: put together what is known of model, data and machines, and have the arithmetic done."""
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.plan import Figure, Goal, MemoryPlan, Plan
+import numpy as np
+import numpy.typing as npt
+
+from autotune.cluster.training import default_ranks
+from autotune.core.cards import CARDS, Card, card_of, find_card
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
+from autotune.core.defaults import VOCAB_SIZE
+from autotune.core.plan import Figure, Fleet, Goal
 from autotune.core.profile import Profile
+from autotune.core.rows import RowContents
 from autotune.core.units import format_amount
-from autotune.decide.plan import Inputs, plan_of
-from autotune.decide.shape import flops_per_token, vocab_size_of, work_of_shape
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.decide.plan import Inputs, MemoryPlan, Plan, plan_of
+from autotune.decide.probe_command import command
+from autotune.decide.shape import assumed_lengths, flops_per_token, typical_lengths, vocab_size_of, work_of_shape
 from autotune.decide.spread import Spread
-from autotune.errors import AutotuneError, UsageError
-from autotune.search.plan_data import RowFacts, batch_rows, rows_of
-from autotune.search.plan_memory import Held, held_by, memory_plan, most_rows_shared
+from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
+from autotune.errors import UsageError
+from autotune.search.plan_memory import Held, held_of_probe, memory_plan, most_rows_shared, traced
 from autotune.search.plan_speed import Work, on_all, rank_rate
-from autotune.search.plan_subject import DEFAULT_ROW_TOKENS, Shape, Subject, subject_of
 from autotune.search.profiles import StoredProfile
+from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.search.scaling import Assumed
+from trainer.config import TrainConfig
+from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
 from trainer.progress import Update
 
 FILLING_TOKENS = 8192
-"""Of a micro-batch; assumed: fewer leave the matrix units of a large GPU waiting."""
-DEFAULT_VOCAB_SIZE = 30_522
-"""BERT's, where neither a dataset nor a profile says better."""
+"""Of a micro-batch; assumed: fewer leave the Tensor Cores of a large GPU waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What is asked for."""
 
-    source: StoredProfile | Shape
+    source: StoredProfile | TrainConfig
+    """A profile, or settings of a model without one."""
     model_argument: str
     """As the user named the model, for commands."""
     goal: Goal | None
     """None takes the steps that the profile says."""
-    gpu: str | None
-    nodes: int
-    ranks_per_node: int | None
-    price_per_device_hour: float | None
-    data: Path | None
-    vocab_size: int | None
-    global_batch_tokens: float | None
-    links: Assumed | None
-    tokens_per_s: float | None
+    gpu: str | None = None
+    nodes: int = 1
+    ranks_per_node: int | None = None
+    price_per_device_hour: float | None = None
+    data: Path | None = None
+    vocab_size: int | None = None
+    global_batch_tokens: float | None = None
+    links: Assumed | None = None
+    tokens_per_s: float | None = None
     """Of one rank, by the user."""
-    tensor_ranks: int | None
-    pipeline_stages: int | None
+    tensor_ranks: int | None = None
+    pipeline_stages: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The model, its settings and the machines."""
+
+    train: TrainConfig
+    """As it would run there."""
+    stored: StoredProfile | None
+    own: bool
+    """Whether the profile's evidence is of these machines."""
+    card: Card | None
+    """None of a CPU, and of a GPU that is not in the table."""
+    fleet: Fleet
+    said: tuple[str, ...] = ()
+    """What differs from the profile."""
+
+    @property
+    def profile(self) -> Profile | None:
+        """None for a model alone."""
+        return None if self.stored is None else self.stored.profile
+
+    @property
+    def measured(self) -> Profile | None:
+        """The profile, if its evidence counts."""
+        return self.profile if self.own else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What sequences hold."""
+
+    contents: RowContents
+    tokens: Figure
+    """Real ones of a row, in the mean."""
+    tokens_per_pass: Figure | None = None
+    """None without a dataset."""
+    lengths: npt.NDArray[np.int64]
+    """Typical ones of documents, special tokens included; shape (N,)."""
+    vocab_assumed: bool
+    said: tuple[str, ...] = ()
 
 
 def plan(asked: Asked, update: Update) -> Plan:
@@ -55,75 +106,74 @@ def plan(asked: Asked, update: Update) -> Plan:
         AutotuneError: If the card, the model, the dataset or the goal cannot be used, with what to do.
     """
     goal = asked.goal or _goal_of(asked.source)
-    subject = subject_of(asked.source, gpu=asked.gpu, nodes=asked.nodes, ranks_per_node=asked.ranks_per_node)
-    fleet = subject.fleet
+    subject = _subject(asked)
+    train, fleet = subject.train, subject.fleet
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
         raise UsageError(
             f"--price-per-gpu-hour: {fleet.name} has no GPU", next_step="Leave it out, or name a card with --gpu."
         )
-    rows = rows_of(subject, asked.data)
-    wanted = batch_rows(subject, rows, asked.global_batch_tokens)
+    rows = _rows(subject, asked)
+    wanted = _batch_rows(subject, rows, asked.global_batch_tokens)
     dealt = max(wanted, fleet.ranks)
-    vocab_size = asked.vocab_size or rows.vocab_size or _vocab_of(subject) or DEFAULT_VOCAB_SIZE
-    held = held_by(subject, rows, vocab_size, update, rows_per_rank=-(-dealt // fleet.ranks))
-    memory = None
-    if isinstance(held, Held):
-        memory = memory_plan(held, subject, tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages)
-    work = _work(subject, rows, held, memory, dealt_rows=dealt, vocab_size=vocab_size)
-    rate = rank_rate(subject, work, asked.tokens_per_s)
+    held = None if subject.measured is None else held_of_probe(subject.measured)
+    found = held or traced(
+        train,
+        fleet,
+        _expected(subject),
+        rows.contents,
+        update,
+        vocab_assumed=rows.vocab_assumed,
+        rows_per_rank=-(-dealt // fleet.ranks),
+    )
+    memory, parameters, missing = None, None, None
+    if isinstance(found, Held):
+        memory = memory_plan(
+            found, fleet, tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages
+        )  # fmt: skip
+        parameters = found.parameters
+    else:
+        missing = found.message
+    strategy = _strategy(memory, train)
+    work = Work(
+        flops_per_token=None if parameters is None else _flops(train, rows, parameters),
+        tokens_per_row=rows.tokens.value,
+        batch_rows=dealt,
+        most_rows=_most_rows(found, train, fleet, strategy) if isinstance(found, Held) else train.micro_batch_rows,
+        parameters=None if parameters is None else round(parameters.value),
+        strategy=strategy,
+    )
+    rate = rank_rate(train, fleet, subject.measured, work)
+    if asked.tokens_per_s is not None:
+        rate = Figure(value=asked.tokens_per_s, basis="given", source="--tokens-per-s")
     spread = None
     if isinstance(rate, Figure):
         own_batch = asked.global_batch_tokens is None and dealt == wanted
-        spread = on_all(subject, work, rate, asked.links, own_batch=own_batch)
+        spread = on_all(train, fleet, subject.measured, work, rate=rate, assumed=asked.links, own_batch=own_batch)
     return plan_of(
         Inputs(
-            model=subject.train.model.name,
+            model=train.model.name,
             goal=goal,
             fleet=fleet,
-            parameters=held.parameters if isinstance(held, Held) else None,
+            parameters=parameters,
             flops_per_token=work.flops_per_token,
-            tokens_per_row=rows.tokens_per_row,
+            tokens_per_row=rows.tokens,
             tokens_per_pass=rows.tokens_per_pass,
             batch_rows=dealt,
             rate=rate if isinstance(rate, Figure) else None,
             rate_missing=rate if isinstance(rate, str) else "",
             spread=spread,
-            checkpoint=subject.train.checkpoint,
+            checkpoint=train.checkpoint,
             power_w=_power(subject),
             price_per_device_hour=asked.price_per_device_hour,
             memory=memory,
-            memory_missing=None if isinstance(held, Held) else held.message,
-            warnings=(
-                *subject.said, *rows.said, *_dealing(wanted, dealt, rows), *_no_rate(rate), *_small(work, rate, spread)
-            ),
+            memory_missing=missing,
+            warnings=(*subject.said, *rows.said, *_dealing(wanted, dealt, rows), *_of_rate(work, rate, spread)),
             next_command=_next(asked, subject, memory),
         )
-    )  # fmt: skip
-
-
-def _work(
-    subject: Subject,
-    rows: RowFacts,
-    held: Held | AutotuneError,
-    memory: MemoryPlan | None,
-    *,
-    dealt_rows: int,
-    vocab_size: int,
-) -> Work:
-    """What a rank is given to do."""
-    parameters = held.parameters if isinstance(held, Held) else None
-    strategy = _strategy(memory, subject)
-    return Work(
-        flops_per_token=None if parameters is None else _flops(subject, rows, vocab_size, parameters),
-        tokens_per_row=rows.tokens_per_row.value,
-        batch_rows=dealt_rows,
-        most_rows=_most_rows(held, subject, strategy),
-        parameters=None if parameters is None else round(parameters.value),
-        strategy=strategy,
     )
 
 
-def _goal_of(source: StoredProfile | Shape) -> Goal:
+def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
     if isinstance(source, StoredProfile):
         steps = source.profile.train.max_steps
         return Goal(kind="steps", amount=steps, source=f"the profile's max_steps, {steps:,}")
@@ -133,87 +183,191 @@ def _goal_of(source: StoredProfile | Shape) -> Goal:
     )
 
 
-def _vocab_of(subject: Subject) -> int | None:
-    """As the profile's estimate says, or what its number of parameters leaves for the table of embeddings."""
-    profile = subject.profile
-    if profile is None:
+def _subject(asked: Asked) -> Subject:
+    card = None if asked.gpu is None else find_card(asked.gpu)
+    if isinstance(asked.source, StoredProfile):
+        return _of_profile(asked.source, card, asked.nodes, asked.ranks_per_node)
+    if card is None:
+        raise UsageError(
+            "a model without a profile needs a card to be planned for",
+            next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --profile PROFILE.toml.",
+        )
+    fleet = _on_card(card, asked.nodes, asked.ranks_per_node)
+    return Subject(train=asked.source, stored=None, own=False, card=card, fleet=fleet)
+
+
+def _of_profile(stored: StoredProfile, card: Card | None, nodes: int, ranks_per_node: int | None) -> Subject:
+    profile = stored.profile
+    train, there = profile.train, profile.fingerprint
+    own_card = None
+    if there.gpu_name is not None and there.gpu_total_bytes is not None and not there.gpu_mig:
+        own_card = card_of(there.gpu_name, there.gpu_total_bytes)
+    if card is not None and card is not own_card:
+        measured_on = there.gpu_name or there.cpu_model or f"a {there.device}"
+        said = f"The profile is of {measured_on}: its rates, memory and batch say nothing of {card.name}."
+        if train.device == "cpu":
+            train = train.model_copy(update={"device": "cuda", "precision": "bf16"})
+            said += " It is planned with bf16 there."
+        fleet = _on_card(card, nodes, ranks_per_node)
+        return Subject(train=train, stored=stored, own=False, card=card, fleet=fleet, said=(said,))
+    on_cpu = there.device == "cpu"
+    fleet = Fleet(
+        device=there.device,
+        name=there.gpu_name or (there.cpu_model or "a CPU" if on_cpu else "a GPU"),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node or default_ranks(profile),
+        cpus_per_rank=there.allotted_cpus / default_ranks(profile) if on_cpu else None,
+        memory_bytes=profile.constraints.memory_budget_bytes,
+    )
+    return Subject(train=train, stored=stored, own=True, card=own_card, fleet=fleet)
+
+
+def _on_card(card: Card, nodes: int, ranks_per_node: int | None) -> Fleet:
+    ranks, size = ranks_per_node or 1, card.default_budget_bytes
+    return Fleet(device="cuda", name=card.name, nodes=nodes, ranks_per_node=ranks, memory_bytes=size)
+
+
+def _rows(subject: Subject, asked: Asked) -> Rows:
+    """Look at the dataset that is named, else at the one the profile names if it is here; else assume.
+
+    Raises:
+        BadConfig: If what is named is no dataset.
+    """
+    train, profile = subject.train, subject.profile
+    probe = None if profile is None else profile.evidence.probe
+    directory = asked.data or _data_of(subject)
+    if directory is not None:
+        contents = contents_of(directory, train.layout, train.seq_length_tokens)
+        manifest = read_manifest(directory)
+        histogram = manifest.train.length_histogram
+        samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+        other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
+        told = "rows of the dataset, a part of it laid out"
+        return Rows(
+            contents=contents,
+            tokens=Figure(value=contents.mean_real_tokens, basis="measured", source=told),
+            tokens_per_pass=_pass(manifest, samples, contents, train.seq_length_tokens),
+            lengths=typical_lengths(samples, train.seq_length_tokens),
+            vocab_assumed=False,
+            said=("The dataset is not the one that the profile was tuned on.",) if other else (),
+        )
+    of_probe = None if probe is None or probe.parameters is None else vocab_size_of(train, probe.parameters)
+    contents = assumed_contents(
+        asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, train.seq_length_tokens
+    )  # fmt: skip
+    if probe is not None:
+        told = "rows of the dataset that was probed with"
+        tokens = Figure(value=probe.mean_real_tokens_per_row, basis="measured", source=told)
+    else:
+        packed = train.layout == "packed"
+        told = "packed rows of functions are 99.7 % full" if packed else "rows without padding, for want of a dataset"
+        tokens = Figure(value=contents.mean_real_tokens, basis="assumed", source=told)
+    lengths = assumed_lengths(train.seq_length_tokens)
+    return Rows(contents=contents, tokens=tokens, lengths=lengths, vocab_assumed=True)
+
+
+def _data_of(subject: Subject) -> Path | None:
+    if subject.stored is None or subject.train.data.path is None:
         return None
-    if profile.evidence.estimate is not None:
-        return profile.evidence.estimate.vocab_size
-    probe = profile.evidence.probe
-    return None if probe is None or probe.parameters is None else vocab_size_of(subject.train, probe.parameters)
+    directory = subject.stored.path.parent / subject.train.data.path
+    return directory if (directory / MANIFEST_NAME).is_file() else None
 
 
-def _flops(subject: Subject, rows: RowFacts, vocab_size: int, parameters: Figure) -> Figure:
-    work = work_of_shape(subject.train, vocab_size, round(parameters.value))
+def _pass(
+    manifest: Manifest, samples: LengthDistribution, contents: RowContents, row_tokens: int
+) -> Figure | None:  # fmt: skip
+    count, room = manifest.train.samples, row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    if not count:
+        return None
+    if samples.counts[-1] and samples.edges[-1] < room:  # the last bin is open: how many are longer, it does not say
+        of_a_sample = contents.mean_real_tokens / contents.mean_samples
+        return Figure(value=count * of_a_sample, basis="measured", source="samples by what those laid out hold")
+    cut = samples.truncated_share(room) or 0.0
+    stored = manifest.train.tokens if not cut else count * (samples.mean_tokens(room) or 0.0)
+    told = "the manifest" if not cut else f"the manifest's lengths; {cut:.0%} of the samples are cut to a row"
+    return Figure(value=stored + SPECIAL_TOKENS_PER_SAMPLE * count, basis="measured", source=told)
+
+
+def _batch_rows(subject: Subject, rows: Rows, global_batch_tokens: float | None) -> int:
+    """Rows of a step over all ranks: as asked for, else as the profile says, else as ``probe`` would choose."""
+    train, profile = subject.train, subject.profile
+    if global_batch_tokens is not None:
+        return max(1, round(global_batch_tokens / rows.tokens.value))
+    if profile is None:
+        return max(1, round(DEFAULT_GLOBAL_BATCH_TOKENS / rows.tokens.value))
+    if train.global_batch_tokens is not None or train.global_batch_samples is not None:
+        return max(1, round((train.global_batch_tokens or profile.constraints.global_batch_tokens) / rows.tokens.value))
+    return train.global_batch_rows
+
+
+def _flops(train: TrainConfig, rows: Rows, parameters: Figure) -> Figure:
+    work = work_of_shape(train, rows.contents.vocab_size, round(parameters.value))
     if work is None:
         return Figure(value=6 * parameters.value, basis=parameters.basis, source="6·N: the architecture is not known")
+    known = rows.tokens_per_pass is not None
     return Figure(
-        value=flops_per_token(work, rows.lengths, subject.train.masking_probability),
-        basis="predicted" if rows.tokens_per_pass is not None else "assumed",
-        source="the model's shape" + ("" if rows.tokens_per_pass is not None else "; documents of half a row assumed"),
+        value=flops_per_token(work, rows.lengths, train.masking_probability),
+        basis="predicted" if known else "assumed",
+        source="the model's shape" + ("" if known else "; documents of half a row assumed"),
     )
 
 
-def _strategy(memory: MemoryPlan | None, subject: Subject) -> str:
-    """As the profile says; where the model does not fit so, the first of the trainer's ways in which it does."""
-    said = subject.train.parallel.strategy
+def _expected(subject: Subject) -> Expected:
+    if subject.fleet.device == "cpu":
+        return expected_on_cpu()
+    if subject.card is None:
+        return expected_on_gpu(None, subject.fleet.ranks_per_node)
+    return expected_on_gpu(subject.card.compute_capability, subject.fleet.ranks_per_node, subject.card.usable_bytes)
+
+
+def _strategy(memory: MemoryPlan | None, train: TrainConfig) -> str:
+    """As the profile says; if the model does not fit so, the first of the trainer's ways in which it does."""
+    said = train.parallel.strategy
     if memory is None or memory.most_rows > 0 or said != "ddp":
         return said
     names = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
-    return next((names[row.name] for row in memory.rows if row.fits and row.name in names), "fsdp2")
+    return next((names[one.name] for one in memory.shares if one.fits and one.name in names), "fsdp2")
 
 
-def _most_rows(held: Held | AutotuneError, subject: Subject, strategy: str) -> int:
-    if not isinstance(held, Held):
-        return subject.train.micro_batch_rows
-    if held.most_rows > 0 and strategy != "fsdp2":
-        return held.most_rows
-    return max(held.most_rows, most_rows_shared(held, subject)) if strategy == "fsdp2" else 1
+def _most_rows(held: Held, train: TrainConfig, fleet: Fleet, strategy: str) -> int:
+    if strategy == "fsdp2":
+        return max(held.most_rows, most_rows_shared(held, fleet))
+    return max(1, held.most_rows)
 
 
 def _power(subject: Subject) -> Figure | None:
     if subject.fleet.device == "cpu":
         return None
-    measured = _measured_power(subject.measured)
-    if measured is not None:
-        return Figure(value=measured, basis="measured", source="mean of the worker sweep's windows, by NVML")
-    cap = None if subject.measured is None else subject.measured.fingerprint.gpu_power_cap_w
+    profile, card = subject.measured, subject.card
+    workers = None if profile is None else profile.evidence.workers
+    rows = [] if workers is None else workers.rows
+    for row in rows:
+        if workers is not None and row.loader_workers == workers.chosen and row.gpu is not None and row.gpu.power_w:
+            told = "mean of the worker sweep's windows, by NVML"
+            return Figure(value=row.gpu.power_w, basis="measured", source=told)
+    cap = None if profile is None else profile.fingerprint.gpu_power_cap_w
     if cap is not None:
         return Figure(value=cap, basis="assumed", source=f"all GPUs at their power cap of {cap:g} W")
-    card = subject.card
     if card is None:
         return None
     told = f"all GPUs at the card's limit, {card.power_limit_w} W: {card.power_source.text}"
     return Figure(value=card.power_limit_w, basis="assumed", source=told)
 
 
-def _measured_power(profile: Profile | None) -> float | None:
-    workers = None if profile is None else profile.evidence.workers
-    if workers is None:
-        return None
-    return next(
-        (row.gpu.power_w for row in workers.rows if row.loader_workers == workers.chosen and row.gpu is not None), None
-    )
-
-
-def _dealing(wanted: int, dealt: int, rows: RowFacts) -> tuple[str, ...]:
+def _dealing(wanted: int, dealt: int, rows: Rows) -> tuple[str, ...]:
     if wanted == dealt:
         return ()
-    tokens = format_amount(dealt * rows.tokens_per_row.value)
     return (
         f"A global batch of {wanted:,} rows cannot be dealt to {dealt:,} ranks. The figures are for {dealt:,} rows, "
-        f"{tokens} real tokens: the least there can be. Choose: --global-batch-tokens.",
+        f"{format_amount(dealt * rows.tokens.value)} real tokens: the least there can be. Choose: "
+        "--global-batch-tokens.",
     )
 
 
-def _no_rate(rate: Figure | str) -> tuple[str, ...]:
-    return () if isinstance(rate, Figure) else (f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank.",)
-
-
-def _small(work: Work, rate: Figure | str, spread: Spread | None) -> tuple[str, ...]:
-    """What an assumed MFU says nothing of."""
-    if isinstance(rate, str) or rate.basis != "assumed" or spread is None:
+def _of_rate(work: Work, rate: Figure | str, spread: Spread | None) -> tuple[str, ...]:
+    if isinstance(rate, str):
+        return (f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank.",)
+    if rate.basis != "assumed" or spread is None:
         return ()
     if spread.rows * work.tokens_per_row >= FILLING_TOKENS or spread.rows >= work.most_rows:
         return ()
@@ -222,28 +376,19 @@ def _small(work: Work, rate: Figure | str, spread: Spread | None) -> tuple[str, 
 
 
 def _next(asked: Asked, subject: Subject, memory: MemoryPlan | None) -> str:
-    stored, fleet = subject.stored, subject.fleet
+    """The command that measures what is assumed, or that starts what is planned."""
+    stored, fleet, train, card = subject.stored, subject.fleet, subject.train, subject.card
     if stored is None or not subject.own or stored.profile.evidence.probe is None:
-        return _measure(asked, subject, memory)
-    path = shlex.quote(str(stored.path))
-    network = stored.profile.evidence.network
+        model = asked.model_argument or train.model.name
+        if memory is not None and not memory.most_rows and card is not None:
+            return command(
+                "estimate", model=model, gpu=card.key, ranks=fleet.ranks, what_if=True,
+                seq_length=train.seq_length_tokens,
+            )  # fmt: skip
+        return command("probe", model=model, data=asked.data or "DIR", seq_length=train.seq_length_tokens)
+    evidence, path = stored.profile.evidence, stored.path
     if fleet.nodes > 1:
-        if network is None or not any(link.scope == "between nodes" for link in network.links):
-            return f"autotune network --profile {path} --slurm"
-        return f"autotune launch slurm --profile {path} --nodes {fleet.nodes}"
-    if stored.profile.evidence.workers is None:
-        return f"autotune workers --profile {path}"
-    return f"autotune launch local --profile {path}"
-
-
-def _measure(asked: Asked, subject: Subject, memory: MemoryPlan | None) -> str:
-    """The command that finds out what is assumed: a probe on that card, or what else would fit where nothing does."""
-    train, card = subject.train, subject.card
-    words = ["--model", asked.model_argument or train.model.name]
-    if memory is not None and not memory.most_rows and card is not None:
-        words = ["autotune", "estimate", *words, "--gpu", card.key, "--ranks", str(subject.fleet.ranks), "--what-if"]
-    else:
-        words = ["autotune", "probe", *words, "--data", "DIR" if asked.data is None else str(asked.data)]
-    if train.seq_length_tokens != DEFAULT_ROW_TOKENS:
-        words += ["--seq-length", str(train.seq_length_tokens)]
-    return shlex.join(words)
+        if evidence.network is None or not any(link.scope == "between nodes" for link in evidence.network.links):
+            return command("network", profile=path, slurm=True)
+        return command("launch slurm", profile=path, nodes=fleet.nodes)
+    return command("workers" if evidence.workers is None else "launch local", profile=path)

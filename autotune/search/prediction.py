@@ -2,17 +2,19 @@
 
 import itertools
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.rows import RowContents
 from autotune.core.units import floor_gib, format_bytes, parse_bytes
-from autotune.decide.memory import Ledger, ledger
-from autotune.decide.sharding import Layout, ShardedBytes, fewest_that_share, shard, state_of_terms
+from autotune.decide.choose import default_layout, default_precision
+from autotune.decide.memory import ledger
+from autotune.decide.prediction import Answer, Predicted, Refused
+from autotune.decide.sharding import fewest_that_share, shares, state_of_terms
 from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
@@ -27,28 +29,22 @@ from autotune.search.estimate import (
     rows_range,
 )
 from autotune.search.row_contents import assumed_contents, contents_of
-from autotune.show.estimate import Answer, Predicted, WhatIf
-from trainer.config import Attention, Checkpointing, Head, ModelSettings, Precision, TrainConfig
-from trainer.config import Layout as RowLayout
+from trainer.config import ModelSettings, TrainConfig
 from trainer.families import FAMILIES
 from trainer.progress import Update
-
-_ONLY_ITS_OWN: tuple[Attention, ...] = ("auto",)
-"""Encoders that this project does not know keep their own attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked for, beside the settings that alternatives vary."""
+    """What is to be predicted."""
 
-    models: tuple[ModelSettings, ...]
+    configs: tuple[TrainConfig, ...]
+    """Settings of the step, of each model on the same device; batches do not count."""
     gpu: str | None
     memory: str | None
-    device: Literal["cuda", "cpu"]
     data: Path | None
     vocab_size: int
     """Without a dataset."""
-    seq_length_tokens: int
     ranks: int
     accumulate: bool
     tensor_ranks: int
@@ -56,17 +52,27 @@ class Asked:
     max_rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """Settings that alternatives vary."""
+def settings_of_step(
+    model: ModelSettings, device: Literal["cuda", "cpu"], *, layout: str | None, precision: str | None, **others: object
+) -> TrainConfig:
+    """Return the trainer's settings; None takes the default of the model or the device.
 
-    layout: RowLayout | None
-    """None: packed where this project knows the model's attention."""
-    precision: Precision
-    attention: Attention
-    attention_dropout: float | None
-    checkpointing: Checkpointing
-    head: Head
+    Args:
+        model: Of the training.
+        device: What trains.
+        layout: What a sequence holds.
+        precision: Of matrix multiplications.
+        others: Further settings of the trainer.
+    """
+    return TrainConfig.model_validate(
+        {
+            "model": model,
+            "device": device,
+            "layout": layout or default_layout(model),
+            "precision": precision or default_precision(device),
+            **others,
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +88,10 @@ class Target:
     """Of the card's memory, left out of the budget."""
 
 
-def predict(asked: Asked, choices: Choices, target: Target, *, what_if: bool, update: Update) -> Answer:
-    """Everything that the command shows; a model that does not fit, or can only be run, keeps no other from its answer.
+def predict(
+    asked: Asked, target: Target, *, what_if: bool, update: Update
+) -> tuple[Answer, Mapping[str, AutotuneError]]:
+    """Predict for every model; one that does not fit, or can only be run, keeps no other from its answer.
 
     Raises:
         BadInput: If the model cannot be built.
@@ -93,23 +101,25 @@ def predict(asked: Asked, choices: Choices, target: Target, *, what_if: bool, up
         update(0, None, "loading torch")
         machine.start()
         predicted: list[Predicted] = []
-        refused: list[tuple[str, AutotuneError]] = []
-        for number, model in enumerate(asked.models):
-            update(number, len(asked.models), f"tracing {model.name}")
+        refused: dict[str, AutotuneError] = {}
+        for number, config in enumerate(asked.configs):
+            update(number, len(asked.configs), f"tracing {config.model.name}")
             try:
-                predicted.append(_predict_one(asked, choices, model, target, machine))
+                predicted.append(_predict_one(asked, config, target, machine))
             except (CannotTrace, DoesNotFit) as error:
-                refused.append((model.name, error))
-        what_ifs = tuple(_what_ifs(asked, choices, target, machine, update)) if what_if else ()
-        traced_with = ", ".join(f"{library} {machine.versions.get(library)}" for library in ("torch", "transformers"))
-    return Answer(
+                refused[config.model.name] = error
+        alternatives = tuple(_what_ifs(asked, target, machine, update)) if what_if else ()
+    answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
-        predicted=tuple(predicted),
-        refused=tuple(refused),
-        what_ifs=what_ifs,
-        traced_with=traced_with,
+        models=tuple(predicted),
+        refused={
+            name: Refused(exit_code=error.exit_code, message=error.message, next_step=error.next_step)
+            for name, error in refused.items()
+        },
+        what_if=alternatives,
     )
+    return answer, refused
 
 
 def find_target(asked: Asked) -> Target:
@@ -120,7 +130,7 @@ def find_target(asked: Asked) -> Target:
         UsageError: If nothing says how much memory there is.
     """
     budget = None if asked.memory is None else parse_bytes(asked.memory)
-    if asked.device == "cpu":
+    if asked.configs[0].device == "cpu":
         if budget is None or asked.gpu is not None:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
@@ -157,17 +167,18 @@ def _card_here() -> Card | None:
     return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
 
 
-def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine) -> Predicted:
-    config = config_of(asked, choices, model)
+def _predict_one(asked: Asked, config: TrainConfig, target: Target, machine: Machine) -> Predicted:
     rows_hold = contents(asked, config)
-    estimate = estimate_model(_request(asked, config, rows_hold), machine, _room(asked, target))
+    estimate = estimate_model(_request(asked, config), machine, _room(asked, target))
     usual = target.expected.usual
     rows = predicted_rows(estimate, target.budget_bytes, usual, max_rows=asked.max_rows)
     if not rows:
-        raise _does_not_fit(asked, choices, target, estimate, machine)
+        raise _does_not_fit(asked, config, target, estimate, machine)
     found = ledger(estimate.law, rows, usual)
     low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
+    several = asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1
     return Predicted(
+        model=config.model.name,
         config=config,
         parameters=estimate.parameters,
         attention=estimate.attention,
@@ -176,12 +187,22 @@ def _predict_one(asked: Asked, choices: Choices, model: ModelSettings, target: T
         rows=rows,
         rows_low=min(low, rows),
         rows_high=max(high, rows),
+        limited=rows == asked.max_rows,
         ledger=found,
         per_row_bytes=_per_row(estimate, rows),
-        contents=rows_hold,
+        real_tokens=None if rows_hold.assumed else rows * rows_hold.mean_real_tokens,
+        samples=None if rows_hold.assumed else rows * rows_hold.mean_samples,
         traces=estimate.traces,
-        sharded=tuple(_shards(asked, estimate, found)),
-        limited=rows == asked.max_rows,
+        shares=shares(
+            state_of_terms(found.terms_bytes),
+            asked.ranks,
+            largest_layer_bytes=int(estimate.law.largest_parameter_bytes),
+            tensor_ranks=asked.tensor_ranks,
+            pipeline_stages=asked.pipeline_stages,
+            budget_bytes=target.budget_bytes,
+        )
+        if several
+        else (),
     )
 
 
@@ -191,27 +212,12 @@ def _per_row(estimate: Estimate, rows: int) -> float:
     return (peaks[1] - peaks[0]) / rows
 
 
-def config_of(asked: Asked, choices: Choices, model: ModelSettings) -> TrainConfig:
-    """The settings that are predicted for; batches are not among them."""
-    known = model.config["model_type"] in FAMILIES
-    return TrainConfig(
-        model=model,
-        seq_length_tokens=asked.seq_length_tokens,
-        layout=choices.layout or ("packed" if known else "padded"),
-        precision=choices.precision,
-        attention=choices.attention,
-        attention_dropout=choices.attention_dropout,
-        checkpointing=choices.checkpointing,
-        head=choices.head,
-        device=asked.device,
-    )
-
-
 def _room(asked: Asked, target: Target) -> Room:
     return Room(budget_bytes=target.budget_bytes, surroundings=target.expected.usual, max_rows=asked.max_rows)
 
 
-def _request(asked: Asked, config: TrainConfig, rows: RowContents) -> EstimateRequest:
+def _request(asked: Asked, config: TrainConfig) -> EstimateRequest:
+    rows = contents(asked, config)
     return EstimateRequest(
         config=config,
         vocab_size=rows.vocab_size,
@@ -223,7 +229,7 @@ def _request(asked: Asked, config: TrainConfig, rows: RowContents) -> EstimateRe
 
 
 def contents(asked: Asked, config: TrainConfig) -> RowContents:
-    """What rows hold with these settings: of the dataset that is named, else assumed.
+    """Return what rows hold with these settings: of the dataset that is named, else assumed.
 
     Raises:
         TrainerError: If what is named is no dataset.
@@ -233,111 +239,80 @@ def contents(asked: Asked, config: TrainConfig) -> RowContents:
     return contents_of(asked.data, config.layout, config.seq_length_tokens)
 
 
-def _does_not_fit(asked: Asked, choices: Choices, target: Target, estimate: Estimate, machine: Machine) -> DoesNotFit:
+def _does_not_fit(
+    asked: Asked, config: TrainConfig, target: Target, estimate: Estimate, machine: Machine
+) -> DoesNotFit:
     """Say which term is the largest, and which single change would make a row fit."""
     found = ledger(estimate.law, 1, target.expected.usual)
     term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
-    model = estimate.request.config.model
     helps = []
-    for name, changed in _single_changes(choices):
-        rows, _ = _rows_or_why(asked, changed, model, target, machine)
-        if rows:
-            helps.append(f"{name} ({rows} rows)")
+    for option, value in (("precision", "bf16"), ("checkpointing", "full"), ("head", "masked")):
+        if getattr(config, option) != value:
+            rows, _ = _rows_or_why(asked, config.model_copy(update={option: value}), target, machine)
+            helps += [f"--{option} {value} ({rows} rows)"] if rows else []
     advice = f"Predicted to fit with {' or '.join(helps)}." if helps else "No single setting is predicted to be enough."
     largest = int(estimate.law.largest_parameter_bytes)
     shared = fewest_that_share(found.terms_bytes, target.budget_bytes, largest_layer_bytes=largest)
     otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
     otherwise += [] if shared is None else [f"a state that is shared by {shared.words}"]
     return DoesNotFit(
-        f"not even one row of {asked.seq_length_tokens} tokens of {model.name} is predicted to fit "
+        f"not even one row of {config.seq_length_tokens} tokens of {config.model.name} is predicted to fit "
         f"{format_bytes(target.budget_bytes)}: it needs {format_bytes(found.peak_bytes)}, of which {term} "
         f"{format_bytes(size)}",
         next_step=f"{advice} Otherwise: {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
     )
 
 
-def _single_changes(choices: Choices) -> Iterator[tuple[str, Choices]]:
-    if choices.precision == "fp32":
-        yield "--precision bf16", replace(choices, precision="bf16")
-    if choices.checkpointing != "full":
-        yield "--checkpointing full", replace(choices, checkpointing="full")
-    if choices.head == "dense":
-        yield "--head masked", replace(choices, head="masked")
-
-
-def _what_ifs(asked: Asked, choices: Choices, target: Target, machine: Machine, update: Update) -> Iterator[WhatIf]:
-    precisions: tuple[Precision, ...] = ("bf16", "fp32")
-    attentions: tuple[Attention, ...] = ("varlen", "sdpa") if asked.device == "cuda" else ("sdpa",)
-    checkpointings: tuple[Checkpointing, ...] = ("none", "selective", "full")
-    heads: tuple[Head, ...] = ("masked", "dense")
-    layouts: tuple[RowLayout, ...] = ("packed", "padded")
+def _what_ifs(asked: Asked, target: Target, machine: Machine, update: Update) -> Iterator[Mapping[str, Any]]:
+    on_gpu = asked.configs[0].device == "cuda"
     combinations = [
-        (model, precision, attention, checkpointing, head)
-        for model in asked.models
+        (config, precision, attention, checkpointing, head)
+        for config in asked.configs
         for precision, attention, checkpointing, head in itertools.product(
-            precisions, attentions if model.config["model_type"] in FAMILIES else _ONLY_ITS_OWN, checkpointings, heads
+            ("bf16", "fp32"),
+            # Encoders that this project does not know keep their own attention.
+            (("varlen", "sdpa") if on_gpu else ("sdpa",)) if _is_known(config) else ("auto",),
+            ("none", "selective", "full"),
+            ("masked", "dense"),
         )
         if (precision, attention) != ("fp32", "varlen")  # there is no such kernel
     ]
-    for number, (model, precision, attention, checkpointing, head) in enumerate(combinations):
-        update(number, len(combinations), f"what if: {model.name} {precision} {attention} {checkpointing} {head}")
-        known = model.config["model_type"] in FAMILIES
+    for number, (config, precision, attention, checkpointing, head) in enumerate(combinations):
+        model = config.model.name
+        update(number, len(combinations), f"what if: {model} {precision} {attention} {checkpointing} {head}")
         found: dict[bool, tuple[int | None, str]] = {}
-        for layout in layouts if known else ("padded",):
-            changed = replace(
-                choices,
-                layout=layout,
-                precision=precision,
-                attention=attention,
-                attention_dropout=0.0 if attention == "varlen" else choices.attention_dropout,
-                checkpointing=checkpointing,
-                head=head,
-            )
+        for layout in ("packed", "padded") if _is_known(config) else ("padded",):
+            settings = {
+                "precision": precision,
+                "attention": attention,
+                "checkpointing": checkpointing,
+                "head": head,
+                "layout": layout,
+            }
+            without_dropout = {"attention_dropout": 0.0} if attention == "varlen" else {}
+            changed = config.model_copy(update=settings | without_dropout)
             # How rows are filled changes what they take only where documents are computed one by one.
             same = attention == "varlen" and layout == "packed"
             if same not in found:
-                found[same] = _rows_or_why(asked, changed, model, target, machine)
+                found[same] = _rows_or_why(asked, changed, target, machine)
             rows, note = found[same]
-            hold = contents(asked, config_of(asked, changed, model))
-            mean = None if hold.assumed else hold.mean_real_tokens
-            yield WhatIf(
-                model=model.name,
-                precision=precision,
-                attention=attention if known else "row",
-                checkpointing=checkpointing,
-                head=head,
-                layout=layout,
-                rows=rows,
-                real_tokens=None if mean is None or rows is None else rows * mean,
-                note=note,
-            )
+            hold = contents(asked, changed)
+            tokens = None if hold.assumed or rows is None else rows * hold.mean_real_tokens
+            shown = settings | {"attention": attention if _is_known(config) else "row"}
+            yield {"model": model, **shown, "rows": rows, "real_tokens": tokens, "note": note}
 
 
-def _rows_or_why(
-    asked: Asked, choices: Choices, model: ModelSettings, target: Target, machine: Machine
-) -> tuple[int | None, str]:
+def _is_known(config: TrainConfig) -> bool:
+    return config.model.config["model_type"] in FAMILIES
+
+
+def _rows_or_why(asked: Asked, config: TrainConfig, target: Target, machine: Machine) -> tuple[int | None, str]:
     """What fits with these settings, and a word on it: where there is no answer, why."""
-    config = config_of(asked, choices, model)
     try:
-        estimate = estimate_model(_request(asked, config, contents(asked, config)), machine, _room(asked, target))
+        estimate = estimate_model(_request(asked, config), machine, _room(asked, target))
     except BadInput:
         return None, "not possible"
     except CannotTrace:
         return None, "not traced"
     rows = predicted_rows(estimate, target.budget_bytes, target.expected.usual, max_rows=asked.max_rows)
     return rows, "or more" if rows == asked.max_rows else ""
-
-
-def _shards(asked: Asked, estimate: Estimate, found: Ledger) -> Iterator[tuple[str, ShardedBytes]]:
-    if asked.ranks * asked.tensor_ranks * asked.pipeline_stages == 1:
-        return
-    state = state_of_terms(found.terms_bytes)
-    largest = int(estimate.law.largest_parameter_bytes)
-    for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP)")):
-        layout = Layout(
-            zero_stage=stage,
-            data_ranks=asked.ranks,
-            tensor_ranks=asked.tensor_ranks,
-            pipeline_stages=asked.pipeline_stages,
-        )
-        yield name, shard(state, layout, largest_layer_bytes=largest)

@@ -205,9 +205,6 @@ def with_advice(profile: Profile, changes: Sequence[Change]) -> Profile:
         if evidence.probe is not None:
             choice = f"{evidence.probe.choice}; measured before advice changed {', '.join(other)}"
             evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update={"choice": choice})})
-        if evidence.estimate is not None:
-            choice = f"{evidence.estimate.choice}; predicted before advice changed {', '.join(other)}"
-            evidence = evidence.model_copy(update={"estimate": evidence.estimate.model_copy(update={"choice": choice})})
     provenance = changed.provenance.model_copy(update={"commands": [*commands, "advise"], "created_utc": utc_now()})
     return changed.model_copy(update={"provenance": provenance, "evidence": evidence})
 
@@ -311,9 +308,8 @@ def probed_here(stored: StoredProfile, refusals: list[str]) -> ProbeEvidence:
     command = probe_command(stored.profile, str(stored.path))
     probe = stored.profile.evidence.probe
     if probe is None:
-        estimated = ": it is estimated" if stored.profile.is_estimated else ""
         raise ProfileRefused(
-            f"{stored.path} has no probed micro-batch, at which everything else is measured{estimated}",
+            f"{stored.path} has no probed micro-batch, at which everything else is measured",
             next_step=f"Probe first: {command}",
         )
     if refusals:

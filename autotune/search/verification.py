@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.verification import Check, LedgerCheck, Verification
-from autotune.decide.fingerprint import compare, compare_for_estimate
+from autotune.decide.fingerprint import compare
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from autotune.search.reviews import ReviewedProfile
@@ -46,7 +46,7 @@ def verify(
     missing = {library: site.versions.setdefault(library, _NOT_INSTALLED) for library in ("torch", "transformers")}
     elsewhere = on_gpu and site.device == "cpu"
     # On CPUs nothing is computed by CUDA, whichever version torch was built for.
-    cuda = profile.fingerprint.cuda if site.device == "cpu" or profile.is_estimated else read_cuda()
+    cuda = profile.fingerprint.cuda if site.device == "cpu" else read_cuda()
     here = fingerprint(site, profile.train.model, manifest, cuda)
     unknown: dict[str, str] = {}
     if elsewhere:
@@ -84,21 +84,18 @@ def _settings(profile: Profile) -> list[Check]:
     """What ``[train]`` names twice must say the same as the fingerprint, or figures are of something else."""
     train, made_on = profile.train, profile.fingerprint
     pairs: list[tuple[str, str, str]] = [("train.device", made_on.device, train.device)]
-    if train.data.dataset_hash is not None and made_on.dataset_hash is not None:
+    if train.data.dataset_hash is not None:
         pairs.append(("train.data.dataset_hash", made_on.dataset_hash, train.data.dataset_hash))
     return [Check(field=field, found="refuse", profile=made, here=says) for field, made, says in pairs if made != says]
 
 
 def _fields(profile: Profile, here: Fingerprint, unknown: dict[str, str]) -> list[Check]:
     made_on = profile.fingerprint
-    held = compare_for_estimate if profile.is_estimated else compare
-    differences = {one.field: one for one in held(made_on, here)}
+    differences = {one.field: one for one in compare(made_on, here)}
     found = []
     for field in Fingerprint.model_fields:
         said = getattr(made_on, field)
-        if profile.is_estimated and said is None:
-            check = Check(field=field, found="not said", profile=_shown(said), here=_shown(getattr(here, field)))
-        elif field in unknown:
+        if field in unknown:
             check = Check(field=field, found="not checkable here", profile=_shown(said), here=unknown[field])
         elif (one := differences.get(field)) is not None:
             check = Check(field=field, found=one.severity, profile=_shown(said), here=_shown(getattr(here, field)))

@@ -3,9 +3,11 @@
 import textwrap
 from collections.abc import Callable, Iterator
 
-from autotune.core.plan import Figure, MemoryPlan, Plan
+from autotune.core.plan import Figure
 from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
-from autotune.decide.compute_optimal import SHORT_LIMITS, SOURCE, was_fitted
+from autotune.decide.compute_optimal import LIMITS, SOURCE, was_fitted
+from autotune.decide.plan import MemoryPlan, Plan
+from autotune.show.estimate import shares_table
 from autotune.show.intervals import bounds, confidence_words
 from autotune.show.tables import inert, text_table
 
@@ -26,6 +28,8 @@ def plan_text(plan: Plan) -> str:
         _figures(plan),
         "\n".join(_wrapped(line, bullet="  ") for line in _sources(plan)),
     ]
+    if plan.by_nodes:
+        parts.append(_by_nodes(plan))
     if plan.memory is not None:
         parts.append(_memory(plan.memory, plan))
     else:
@@ -41,7 +45,7 @@ def _figures(plan: Plan) -> str:
     rows: list[list[str | None]] = [
         _row("real tokens", plan.tokens, format_amount),
         _row("optimizer steps", plan.steps, format_count),
-        _row("wall time", plan.wall_s, _duration_of(plan.wall_s)),
+        _row("wall time", plan.wall_s, lambda seconds: _duration(plan.wall_s.value if plan.wall_s else 0.0, seconds)),
         _row(f"{kind}-hours", plan.device_hours, format_amount),
     ]
     if plan.price_per_device_hour is not None:
@@ -59,12 +63,11 @@ def _figures(plan: Plan) -> str:
         _row("passes over the dataset", plan.passes, lambda value: f"{value:,.3g}", "--data says"),
         _row("parameters", plan.parameters, format_amount),
         _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
-        _row("FLOPs, as counted for MFU", plan.flops_counted, lambda value: f"{value:.3g}"),
     ]
-    if plan.checkpoints is not None:
-        of_one = f"disk: checkpoints of {format_bytes(plan.checkpoints.one.value)}, at most"
-        rows.append(_row(of_one, plan.checkpoints.disk, format_bytes))
-    return text_table(("", "plan", "range", "basis"), rows, align="lrll")
+    if plan.checkpoint_bytes is not None:
+        of_one = f"disk: checkpoints of {format_bytes(plan.checkpoint_bytes.value)}, at most"
+        rows.append(_row(of_one, plan.disk_bytes, format_bytes))
+    return text_table(("", "plan", "interval", "basis"), rows, align="lrll")
 
 
 def _row(name: str, figure: Figure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
@@ -89,43 +92,38 @@ def _sources(plan: Plan) -> Iterator[str]:
         yield (
             f"compute-optimal for {plan.flops_6n.value:.3g} FLOPs, predicted: "
             f"{format_amount(plan.optimal.parameters)} parameters on {format_amount(plan.optimal.tokens)} tokens "
-            f"({SOURCE}); {SHORT_LIMITS}" + ("" if was_fitted(plan.optimal) else "; no model of that size was fitted")
+            f"({SOURCE}); {LIMITS}" + ("" if was_fitted(plan.optimal) else "; no model of that size was fitted")
         )
 
 
-def _memory(memory: MemoryPlan, plan: Plan) -> str:
-    headers = ("memory of one rank", "state", "activations", "other", "all of it", "fits")
+def _by_nodes(plan: Plan) -> str:
+    headers = ("on nodes", "efficiency", "real tokens/s", "wall time", "GPU-hours", "cost")
     rows: list[list[str | None]] = [
         [
-            row.name + ("" if row.trains_here else " *"),
-            format_bytes(row.state_bytes),
-            format_bytes(row.activations_bytes),
-            format_bytes(row.other_bytes),
-            format_bytes(row.total_bytes),
-            None if row.fits is None else "yes" if row.fits else "no",
+            f"{one.nodes:,}",
+            format_share(one.efficiency),
+            format_amount(one.tokens_per_s),
+            _duration(one.wall_s, one.wall_s),
+            format_amount(one.device_hours),
+            None if one.cost is None else format_amount(one.cost),
         ]
-        for row in memory.rows
+        for one in plan.by_nodes
+        if one.nodes < plan.fleet.nodes  # the table above is of all of them
     ]
+    return text_table(headers, rows, align="rrrrrr")
+
+
+def _memory(memory: MemoryPlan, plan: Plan) -> str:
     lone = "1 row" if memory.micro_batch_rows == 1 else f"{memory.micro_batch_rows:,} rows"
     most = f"at most {memory.most_rows:,} fit with the headroom" if memory.most_rows else "not one fits alone"
-    starred = "; * a formula, this trainer does not do it" if any(not row.trains_here for row in memory.rows) else ""
-    return "\n".join(
-        [
-            text_table(headers, rows, align="lrrrrl"),
-            _wrapped(
-                f"{memory.basis}, micro-batch of {lone} ({most}), {format_bytes(plan.fleet.memory_bytes)} there; "
-                f"from {memory.source}{starred}",
-                bullet="  ",
-            ),
-        ]
-    )
+    there = format_bytes(plan.fleet.memory_bytes)
+    said = f"predicted, micro-batch of {lone} ({most}), {there} there; from {memory.source}"
+    return f"{shares_table(memory.shares)}\n{_wrapped(said, bullet='  ')}"
 
 
-def _duration_of(figure: Figure | None) -> Callable[[float], str]:
-    """How to show a time: bounds in the unit of the figure, so that they can be compared."""
-    if figure is None or figure.value < _MOST_SHOWN_S:
-        return format_seconds
-    return lambda seconds: f"{seconds / _DAY_S:,.1f} days"
+def _duration(of: float, seconds: float) -> str:
+    """A time, in days if the figure that it belongs to is long, so that bounds can be compared."""
+    return format_seconds(seconds) if of < _MOST_SHOWN_S else f"{seconds / _DAY_S:,.1f} days"
 
 
 def _wrapped(text: str, *, bullet: str = "") -> str:

@@ -3,7 +3,6 @@
 from autotune.core.profile import Profile
 from autotune.core.review import Standing
 from autotune.core.units import format_bytes, format_count
-from autotune.show.estimated import batch_words, estimated_for
 from autotune.show.review import standing_line
 from autotune.show.tables import inert, text_table
 from trainer.config import TrainConfig
@@ -11,16 +10,20 @@ from trainer.config import TrainConfig
 
 def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
     """Each decision with its value and its reason, then where it was measured, and who answers for it."""
-    train, workers = profile.train, profile.evidence.workers
+    train, probe, workers = profile.train, profile.evidence.probe, profile.evidence.workers
     decisions: list[list[str | None]] = [
         ["model", train.model.name, f"{train.precision}, {train.layout} rows of {train.seq_length_tokens} tokens"],
         *_changes(train),
-        ["micro-batch rows", str(train.micro_batch_rows), _micro_batch(profile)],
-        ["global batch rows", str(train.global_batch_rows), _global_batch(profile)],
+        ["micro-batch rows", str(train.micro_batch_rows), probe.choice if probe else "not measured: autotune probe"],
+        [
+            "global batch rows",
+            str(train.global_batch_rows),
+            f"about {format_count(profile.constraints.global_batch_tokens)} real tokens a step, as asked for",
+        ],
         [
             "loader workers",
             str(train.data.loader_workers),
-            workers.choice if workers else f"not measured: {_after_a_probe(profile)}autotune workers",
+            workers.choice if workers else "not measured: autotune workers",
         ],
         *_exchange(profile),
         ["memory budget", format_bytes(profile.constraints.memory_budget_bytes), "per rank"],
@@ -36,30 +39,11 @@ def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
     )
 
 
-def _micro_batch(profile: Profile) -> str:
-    probe, estimate = profile.evidence.probe, profile.evidence.estimate
-    if probe is not None:
-        return probe.choice
-    return estimate.choice if estimate is not None else "not measured: autotune probe"
-
-
-def _global_batch(profile: Profile) -> str:
-    if profile.is_estimated and profile.evidence.estimate is not None:
-        return batch_words(profile, profile.evidence.estimate)
-    return f"about {format_count(profile.constraints.global_batch_tokens)} real tokens a step, as asked for"
-
-
-def _after_a_probe(profile: Profile) -> str:
-    return "autotune probe, then " if profile.is_estimated else ""
-
-
 def _origin(profile: Profile) -> str:
-    """Where it was measured, and when; or that it was not."""
-    here, when = profile.fingerprint, inert(profile.provenance.created_utc)
-    if profile.is_estimated:
-        return f"estimated for: {inert(estimated_for(profile))}, {when}; nothing in it was measured"
+    """Where it was measured, and when."""
+    here = profile.fingerprint
     place = here.gpu_name or here.cpu_model or here.device
-    return f"measured on: {inert(place)}, torch {inert(here.torch)}, {when}"
+    return f"measured on: {inert(place)}, torch {inert(here.torch)}, {inert(profile.provenance.created_utc)}"
 
 
 def _changes(train: TrainConfig) -> list[list[str | None]]:
@@ -76,7 +60,7 @@ def _exchange(profile: Profile) -> list[list[str | None]]:
         return []
     kind = "hsdp" if parallel.shard_ranks is not None else parallel.strategy
     cap = "" if parallel.strategy == "fsdp2" else f", {parallel.bucket_cap_mib} MiB buckets"
-    why = network.choice if network is not None else f"not measured: {_after_a_probe(profile)}autotune network"
+    why = network.choice if network is not None else "not measured: autotune network"
     useful = [] if network is None or network.useful_nodes is None else [str(network.useful_nodes)]
     rows: list[list[str | None]] = [["exchange of gradients", f"{kind}, {parallel.gradient_dtype}{cap}", why]]
     return rows + [

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Sequence
 
-from autotune.core.evidence import Evidence
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
 from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
@@ -128,20 +127,13 @@ def _profile_cells(profile: Profile) -> list[str | None]:
     step = f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
     return [
         train.model.name,
-        _fits(evidence),
+        None if evidence.probe is None else format_count(evidence.probe.feasible_max),
         step,
         None if evidence.workers is None else str(evidence.workers.chosen),
         format_count(statistics.median(tuned)) if tuned else None,
         _times(against.get("default")),
         _times(against.get("paper-style")),
     ]
-
-
-def _fits(evidence: Evidence) -> str | None:
-    """The largest micro-batch, and whether it is only predicted."""
-    if evidence.probe is not None:
-        return format_count(evidence.probe.feasible_max)
-    return None if evidence.estimate is None else f"{format_count(evidence.estimate.rows_usual)} predicted"
 
 
 def _times(ratio_to_tuned: float | None) -> str | None:

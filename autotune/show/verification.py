@@ -34,9 +34,6 @@ def verification_text(verification: Verification, standing: Standing, *, intact:
 
 def ledger_words(found: LedgerCheck) -> str:
     """What the ledger says of a profile, on one line."""
-    if found.found == "not measured":
-        others = f"; {found.others} trials there are another profile's" if found.others else ""
-        return f"none: the profile is estimated, and rests on no trial{others}"
     if found.found == "no trials":
         others = f": {found.others} trials there are another profile's" if found.others else ""
         return f"not checkable here: no trial of it is in its ledger{others}"

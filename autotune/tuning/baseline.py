@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.core.evidence import BaselineEvidence, ProbeEvidence
 from autotune.core.profile import profile_to_toml
 from autotune.search.baseline import BaselineRequest, Comparison, compare_with
@@ -25,8 +26,8 @@ class BaselineAsked:
     ranks: int | None = None
     """None: as the profile was probed."""
     rounds: int = 10
-    window_s: float = 2.0
-    trial_timeout_s: float = 600.0
+    window_s: float = WINDOW_S
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
 
 
 def compare_recipes(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from autotune.core.defaults import WINDOW_S
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.knobs import Knobs
 from autotune.core.profile import Profile, profile_to_toml
@@ -43,7 +44,7 @@ class ExploreAsked:
     """As the profile was probed: what the user fixed there is not explored."""
     minutes: float
     most_trials: int = 60
-    window_s: float = 2.0
+    window_s: float = WINDOW_S
 
 
 def explore_settings(

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.defaults import TRIAL_TIMEOUT_S
 from autotune.core.evidence import NetworkEvidence
 from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
@@ -30,7 +31,7 @@ class NetworkAsked:
     ranks: int
     """On each."""
     links_only: bool = False
-    trial_timeout_s: float = 600.0
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
 
 
 def tune_network(

@@ -6,10 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.core.cards import RESERVE_BYTES, Card
+from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, SEQ_LENGTH_TOKENS, TRIAL_TIMEOUT_S
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.core.units import format_bytes
-from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal, global_batch_rows
+from autotune.decide.choose import (
+    DEFAULT_GLOBAL_BATCH_TOKENS,
+    deal,
+    default_layout,
+    default_precision,
+    global_batch_rows,
+)
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.search.estimate import Estimate
 from autotune.search.probe import ProbeRequest, probe_model
@@ -28,7 +35,6 @@ from autotune.tuning.bench import Bench
 from trainer.batch import RowStatistics, row_statistics
 from trainer.config import Attention, Checkpointing, Layout, ModelSettings, Precision, Strategy, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
-from trainer.families import FAMILIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,7 @@ class ProbeAsked:
     memory_bytes: int | None = None
     as_card: Card | None = None
     """Measure with the memory of a smaller card."""
-    seq_length_tokens: int = 512
+    seq_length_tokens: int = SEQ_LENGTH_TOKENS
     layout: Layout | None = None
     attention: Attention = "auto"
     attention_dropout: float | None = None
@@ -55,9 +61,9 @@ class ProbeAsked:
     ranks: int | None = None
     accumulate: bool = True
     granularity_rows: int = 1
-    headroom_share: float = 0.03
-    max_rows: int = 16_384
-    trial_timeout_s: float = 600.0
+    headroom_share: float = HEADROOM_SHARE
+    max_rows: int = MAX_ROWS
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
     traced: bool = True
     """Whether memory is predicted first; otherwise trials alone show the way."""
 
@@ -99,10 +105,10 @@ def probe_request(bench: Bench, asked: ProbeAsked, settings: ModelSettings, mani
         settings=settings,
         manifest=manifest,
         seq_length_tokens=asked.seq_length_tokens,
-        layout=asked.layout or ("packed" if settings.config["model_type"] in FAMILIES else "padded"),
+        layout=asked.layout or default_layout(settings),
         attention=asked.attention,
         attention_dropout=asked.attention_dropout,
-        precision=asked.precision or ("bf16" if site.device == "cuda" else "fp32"),
+        precision=asked.precision or default_precision(site.device),
         device=site.device,
         memory_budget_bytes=memory_budget(site, asked.memory_bytes, asked.as_card, ranks=together),
         headroom_share=asked.headroom_share,

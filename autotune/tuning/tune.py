@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autotune.core.defaults import WINDOW_S
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.core.units import format_bytes, format_count, format_seconds
@@ -55,7 +56,7 @@ class TuneAsked:
     skip: frozenset[StageName] = frozenset()
     nodes: int = 1
     """That the training is to have; the exchange is measured on those of this job."""
-    window_s: float = 2.0
+    window_s: float = WINDOW_S
     most_trials: int = 60
 
 

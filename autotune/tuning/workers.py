@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.core.evidence import ProbeEvidence, WorkersEvidence
 from autotune.core.profile import profile_to_toml
 from autotune.decide.fingerprint import compare, compare_for_replay
@@ -27,10 +28,10 @@ class WorkersAsked:
     ranks: int | None = None
     """None: as the profile was probed."""
     max_workers: int | None = None
-    window_s: float = 2.0
+    window_s: float = WINDOW_S
     replayed_step_s: float | None = None
     joint_trials: int = 12
-    trial_timeout_s: float = 600.0
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
 
 
 def count_workers(

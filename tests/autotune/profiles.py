@@ -1,15 +1,13 @@
 """Complete profiles for tests."""
 
-from autotune.core.cards import RESERVE_BYTES
 from autotune.core.evidence import (
     CurvePoint,
-    EstimateEvidence,
     Evidence,
     ProbeEvidence,
     WorkersEvidence,
     WorkersRow,
 )
-from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, model_sha256
+from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 
 FINGERPRINT = Fingerprint(
@@ -56,32 +54,4 @@ def example_profile() -> Profile:
                 gpu_source="n/a (CPU)",
             ),
         ),
-    )  # fmt: skip
-
-
-ESTIMATE = EstimateEvidence(
-    card="h100-nvl-94gb", rows_least=416, rows_usual=430, rows_most=444, predicted_peak_bytes=99 * 10**9,
-    terms_bytes={"activations: Linear": 98 * 10**9, "parameters": 10**9}, parameters=110_000_000, attention="sdpa",
-    attention_reason="dropout", local_ranks=2, micro_batches_per_step=2, vocab_size=30_522, documents_per_row=4.0,
-    mean_real_tokens_per_row=510.464, rows_assumed=True, traced_with="torch 2.13.0, transformers 5.23.0",
-    choice="not probed: said by the estimate",
-)  # fmt: skip
-
-
-def estimated_profile(**estimate) -> Profile:
-    """Predicted for a card that is not here; nothing of it was measured, and no dataset was looked at."""
-    model = ModelSettings(name="bert-120m", config={"model_type": "bert", "hidden_size": 64})
-    return Profile(
-        train=TrainConfig(
-            model=model, layout="packed", precision="bf16", device="cuda", micro_batch_rows=403, global_batch_rows=256
-        ),
-        constraints=Constraints(
-            memory_budget_bytes=93 * 2**30 - RESERVE_BYTES, headroom_share=0.03, global_batch_tokens=130_679
-        ),
-        fingerprint=Fingerprint(
-            device="cuda", gpu_name="NVIDIA H100 NVL", gpu_total_bytes=95_830 * 2**20,
-            model_sha256=model_sha256(model),
-        ),
-        provenance=Provenance(tool_version="0.1.0", created_utc="2026-01-01T00:00:00Z", commands=["estimate"]),
-        evidence=Evidence(estimate=ESTIMATE.model_copy(update=estimate)),
     )  # fmt: skip

@@ -51,17 +51,17 @@ def test_errors_name_the_next_step_and_the_exit_code(tmp_path):
 @pytest.mark.usefixtures("warm_server")
 def test_an_estimate_is_what_fits_or_an_error():
     def predicted(memory):
+        model = ModelSettings(name="tiny", config=TINY)
+        config = api.settings_of_step(model, "cpu", layout=None, precision=None, seq_length_tokens=32)
         asked = api.EstimateAsked(
-            models=(ModelSettings(name="tiny", config=TINY),), gpu=None, memory=memory, device="cpu", data=None,
-            vocab_size=30_522, seq_length_tokens=32, ranks=1, accumulate=True, tensor_ranks=1, pipeline_stages=1,
-            max_rows=64,
+            configs=(config,), gpu=None, memory=memory, data=None, vocab_size=30_522, ranks=1, accumulate=True,
+            tensor_ranks=1, pipeline_stages=1, max_rows=64,
         )  # fmt: skip
-        choices = api.Choices(
-            layout=None, precision="fp32", attention="auto", attention_dropout=None, checkpointing="none", head="masked"
-        )
-        return api.predict(asked, choices, api.find_target(asked), what_if=False, update=lambda *_: None)
+        return api.predict(asked, api.find_target(asked), what_if=False, update=lambda *_: None)
 
-    (found,) = predicted("256MiB").predicted
+    answer, refused = predicted("256MiB")
+    (found,) = answer.models
     assert found.rows_low <= found.rows <= found.rows_high
-    ((_, refused),) = predicted("1MiB").refused
-    assert isinstance(refused, DoesNotFit)
+    assert not refused
+    ((error,),) = (predicted("1MiB")[1].values(),)
+    assert isinstance(error, DoesNotFit)

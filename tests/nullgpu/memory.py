@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.cards import find_card
+from autotune.core.defaults import HEADROOM_SHARE
 from autotune.core.outcome import Measured
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.search import bracket
@@ -20,7 +21,6 @@ from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.measure.nvml import NvmlMonitor
-from autotune.search.plan_memory import HEADROOM_SHARE
 from autotune.search.probe import ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger

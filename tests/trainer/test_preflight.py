@@ -231,21 +231,3 @@ def test_a_rank_that_does_not_see_the_first_ones_file_says_so(tmp_path):
     assert "not there for rank 1" in remark.message
     (tmp_path / ".seen-by-all-ranks.0a0b").touch()
     assert check_shared(tmp_path, _Second(), needed=True) == []
-
-
-@pytest.mark.parametrize(
-    ("is_estimated", "source", "told"), [(True, "profile", 1), (True, "command line", 0), (False, "profile", 0)]
-)
-def test_a_micro_batch_that_was_only_predicted_is_said_before_it_is_tried(is_estimated, source, told):
-    resolved = replace(
-        resolved_of(CONFIG), is_estimated=is_estimated, sources={"train.micro_batch_rows": source},
-        fingerprint={"device": "cpu"},
-    )  # fmt: skip
-    found = check_ranks(resolved, "d", RANKS).remarks
-    assert [f"of {CONFIG.micro_batch_rows} row" in one.message for one in found] == [True] * told
-    assert all("never tried" in one.message and "autotune probe" in one.next_step for one in found)
-
-
-def test_an_estimate_is_not_called_a_tuning():
-    (remark,) = compare_profile({"gpu_name": "NVIDIA H100"}, GPU, made="estimated")
-    assert "the profile was estimated for gpu name NVIDIA H100" in remark.message

@@ -153,19 +153,3 @@ def test_the_trainer_refuses_it_before_it_writes_or_computes_anything(profile, t
     assert "is not what was to be trained from" in done.stderr
     assert "  next: " in done.stderr
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("evidence", "is_estimated"),
-    [
-        ("", False),
-        ("[evidence.estimate]\nrows_usual = 9\n", True),
-        ("[evidence.probe]\nfeasible_max = 9\n", False),
-        ("[evidence.estimate]\nrows_usual = 9\n[evidence.probe]\nfeasible_max = 9\n", False),
-        ("evidence = 3\n", False),
-    ],
-)
-def test_a_profile_of_which_nothing_was_measured_is_known_as_such(profile, evidence, is_estimated):
-    top, table = (evidence, "") if evidence.startswith("evidence") else ("", evidence)
-    profile.write_text(top + PROFILE + table)
-    assert resolve(profile, environment={}).is_estimated is is_estimated

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,11 +61,9 @@ def train_request(
         TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
     """
     from autotune.cluster.training import TrainRequest, default_ranks
-    from autotune.decide.probe_command import probe_command
     from autotune.errors import MachineLacks, ProfileRefused
     from autotune.search.profiles import read_profile
     from autotune.search.reviews import refuse_other_settings, require_approved
-    from autotune.show.estimated import not_probed
     from trainer.dataset import read_manifest
     from trainer.resolve import resolve
     from trainer.sources import code_sha256
@@ -80,18 +77,14 @@ def train_request(
         refuse_other_settings(approved, resolved.config)
     there = read_manifest(resolved.data_dir).dataset_hash
     tuned_on = stored.fingerprint.dataset_hash
-    if tuned_on is not None and tuned_on != there:
+    if tuned_on != there:
         raise ProfileRefused(
             f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, not {tuned_on[:12]}",
             next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
         )
-    # Which torch an estimated profile is for, nobody knows: torchrun is then given only what all versions take.
-    torch_version = (stored.fingerprint.torch or "") if torch_of_profile else installed_torch()
+    torch_version = stored.fingerprint.torch if torch_of_profile else installed_torch()
     if torch_version is None:
         raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
-    if stored.is_estimated and resolved.config.micro_batch_rows == stored.train.micro_batch_rows:
-        probe = probe_command(stored, str(profile), data=str(data or "DIR"))
-        sys.stderr.write(f"warn: {not_probed(stored)}\n  next: {probe}\n")
     run = out or default_run_directory(resolved.config.model.name)
     return TrainRequest(
         profile_path=profile,

@@ -6,7 +6,6 @@ from autotune.core.advice import Advice, Figure
 from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.outcome import Contaminated
 from autotune.decide.advice.situation import Situation, middle
-from autotune.decide.probe_command import probe_command
 
 BUSY_SHARE, LOW_MFU = 0.9, 0.35
 SLOWED = "slowed down"
@@ -104,38 +103,9 @@ def edited(now: Situation) -> Advice | None:
     )
 
 
-def only_estimated(now: Situation) -> Advice | None:
-    """A profile of which nothing was measured: its micro-batch is predicted, and was never tried."""
-    if now.profile is None or not now.profile.is_estimated or now.run is not None:
-        return None
-    estimate = now.profile.evidence.estimate
-    assert estimate is not None
-    rows = now.profile.train.micro_batch_rows
-    return Advice(
-        rule="only-estimated",
-        severity="must",
-        claim=f"the micro-batch of {rows} rows is predicted and was never tried: it may not fit, and nothing that this "
-        "profile says was measured",
-        evidence=(
-            *(
-                Figure(name=name, value=float(fit), unit="rows", known="predicted", source="autotune estimate")
-                for name, fit in (
-                    ("rows that should fit, with all that is assumed at its most", estimate.rows_least),
-                    ("the same as expected", estimate.rows_usual),
-                    ("the same with all that is assumed at its least", estimate.rows_most),
-                )
-            ),
-        ),
-        gain=None,
-        cost="minutes of the machine that it is for",
-        command=probe_command(now.profile, now.profile_path, data=now.data_path),
-        would_change="nothing: a prediction says what to expect, and a trial what is so",
-    )  # fmt: skip
-
-
 def not_measured(now: Situation) -> Advice | None:
     """Parts of the tuning that were left out."""
-    if not now.missing or only_estimated(now) is not None:
+    if not now.missing:
         return None
     what = ", ".join(name for name, _ in now.missing)
     commands = "; then ".join(command for _, command in now.missing)

@@ -14,11 +14,10 @@ from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.profile import Fingerprint, Profile
 from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import deal
-from autotune.decide.probe_command import takes_the_whole_card
+from autotune.decide.probe_command import command, probe_again
 from autotune.decide.work import HIDDEN_SIZE, LAYERS, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
-from trainer.presets import PRESETS
 from trainer.record import Run
 
 PERSISTENT_SHARE = 0.6
@@ -137,33 +136,10 @@ class Situation:
 
     def probe_command(self, **changes: object) -> str:
         """Probe with the same settings but for these."""
-        train = self.train
-        if train is None:
-            return self.command("probe", "--model", "MODEL", "--data", self.data_path)
-        model = train.model.name if train.model.name in PRESETS else "CONFIG.json"
-        ranks = 1 if self.profile is None else self.profile.local_ranks
-        by_itself = self.profile is not None and takes_the_whole_card(self.profile)
-        options: dict[str, object] = {
-            "model": model,
-            "data": self.data_path,
-            "device": train.device,
-            "memory": None if self.budget_bytes is None or by_itself else f"{self.budget_bytes}B",
-            "seq_length": train.seq_length_tokens,
-            "layout": train.layout,
-            "precision": train.precision,
-            "attention_dropout": train.attention_dropout,
-            "checkpointing": None if train.checkpointing == "none" else train.checkpointing,
-            "strategy": None if train.parallel.strategy == "ddp" else train.parallel.strategy,
-            "ranks": None if ranks == 1 else ranks,
-            "global_batch_tokens": self.global_batch_tokens,
-        }
-        words = [
-            word
-            for name, value in (options | changes).items()
-            if value is not None
-            for word in (f"--{name.replace('_', '-')}", str(value))
-        ]
-        return self.command("probe", *words)
+        if self.train is None:
+            return command("probe", model="MODEL", data=self.data_path)
+        batch = {"global_batch_tokens": self.global_batch_tokens}
+        return probe_again(self.train, self.profile, data=self.data_path, **(batch | changes))
 
     # Ranks and rows.
 

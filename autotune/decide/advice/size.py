@@ -3,7 +3,7 @@
 from autotune.core.advice import Advice, Change, Figure, Gain
 from autotune.core.allocations import Term
 from autotune.decide.advice.situation import Situation, faster_with
-from autotune.decide.sharding import Layout, StateBytes, shard, state_of_terms
+from autotune.decide.sharding import StateBytes, model_share, state_of_terms, zero_share
 
 STATE_SHARE = 0.4
 """Of the budget that weights, gradients and optimizer take, from which on sharing them is worth a look."""
@@ -36,7 +36,7 @@ def too_big(now: Situation) -> Advice | None:
     gain = Gain(of="GPU memory", ratio=ledgers[best] / ledgers["ddp"], known="predicted")
     if speed is not None and speed[1] >= WORTH_RATIO:
         gain = Gain(of="real tokens/s", ratio=speed[1], low=min(1.0, speed[0]), high=speed[2], known="predicted")
-    tensor = shard(_state(now), _layout(ranks, 0, tensor=2), largest_layer_bytes=_layer_bytes(now)).total_bytes
+    tensor = model_share(_state(now), 2, 1).total_bytes
     return Advice(
         rule="too-big-for-ddp",
         severity="should" if gain.of == "real tokens/s" else "could",
@@ -66,7 +66,7 @@ def _ranks(now: Situation) -> int:
     nodes = now.spread.nodes if now.spread is not None else 1
     if now.profile is None:
         return nodes
-    return nodes * max(now.profile.local_ranks, now.profile.fingerprint.gpu_count or 1)
+    return nodes * max(now.profile.local_ranks, now.profile.fingerprint.gpu_count)
 
 
 def _state(now: Situation) -> StateBytes:
@@ -74,17 +74,10 @@ def _state(now: Situation) -> StateBytes:
     return state_of_terms(now.probe.traced_terms_bytes)
 
 
-def _layout(ranks: int, stage: int, *, tensor: int = 1) -> Layout:
-    return Layout(zero_stage=stage, data_ranks=max(1, ranks // tensor), tensor_ranks=tensor, pipeline_stages=1)
-
-
-def _layer_bytes(now: Situation) -> int:
-    return int(_LAYER_SHARE * _state(now).parameters_bytes)
-
-
 def _shared(now: Situation, ranks: int, stage: int) -> int:
     """Bytes of a rank with the largest micro-batch that fits without sharing."""
-    return shard(_state(now), _layout(ranks, stage), largest_layer_bytes=_layer_bytes(now)).total_bytes
+    state = _state(now)
+    return zero_share(state, stage, ranks, largest_layer_bytes=int(_LAYER_SHARE * state.parameters_bytes)).total_bytes
 
 
 def _rows(now: Situation, total_bytes: int) -> int:

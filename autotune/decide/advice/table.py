@@ -63,7 +63,6 @@ RULES = (
     Rule(name="company", looks=condition.company),
     Rule(name="utilisation", looks=condition.utilisation),
     Rule(name="edited", looks=condition.edited),
-    Rule(name="only-estimated", looks=condition.only_estimated, covers=("R5",)),
     Rule(name="not-measured", looks=condition.not_measured),
 )
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"

@@ -35,7 +35,7 @@ def _glance(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> list[str | N
     train, rate, found = one.profile.train, tuned_rate(one.profile), _bottleneck(one, runs)
     return [
         one.title,
-        f"{train.micro_batch_rows}{' (predicted)' if one.profile.is_estimated else ''}",
+        str(train.micro_batch_rows),
         str(train.data.loader_workers),
         f"{train.parallel.strategy}, {train.parallel.gradient_dtype}",
         None if rate is None else with_interval(rate.interval, count),
@@ -46,9 +46,8 @@ def _glance(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> list[str | N
 
 def _settings(one: ReportedProfile) -> Words:
     train, workers = one.profile.train, one.profile.evidence.workers
-    predicted = " (predicted, not probed)" if one.profile.is_estimated else ""
     said = (
-        f"{predicted} of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
+        f" of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
         f"{plural(train.global_batch_rows, 'row')} ({count(one.profile.constraints.global_batch_tokens)} real tokens); "
     )
     loader = chosen_loader(workers) if workers else str(train.data.loader_workers)

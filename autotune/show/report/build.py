@@ -1,7 +1,5 @@
 """A report from its inputs: all sections in their order."""
 
-from autotune.core.profile import Profile
-from autotune.show.estimated import estimated_for
 from autotune.show.report.answer import answer, at_a_glance
 from autotune.show.report.before import before_after, cost
 from autotune.show.report.document import Block, Document, Section
@@ -32,8 +30,7 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     advice = recommendations(profiles, reported, (*measured, *later))
     sections = (*measured, _section("Recommendations", "advice", advice), *later)
     names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
-    kind = "Estimate" if all(one.profile.is_estimated for one in profiles) else "Tuning report"
-    return Document(title=f"{kind}: {names}", subtitle=_subtitle(profiles, reported), sections=sections)
+    return Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
 
 
 def _measured(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Section, ...]:
@@ -80,14 +77,10 @@ def _section(title: str, key: str, blocks: tuple[Block, ...]) -> Section:
     return Section(title=title, key=key, blocks=blocks)
 
 
-def _subtitle(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> str:
-    measured = [one.profile for one in profiles if not one.profile.is_estimated]
-    if not measured:
-        return _estimated_subtitle(profiles[0].profile, with_runs=bool(reported))
-    first, names = measured[0], [one.title for one in profiles if one.profile.is_estimated]
+def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:
+    first = profiles[0].profile
     place = first.fingerprint.gpu_name or first.fingerprint.cpu_model or first.fingerprint.device
-    several = f"{first.fingerprint.gpu_count} GPUs: " if (first.fingerprint.gpu_count or 0) > 1 else ""
-    estimated = f" Nothing of {listed(names, 'profiles')} was measured: it is an estimate." if names else ""
+    several = f"{first.fingerprint.gpu_count} GPUs: " if first.fingerprint.gpu_count > 1 else ""
     pretended = [one.title for one in profiles if one.profile.fingerprint.bytes_known == "allocator"]
     measured_words = (
         " All figures are measured unless they are called predicted; intervals say how far noise reaches, and with "
@@ -99,14 +92,5 @@ def _subtitle(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun
     )
     return (
         f"{several}{place}, torch {first.fingerprint.torch}, {first.provenance.created_utc}."
-        f"{measured_words if len(pretended) < len(measured) else ''}{allocator_words if pretended else ''}{estimated}"
-    )
-
-
-def _estimated_subtitle(first: Profile, *, with_runs: bool) -> str:
-    runs = " but what training runs recorded" if with_runs else ""
-    return (
-        f"Nothing in this report was measured{runs}. It is an estimate for {estimated_for(first)}, of "
-        f"{first.provenance.created_utc}: memory is predicted by a trace of the training step, and what lies around "
-        "it is assumed. Probe on that machine before anything rests on it."
+        f"{measured_words if len(pretended) < len(profiles) else ''}{allocator_words if pretended else ''}"
     )

@@ -10,7 +10,6 @@ from autotune.show.intervals import bounds
 from autotune.show.report.document import Block, Chart, Missing, Paragraph, Strong, Table, sentence
 from autotune.show.report.figures import count, plural
 from autotune.show.report.inputs import ReportedProfile
-from autotune.show.report.predicted import Ledger, predicted_fit, predicted_ledger
 
 _MOST_PARTS = 7
 """Of a bar; more cannot be told apart."""
@@ -18,12 +17,10 @@ _MOST_PARTS = 7
 
 def memory(one: ReportedProfile) -> tuple[Block, ...]:
     """Where memory goes: predicted by term, measured in all, and the budget."""
-    probe, estimate = one.profile.evidence.probe, one.profile.evidence.estimate
+    probe = one.profile.evidence.probe
     if probe is None:
-        predicted = () if estimate is None else (predicted_fit(one, estimate), _ledger(one, predicted_ledger(estimate)))
-        return (*predicted, Missing(what="What fits", commands=(one.probe,)))
-    ledger = Ledger(terms=probe.traced_terms_bytes, rows=probe.feasible_max, measured_bytes=probe.feasible_peak_bytes)
-    return (_found(one, probe), _ledger(one, ledger) if probe.traced_terms_bytes else _not_traced(probe))
+        return (Missing(what="What fits", commands=(one.probe,)),)
+    return (_found(one, probe), _ledger(one, probe) if probe.traced_terms_bytes else _not_traced(probe))
 
 
 def _found(one: ReportedProfile, probe: ProbeEvidence) -> Table:
@@ -55,31 +52,31 @@ def _not_traced(probe: ProbeEvidence) -> Paragraph:
     return Paragraph(words=(f"Memory was not predicted term by term{why}.",))
 
 
-def _ledger(one: ReportedProfile, ledger: Ledger) -> Chart:
-    terms, budget, measured = ledger.terms, one.profile.constraints.memory_budget_bytes, ledger.measured_bytes
+def _ledger(one: ReportedProfile, probe: ProbeEvidence) -> Chart:
+    terms, measured = probe.traced_terms_bytes, probe.feasible_peak_bytes
+    budget = one.profile.constraints.memory_budget_bytes
     whole, known = sum(terms.values()), one.profile.fingerprint.bytes_known
     rows: list[list[str | None]] = [
         [term, format_bytes(size), format_share(size / whole) if whole else None]
         for term, size in sorted(terms.items(), key=lambda item: -item[1])
     ]
     rows.append(["all terms, predicted", format_bytes(whole), "100.0 %"])
-    if measured is not None:
-        rows.append([f"peak, {known}", format_bytes(measured), _share(measured, whole)])
+    rows.append([f"peak, {known}", format_bytes(measured), _share(measured, whole)])
     rows.append(["memory budget per rank", format_bytes(budget), _share(budget, whole)])
     parts = _parts(terms)
-    told = "Not measured." if measured is None else f"{known.capitalize()} {format_bytes(measured)}."
     said = (
         f"Predicted {format_bytes(whole)}: {', '.join(f'{name} {format_bytes(size)}' for name, size in parts)}. "
-        f"{told} Budget {format_bytes(budget)}."
+        f"{known.capitalize()} {format_bytes(measured)}. Budget {format_bytes(budget)}."
     )
-    stacks = [Stack(label="predicted", parts=parts)]
-    if measured is not None:
-        stacks.append(Stack(label=known, parts=((f"peak, {known}", float(measured)),)))
+    stacks = (
+        Stack(label="predicted", parts=parts),
+        Stack(label=known, parts=((f"peak, {known}", float(measured)),)),
+    )
     rules = (Rule(at=float(budget), label="memory budget"),)
     return Chart(
-        title=f"Where the memory of {plural(ledger.rows, 'row')} goes",
+        title=f"Where the memory of {plural(probe.feasible_max, 'row')} goes",
         description=said,
-        drawing=Stacks(axis=Axis(label="memory of a rank", unit="bytes"), stacks=tuple(stacks), rules=rules),
+        drawing=Stacks(axis=Axis(label="memory of a rank", unit="bytes"), stacks=stacks, rules=rules),
         table=Table(
             caption="The same term by term", headers=("term", "size", "of the predicted"), rows=tuple(rows),
             align="lrr",

@@ -1,7 +1,7 @@
 """Where figures come from: the machine, how to get them again, and who signed them off."""
 
 from autotune.core.units import format_bytes
-from autotune.decide.estimate_command import estimate_command
+from autotune.decide.probe_command import probe_again
 from autotune.show.report.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words
 from autotune.show.report.inputs import ReportedProfile
 from autotune.show.verification import ledger_words
@@ -52,8 +52,7 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
         ["SLURM job", provenance.slurm_job_id],
         ["seed", str(one.profile.train.seed)],
     ]
-    with_what = "machine, dataset and versions" if not one.profile.is_estimated else "versions of the libraries"
-    said: Words = (f"With the same {with_what}, in this order:", *edited)
+    said: Words = ("With the same machine, dataset and versions, in this order:", *edited)
     return (
         Paragraph(words=said),
         Bullets(items=items),
@@ -63,22 +62,11 @@ def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
 
 def commands(one: ReportedProfile) -> list[str]:
     """As the profile's own settings have them, in the order of tuning."""
-    train, constraints, fingerprint = one.profile.train, one.profile.constraints, one.profile.fingerprint
-    probe = one.profile.evidence.probe
-    dropout = "" if train.attention_dropout is None else f" --attention-dropout {train.attention_dropout:g}"
+    train, probe = one.profile.train, one.profile.evidence.probe
     ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
-    strategy = "" if train.parallel.strategy == "ddp" else f" --strategy {train.parallel.strategy}"
-    recomputed = "" if train.checkpointing == "none" else f" --checkpointing {train.checkpointing}"
     model = one.name if one.name in PRESETS else f"{one.name}/config.json"
-    estimate = one.profile.evidence.estimate
     known = {
-        "estimate": "" if estimate is None else estimate_command(one.profile, estimate, str(one.path), model=model),
-        "probe": (
-            f"autotune probe --model {model} --data DIR --device {fingerprint.device} --memory "
-            f"{constraints.memory_budget_bytes}B --seq-length {train.seq_length_tokens} --layout {train.layout} "
-            f"--precision {train.precision} --global-batch-tokens {constraints.global_batch_tokens} --headroom "
-            f"{constraints.headroom_share:g}{dropout}{recomputed}{strategy}{ranks} --out {one.quoted}"
-        ),
+        "probe": probe_again(train, one.profile, model=model, out=one.path),
         "workers": f"autotune workers --profile {one.quoted} --data DIR{ranks}",
         "network": f"autotune network --profile {one.quoted} --data DIR",
         "baseline": f"autotune baseline --profile {one.quoted} --data DIR{ranks}",

@@ -47,16 +47,3 @@ def test_on_cpus_gpus_do_not_matter():
     on_cpu = replace(EXPECTED, device="cpu", gpu_name=None, gpu_total_bytes=None)
     assert problems_of(on_cpu, replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None)) == ()
     assert "GPUs: none; NVLink: n/a" in describe(replace(NODE, gpu_names=(), gpu_total_bytes=(), nvlinked=None))
-
-
-def test_without_a_dataset_of_its_own_a_profile_takes_any_that_is_there():
-    unnamed = replace(EXPECTED, dataset_hash=None)
-    assert problems_of(unnamed, NODE) == ()
-    (problem,) = problems_of(unnamed, replace(NODE, dataset_hash=None, dataset_missing="no such place"))
-    assert (problem.field, problem.found) == ("dataset", "no such place")
-
-
-def test_boards_that_do_as_well_pass():
-    other = replace(NODE, gpu_names=("H100 NVL", "H100 of another board"))
-    assert [one.field for one in problems_of(EXPECTED, other)] == ["gpu_name"]
-    assert problems_of(replace(EXPECTED, other_gpu_names=("H100 of another board",)), other) == ()

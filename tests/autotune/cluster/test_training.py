@@ -6,7 +6,7 @@ import pytest
 from autotune.cluster.site import SiteFile, SlurmSettings
 from autotune.cluster.training import TrainRequest, default_ranks, term_lead_s, training_job
 from autotune.errors import BadInput
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 
 PROFILE = example_profile()
 REQUEST = TrainRequest(
@@ -90,14 +90,3 @@ def test_larger_models_are_told_earlier_and_torchrun_gives_up_before_slurm_does(
 def test_a_time_limit_that_leaves_nothing_to_train_in_is_refused():
     with pytest.raises(BadInput, match="00:02:00, cannot hold its start"):
         training_job(replace(REQUEST, time="00:02:00"), SiteFile())
-
-
-def test_of_an_estimated_profile_the_ranks_are_known_and_processors_assumed_unless_the_site_says():
-    profile = estimated_profile()
-    assert default_ranks(profile) == 2
-    request = replace(REQUEST, profile=profile, config=profile.train, ranks=2, torch_version="")
-    job = training_job(request, SiteFile())
-    assert (job.shape.gpus, job.shape.cpus, job.shape.memory_mib) == (2, 8, 8 * 2048)
-    assert not any(word.startswith("--shutdown-timeout") for word in job.torchrun)
-    assert training_job(request, SiteFile(slurm=SlurmSettings(cpus_per_rank=12))).shape.cpus == 24
-    assert term_lead_s(request) >= 120

@@ -23,7 +23,6 @@ TINY = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 SHIPPED = str(min(Path("profiles").resolve().glob("*-cpu.toml")))
-ESTIMATED = str(Path("profiles").resolve() / "bert-120m-h100-nvl-94gb.toml")
 QUICK = [
     "doctor",
     "data inspect data",
@@ -34,9 +33,6 @@ QUICK = [
     "profile verify p.toml",
     "profile explain p.toml",
     f"profile explain {SHIPPED}",
-    f"profile explain {ESTIMATED}",
-    f"profile show {ESTIMATED}",
-    f"advise {ESTIMATED}",
     "advise p.toml",
     "advise p.toml --apply",
     "advise runs/a",

@@ -7,7 +7,7 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from autotune.core.tuning import Stage, TuningResult
 from autotune.errors import BadInput, DoesNotFit
-from autotune.tuning import between_nodes, predicted
+from autotune.tuning import between_nodes
 from autotune.tuning import tune as tuning_room
 from tests.autotune.profiles import example_profile
 
@@ -250,14 +250,3 @@ def test_outside_of_a_job_nothing_is_left_for_a_second_one(told, tmp_path):
 
 
 # For a card that is elsewhere.
-
-
-def test_for_a_card_that_is_not_here_the_profiles_are_predicted_and_that_is_said(told, monkeypatch, capsys):
-    monkeypatch.setattr(predicted, "card_is_elsewhere", lambda asked: asked.probe.as_card is not None)
-    refused = [DoesNotFit("not even one row fits", next_step="Raise --memory.")]
-    monkeypatch.setattr(predicted, "predict_instead", lambda asked: (told.result, refused))
-    assert call("--gpu", "h100-nvl-94gb") == 4
-    captured = capsys.readouterr()
-    assert "the profiles are predicted for h100-nvl-94gb" in captured.err
-    assert "profile: p/tiny-cpu.toml" in captured.out
-    assert told.asked is None

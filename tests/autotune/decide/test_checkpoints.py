@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.plan import Figure
-from autotune.decide.checkpoints import checkpoints_of
+from autotune.decide.plan import EXPORTED_BYTES_PER_PARAMETER, disk_of
 from tests.trainer.checkpoints import state_of
 from tests.trainer.oracles import SHAPES, config_of, training_of
 from trainer import saver as saver_module
@@ -16,6 +16,13 @@ from trainer.saver import Saver
 
 def parameters(count):
     return Figure(value=count, basis="measured", source="counted")
+
+
+def planned(count, settings, steps):
+    """Bytes of one checkpoint, how many stay at the end, and bytes on the disk at most."""
+    one, disk = disk_of(parameters(count), settings, steps)
+    at_once = (disk.value - EXPORTED_BYTES_PER_PARAMETER * count) / one.value
+    return one.value, max(0, at_once - 2), disk.value
 
 
 def bytes_in(directory):
@@ -41,32 +48,31 @@ def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(
         saver.save(state_of(step), rollbacks=0)
     (newest, *_) = checkpoints = list_checkpoints(tmp_path)
     size = bytes_in(newest)
-    planned = checkpoints_of(parameters(training.work.parameters), settings, steps=8)
-    assert planned.one.value == pytest.approx(size, rel=0.05)
-    assert planned.one.value < size
-    assert len(checkpoints) <= planned.kept == 2 + 2
+    one, kept, disk = planned(training.work.parameters, settings, steps=8)
+    assert one == pytest.approx(size, rel=0.05)
+    assert one < size
+    assert len(checkpoints) <= kept == 2 + 2
     assert max(at_once) > 3 * size
-    early = checkpoints_of(parameters(training.work.parameters), CheckpointSettings(keep_last=2), steps=8)
+    _, _, early = planned(training.work.parameters, CheckpointSettings(keep_last=2), steps=8)
     assert max(at_once[:3]) == pytest.approx(3 * size, rel=0.01)
-    assert max(at_once[:3]) <= early.disk.value
-    assert max(at_once) <= planned.disk.value
+    assert max(at_once[:3]) <= early
+    assert max(at_once) <= disk
 
 
 @given(st.integers(1, 10**6), st.integers(1, 9), st.integers(1, 10**5))
 def test_what_is_kept_grows_with_the_steps_and_with_what_is_asked_for(steps, keep_last, every):
-    plain = checkpoints_of(parameters(10**8), CheckpointSettings(keep_last=keep_last), steps)
-    more = checkpoints_of(parameters(10**8), CheckpointSettings(keep_last=keep_last, keep_every_steps=every), steps)
-    assert more.kept - plain.kept == steps // every
-    assert more.disk.value >= plain.disk.value > plain.kept * plain.one.value
+    one, plain, disk = planned(10**8, CheckpointSettings(keep_last=keep_last), steps)
+    _, more, larger = planned(10**8, CheckpointSettings(keep_last=keep_last, keep_every_steps=every), steps)
+    assert more - plain == steps // every
+    assert larger >= disk > plain * one
 
 
 def test_without_checkpoints_the_model_stays():
-    found = checkpoints_of(parameters(1000), CheckpointSettings(enabled=False), 10)
-    assert found.kept == 0
-    assert found.disk.value == 4000
+    _, kept, disk = planned(1000, CheckpointSettings(enabled=False), 10)
+    assert (kept, disk) == (0, 4000)
 
 
 def test_bytes_are_predicted_from_what_was_counted_and_assumed_from_what_was_assumed():
-    assert checkpoints_of(parameters(10), CheckpointSettings(), 1).one.basis == "predicted"
+    assert disk_of(parameters(10), CheckpointSettings(), 1)[0].basis == "predicted"
     assumed = Figure(value=10, basis="assumed", source="a vocabulary")
-    assert checkpoints_of(assumed, CheckpointSettings(), 1).disk.basis == "assumed"
+    assert disk_of(assumed, CheckpointSettings(), 1)[1].basis == "assumed"

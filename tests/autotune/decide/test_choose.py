@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from autotune.core.evidence import CurvePoint
 from autotune.decide.choose import (
     choose_micro_batch,
-    choose_predicted,
     choose_untimed,
     curve_rows,
     deal,
@@ -129,21 +128,3 @@ def test_a_clear_knee_is_one_size():
 
 def test_without_a_spread_there_is_no_interval():
     assert knee_interval(_curve({1: 50.0, 2: 100.0})) is None
-
-
-@given(least=st.integers(0, 2000), more=st.integers(0, 500), headroom=st.floats(0, 0.9))
-def test_of_a_prediction_the_lower_end_is_taken_less_the_headroom(least, more, headroom):
-    chosen = choose_predicted(least, least + more, headroom)
-    assert chosen.rows == rows_with_headroom(least, headroom) <= max(1, least)
-    assert "not probed" in chosen.reason
-    assert "knee of throughput is not measured" in chosen.reason
-
-
-def test_a_prediction_says_its_range_and_where_not_even_one_row_is_sure():
-    assert "the least of 416 to 444 rows that are predicted to fit, less 3 % headroom" in (
-        choose_predicted(416, 444, 0.03).reason
-    )
-    assert choose_predicted(416, 444, 0.03).rows == 403
-    unsure = choose_predicted(0, 3, 0.03)
-    assert unsure.rows == 1
-    assert "not even that is predicted to fit" in unsure.reason

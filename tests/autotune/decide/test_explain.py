@@ -3,7 +3,7 @@ import pytest
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
 from autotune.decide.explain import explanations, meaning_of, of_key
 from autotune.errors import BadInput
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 from trainer.config import TrainConfig
 
 
@@ -114,39 +114,3 @@ def test_an_unknown_key_suggests_the_nearest(key, nearest):
     with pytest.raises(BadInput) as refused:
         of_key(explanations(example_profile()), key)
     assert nearest in refused.value.next_step
-
-
-class TestEstimated:
-    def test_the_micro_batch_is_predicted_with_its_range_and_nothing_is_called_measured(self):
-        found = _of(estimated_profile(), "micro_batch_rows")
-        assert (found.origin, found.because) == ("predicted", "not probed: said by the estimate")
-        first = found.evidence[0]
-        assert (first.value, first.low, first.high, first.known) == (430, 416, 444, "predicted")
-        every = explanations(estimated_profile())
-        assert "measured" not in {one.origin for one in every}
-        assert "measured" not in {figure.known for one in every for figure in one.evidence}
-
-    def test_another_micro_batch_was_changed(self):
-        found = _of(_with(estimated_profile(), micro_batch_rows=430), "micro_batch_rows")
-        assert found.origin == "changed"
-        assert "403 rows" in found.because
-
-    def test_rows_that_are_assumed_are_called_so(self):
-        found = _of(estimated_profile(), "global_batch_rows")
-        assert found.origin == "constraint"
-        assert "256 rows hold 130,679 real tokens, if rows hold as many as is assumed" in found.because
-        looked_at = _of(estimated_profile(rows_assumed=False), "global_batch_rows")
-        assert "that were asked for" in looked_at.because
-        assert looked_at.evidence[0].known == "measured"
-
-    def test_a_batch_that_was_asked_for_in_tokens_is_found_on_the_dataset(self):
-        asked = _with(estimated_profile(), global_batch_tokens=130_679)
-        assert _of(asked, "global_batch_tokens").origin == "constraint"
-        assert _of(estimated_profile(), "global_batch_tokens").origin == "default"
-        assert _of(_with(estimated_profile(), global_batch_tokens=7), "global_batch_tokens").origin == "changed"
-
-    def test_options_of_the_estimate_are_asked_for_and_no_dataset_is_none(self):
-        assert _of(estimated_profile(), "layout").origin == "asked for"
-        assert _of(_with(estimated_profile(), head="dense"), "head").origin == "asked for"
-        assert "the prediction is of it" in _of(estimated_profile(), "head").because
-        assert "no dataset was named" in _of(estimated_profile(), "data.path").because

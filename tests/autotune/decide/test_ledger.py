@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.ledger import check_ledger, ledger_sha256, own_records, records_of
-from tests.autotune.profiles import FINGERPRINT, estimated_profile, example_profile
+from autotune.decide.ledger import check_ledger, ledger_sha256, own_records
+from tests.autotune.profiles import FINGERPRINT, example_profile
 from tests.autotune.trials import record, records_of_example
 
 EXAMPLE = records_of_example()
@@ -132,10 +132,3 @@ def _with_figures(index, figures):
     outcome = {"kind": "measured", "figures": EXAMPLE[index].outcome["figures"] | figures}
     odd = EXAMPLE[index].model_copy(update={"outcome": outcome})
     return (*EXAMPLE[:index], odd, *EXAMPLE[index + 1 :])
-
-
-def test_an_estimated_profile_has_no_trials_whatever_lies_in_the_ledger_of_its_name():
-    trials = (record(model_sha256="m", dataset_hash="d", gpu_name="NVIDIA H100 NVL"),)
-    assert records_of(estimated_profile(), trials) == ()
-    found = check_ledger(estimated_profile(), trials)
-    assert (found.found, found.trials, found.added, found.others) == ("not measured", 0, 0, 1)

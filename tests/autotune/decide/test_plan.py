@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.plan import Figure, Fleet, Goal, MemoryPlan, MemoryRow, Remedy
-from autotune.decide.plan import Inputs, plan_of
+from autotune.core.plan import Figure, Fleet, Goal
+from autotune.decide.plan import Inputs, MemoryPlan, plan_of
+from autotune.decide.sharding import Share, StateBytes
 from autotune.decide.spread import Spread
 from autotune.errors import BadInput
 from trainer.config import CheckpointSettings
@@ -54,7 +55,9 @@ def test_a_plan_by_hand():
     assert found.passes.value == pytest.approx(3.6)
     assert found.flops_6n.value == pytest.approx(6 * 1e8 * 3.6e9)
     assert found.flops_counted.value == pytest.approx(1.8e18)
-    assert found.checkpoints.one.value == 1.2e9
+    assert found.checkpoint_bytes.value == 1.2e9
+    assert found.disk_bytes.value == 4 * 1.2e9 + 4e8
+    assert found.by_nodes == ()
     assert {found.wall_s.basis, found.cost.basis, found.steps.basis} == {"predicted"}
     assert found.tokens.basis == "given"
 
@@ -101,8 +104,9 @@ def test_steps_hold_all_tokens_and_no_more_than_they_must(tokens):
 
 
 def test_one_assumption_makes_everything_after_it_assumed_and_nothing_before_it():
-    rate = Figure(value=1e6, low=5e5, high=2e6, basis="assumed", source="a share of a peak")
+    rate = Figure(value=1e6, basis="assumed", source="a share of a peak")
     found = plan_of(known(total=rate))
+    assert found.wall_s.low is found.cost.high is None
     assert {one.basis for one in (found.wall_s, found.device_hours, found.cost, found.energy_kwh)} == {"assumed"}
     assert found.steps.basis == "predicted"
 
@@ -116,7 +120,7 @@ def test_without_a_rate_there_is_no_time_and_everything_else():
 
 def test_without_parameters_there_is_neither_compute_nor_disk():
     found = plan_of(known(parameters=None, flops_per_token=None, memory_missing="not traced"))
-    assert found.flops_6n is found.optimal is found.checkpoints is None
+    assert found.flops_6n is found.optimal is found.checkpoint_bytes is found.disk_bytes is None
     assert found.wall_s is not None
 
 
@@ -160,7 +164,7 @@ def test_tokens_far_from_compute_optimal_are_said(amount, said):
     assert said in words(amount=amount)
 
 
-def test_what_inefficient_nodes_need_is_said():
+def test_inefficient_nodes_are_said_with_how_many_are_useful():
     total = Figure(value=1e6, basis="assumed", source="s")
     slow = Spread(
         tokens_per_s=total,
@@ -168,24 +172,45 @@ def test_what_inefficient_nodes_need_is_said():
         micro_batches=1,
         rows=2,
         useful_nodes=2,
-        remedies=(Remedy(change="16-bit gradients", efficiency=0.7),),
-        enough_times=4,
     )
     said = words(amount=2e9, spread=slow)
     assert "4 nodes are 50.0 % efficient (assumed)" in said
     assert "2 nodes are useful" in said
-    assert "16-bit gradients: 70.0 %" in said
-    assert "2 M tokens a step" in said
+    assert "autotune scale" in said
     fine = dataclasses.replace(slow, efficiency=Figure(value=0.95, basis="assumed", source="lines"))
     assert words(amount=2e9, spread=fine) == ""
 
 
+def test_the_same_tokens_are_shown_on_fewer_nodes():
+    total = measured(1e6)
+    spread = Spread(
+        tokens_per_s=total, efficiency=measured(0.5), micro_batches=1, rows=1, by_nodes={1: 1.0, 2: 0.8, 4: 0.5},
+        useful_nodes=1,
+    )  # fmt: skip
+    found = plan_of(known(amount=3.6e9, spread=spread, rate=measured(62_500.0)))
+    assert [(one.nodes, one.efficiency) for one in found.by_nodes] == [(1, 1.0), (2, 0.8), (4, 0.5)]
+    last = found.by_nodes[-1]
+    assert last.tokens_per_s == pytest.approx(1e6)
+    assert last.wall_s == pytest.approx(found.wall_s.value)
+    assert last.device_hours == pytest.approx(found.device_hours.value)
+    assert last.cost == pytest.approx(found.cost.value)
+    assert found.by_nodes[0].device_hours == pytest.approx(last.device_hours / 2)
+    free = plan_of(known(amount=3.6e9, spread=spread, rate=measured(62_500.0), price_per_device_hour=None))
+    assert {one.cost for one in free.by_nodes} == {None}
+
+
+NOTHING_HELD = StateBytes(
+    parameters_bytes=1, gradients_bytes=0, optimizer_bytes=0, activations_bytes=1, head_and_loss_bytes=0,
+    temporaries_bytes=1, outside_bytes=0,
+)  # fmt: skip
+
+
 def memory(**fits):
-    rows = tuple(
-        MemoryRow(name=name, state_bytes=1, activations_bytes=1, other_bytes=1, fits=fit, trains_here=name != "TP 2")
+    shares = tuple(
+        Share(name=name, total_bytes=3, held=NOTHING_HELD, fits=fit, trains_here=name != "TP 2")
         for name, fit in fits.items()
     )
-    return MemoryPlan(rows=rows, micro_batch_rows=1, most_rows=0, basis="predicted", source="a trace")
+    return MemoryPlan(shares=shares, micro_batch_rows=1, most_rows=0, source="a trace")
 
 
 @pytest.mark.parametrize(

@@ -2,63 +2,68 @@ import shlex
 
 import pytest
 
-from autotune.decide.probe_command import probe_command, takes_the_whole_card
-from tests.autotune.profiles import estimated_profile, example_profile
+from autotune.core.defaults import HEADROOM_SHARE
+from autotune.decide.probe_command import command, probe_again, probe_command
+from tests.autotune.profiles import example_profile
 
 
 def with_train(**train):
-    profile = estimated_profile()
+    profile = example_profile()
     return profile.model_copy(update={"train": profile.train.model_copy(update=train)})
 
 
-def with_budget(size_bytes):
-    profile = estimated_profile()
-    constraints = profile.constraints.model_copy(update={"memory_budget_bytes": size_bytes})
-    return profile.model_copy(update={"constraints": constraints})
+def again(profile, **others):
+    return probe_again(profile.train, profile, **others)
+
+
+def test_options_at_their_defaults_are_left_out_and_flags_and_lists_are_spelled():
+    assert command("probe", model=["a", "b"], max_rows=16_384, seq_length=512, memory=None, accumulate=False) == (
+        "autotune probe --model a --model b --no-accumulate"
+    )
+    assert command("launch slurm", profile="my p.toml", slurm=True) == (
+        "autotune launch slurm --profile 'my p.toml' --slurm"
+    )
 
 
 def test_a_tuned_profile_is_probed_again_by_its_name_and_place():
     assert probe_command(example_profile(), "my profiles/p.toml") == (
         "autotune probe --model CONFIG.json --data DIR --out 'my profiles/p.toml'"
     )
-    assert "--model tiny.json" in probe_command(example_profile(), "p.toml", model="tiny.json")
 
 
-def test_what_a_probe_takes_by_itself_is_left_out_and_the_ranks_are_not():
-    assert probe_command(estimated_profile(), "p.toml", data="data") == (
-        "autotune probe --model bert-120m --data data --out p.toml --ranks 2"
+def test_the_same_probe_has_what_a_probe_would_not_take_by_itself():
+    profile = with_train(layout="packed")
+    assert profile.constraints.headroom_share == HEADROOM_SHARE
+    assert again(profile, model="tiny.json", out="p.toml") == (
+        "autotune probe --model tiny.json --data DIR --device cpu --memory 1GiB --global-batch-tokens 4096 "
+        "--no-accumulate --ranks 1 --out p.toml"
     )
 
 
 @pytest.mark.parametrize(
-    ("profile", "option"),
+    ("train", "option"),
     [
-        (with_train(seq_length_tokens=128), "--seq-length 128"),
-        (with_train(layout="padded"), "--layout padded"),
-        (with_train(precision="fp32"), "--precision fp32"),
-        (with_train(attention_dropout=0.0), "--attention-dropout 0.0"),
-        (with_train(checkpointing="full"), "--checkpointing full"),
-        (with_train(global_batch_tokens=9000), "--global-batch-tokens 9000"),
-        (with_train(device="cpu"), "--device cpu"),
-        (with_budget(80 * 10**9), "--memory 80GB"),
-        (estimated_profile(micro_batches_per_step=1), "--no-accumulate"),
-        (estimated_profile(rows_assumed=False), "--global-batch-tokens 130679"),
+        ({"seq_length_tokens": 128}, "--seq-length 128"),
+        ({"layout": "padded"}, "--layout padded"),
+        ({"precision": "bf16"}, "--precision bf16"),
+        ({"attention_dropout": 0.0}, "--attention-dropout 0.0"),
+        ({"checkpointing": "full"}, "--checkpointing full"),
+        ({"compile_layers": True}, "--compile"),
+        ({"device": "cuda"}, "--device cuda"),
     ],
 )
-def test_what_was_estimated_otherwise_is_probed_so(profile, option):
-    assert option in probe_command(profile, "p.toml")
+def test_what_a_profile_has_otherwise_is_probed_so(train, option):
+    assert option in again(with_train(**train))
+
+
+def test_a_change_replaces_the_setting_and_without_a_profile_its_budget_is_open():
+    train = example_profile().train
+    assert "--precision bf16" in again(example_profile(), precision="bf16")
+    assert "--memory" not in probe_again(train, None)
 
 
 def test_places_are_quoted_and_names_of_strangers_are_no_part_of_the_command():
-    hostile = with_train(model=estimated_profile().train.model.model_copy(update={"name": "x; reboot"}))
-    command = probe_command(hostile, "p; reboot.toml")
-    assert "p; reboot.toml" in shlex.split(command)
-    assert "x; reboot" not in command
-
-
-def test_a_budget_is_the_whole_card_only_where_it_is_what_a_process_sees_of_it():
-    assert takes_the_whole_card(estimated_profile())
-    assert not takes_the_whole_card(with_budget(94 * 10**9))
-    assert not takes_the_whole_card(example_profile())
-    unnamed = estimated_profile().fingerprint.model_copy(update={"gpu_name": None, "gpu_total_bytes": None})
-    assert not takes_the_whole_card(estimated_profile().model_copy(update={"fingerprint": unnamed}))
+    hostile = with_train(model=example_profile().train.model.model_copy(update={"name": "x; reboot"}))
+    for said in (probe_command(hostile, "p; reboot.toml"), again(hostile, out="p; reboot.toml")):
+        assert "p; reboot.toml" in shlex.split(said)
+        assert "x; reboot" not in said

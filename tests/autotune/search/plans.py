@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from autotune.core.evidence import EstimateEvidence, Evidence, GpuUse
+from autotune.core.evidence import Evidence, GpuUse
 from autotune.core.plan import Goal
 from autotune.search.plan import Asked
-from autotune.search.plan_subject import Shape
+from autotune.search.prediction import settings_of_step
 from autotune.search.profiles import StoredProfile
 from tests.autotune.search.test_scaling import probed
+from trainer.config import TrainConfig
 from trainer.presets import model_settings
 
 TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
@@ -15,12 +16,7 @@ ON_A_CARD = {"device": "cuda", "gpu_name": "NVIDIA H100 NVL", "gpu_total_bytes":
 
 
 def asked(source, **changes) -> Asked:
-    values = {
-        "source": source, "model_argument": "", "goal": TOKENS, "gpu": None, "nodes": 1, "ranks_per_node": None,
-        "price_per_device_hour": None, "data": None, "vocab_size": None, "global_batch_tokens": None, "links": None,
-        "tokens_per_s": None, "tensor_ranks": None, "pipeline_stages": None,
-    }  # fmt: skip
-    return Asked(**values | changes)
+    return Asked(**{"source": source, "model_argument": "", "goal": TOKENS} | changes)
 
 
 def stored(profile, path=Path("profiles/p.toml")) -> StoredProfile:
@@ -66,25 +62,5 @@ def without_evidence(profile):
     return profile.model_copy(update={"evidence": Evidence()})
 
 
-def shape(name="bert-mini", **changes) -> Shape:
-    return Shape(model=model_settings(name), **changes)
-
-
-def estimated(profile, **changes):
-    """Predicted for a card that is not here; nothing was measured."""
-    values = {
-        "card": "h100-nvl-94gb", "rows_least": 300, "rows_usual": 400, "rows_most": 420,
-        "predicted_peak_bytes": 9 * 10**10,
-        "terms_bytes": {"parameters": 2_000_000, "gradients": 2_000_000, "activations: Linear": 8 * 10**10},
-        "parameters": 500_000, "attention": "sdpa", "attention_reason": "so", "local_ranks": 2, "vocab_size": 2000,
-        "documents_per_row": 4.0, "mean_real_tokens_per_row": 500.0, "rows_assumed": True, "traced_with": "torch",
-        "choice": "because",
-    }  # fmt: skip
-    on_card = on_gpus(profile)
-    machine = {"gpu_total_bytes": None, "gpu_count": None, "allotted_cpus": None, "ram_total_bytes": None}
-    return on_card.model_copy(
-        update={
-            "evidence": Evidence(estimate=EstimateEvidence(**values | changes)),
-            "fingerprint": on_card.fingerprint.model_copy(update=machine),
-        }
-    )
+def shape(name="bert-mini") -> TrainConfig:
+    return settings_of_step(model_settings(name), "cuda", layout=None, precision=None, seq_length_tokens=512)

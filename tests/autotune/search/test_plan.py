@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 
 from autotune.core.plan import Goal
@@ -10,7 +8,7 @@ from autotune.search.plan import plan
 from autotune.search.scaling import Assumed
 from tests.autotune.conftest import Borrowed
 from tests.autotune.search.exchanges import Cluster, tuning_on
-from tests.autotune.search.plans import asked, estimated, on_gpus, shape, stored, traced, without_evidence
+from tests.autotune.search.plans import asked, on_gpus, shape, stored, traced, without_evidence
 from tests.conftest import write_dataset
 from trainer import peaks
 
@@ -43,7 +41,7 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
     assert found.rank_tokens_per_s.basis == "measured"
     assert found.wall_s.basis == "predicted"
     assert found.batch_tokens.value == 102_400
-    assert found.memory.rows[0].total_bytes == 1_008_000_000
+    assert found.memory.shares[0].total_bytes == 1_008_000_000
     assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
 
 
@@ -85,7 +83,7 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, t
     assumed = answer(stored(measured), nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9))
     assert assumed.efficiency.basis == "assumed"
     assert "25 Gbit/s assumed" in assumed.efficiency.source
-    assert "25 to 400 Gbit/s assumed" in answer(stored(traced()), nodes=8).efficiency.source
+    assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).efficiency.source
 
 
 def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, tmp_path):
@@ -132,22 +130,8 @@ def test_rates_of_one_machine_say_nothing_of_another(warm_trace):
 def test_a_profile_without_evidence_has_assumed_rates(warm_trace):
     found = answer(stored(without_evidence(on_gpus(traced()))), nodes=2)
     assert found.rank_tokens_per_s.basis == "assumed"
-    assert found.wall_s.low < found.wall_s.value < found.wall_s.high
+    assert found.wall_s.low is None  # nothing was measured that could have an interval
     assert found.next_command.startswith("autotune probe --model tiny")
-
-
-def test_an_estimated_profile_says_memory_and_size_and_its_rates_are_assumed(no_trace):
-    found = answer(stored(estimated(traced())), nodes=4)
-    assert found.parameters.value == 500_000
-    assert found.parameters.basis == "assumed"
-    assert found.memory.basis == "predicted"
-    assert found.memory.rows[0].total_bytes == 80_004_000_000
-    assert found.rank_tokens_per_s.basis == found.wall_s.basis == "assumed"
-    assert found.batch_tokens.value == 1024 * 500
-    assert found.fleet.ranks == 8
-    assert found.next_command.startswith("autotune probe")
-    looked_at = answer(stored(estimated(traced(), rows_assumed=False)))
-    assert looked_at.parameters.basis == looked_at.batch_tokens.basis == "predicted"
 
 
 @pytest.mark.system
@@ -175,9 +159,9 @@ def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_trace, monkeypat
 def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
     large = shape("bert-350m")
     config = large.model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
-    large = dataclasses.replace(large, model=large.model.model_copy(update={"config": config}))
+    large = large.model_copy(update={"model": large.model.model_copy(update={"config": config})})
     found = answer(large, gpu="a100-40gb", nodes=2, ranks_per_node=8, global_batch_tokens=1e6)
-    fits = {row.name: row.fits for row in found.memory.rows}
+    fits = {row.name: row.fits for row in found.memory.shares}
     assert fits["DDP"] is False
     assert fits["ZeRO-3 (FSDP2)"] is True
     assert found.memory.most_rows == 0
@@ -216,7 +200,7 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_pa
     assert found.tokens.value == pytest.approx(2 * cut, rel=0.02)
     assert found.parameters.basis == "predicted"
     assert found.batch_tokens.basis == "predicted"
-    whole = answer(shape(seq_length_tokens=512), gpu="h200", goal=epochs, data=_short(tmp_path))
+    whole = answer(shape(), gpu="h200", goal=epochs, data=_short(tmp_path))
     assert whole.tokens.value == 2 * 100 * (50 + 2)
 
 
@@ -235,16 +219,16 @@ def under(profile, strategy, **probe):
 
 def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_trace):
     profile = without_evidence(on_gpus(traced()))
-    plans = [answer(stored(under(profile, strategy)), nodes=2).memory.rows for strategy in ("ddp", "zero1", "fsdp2")]
+    plans = [answer(stored(under(profile, strategy)), nodes=2).memory.shares for strategy in ("ddp", "zero1", "fsdp2")]
     assert plans[0] == plans[1] == plans[2]
-    ddp, zero1 = plans[0][0].state_bytes, plans[0][1].state_bytes
+    ddp, zero1 = plans[0][0].held.state_bytes, plans[0][1].held.state_bytes
     assert zero1 < ddp
 
 
 def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_trace):
     profile = on_gpus(traced())
     (probed, *_), (shared, *_) = (
-        answer(stored(under(profile, strategy, local_ranks=2))).memory.rows for strategy in ("ddp", "fsdp2")
+        answer(stored(under(profile, strategy, local_ranks=2))).memory.shares for strategy in ("ddp", "fsdp2")
     )
-    assert probed.state_bytes == 8_000_000  # the probe's own
-    assert shared.state_bytes != 8_000_000
+    assert probed.held.state_bytes == 8_000_000  # the probe's own
+    assert shared.held.state_bytes != 8_000_000

@@ -3,7 +3,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.core.advice import Change
 from autotune.core.evidence import BaselineEvidence, Evidence, JointChoice, RecipeRow, WorkersEvidence
 from autotune.core.profile import Profile, profile_to_toml
 from autotune.decide.ledger import ledger_sha256
@@ -11,13 +10,12 @@ from autotune.errors import MachineLacks, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
-    with_advice,
     with_baseline,
     with_workers,
     with_workers_of,
     write_profile,
 )
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 from tests.autotune.trials import record
 
 RUNNER = SimpleNamespace(every_record=lambda: ())
@@ -141,29 +139,6 @@ def test_what_settings_were_worth_goes_with_them(chosen, kept):
     changed = with_workers(worth, found, RUNNER)
     assert changed.evidence.baseline == kept
     assert changed.provenance.commands == ["probe", *(["baseline"] if kept else []), "workers"]
-
-
-def test_nothing_is_measured_at_a_micro_batch_that_was_only_predicted(tmp_path):
-    path = tmp_path / "p.toml"
-    path.write_text(profile_to_toml(estimated_profile()))
-    with pytest.raises(ProfileRefused, match="it is estimated") as refused:
-        probed_here(read_profile(path), refusals=[])
-    assert f"autotune probe --model bert-120m --data DIR --out {path} --ranks 2" in refused.value.next_step
-
-
-def test_a_probe_takes_the_place_of_an_estimate_which_is_kept(tmp_path):
-    path = tmp_path / "p.toml"
-    path.write_text(profile_to_toml(estimated_profile()))
-    probed = with_workers_of(_probed_again(), path)
-    kept = write_profile(path, probed)
-    assert kept == tmp_path / "p.previous.toml"
-    assert read_profile(kept).profile == estimated_profile()
-    assert not read_profile(path).profile.is_estimated
-
-
-def test_advice_that_changes_the_step_says_that_the_prediction_was_of_another():
-    changed = with_advice(estimated_profile(), [Change(key="head", old="masked", new="dense")])
-    assert changed.evidence.estimate.choice.endswith("predicted before advice changed head")
 
 
 def test_rates_of_a_pretended_gpu_are_not_read_either(tmp_path):

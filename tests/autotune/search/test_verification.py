@@ -7,7 +7,7 @@ from autotune.errors import NotCheckable, ProfileRefused
 from autotune.search.reviews import read_reviewed
 from autotune.search.site import fingerprint, open_site
 from autotune.search.verification import verify
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 from tests.autotune.search.test_site import H200
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
@@ -72,48 +72,4 @@ def test_without_a_gpu_the_machine_is_not_checkable_and_the_rest_is(of_gpu):
     assert {"device", "gpu_name", "driver", "cuda", "cpu_model", "ram_total_bytes", "data_filesystem"} <= unknown
     assert {"model_sha256", "dataset_hash", "torch", "content"} <= {check.field for check in found.of("same")}
     with pytest.raises(NotCheckable, match="gpu_name"):
-        found.raise_if_bad("p.toml")
-
-
-@pytest.fixture
-def of_estimate(tmp_path, monkeypatch):
-    """A function that holds an estimated profile, for an H200, against a machine with such GPUs."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = estimated_profile()
-    there = {"gpu_name": H200.name, "gpu_total_bytes": H200.total_bytes}
-    path = tmp_path / "p.toml"
-    path.write_text(
-        profile_to_toml(found.model_copy(update={"fingerprint": found.fingerprint.model_copy(update=there)}))
-    )
-
-    def check(*gpus):
-        stored = read_reviewed(path, tmp_path / "reports")
-        return verify(stored, None, HOST, FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus]), _nobody_asks)
-
-    return check
-
-
-def _nobody_asks():
-    raise AssertionError("what the profile does not say need not be found out")
-
-
-def test_of_an_estimate_the_card_is_checked_and_what_it_does_not_say_is_not(of_estimate):
-    found = of_estimate(H200)
-    assert {one.field for one in found.of("same")} == {
-        "content", "device", "gpu_name", "gpu_total_bytes", "model_sha256",
-    }  # fmt: skip
-    unsaid = {one.field for one in found.of("not said")}
-    assert {"torch", "driver", "allotted_cpus", "dataset_hash", "gpu_count"} <= unsaid
-    found.raise_if_bad("p.toml")
-
-
-def test_an_estimate_for_another_card_is_refused(of_estimate):
-    with pytest.raises(ProfileRefused, match="gpu_name"):
-        of_estimate(replace(H200, name="NVIDIA H100 NVL")).raise_if_bad("p.toml")
-
-
-def test_an_estimate_cannot_be_checked_where_there_is_no_gpu(of_estimate):
-    found = of_estimate()
-    assert {one.field for one in found.of("not checkable here")} == {"device", "gpu_name", "gpu_total_bytes"}
-    with pytest.raises(NotCheckable):
         found.raise_if_bad("p.toml")

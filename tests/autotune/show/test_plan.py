@@ -1,8 +1,13 @@
 import dataclasses
+import json
 
-from autotune.core.plan import CheckpointPlan, Figure, Fleet, Goal, MemoryPlan, MemoryRow, Optimal, Plan
+from autotune.core.plan import Figure, Fleet, Goal
+from autotune.decide.compute_optimal import Optimal
+from autotune.decide.plan import MemoryPlan, NodesRow, Plan, plan_of
+from autotune.decide.sharding import Share
+from autotune.show.answers import answer_json
 from autotune.show.plan import WIDTH, plan_text
-from tests.autotune.decide.test_plan import known
+from tests.autotune.decide.test_plan import NOTHING_HELD, known
 
 
 def figure(value, *, share=0.1, basis="assumed", confidence=None):
@@ -21,12 +26,15 @@ WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
 
 def example(**changes) -> Plan:
     """A plan with everything in it, and as much to say as there may be."""
-    rows = tuple(
-        MemoryRow(
-            name=name, state_bytes=10**10, activations_bytes=10**9, other_bytes=10**9, fits=name != "DDP",
-            trains_here=number < 2,
-        )
+    shares = tuple(
+        Share(name=name, total_bytes=10**10, held=NOTHING_HELD, fits=name != "DDP", trains_here=number < 2)
         for number, name in enumerate(WAYS)
+    )
+    by_nodes = tuple(
+        NodesRow(
+            nodes=nodes, efficiency=0.9, tokens_per_s=1e6 * nodes, wall_s=5e5, device_hours=1e4, cost=1e5
+        )
+        for nodes in (1, 64, 128)
     )  # fmt: skip
     values = {
         "model": "bert-120m",
@@ -50,8 +58,11 @@ def example(**changes) -> Plan:
         "flops_counted": figure(2e19),
         "flops_6n": figure(3e19),
         "optimal": Optimal(parameters=5e8, tokens=1e10),
-        "checkpoints": CheckpointPlan(one=figure(1.3e9), kept=2, disk=figure(6e9)),
-        "memory": MemoryPlan(rows=rows, micro_batch_rows=64, most_rows=400, basis="predicted", source="a trace"),
+        "checkpoint_bytes": figure(1.3e9),
+        "disk_bytes": figure(6e9),
+        "by_nodes": by_nodes,
+        "memory": MemoryPlan(shares=shares, micro_batch_rows=64, most_rows=400, source="a trace"),
+        "memory_missing": None,
         "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
         "left_out": ("queues, starts and restarts", "energy of hosts, network and cooling"),
         "next_command": "autotune probe --model bert-120m --data DIR",
@@ -69,7 +80,7 @@ def test_a_plan_fits_a_terminal_and_ends_with_the_next_command():
 def test_every_figure_says_what_it_rests_on():
     text = plan_text(example())
     table = text.split("rate:")[0].splitlines()[2:]
-    assert len(table) == 15
+    assert len(table) == 14
     assert all(line.split()[-1] in ("given", "measured", "predicted", "assumed") for line in table)
     (rate,) = [line for line in table if "of one GPU" in line]
     assert "360,000 to 440,000 (95 %)" in rate
@@ -84,19 +95,20 @@ def test_long_times_have_bounds_in_the_same_unit():
 def test_what_is_missing_shows_as_missing():
     nothing = dict.fromkeys(
         ("parameters", "passes", "rank_tokens_per_s", "efficiency", "tokens_per_s", "wall_s", "device_hours", "cost",
-         "power_w", "energy_kwh", "flops_counted", "flops_6n", "optimal", "checkpoints", "memory"), None,
+         "power_w", "energy_kwh", "flops_counted", "flops_6n", "optimal", "checkpoint_bytes",
+         "disk_bytes", "memory"), None,
     )  # fmt: skip
-    text = plan_text(example(**nothing, memory_missing="it could not be traced", warnings=()))
+    text = plan_text(example(**nothing | {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}))
     assert "Memory: n/a, it could not be traced" in text
     assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "passes", "GPU-hours")))
 
 
 def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be_beyond_the_fit():
-    text = plan_text(example(optimal=Optimal(parameters=1e6, tokens=2e7)))
+    text = " ".join(plan_text(example(optimal=Optimal(parameters=1e6, tokens=2e7))).split())
     assert "ZeRO-2 *" in text
     assert "* a formula" in text
     assert "no model of that size was fitted" in text
-    assert "no model of that size" not in plan_text(example())
+    assert "no model of that size" not in " ".join(plan_text(example()).split())
 
 
 def test_a_cpu_has_cpu_hours_and_ranks():
@@ -113,7 +125,14 @@ def test_no_name_steers_a_terminal():
 
 
 def test_what_is_planned_by_arithmetic_can_be_shown():
-    from autotune.decide.plan import plan_of
-
     assert "real tokens" in plan_text(plan_of(known()))
     assert "n/a" in plan_text(dataclasses.replace(plan_of(known()), passes=None))
+
+
+def test_as_json_every_figure_has_what_it_rests_on_and_what_nothing_tells_is_null():
+    found = json.loads(answer_json(example(wall_s=None, memory=None, memory_missing="not traced")))
+    assert found["rank_tokens_per_s"]["confidence"] == 0.95
+    assert found["cost"]["basis"] == "assumed"
+    assert found["wall_s"] is found["memory"] is None
+    assert found["memory_missing"] == "not traced"
+    assert json.loads(answer_json(example()))["memory"]["shares"][0]["total_bytes"] == 10**10

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
 from trainer.resolve import resolve
 
@@ -221,22 +221,3 @@ def test_a_site_file_that_cannot_be_read_lets_nothing_pass(here, monkeypatch, ca
     monkeypatch.setenv("AUTOTUNE_SITE", "absent.toml")
     assert run(["launch", "local", *LAUNCH[2:]]) == 3
     assert "absent.toml" in capsys.readouterr().err
-
-
-def test_an_estimated_profile_is_launched_with_a_plain_warning_and_the_probe(here, capsys):
-    (here / "p.toml").write_text(profile_to_toml(estimated_profile()))
-    assert run([*LAUNCH, "--dry-run"]) == 0
-    told = capsys.readouterr()
-    assert "#SBATCH --gres=gpu:2" in told.out
-    assert "warn: the micro-batch of 403 rows is predicted for NVIDIA H100 NVL and was never tried" in told.err
-    assert "next: autotune probe --model bert-120m --data data --out p.toml --ranks 2" in told.err
-    assert run([*LAUNCH, "--dry-run", "--set", "train.micro_batch_rows=8"]) == 0
-    assert "warn" not in capsys.readouterr().err
-
-
-def test_an_estimated_profile_can_be_approved_like_any_other(here, capsys):
-    (here / "p.toml").write_text(profile_to_toml(estimated_profile()))
-    assert run([*LAUNCH, "--dry-run", "--require-approved"]) == 6
-    assert run(["report", "review", "p.toml", "--approve", "--by", "reviewer"]) == 0
-    assert run([*LAUNCH, "--dry-run", "--require-approved"]) == 0
-    assert "never tried" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from autotune.search.profiles import read_profile
 from autotune.search.site import fingerprint, open_site
 from autotune.search.trials import made_on
 from autotune.store import Ledger
-from tests.autotune.profiles import estimated_profile, example_profile
+from tests.autotune.profiles import example_profile
 from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import records_of_example
 from trainer.dataset import read_manifest
@@ -196,18 +196,3 @@ def test_hostile_words_in_a_profile_steer_nothing(here, capsys):
         assert run(["profile", command[0], "p.toml", *command[2:]]) == 0
         out = capsys.readouterr().out
         assert all(c.isprintable() or c == "\n" for c in out)
-
-
-def test_an_estimated_profile_is_shown_explained_and_not_checkable_without_its_card(here, capsys):
-    _write(here / "p.toml", estimated_profile())
-    assert run(["profile", "show", "p.toml"]) == 0
-    out = capsys.readouterr().out
-    assert "estimated for: NVIDIA H100 NVL, 2026-01-01T00:00:00Z; nothing in it was measured" in out
-    assert "not measured: autotune probe, then autotune workers" in out
-    assert "510.5 in a row assumed for want of a dataset" in out
-    assert run(["profile", "explain", "p.toml", "micro_batch_rows"]) == 0
-    assert "430 (416 to 444, range), predicted" in capsys.readouterr().out
-    assert run(["profile", "verify", "p.toml"]) == 7
-    told = capsys.readouterr()
-    assert "the profile is estimated, and rests on no trial" in told.out
-    assert "gpu_name" in told.err

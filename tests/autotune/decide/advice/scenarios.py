@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotune.core.advice import Advice
-from autotune.core.evidence import EstimateEvidence, Evidence
 from autotune.core.outcome import Contaminated, Measured, Outcome
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial, Trial
@@ -350,22 +349,6 @@ def of_condition(gpu: World) -> tuple[Scenario, ...]:
         ),
         Scenario("edited", "a profile that was edited", lambda: now(intact=False), now),
         Scenario(
-            "only-estimated", "a profile of a machine that is not here", lambda: _estimated(gpu, good), now
-        ),
-        Scenario(
             "not-measured", "no sweep of workers", lambda: now(missing=(("loader workers", "autotune workers"),)), now
         ),
     )  # fmt: skip
-
-
-def _estimated(gpu: World, train: TrainConfig) -> Situation:
-    now = tuned(gpu, train)
-    assert now.profile is not None
-    terms = {"activations: Linear": 6 * 10**10, "parameters": 10**9}
-    estimate = EstimateEvidence(
-        rows_least=410, rows_usual=430, rows_most=440, predicted_peak_bytes=sum(terms.values()), terms_bytes=terms,
-        parameters=gpu.parameters, attention="sdpa", attention_reason="as asked for", vocab_size=30_522,
-        documents_per_row=4.0, mean_real_tokens_per_row=510.0, rows_assumed=True, traced_with="torch 2", choice="",
-    )  # fmt: skip
-    profile = now.profile.model_copy(update={"evidence": Evidence(estimate=estimate)})
-    return replace(now, profile=profile, bottleneck=None)

@@ -1,0 +1,73 @@
+"""What is predicted for a GPU that is not here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.decide.memory import Ledger
+from autotune.decide.sharding import Share
+from trainer.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Prediction for one model on one GPU, or in an amount of memory."""
+
+    model: str
+    """Its name."""
+    config: TrainConfig
+    """Settings of the step; batches do not count."""
+    parameters: int
+    """Of the model."""
+    attention: str
+    """The kernel that the trace took."""
+    attention_reason: str
+    """Why that one."""
+    budget_bytes: int
+    """Of one rank."""
+    rows: int
+    """The largest micro-batch that should fit."""
+    rows_low: int
+    """The same with everything that is assumed at its most."""
+    rows_high: int
+    """The same with everything that is assumed at its least."""
+    limited: bool
+    """Whether more may fit, and none was looked for."""
+    ledger: Ledger
+    """Memory breakdown of ``rows``."""
+    per_row_bytes: float
+    """Memory of one more row."""
+    real_tokens: float | None
+    """Non-padding tokens of the rows; null without a dataset."""
+    samples: float | None
+    """Samples of the rows; null without a dataset."""
+    traces: int
+    """Micro-batches that were traced."""
+    shares: tuple[Share, ...]
+    """Memory of one of several GPUs that share the model; empty with one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why nothing is predicted of a model."""
+
+    exit_code: int
+    message: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Predictions for one GPU; nothing of it was measured."""
+
+    target: str
+    """The GPU, or the amount of memory."""
+    reserve_bytes: int
+    """Of the GPU's memory, left out of the budget."""
+    models: tuple[Predicted, ...]
+    """Those that fit."""
+    refused: Mapping[str, Refused]
+    """Models that do not fit or cannot be predicted, and why."""
+    what_if: tuple[Mapping[str, Any], ...]
+    """Alternatives, each with its settings, ``rows`` that fit, ``real_tokens`` of them and a ``note``; ``rows`` is null
+    if the note says why there is no answer."""
