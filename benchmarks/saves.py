@@ -13,15 +13,14 @@ import torch
 from benchmarks.corpora import real_lengths, write_learnable_corpus
 from trainer.batch import make_plan
 from trainer.build import build_training
+from trainer.checkpoint import MANIFEST_FILE, Manifest, PositionEntry, TrainingState, manifest_text, parse_manifest
 from trainer.config import CheckpointSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.keeper import state_bytes
-from trainer.manifest import MANIFEST_FILE, Manifest, PositionEntry, TrainingState, manifest_text, parse_manifest
+from trainer.keeper import Saver, state_bytes
 from trainer.parallel import join_ranks
 from trainer.presets import model_settings
 from trainer.resolve import resolve
-from trainer.saver import Saver
 from trainer.schema import read_json
 
 _PROFILE = """\

@@ -18,17 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.attempt import process_started_s
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
 from trainer.errors import DoesNotFit, RanksLost, TrainerError
 from trainer.events import utc_now
-from trainer.manifest import manifest_text, parse_manifest
-from trainer.progress import progress
-from trainer.record import MODEL_DIRECTORY, RunExit, read_exit
+from trainer.progress import ProgressScreen, forgive_closed_streams, progress
+from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, read_exit
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
-from trainer.screen import ProgressScreen, forgive_closed_streams
 from trainer.stage import stage_data
-from trainer.startup import StartClock
 from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent, heard_signals
 from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter

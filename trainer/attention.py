@@ -19,8 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
-from trainer.narrow import AskedInDocuments, AskedInRows
-from trainer.varlen import attend_documents
+from trainer.narrow import AskedInDocuments, AskedInRows, attend_documents
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
 

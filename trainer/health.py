@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import HealthSettings, Policy
-from trainer.finding import Action, Finding, Kind, finding
-from trainer.plateau import Plateau
-from trainer.robust import level_and_scatter
+from trainer.events import Action, Finding, Kind, finding
+from trainer.plateau import Plateau, level_and_scatter
 
 FLOOR_SHARE = 0.1
 """Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""

@@ -11,34 +11,27 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
-from trainer.build import build_training
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.build import GraphCounter, build_training
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
 from trainer.dataset import TokenDataset
-from trainer.describe import describe_run, open_dataset, peak_of
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.events import happened
+from trainer.events import Action, happened
 from trainer.export import export_model
-from trainer.feed import MicroBatch
-from trainer.finding import Action
-from trainer.journal import Journal, Screen
+from trainer.feed import MicroBatch, Supply
+from trainer.journal import Journal, Screen, describe_run, open_dataset, peak_of
 from trainer.keeper import Keeper, state_bytes
-from trainer.manifest import PositionEntry, TrainingState
 from trainer.meter import DeviceFacts, Meter
+from trainer.optimizer import learning_rate
 from trainer.overseer import Overseer, Verdict, event_of, rollback_event
 from trainer.parallel import Ranks
-from trainer.permutation import hash_words
+from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
-from trainer.recompute import GraphCounter
-from trainer.record import MODEL_DIRECTORY
-from trainer.reserve import Reserve
+from trainer.record import MODEL_DIRECTORY, Phase, StartClock
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
-from trainer.schedule import learning_rate
 from trainer.snapshot import make_state
-from trainer.startup import Phase, StartClock
-from trainer.supply import Supply
-from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
+from trainer.watch import REQUEUE, Reserve, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.permutation import GOLDEN, Uint64, hash_words, mix, to_unit
+from trainer.plan import GOLDEN, Uint64, hash_words, mix, to_unit
 
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""

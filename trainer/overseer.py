@@ -1,23 +1,110 @@
-"""Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on."""
+"""Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on.
 
+All ranks read the same numbers of the same step at the same place of their loop, so they decide alike, and need no
+further messages to agree. What they tell each other travels with the number of tokens, which they add up in any case.
+"""
+
+import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from trainer.agreement import agreed, tell
+from trainer.checkpoint import TrainingState
 from trainer.config import TrainConfig
-from trainer.events import EventRow, happened
-from trainer.finding import SEVERITY, Action, Finding, strongest
-from trainer.health import HealthMonitor, Limits
-from trainer.manifest import TrainingState
+from trainer.events import SEVERITY, Action, EventRow, Finding, happened, strongest
+from trainer.health import HealthMonitor, Limits, Vitals
 from trainer.parallel import Ranks
 from trainer.step import StepResult
+from trainer.stopwatch import Mark, mark, to_host
 from trainer.stream import Position
-from trainer.vitals import Arrived, VitalsQueue
+from trainer.watch import SIGNALS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks know after a step."""
+
+    stop_reason: str | None
+    """Why training is to save and leave; None while it goes on."""
+    save_is_due: bool
+
+
+def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
+    """What a rank tells, as numbers that are added up over ranks."""
+    signalled = signal_number is not None
+    return [float(signalled), float(signalled and rank), float(signal_number or 0), time_is_over, save_is_due]
+
+
+def agreed(told: Sequence[float]) -> Agreed:
+    """What the sums over all ranks of what ``tell`` gave mean."""
+    count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
+    reason = None
+    if count:
+        number, rest = divmod(numbers, count)
+        known = not rest and number in SIGNALS
+        name = signal.Signals(number).name if known else "signals"
+        reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
+    elif time_is_over:
+        reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over"
+    return Agreed(stop_reason=reason, save_is_due=bool(save_is_due))
+
+
+_STEPS_BEHIND = 2
+"""On a GPU: while a step's numbers travel the device has the next one, and the one after, to work on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """What a step came to."""
+
+    vitals: Vitals
+    told: Sequence[float]
+    """What the ranks told each other in that step, added up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Travelling:
+    step: int
+    numbers: torch.Tensor
+    copied: Mark
+
+
+class VitalsQueue:
+    """Steps whose numbers have not been read.
+
+    Args:
+        device: Where steps are computed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._travelling: deque[_Travelling] = deque()
+
+    def add(self, step: int, result: StepResult) -> None:
+        """Begin to fetch a step's numbers."""
+        fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
+        numbers = to_host(torch.cat([fixed, result.told]))
+        self._travelling.append(_Travelling(step=step, numbers=numbers, copied=mark(self._device)))
+
+    def arrived(self, *, all_of_them: bool = False) -> Iterator[Arrived]:
+        """Steps that are old enough, in order; with ``all_of_them`` it waits for the last."""
+        left = _STEPS_BEHIND if self._device.type == "cuda" and not all_of_them else 0
+        while len(self._travelling) > left:
+            one = self._travelling.popleft()
+            one.copied.wait()
+            loss, grad_norm, applied, *told = one.numbers.tolist()
+            vitals = Vitals(step=one.step, loss=loss, grad_norm=grad_norm, applied=bool(applied))
+            yield Arrived(vitals=vitals, told=told)
+
+    def forget(self) -> None:
+        """Leave out what was not read: those steps are undone."""
+        self._travelling.clear()
+
 
 _REMEMBERED_STEPS = 8
 """Whose samples an event can name: no step's numbers are read later than that."""

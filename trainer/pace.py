@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from trainer.finding import Action, Finding, Kind, finding
+from trainer.events import Action, Finding, Kind, finding
 
 STARVED_SHARE = 0.1
 """Of a step's time that some rank waits for its loader; from there on faster loading is worth the trouble."""

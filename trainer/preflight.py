@@ -22,8 +22,8 @@ import numpy.typing as npt
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.parallel import Ranks
+from trainer.record import code_sha256
 from trainer.resolve import ResolvedConfig
-from trainer.sources import code_sha256
 from trainer.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
@@ -172,29 +172,6 @@ def _shown(ranks: Mapping[str, Sequence[int]]) -> str:
         numbers = ", ".join(map(str, those[:4])) + (f" and {len(those) - 4} more" if len(those) > 4 else "")
         parts.append(f"{value[:24]} on {'rank' if len(those) == 1 else 'ranks'} {numbers}")
     return "; ".join(parts)
-
-
-def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
-    """See that no two ranks compute the same sample.
-
-    Args:
-        samples: Of every rank's first optimizer step, numbers that tell sample and epoch.
-
-    Raises:
-        BadConfig: If some do.
-    """
-    everything = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
-    if len(np.unique(everything)) == len(everything):
-        return
-    for rank, one in enumerate(samples):
-        for other in range(rank):
-            common = np.intersect1d(one, samples[other])
-            if len(common):
-                raise BadConfig(
-                    f"ranks {other} and {rank} were dealt {len(common)} samples in common in their first step",
-                    next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
-                )
-    raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")
 
 
 def _never_tried(rows: int) -> Remark:

@@ -16,6 +16,9 @@ from typing import Any
 
 from trainer.checkpoint import (
     CHECKPOINTS_DIRECTORY,
+    MANIFEST_FILE,
+    BadCheckpoint,
+    Manifest,
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
@@ -26,7 +29,6 @@ from trainer.config import TrainConfig
 from trainer.disk import PASSING_ERRORS
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.events import EventRow, happened
-from trainer.manifest import MANIFEST_FILE, BadCheckpoint, Manifest
 from trainer.record import RUN_FILE, RunExit, read_exit, read_header, read_origin
 from trainer.resolve import ResolvedConfig
 from trainer.writer import RunWriter, default_run_directory

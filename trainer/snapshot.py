@@ -17,9 +17,9 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from trainer.build import Training
+from trainer.checkpoint import Manifest, Part, TensorEntry
 from trainer.disk import DISK_BLOCK_BYTES
 from trainer.errors import BadConfig
-from trainer.manifest import Manifest, Part, TensorEntry
 from trainer.optimizer import own_optimizer
 from trainer.parallel import Ranks
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,3 +268,36 @@ def parse_slurm_time_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+_STEPS = 4
+"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
+_SAVES = 1.5
+_LEAVING_S = 2.0
+_RECENT_STEPS = 20
+
+
+class Reserve:
+    """Learns from what steps and evaluations took."""
+
+    def __init__(self) -> None:
+        self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._evaluation_s = 0.0
+
+    def step_took(self, seconds: float) -> None:
+        """A step is over, the evaluation that may have followed it not included."""
+        self._step_s.append(seconds)
+
+    def evaluation_took(self, seconds: float) -> None:
+        """An evaluation is over."""
+        self._evaluation_s = seconds
+
+    def seconds(self, *, save_s: float, evaluation_due: bool) -> float:
+        """What is still to be done when the time is over.
+
+        Args:
+            save_s: What a save takes.
+            evaluation_due: Whether an evaluation follows the next step.
+        """
+        evaluation_s = self._evaluation_s if evaluation_due else 0.0
+        return evaluation_s + _STEPS * max(self._step_s, default=0.0) + _SAVES * save_s + _LEAVING_S

@@ -1,6 +1,5 @@
 """The windows of a sweep as an Optuna study, rebuilt from its ledger whenever one is wanted."""
 
-import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures, FinishedTrial
 from autotune.store import unwritable_means_bad_input
+from trainer.disk import write_atomically
 
 if TYPE_CHECKING:
     import optuna
@@ -83,9 +83,7 @@ def export_study(windows: Iterable[FinishedTrial], max_workers: int, *, pinning:
         local = Path(place) / "study.db"
         study_of(windows, max_workers, pinning=pinning, storage=f"sqlite:///{local}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        shutil.copyfile(local, partial)
-        partial.replace(path)
+        write_atomically(path, local.read_bytes())
 
 
 def _inside(params: "dict[str, Any]", space: "dict[str, BaseDistribution]") -> bool:

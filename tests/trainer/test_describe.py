@@ -12,8 +12,8 @@ from trainer.batch import make_plan
 from trainer.build import build_training
 from trainer.checkpoint import read_checkpoint
 from trainer.config import DataSettings
-from trainer.describe import describe_run, driver_of, open_dataset, peak_of
 from trainer.errors import BadConfig
+from trainer.journal import describe_run, driver_of, open_dataset, peak_of
 from trainer.meter import DeviceFacts
 from trainer.parallel import join_ranks
 from trainer.resume import Start

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
-from trainer.flops import ModelWork, attended_pairs
+from trainer.peaks import ModelWork, attended_pairs
 
 
 @given(length=st.integers(1, 60), reach=st.one_of(st.none(), st.integers(0, 40)))

@@ -224,7 +224,7 @@ def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told
 
     keeper = keeper_of(keep_last=1)
     keeper.save(state_of(1), rollbacks=0, wait=True)
-    monkeypatch.setattr("trainer.saver.prune", refuse)
+    monkeypatch.setattr("trainer.keeper.prune", refuse)
     keeper.save(state_of(2), rollbacks=0, wait=True)
     assert [event.kind for event in told] == ["saved", "saved", "not_removed"]
     assert (told[-1].level, "Operation not permitted" in told[-1].message) == ("warning", True)
@@ -236,7 +236,7 @@ def test_without_host_memory_for_the_copy_a_save_fails_and_training_goes_on(keep
         raise MemoryError("cannot allocate 12 GiB\nand more")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.saver.HostCopy", no_room)
+        patch.setattr("trainer.keeper.HostCopy", no_room)
         keeper = keeper_of()
         keeper.save(state_of(1), rollbacks=0)
         keeper.wait()

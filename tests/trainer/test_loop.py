@@ -20,11 +20,10 @@ from trainer.errors import BadConfig, TrainingFailed
 from trainer.feed import micro_batch_plans
 from trainer.loop import Ending, train
 from trainer.objective import MaskedLM
+from trainer.optimizer import learning_rate
 from trainer.parallel import join_ranks
-from trainer.record import Run, read_run
+from trainer.record import Run, StartClock, read_run
 from trainer.resume import choose_run
-from trainer.schedule import learning_rate
-from trainer.startup import StartClock
 from trainer.step import TrainStep
 from trainer.watch import Watch
 

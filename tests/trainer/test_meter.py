@@ -6,7 +6,7 @@ import torch
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
-from trainer.finding import Kind
+from trainer.events import Kind
 from trainer.meter import DeviceFacts, Meter
 from trainer.parallel import Ranks, join_ranks
 from trainer.step import PartialGradient, StepResult

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.noise import NoiseScale
+from trainer.meter import NoiseScale
 
 
 def test_the_noise_scale_of_made_up_gradients_is_found_again():

@@ -8,7 +8,7 @@ import torch
 from tests.trainer.oracles import config_of
 from tests.trainer.test_vitals import result_of
 from trainer.config import HealthSettings
-from trainer.finding import Action
+from trainer.events import Action
 from trainer.overseer import Overseer
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.finding import Action, Kind
+from trainer.events import Action, Kind
 from trainer.pace import ROWS, STARVED_SHARE, STRAGGLER_RATIO, PaceMonitor
 
 FINE = [1.0, 1.0, 1.0, 1.0]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.packing import pack_rows
+from trainer.plan import pack_rows
 
 problems = st.integers(1, 100).flatmap(
     lambda row: st.tuples(st.just(row), st.lists(st.integers(1, row), min_size=1, max_size=200))

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.permutation import hash_words, permute, to_unit
+from trainer.plan import hash_words, permute, to_unit
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 5))

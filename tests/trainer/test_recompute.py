@@ -12,10 +12,10 @@ from tests.trainer.oracles import (
     training_of,
 )
 from trainer import attention, varlen
+from trainer.build import GraphCounter
 from trainer.config import ModelSettings
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
-from trainer.recompute import GraphCounter
 
 FAMILIES = ("bert", "roberta", "modernbert")
 
@@ -78,7 +78,7 @@ def test_an_architecture_without_checkpointing_is_refused(patterned_dataset):
     shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
              "intermediate_size": 64, "embedding_size": 32}  # fmt: skip
     config = config_of(model=ModelSettings(name="m", config=shape), layout="padded", checkpointing="full")
-    from trainer.recompute import keep_less
+    from trainer.build import keep_less
 
     model = training_of(config.model_copy(update={"checkpointing": "none"}), dataset).model
     model.supports_gradient_checkpointing = False

@@ -1,4 +1,4 @@
-from trainer.reserve import Reserve
+from trainer.watch import Reserve
 
 
 def test_before_anything_was_timed_only_saving_and_leaving_are_reserved():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.robust import centre_and_scatter, level_and_scatter, median_and_error, middle
+from trainer.plateau import centre_and_scatter, level_and_scatter, median_and_error, middle
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 

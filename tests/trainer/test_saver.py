@@ -11,8 +11,8 @@ from tests.trainer.oracles import config_of, training_of
 from trainer.checkpoint import CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings
 from trainer.dataset import TokenDataset
+from trainer.keeper import Saver
 from trainer.parallel import join_ranks
-from trainer.saver import Saver
 from trainer.snapshot import held_tensors
 
 CONFIG = config_of()
@@ -131,14 +131,14 @@ def test_room_that_was_taken_before_is_used_and_a_failure_to_take_it_is_left_for
 
     saver = saver_of()
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.saver.HostCopy", no_room)
+        patch.setattr("trainer.keeper.HostCopy", no_room)
         saver.prepare()
         saver._room.join()
     for step in (1, 2):
         saver.save(state_of(step), rollbacks=0, wait=True)
     ready = saver_of()
     ready.prepare()
-    monkeypatch.setattr("trainer.saver.HostCopy", None)
+    monkeypatch.setattr("trainer.keeper.HostCopy", None)
     ready.save(state_of(3), rollbacks=0, wait=True)
     files = [path / "rank-00000.safetensors" for path in list_checkpoints(tmp_path)]
     assert [path.parent.name for path in files] == ["step-000000003", "step-000000002"]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.oracles import config_of
-from trainer.schedule import learning_rate
+from trainer.optimizer import learning_rate
 
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
 

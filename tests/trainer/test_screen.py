@@ -6,7 +6,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from trainer.screen import forgive_closed_streams
+from trainer.progress import forgive_closed_streams
 if sys.argv[1] == "forgive":
     forgive_closed_streams()
 sys.stdin.readline()
@@ -44,7 +44,7 @@ def test_readers_that_are_gone_end_no_program_that_forgives_them(ended):
 
 
 def test_what_is_written_arrives_as_long_as_somebody_reads():
-    code = "import sys\nfrom trainer.screen import forgive_closed_streams\nforgive_closed_streams()\n"
+    code = "import sys\nfrom trainer.progress import forgive_closed_streams\nforgive_closed_streams()\n"
     code += "print('out', sys.stdout.isatty())\nassert sys.stderr.write('err\\n') == 4"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("out False\n", "err\n")

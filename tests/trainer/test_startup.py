@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from trainer.startup import StartClock
+from trainer.record import StartClock
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from tests.trainer.test_feed import content
 from trainer.batch import make_plan
 from trainer.config import DataSettings
 from trainer.dataset import TokenDataset
+from trainer.feed import Supply
 from trainer.parallel import join_ranks
-from trainer.supply import Supply
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from trainer.threads import in_threads
+from trainer.copying import in_threads
 
 INTERRUPTED = """\
 import os, signal, sys, threading, time
-from trainer.threads import in_threads
+from trainer.copying import in_threads
 stopped = threading.Event()
 kill = threading.Timer(float(sys.argv[1]), os.kill, (os.getpid(), signal.SIGINT))
 kill.daemon = True
@@ -53,7 +53,7 @@ def test_the_first_error_is_raised_others_are_asked_to_stop_and_nothing_more_is_
     with pytest.raises(ValueError, match="one"):
         in_threads(work, range(100), 2, stop=stop.set)
     assert set(begun) <= {0, 1, 2}
-    assert not [one for one in threading.enumerate() if one.name.endswith("(take)")]
+    assert not [one for one in threading.enumerate() if one.name.startswith("ThreadPoolExecutor")]
 
 
 def test_nothing_is_asked_to_stop_where_all_went_well():

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 
 import torch
 
+from trainer.overseer import VitalsQueue
 from trainer.step import StepResult
 from trainer.stopwatch import Mark
-from trainer.vitals import VitalsQueue
 
 NOW = Mark(0.0)
 
@@ -45,7 +45,7 @@ def read_late(monkeypatch):
         begin(queue, SimpleNamespace(type="cuda"))
 
     monkeypatch.setattr(VitalsQueue, "__init__", begin_as_on_a_gpu)
-    monkeypatch.setattr("trainer.vitals.mark", lambda _: NOW)
+    monkeypatch.setattr("trainer.overseer.mark", lambda _: NOW)
 
 
 def test_on_a_gpu_numbers_are_read_two_steps_later_and_the_last_ones_when_they_are_asked_for(monkeypatch):

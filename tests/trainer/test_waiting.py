@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from trainer import waiting
+from trainer.feed import DataWait
 from trainer.stopwatch import Mark
-from trainer.waiting import DataWait
 
 SLOW_S = 0.03
 ENDED_S, CAME_S = 100.0, 100.25

@@ -105,7 +105,7 @@ def waits(bench: Bench) -> None:
     """Steps under a guard that raises where one waits for the device, after those that may."""
     import torch
 
-    from trainer.recompute import GraphCounter
+    from trainer.build import GraphCounter
 
     match, training = _training(bench, {"compile_layers": not bench.tiny})
     batches = [batch for batch, _ in itertools.islice(_batches(match), WARM_UP_STEPS + STEPS)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.search.site import Site
 from trainer.dataset import Manifest
-from trainer.sources import code_sha256
+from trainer.record import code_sha256
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("autotune", "trainer")

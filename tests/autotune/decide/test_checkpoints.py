@@ -10,8 +10,8 @@ from trainer import saver as saver_module
 from trainer.checkpoint import list_checkpoints, prune
 from trainer.config import CheckpointSettings, ModelSettings
 from trainer.dataset import TokenDataset
+from trainer.keeper import Saver
 from trainer.parallel import join_ranks
-from trainer.saver import Saver
 
 
 def parameters(count):

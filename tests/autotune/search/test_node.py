@@ -6,7 +6,7 @@ from autotune.measure.nvml import FakeGpu, FakeGpuMonitor
 from autotune.search.node import expected_of, look_at_node
 from tests.autotune.profiles import estimated_profile, example_profile
 from trainer.dataset import read_manifest
-from trainer.sources import code_sha256
+from trainer.record import code_sha256
 
 
 def gpu(number: int, linked: list[str] | None) -> FakeGpu:
