@@ -106,8 +106,10 @@ class SavingTrainer:
         """Save as the trainer does."""
         self._number += 1
         began_s = time.perf_counter()
-        self._savers[asynchronous].save(_state(self._number), rollbacks=0)
-        if asynchronous:
+        self._savers[asynchronous].begin(_state(self._number), rollbacks=0, urgent=not asynchronous)
+        if not asynchronous:
+            self._savers[asynchronous].wait()
+        else:
             self.blocked_s.append(time.perf_counter() - began_s)
 
     def torch_save(self) -> None:

@@ -18,11 +18,11 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_file
+from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_atomically, write_file
 from trainer.errors import BadConfig, DiskTrouble
 from trainer.schema import Table, canonical_sha256, parse_table, read_json
 from trainer.stream import Position
@@ -198,7 +198,7 @@ class CheckpointWriter:
         number: int = 1,
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._root, self._name, self._rank, self._writers = root, name, rank, writers
+        self._root, self.name, self._rank, self._writers = root, name, rank, writers
         self._timeout_s, self._progressed = timeout_s, progressed
         self._of_this_start = f".step-*.attempt-{attempt}.save-*.partial"
         self._partial = root / f".{name}.attempt-{attempt}.save-{number}.partial"
@@ -218,12 +218,15 @@ class CheckpointWriter:
         """
         try:
             if self._leads:
-                self._clear_earlier()
+                # What earlier saves of this start left: a rank may have written on after the first gave up.
+                for partial in self._root.glob(self._of_this_start):
+                    if partial != self._partial:
+                        shutil.rmtree(partial, ignore_errors=True)
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             entry = write_file(self._partial / f"{_stem(self._rank)}.safetensors", content, progressed=self._progressed)
             share = _Share(file=entry, tensors=tensors)
             if not self._leads:
-                self._leave(share)
+                write_atomically(self._partial / f"{_stem(self._rank)}.json", share.model_dump_json())
                 return
             shares = [share, *(self._wait_for(rank) for rank in self._writers[1:])]
             manifest = Manifest(
@@ -242,38 +245,30 @@ class CheckpointWriter:
     def _leads(self) -> bool:
         return self._rank == self._writers[0]
 
-    def _clear_earlier(self) -> None:
-        """Remove what earlier saves of this start left: a rank may have written on after the first gave up."""
-        for partial in self._root.glob(self._of_this_start):
-            if partial != self._partial:
-                shutil.rmtree(partial, ignore_errors=True)
-
     def _publish(self, manifest: Manifest) -> None:
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self._writers[1:]:
             (self._partial / f"{_stem(rank)}.json").unlink()
         sync(self._partial)
-        final = self._root / self._name
+        final = self._root / self.name
         if final.exists():  # damaged, or this step would not have been taken again
-            final.rename(self._root / f".{self._name}.{secrets.token_hex(4)}.replaced")
+            final.rename(self._root / f".{self.name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
         with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
-            point_to_latest(self._root, self._name)
-        for replaced in self._root.glob(f".{self._name}.*.replaced"):
+            point_to_latest(self._root, self.name)
+        for replaced in self._root.glob(f".{self.name}.*.replaced"):
             shutil.rmtree(replaced, ignore_errors=True)
-
-    def _leave(self, share: _Share) -> None:
-        final = self._partial / f"{_stem(self._rank)}.json"
-        write_file(final.with_suffix(".half"), memoryview(share.model_dump_json().encode()))
-        final.with_suffix(".half").rename(final)
 
     def _wait_for(self, rank: int) -> _Share:
         share, failed, file = (self._partial / f"{_stem(rank)}{end}" for end in (".json", ".failed", ".safetensors"))
         grown_s, size = time.monotonic(), -1
         while not share.is_file():
             if failed.is_symlink():
-                raise OSError(_errno_in(failed), f"rank {rank} could not write its share")
-            now_s, now_size = time.monotonic(), _size_of(file)
+                number = errno.EIO
+                with contextlib.suppress(OSError, ValueError):
+                    number = int(failed.readlink().name)
+                raise OSError(number, f"rank {rank} could not write its share")
+            now_s, now_size = time.monotonic(), file.stat().st_size if file.is_file() else -1
             if now_size != size:
                 grown_s, size = now_s, now_size
                 self._progressed()
@@ -297,18 +292,6 @@ class CheckpointWriter:
                 number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
                 # A name needs no room on a full disk, as what is in a file would.
                 (self._partial / f"{_stem(self._rank)}.failed").symlink_to(str(number))
-
-
-def _errno_in(failed: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int(failed.readlink().name)
-    return errno.EIO
-
-
-def _size_of(file: Path) -> int:
-    with contextlib.suppress(OSError):
-        return file.stat().st_size
-    return -1
 
 
 def _stem(rank: int) -> str:
@@ -402,7 +385,11 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
     kept.update(path for path in checkpoints if keep_every_steps and step_of(path) % keep_every_steps == 0)
-    kept.update(list(_good_ones(checkpoints))[:1])
+    for path in checkpoints:
+        with contextlib.suppress(BadCheckpoint):
+            if _read_manifest(path).state.good:
+                kept.add(path)
+                break
     removed = [path for path in checkpoints if path not in kept]
     for path in removed:
         # Renamed first: a half removed checkpoint must not be taken for a damaged one.
@@ -410,13 +397,6 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
     return [path.name for path in removed]
-
-
-def _good_ones(checkpoints: Sequence[Path]) -> Iterator[Path]:
-    for path in checkpoints:
-        with contextlib.suppress(BadCheckpoint):
-            if _read_manifest(path).state.good:
-                yield path
 
 
 def clear_leftovers(root: Path) -> None:
@@ -428,11 +408,4 @@ def clear_leftovers(root: Path) -> None:
 
 def point_to_latest(root: Path, name: str) -> None:
     """Let ``latest`` name a checkpoint."""
-    partial = root / f".{LATEST_FILE}.{secrets.token_hex(4)}"
-    try:
-        write_file(partial, memoryview(f"{name}\n".encode()))
-        partial.rename(root / LATEST_FILE)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync(root)
+    write_atomically(root / LATEST_FILE, f"{name}\n")

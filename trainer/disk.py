@@ -167,7 +167,8 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
         try:
             _write_all(fd, memoryview(content))
         except OSError:
-            os.ftruncate(fd, before)
+            with contextlib.suppress(OSError):  # a device has no length
+                os.ftruncate(fd, before)
             raise
         if durable:
             os.fsync(fd)

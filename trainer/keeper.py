@@ -37,6 +37,12 @@ from trainer.snapshot import Held, HostCopy, held_tensors, make_state, restore
 
 _LOWEST_PRIORITY = 19
 """The thread's, where nobody waits for it: on a busy machine the training comes first."""
+_ROUND_S = 0.5
+"""How often ranks that wait for a save tell each other so."""
+_ABANDONED_S = 20.0
+"""torchrun kills what has not left 30 s after it asked."""
+_ASSUMED_BYTES_PER_S = 100e6
+"""Of a disk that nothing was written to yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +124,6 @@ class Saver:
         """Whether a save is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
-        """As ``begin``; with ``wait``, or where settings ask for it, return only when it is written."""
-        urgent = wait or not self._settings.asynchronous
-        self.begin(state, rollbacks=rollbacks, urgent=urgent)
-        if urgent:
-            self.wait()
-
     def begin(self, state: TrainingState, *, rollbacks: int, urgent: bool = False) -> None:
         """Save the state as it is now; all ranks call it after the same step.
 
@@ -154,20 +153,21 @@ class Saver:
             progressed=self._progressed,
         )
         try:
-            copy = self._copied(kept)
+            if self._room is not None:
+                self._room.join()
+                self._room = None
+            self._copy = self._copy or self._new_copy(kept)
+            self._copy.take(kept)
+            if self._ranks.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
         except (MemoryError, RuntimeError) as error:
             writer.give_up(error)
             why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
-            self._end(state, name, began_s, error=why)
+            self._end(state.step, name, began_s, error=why)
             return
         stall_s = None if urgent else time.perf_counter() - began_s
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(writer, copy, state),
-            kwargs={"name": name, "began_s": began_s, "stall_s": stall_s},
-            name="saver",
-            daemon=True,
-        )
+        arguments = (writer, self._copy, state, began_s, stall_s)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="saver", daemon=True)
         self._thread.start()
 
     def wait(self, within_s: float | None = None) -> None:
@@ -184,28 +184,15 @@ class Saver:
             found.append(self._finished.popleft())
         return found
 
-    def _copied(self, kept: Sequence[Held]) -> HostCopy:
-        if self._room is not None:
-            self._room.join()
-            self._room = None
-        if self._copy is None:
-            self._copy = self._new_copy(kept)
-        self._copy.take(kept)
-        if self._ranks.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        return self._copy
-
     def _write(
         self,
         writer: CheckpointWriter,
         copy: HostCopy,
         state: TrainingState,
-        *,
-        name: str,
         began_s: float,
         stall_s: float | None,
     ) -> None:
-        if stall_s is not None:  # nobody waits
+        if stall_s is not None:  # nothing waits for it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             writer.write(copy.content, copy.tensors, state, utc_now())
@@ -213,14 +200,16 @@ class Saver:
             writer.give_up(problem)
             full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
             told = problem.strerror if isinstance(problem, OSError) else f"{type(problem).__name__}: {problem}"
-            self._end(state, name, began_s, stall_s, error=told or str(problem), prune_to=1 if full else None)
+            self._end(
+                state.step, writer.name, began_s, stall_s, error=told or str(problem), prune_to=1 if full else None
+            )
         else:
-            size_bytes, keep = copy.size_bytes, self._settings.keep_last
-            self._end(state, name, began_s, stall_s, size_bytes=size_bytes, prune_to=keep)
+            keep = self._settings.keep_last
+            self._end(state.step, writer.name, began_s, stall_s, size_bytes=copy.size_bytes, prune_to=keep)
 
     def _end(
         self,
-        state: TrainingState,
+        step: int,
         name: str,
         began_s: float,
         stall_s: float | None = None,
@@ -238,25 +227,18 @@ class Saver:
             except (OSError, TrainerError) as problem:
                 not_removed = str(problem)
         seconds = time.perf_counter() - began_s
-        saved = Saved(
-            step=state.step,
-            name=name,
-            stall_s=seconds if stall_s is None else stall_s,
-            seconds=seconds,
-            size_bytes=size_bytes,
-            error=error,
-            removed=removed,
-            not_removed=not_removed,
+        self._finished.append(
+            Saved(
+                step=step,
+                name=name,
+                stall_s=seconds if stall_s is None else stall_s,
+                seconds=seconds,
+                size_bytes=size_bytes,
+                error=error,
+                removed=removed,
+                not_removed=not_removed,
+            )
         )
-        self._finished.append(saved)
-
-
-_ROUND_S = 0.5
-"""How often ranks that wait for a save tell each other so."""
-_ABANDONED_S = 20.0
-"""torchrun kills what has not left 30 s after it asked."""
-_ASSUMED_BYTES_PER_S = 100e6
-"""Of a disk that nothing was written to yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +342,15 @@ class Keeper:
                 self.newest, self.saved_step = saved.name, saved.step
             self._tell_event(_event(saved, self.newest))
             if saved.not_removed is not None:
-                self._tell_event(_not_removed(saved))
+                self._tell_event(
+                    happened(
+                        saved.step,
+                        "not_removed",
+                        f"older checkpoints could not be removed: {saved.not_removed}",
+                        level="warning",
+                        next_step="Remove them by hand, or let this user do so: they fill the disk.",
+                    )
+                )
 
     def wait(self) -> None:
         """Until nothing is being written, on any rank; in rounds, as a save may take longer than ranks wait."""
@@ -397,20 +387,16 @@ class Keeper:
             TrainingFailed: If there is none.
         """
         self.wait()
-        told = self._ranks.tell(json.dumps(self._find_good()) if self._ranks.leads else "")
-        found = json.loads(told)
-        if found is None:
+        found = newest_checkpoint(self._root, damaged=self._damaged, good=True) if self._ranks.leads else None
+        told = self._ranks.tell("" if found is None else json.dumps([str(found[0]), manifest_text(found[1])]))
+        if not told:
             raise TrainingFailed(
                 "training would have to roll back, and there is no good checkpoint to return to",
                 next_step="Lower train.learning_rate or lengthen train.warmup_steps; "
                 "save more often with train.checkpoint.interval_steps.",
             )
-        path, text = found
+        path, text = json.loads(told)
         return GoodCheckpoint(path=Path(path), manifest=parse_manifest(json.loads(text), path))
-
-    def _find_good(self) -> tuple[str, str] | None:
-        found = newest_checkpoint(self._root, damaged=self._damaged, good=True)
-        return None if found is None else (str(found[0]), manifest_text(found[1]))
 
     def _damaged(self, path: Path, why: str) -> None:
         self._tell_event(
@@ -445,14 +431,4 @@ def _event(saved: Saved, newest: str | None) -> EventRow:
         causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
         next_step="Free room, or raise the quota: the next save is tried as usual. Until then a crash loses more.",
         values=values,
-    )
-
-
-def _not_removed(saved: Saved) -> EventRow:
-    return happened(
-        saved.step,
-        "not_removed",
-        f"older checkpoints could not be removed: {saved.not_removed}",
-        level="warning",
-        next_step="Remove them by hand, or let this user do so: they fill the disk.",
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.core.evidence import RecipeName
 from autotune.decide.statistics import Interval, trimmed_interval
-from trainer.config import DataSettings, ParallelSettings, TrainConfig
+from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
 
 PAPER_WORKERS = 8
 """Loader workers of a rank in the paper's trainer, whatever the machine."""
@@ -22,11 +22,8 @@ LEAST_ROUNDS = 3
 PRECISE_SHARE = 0.05
 """Ratios are known well enough when their 95 % bounds lie so far to both sides."""
 
-_OF_SPEED = (
-    "layout", "micro_batch_rows", "attention", "attention_dropout", "head", "last_layer", "checkpointing",
-    "compile_layers", "precision", "tf32",
-)  # fmt: skip
-_OF_LOADING = ("loader_workers", "prefetch_batches", "pin_memory")
+_OF_SPEED = tagged(TrainConfig, Tag.SPEED)
+_OF_LOADING = tagged(DataSettings, Tag.LOADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from autotune.decide.explored import Explored, explored_setting
 from autotune.decide.resampling import CONFIDENCE
 from autotune.decide.statistics import SHOWN_CONFIDENCE
 from autotune.errors import BadInput
-from trainer.config import TrainConfig
+from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.schema import nearest
 
 Origin = Literal["measured", "allocator", "predicted", "constraint", "asked for", "default", "changed"]
@@ -21,10 +21,10 @@ any. ``constraint``: follows from what the user set. ``asked for``: given to the
 figures hold for it alone. ``default``: the trainer's. ``changed``: none of these says so; it was edited, or written by
 advice."""
 
-_PROBED_WITH = ("seq_length_tokens", "layout", "attention_dropout", "checkpointing", "precision", "device")
+_PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _ESTIMATED_WITH = (*_PROBED_WITH, "attention", "head")
 _OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
-_OF_LOADER = ("loader_workers", "prefetch_batches", "pin_memory")
+_OF_LOADER = tagged(DataSettings, Tag.LOADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ def explanations(profile: Profile, meanings: Mapping[str, str]) -> tuple[Explana
         profile: The profile.
         meanings: What settings mean, by dotted key; those that are not there have none.
     """
-    values = settings_of(profile.train)
-    defaults = settings_of(TrainConfig(model=profile.train.model))
+    values = dotted(profile.train.model_dump(mode="json"))
+    defaults = dotted(TrainConfig(model=profile.train.model).model_dump(mode="json"))
     return tuple(_explain(profile, key, value, defaults[key], meanings.get(key)) for key, value in values.items())
 
 
@@ -71,17 +71,6 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
         f"there is no setting {key[:80]!r}",
         next_step=f"Did you mean {whole!r}?" if whole else "All settings with their reasons: leave out the key.",
     )
-
-
-def settings_of(config: TrainConfig) -> dict[str, Any]:
-    """Every setting by its dotted key; the model's own config is one value, whose keys belong to transformers."""
-    found: dict[str, Any] = {}
-    for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{inner}": one for inner, one in value.items()}
-        else:
-            found[name] = value
-    return found
 
 
 def _explain(profile: Profile, key: str, value: object, default: object, meaning: str | None) -> Explanation:

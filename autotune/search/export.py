@@ -7,7 +7,7 @@ from autotune.core.profile import Profile
 from autotune.core.targets import Target
 from autotune.decide.export import Subject, export_to
 from autotune.search.profiles import StoredProfile
-from trainer.dataset import MANIFEST_NAME, TokenDataset
+from trainer.dataset import TokenDataset
 
 
 def export_profile(
@@ -35,10 +35,7 @@ def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
     Raises:
         TrainerError: If ``data`` is no dataset.
     """
-    profile, named = stored.profile, stored.profile.train.data.path
-    directory = data
-    if directory is None and named is not None and (stored.path.parent / named / MANIFEST_NAME).is_file():
-        directory = stored.path.parent / named
+    profile, directory = stored.profile, data or stored.data_here()
     if directory is not None:
         return _of_dataset(profile, directory)
     return RowsHold(

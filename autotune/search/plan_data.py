@@ -16,7 +16,7 @@ from autotune.search.plan_subject import Subject
 from autotune.search.row_contents import DEFAULT_SPECIAL_IDS, PACKED_FULL_SHARE
 from trainer.batch import RowStatistics, row_statistics
 from trainer.config import TrainConfig
-from trainer.dataset import MANIFEST_NAME, Manifest, SpecialIds, TokenDataset
+from trainer.dataset import Manifest, SpecialIds, TokenDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def rows_of(subject: Subject, data: Path | None) -> RowFacts:
     Raises:
         BadConfig: If what is named is no dataset.
     """
-    directory = data or _data_of(subject)
+    directory = data or (None if subject.stored is None else subject.stored.data_here())
     if directory is not None:
         return _of_dataset(subject, directory)
     profile, train = subject.profile, subject.train
@@ -69,13 +69,6 @@ def batch_rows(subject: Subject, rows: RowFacts, global_batch_tokens: float | No
     if train.global_batch_tokens is not None or train.global_batch_samples is not None:
         return max(1, round((train.global_batch_tokens or profile.constraints.global_batch_tokens) / per_row))
     return train.global_batch_rows
-
-
-def _data_of(subject: Subject) -> Path | None:
-    if subject.stored is None or subject.train.data.path is None:
-        return None
-    directory = subject.stored.path.parent / subject.train.data.path
-    return directory if (directory / MANIFEST_NAME).is_file() else None
 
 
 def _of_dataset(subject: Subject, directory: Path) -> RowFacts:

@@ -32,10 +32,9 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
     tables = read_profile_tables(path)
     stored = read_profile(path)
     trials = read_trials(path, stored.profile, reports)
-    said = stored.profile.train.data.path
-    directory = data or (None if said is None else path.parent / said)
-    dataset, lacking = _dataset(directory, stored.profile.fingerprint.dataset_hash)
-    now = situation_of_profile(stored, trials.finished, host, data=directory if dataset is not None else None)
+    dataset, lacking = _dataset(stored, data)
+    known = None if dataset is None else stored.data_dir(data)
+    now = situation_of_profile(stored, trials.finished, host, data=known)
     return ReportedProfile(
         path=path,
         profile=stored.profile,
@@ -102,11 +101,11 @@ def _sign_off(path: Path, reports: Path) -> SignOff | None:
     return SignOff(state=states[standing.state] + edited, by=last.by, when=last.time_utc, note=last.note or "")
 
 
-def _dataset(directory: Path | None, dataset_hash: str | None) -> tuple[Manifest | None, str]:
+def _dataset(stored: StoredProfile, data: Path | None) -> tuple[Manifest | None, str]:
     """The dataset's manifest, or why there is none; a report is built without it."""
-    if directory is None:
-        return None, "the profile names no dataset"
+    dataset_hash = stored.profile.fingerprint.dataset_hash
     try:
+        directory = stored.data_dir(data)
         manifest = read_manifest(directory)
     except BadConfig as error:
         return None, error.message

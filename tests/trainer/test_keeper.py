@@ -64,6 +64,8 @@ class _Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    perf_counter = monotonic
+
 
 def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
     clock = _Clock()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.checkpoints import state_of
+from tests.trainer.checkpoints import save, state_of
 from tests.trainer.oracles import config_of, training_of
 from trainer.checkpoint import CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings
@@ -47,7 +47,7 @@ def test_a_save_holds_the_moment_of_the_call_and_training_does_not_wait_for_the_
 ):
     saver = saver_of()
     before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
-    saver.save(state_of(3), rollbacks=0)
+    save(saver, state_of(3))
     assert saver.busy
     assert saver.take_finished() == []
     assert list_checkpoints(tmp_path) == []
@@ -70,12 +70,12 @@ def test_a_save_holds_the_moment_of_the_call_and_training_does_not_wait_for_the_
 
 def test_the_next_save_waits_for_the_one_before_and_takes_the_newer_state(saver_of, training, slow_disk, tmp_path):
     saver = saver_of()
-    saver.save(state_of(1), rollbacks=0)
+    save(saver, state_of(1))
     with torch.no_grad():
         for parameter in training.module.parameters():
             parameter.fill_(2.0)
     threading.Timer(0.2, slow_disk.set).start()
-    saver.save(state_of(2), rollbacks=1, wait=True)
+    save(saver, state_of(2), rollbacks=1, wait=True)
     assert [saved.name for saved in saver.take_finished()] == ["step-000000001", "step-000000002-rollback-1"]
     newest, older = list_checkpoints(tmp_path)
     read = [load_file(path / "rank-00000.safetensors") for path in (newest, older)]
@@ -83,10 +83,9 @@ def test_the_next_save_waits_for_the_one_before_and_takes_the_newer_state(saver_
     assert not all(bool((value == 2).all()) for name, value in read[1].items() if name.startswith("weights."))
 
 
-@pytest.mark.parametrize("options", [{"asynchronous": False}, {}])
-def test_a_save_that_is_waited_for_has_ended_on_return(saver_of, tmp_path, options):
-    saver = saver_of(**options)
-    saver.save(state_of(1), rollbacks=0, wait=not options)
+def test_a_save_that_is_waited_for_has_ended_on_return(saver_of, tmp_path):
+    saver = saver_of()
+    save(saver, state_of(1), wait=True)
     (saved,) = saver.take_finished()
     assert saved.stall_s == saved.seconds
     assert len(list_checkpoints(tmp_path)) == 1
@@ -94,15 +93,15 @@ def test_a_save_that_is_waited_for_has_ended_on_return(saver_of, tmp_path, optio
 
 def test_a_full_disk_is_told_and_later_saves_work(saver_of, tmp_path, monkeypatch):
     saver = saver_of()
-    saver.save(state_of(1), rollbacks=0, wait=True)
+    save(saver, state_of(1), wait=True)
 
     def full(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        saver.save(state_of(2), rollbacks=0, wait=True)
-    saver.save(state_of(3), rollbacks=0, wait=True)
+        save(saver, state_of(2), wait=True)
+    save(saver, state_of(3), wait=True)
     assert [saved.error for saved in saver.take_finished()] == [None, "Disk quota exceeded", None]
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000003", "step-000000001"]
 
@@ -110,13 +109,13 @@ def test_a_full_disk_is_told_and_later_saves_work(saver_of, tmp_path, monkeypatc
 def test_old_ones_are_removed_after_a_save_and_named(saver_of, tmp_path):
     saver = saver_of(keep_last=1)
     for step in (1, 2):
-        saver.save(state_of(step), rollbacks=0, wait=True)
+        save(saver, state_of(step), wait=True)
     assert [list(saved.removed) for saved in saver.take_finished()] == [[], ["step-000000001"]]
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000002"]
 
 
 def test_a_save_before_the_first_step_has_the_optimizers_state_too(saver_of, training, tmp_path):
-    saver_of().save(state_of(0), rollbacks=0, wait=True)
+    save(saver_of(), state_of(0), wait=True)
     (path,) = list_checkpoints(tmp_path)
     names = {one.name for one in held_tensors(training, RANKS)}
     assert any(name.startswith("exp_avg_sq.") for name in names)
@@ -135,11 +134,11 @@ def test_room_that_was_taken_before_is_used_and_a_failure_to_take_it_is_left_for
         saver.prepare()
         saver._room.join()
     for step in (1, 2):
-        saver.save(state_of(step), rollbacks=0, wait=True)
+        save(saver, state_of(step), wait=True)
     ready = saver_of()
     ready.prepare()
     monkeypatch.setattr("trainer.keeper.HostCopy", None)
-    ready.save(state_of(3), rollbacks=0, wait=True)
+    save(ready, state_of(3), wait=True)
     files = [path / "rank-00000.safetensors" for path in list_checkpoints(tmp_path)]
     assert [path.parent.name for path in files] == ["step-000000003", "step-000000002"]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -148,6 +147,6 @@ def test_room_that_was_taken_before_is_used_and_a_failure_to_take_it_is_left_for
 def test_only_the_writing_thread_is_given_the_lowest_priority(saver_of):
     before = os.getpriority(os.PRIO_PROCESS, 0)
     saver = saver_of()
-    saver.save(state_of(1), rollbacks=0)
+    save(saver, state_of(1))
     saver.wait()
     assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from autotune.core.plan import Figure
 from autotune.decide.checkpoints import checkpoints_of
-from tests.trainer.checkpoints import state_of
+from tests.trainer.checkpoints import save, state_of
 from tests.trainer.oracles import SHAPES, config_of, training_of
-from trainer import saver as saver_module
+from trainer import keeper as saver_module
 from trainer.checkpoint import list_checkpoints, prune
 from trainer.config import CheckpointSettings, ModelSettings
 from trainer.dataset import TokenDataset
@@ -28,7 +28,7 @@ def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(
     shape = SHAPES["bert"] | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
     config = config_of(model=ModelSettings(name="m", config=shape))
     training = training_of(config, TokenDataset.open(patterned_dataset))
-    settings = CheckpointSettings(keep_last=2, keep_every_steps=4, asynchronous=False)
+    settings = CheckpointSettings(keep_last=2, keep_every_steps=4)
     saver = Saver(tmp_path, settings, training, join_ranks(config, environment={}), attempt=1, timeout_s=5.0)
     at_once = []
 
@@ -38,7 +38,7 @@ def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(
 
     monkeypatch.setattr(saver_module, "prune", watched)
     for step in range(1, 9):
-        saver.save(state_of(step), rollbacks=0)
+        save(saver, state_of(step), wait=True)
     (newest, *_) = checkpoints = list_checkpoints(tmp_path)
     size = bytes_in(newest)
     planned = checkpoints_of(parameters(training.work.parameters), settings, steps=8)
