@@ -8,6 +8,7 @@ from autotune.core.verification import Check, LedgerCheck, Verification
 from autotune.decide.fingerprint import compare, compare_for_estimate
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
+from autotune.search.profiles import StoredProfile
 from autotune.search.reviews import ReviewedProfile
 from autotune.search.site import fingerprint, open_site
 from trainer.dataset import read_manifest
@@ -38,15 +39,15 @@ def verify(
         ledger: What the ledger beside it says of it.
     """
     profile = stored.profile
+    kept = StoredProfile(path=stored.path, profile=profile, intact=stored.intact)
     manifest, no_data = None, ""
     try:
-        manifest = read_manifest(stored.data_dir(data))
+        manifest = read_manifest(kept.data_dir(data))
     except TrainerError as error:
         no_data = error.message
     on_gpu = profile.fingerprint.device == "cuda"
-    site = open_site(
-        "auto" if on_gpu else "cpu", stored.data_here(data) or stored.path.parent, host, monitor, measures=False
-    )
+    disk = kept.data_here(data) or stored.path.parent
+    site = open_site("auto" if on_gpu else "cpu", disk, host, monitor, measures=False)
     missing = {library: site.versions.setdefault(library, _NOT_INSTALLED) for library in ("torch", "transformers")}
     elsewhere = on_gpu and site.device == "cpu"
     # On CPUs nothing is computed by CUDA, whichever version torch was built for.
