@@ -174,16 +174,9 @@ class CheckpointWriter:
 
     A writer that fails leaves word of it for the first one, which then gives up as well.
 
-    Args:
-        root: The directory of all checkpoints.
-        name: Of this one.
-        attempt: Number of the run's start, so that what an earlier start left unfinished is not taken for this one's.
-        rank: Of this process.
-        writers: Ranks that write, the first among them.
-        timeout_s: How long the first rank waits for a share that does not grow.
-        number: Of the save, counted by every rank alike from the start on: one that is tried again must not find what
-            the first try left.
-        progressed: Called now and then as long as something is written, by this rank or by one that it waits for.
+    ``attempt`` (the run's start) and ``number`` (the save, counted by every rank alike) keep what an earlier one left
+    from being taken for this one's. The first of ``writers`` waits ``timeout_s`` for a share that does not grow.
+    ``progressed`` is called now and then as long as something is written, by this rank or by one that it waits for.
     """
 
     def __init__(
@@ -205,12 +198,6 @@ class CheckpointWriter:
 
     def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState, utc: str) -> None:
         """Write this rank's file, and on the first rank the manifest of all, and publish.
-
-        Args:
-            content: The bytes of the file.
-            tensors: What is in it.
-            state: The same on every rank.
-            utc: The time.
 
         Raises:
             OSError: If the disk or a quota is full, or anything else is wrong with it.
@@ -278,11 +265,7 @@ class CheckpointWriter:
         return parse_table(_Share, read_json(share), where=str(share))
 
     def give_up(self, error: Exception) -> None:
-        """Leave nothing behind, or, where others write as well, the word that it failed.
-
-        Args:
-            error: Why.
-        """
+        """Leave nothing behind, or, where others write as well, the word that it failed."""
         with contextlib.suppress(OSError):
             if self._leads:
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -356,10 +339,7 @@ def newest_checkpoint(
 ) -> tuple[Path, Manifest] | None:
     """The newest whole checkpoint, or None.
 
-    Args:
-        root: The directory of all of them.
-        damaged: Told of each that had to be passed over.
-        good: Whether only such count as a rollback may return to.
+    ``damaged`` is told of each that had to be passed over; with ``good`` only such count as a rollback may return to.
     """
     for path in list_checkpoints(root):
         try:

@@ -50,11 +50,7 @@ def in_threads(
     entered the block that gives it back, would leave all workers waiting for it. So signals wait while the main thread
     uses the executor, and in between it only sleeps.
 
-    Args:
-        work: What to do; it may run in any thread.
-        items: What to do it for.
-        threads: How many at once, at most.
-        stop: Called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
+    ``stop`` is called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
 
     Returns:
         The results, in the order of the items.
@@ -112,11 +108,8 @@ class DatasetFile:
 class CopyFigures:
     """What a copy took, all threads together.
 
-    Args:
-        size_bytes: Bytes copied.
-        seconds: Wall time, until everything was on disk.
-        read_s: Time spent in reading, added up over threads.
-        write_s: Time spent in writing and syncing, added up over threads.
+    ``seconds`` are wall time, until everything was on disk; reading, and writing with syncing, are added up over
+    threads.
     """
 
     size_bytes: int
@@ -185,13 +178,6 @@ def copy_files(
     files: Sequence[DatasetFile], source: Path, target: Path, manifest: Manifest, update: Update
 ) -> CopyFigures:
     """Copy a dataset's files into an empty directory, hashing every byte, and put them on disk.
-
-    Args:
-        files: What ``dataset_files`` gave, the manifest last.
-        source: Where they are.
-        target: Where they go.
-        manifest: Of the source, as it was read before.
-        update: Told how far the copy is.
 
     Raises:
         BadConfig: If a file cannot be read, or is not what the manifest says.

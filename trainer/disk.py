@@ -134,10 +134,7 @@ def sync(path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Write a file so that readers see the old content or the new one, never a part.
 
-    Args:
-        path: The file; its directory is there. After an error it is as it was, with nothing beside it.
-        content: Text becomes UTF-8.
-        durable: Whether to wait until it is on the disk.
+    Its directory is there; after an error nothing is left beside it. ``durable`` waits until it is on the disk.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -156,10 +153,7 @@ def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) 
 def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Append all of it, or nothing: a disk that fills up in the middle must not leave half a line.
 
-    Args:
-        path: The file, made where it is not there.
-        content: Whole lines.
-        durable: Whether to wait until it is on the disk.
+    ``durable`` waits until it is on the disk.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
@@ -208,10 +202,8 @@ def open_locked(path: Path, timeout_s: float = 0.0) -> int:
 def locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> Iterator[int | None]:
     """Hold the lock of ``open_locked`` during the block, which gets the file's descriptor.
 
-    Args:
-        path: The file. It stays: another process may be waiting for it by its inode.
-        timeout_s: Longest wait for another process.
-        needed: Whether a file system without locks is an error; otherwise the block runs without one, and gets None.
+    The file stays, as another process may be waiting for it by its inode. Where it is not ``needed``, a file system
+    without locks runs the block without one, and gives None.
     """
     fd: int | None = None
     try:

@@ -232,11 +232,7 @@ def micro_batch_plans(
 
 
 class Upcoming:
-    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of.
-
-    Args:
-        plans: Of one rank, in order.
-    """
+    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of."""
 
     def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
         self._plans = plans
@@ -275,11 +271,7 @@ TakeMicroBatches = Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
 class Supply:
     """The micro-batches of a run, one optimizer step at a time.
 
-    Args:
-        dataset: What is trained on.
-        config: With its global batch in rows.
-        plan: How rows are shared out.
-        ranks: All of them; each has one of these, and calls it at the same steps.
+    Each rank has one of these, and calls it at the same steps.
     """
 
     def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
@@ -349,11 +341,7 @@ class Supply:
 
 
 class DataWait:
-    """Takes micro-batches from a loader and counts the wait for them.
-
-    Args:
-        now: This moment in the device's queue.
-    """
+    """Takes micro-batches from a loader and counts the wait for them."""
 
     def __init__(self, now: Callable[[], Mark]) -> None:
         self._now = now
@@ -393,8 +381,7 @@ class DataWait:
 def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     """See that no two ranks compute the same sample.
 
-    Args:
-        samples: Of every rank's first optimizer step, numbers that tell sample and epoch.
+    ``samples`` are those of every rank's first optimizer step, as numbers that tell sample and epoch.
 
     Raises:
         BadConfig: If some do.

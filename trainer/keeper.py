@@ -68,14 +68,8 @@ class Saved:
 class Saver:
     """Keeps the checkpoints of a run.
 
-    Args:
-        root: The directory of all of them, on a file system that all ranks see where several write.
-        settings: What is kept.
-        training: Whose state is saved.
-        ranks: All of them; each makes one of these, and calls it at the same steps.
-        attempt: Number of the run's start.
-        timeout_s: How long ranks wait for a share that does not grow.
-        progressed: Called now and then, from a thread, as long as something is written.
+    Each rank has one of these, and calls it at the same steps. ``timeout_s`` is how long ranks wait for a share that
+    does not grow; ``progressed`` is called now and then, from a thread, as long as something is written.
     """
 
     def __init__(
@@ -127,10 +121,7 @@ class Saver:
     def begin(self, state: TrainingState, *, rollbacks: int, urgent: bool = False) -> None:
         """Save the state as it is now; all ranks call it after the same step.
 
-        Args:
-            state: What is not a tensor.
-            rollbacks: Of the run so far.
-            urgent: Whether training is going to wait for it.
+        ``urgent`` says that training is going to wait for it.
         """
         began_s = time.perf_counter()
         self.wait()
@@ -252,14 +243,8 @@ class GoodCheckpoint:
 class Keeper:
     """Saves and restores a run.
 
-    Args:
-        directory: Of the run.
-        config: Says when, and how much is kept.
-        training: Whose state it is.
-        ranks: All of them; each has one of these, and calls it at the same steps.
-        attempt: Number of the run's start.
-        tell_event: Where events go.
-        progressed: Called as long as something is written or read.
+    Each rank has one of these, and calls it at the same steps. ``progressed`` is called as long as something is written
+    or read.
     """
 
     def __init__(

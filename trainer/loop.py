@@ -60,15 +60,7 @@ def train(
 ) -> Ending:
     """Train to the end, evaluate, and save the model; or until somebody asks to leave, and save the state.
 
-    Args:
-        resolved: The configuration.
-        ranks: All of them; each calls this.
-        writer: Of the run record.
-        screen: Who watches on rank 0.
-        start: What to go on from, the same on every rank; by default from the beginning.
-        watch: Is given signs of life, and tells of signals.
-        clock: Has counted what went before.
-        environment: May name the end of the SLURM job.
+    All ranks call it, with the same ``start``; by default from the beginning.
 
     Raises:
         BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.

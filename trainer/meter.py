@@ -45,11 +45,8 @@ class NoiseScale:
     def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
         """Add an estimate.
 
-        Args:
-            whole_square: Squared norm of the mean gradient of all tokens.
-            part_square: The same of a part of them, in the mean over parts.
-            part_share: How large a part is, between 0 and 1, both excluded.
-            tokens: All tokens of the step.
+        Given are the squared norm of the mean gradient of all tokens, that of a part of them in the mean over parts,
+        how large a part is, between 0 and 1, both excluded, and all tokens of the step.
         """
         if not (math.isfinite(whole_square) and math.isfinite(part_square)):
             return  # a step that was left out

@@ -115,11 +115,7 @@ def build_config(
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
     """A model with fresh weights in fp32, in training mode.
 
-    Args:
-        config: Its shape.
-        device: Where its weights are made.
-        implementation: The name of an attention function that transformers knows; where an architecture has no such
-            choice, its own ``eager`` one is taken, and ``model.config`` says so.
+    An architecture without a choice of ``implementation`` takes its own ``eager`` one, and ``model.config`` says so.
     """
     register_varlen()
     with torch.device(device):

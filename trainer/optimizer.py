@@ -70,10 +70,6 @@ def leave_out(optimizer: torch.optim.Optimizer, condition: torch.Tensor) -> None
     """Let the next step change nothing, neither weights nor state, if a condition holds on the device.
 
     Fused optimizers offer this for mixed precision with loss scaling; without a scale, only the condition is left.
-
-    Args:
-        optimizer: A fused one.
-        condition: Shape (), bool.
     """
     own: Any = own_optimizer(optimizer)
     own.grad_scale, own.found_inf = None, condition.float()

@@ -75,11 +75,7 @@ class _Travelling:
 
 
 class VitalsQueue:
-    """Steps whose numbers have not been read.
-
-    Args:
-        device: Where steps are computed.
-    """
+    """Steps whose numbers have not been read."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -129,10 +125,7 @@ class Verdict:
 class Overseer:
     """Watches over a run's steps.
 
-    Args:
-        config: What counts as trouble.
-        ranks: All of them; each has one of these, and calls it at the same steps.
-        tell_event: Where events go.
+    Each rank has one of these, and calls it at the same steps.
     """
 
     def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
@@ -155,10 +148,7 @@ class Overseer:
     def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
         """A step was handed to the device.
 
-        Args:
-            step: Counted from 1.
-            result: What it was.
-            samples: Numbers in the dataset of this rank's part of it.
+        ``samples`` are the numbers in the dataset of this rank's part of it.
         """
         self._queue.add(step, result)
         self._samples.append((step, samples))
@@ -225,16 +215,7 @@ def event_of(found: Finding, step: int, samples: Sequence[int] = ()) -> EventRow
 def rollback_event(
     verdict: Verdict, *, from_step: int, to: TrainingState, name: str, behind: Position, health: HealthMonitor
 ) -> EventRow:
-    """A rollback as the run record has it.
-
-    Args:
-        verdict: That asked for it.
-        from_step: The last step that is undone.
-        to: What was returned to.
-        name: Of that checkpoint.
-        behind: Where training goes on in the data.
-        health: After the rollback.
-    """
+    """A rollback as the run record has it."""
     share = health.learning_rate_share(to.step)
     return happened(
         to.step,

@@ -35,11 +35,6 @@ class GradientTraffic:
 
     In 16 bits each rank's part is divided before it is rounded, so sums stay in range; the weights' own gradients and
     the optimizer keep 32 bits.
-
-    Args:
-        module: Gets the hook.
-        dtype: What gradients travel as.
-        device: Of the gradients.
     """
 
     def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
@@ -202,11 +197,8 @@ def join_ranks(
 ) -> Ranks:
     """Take the place that torchrun gave this process, or stand alone.
 
-    Args:
-        config: Names the device.
-        environment: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``, as torchrun sets them.
-        rendezvous: A file through which the ranks of one host find each other, in a directory of their own and not
-            there yet; None for the address and port that torchrun put into this process's environment.
+    Ranks of one host may find each other through the file ``rendezvous``, in a directory of their own and not there
+    yet; None takes the address and port that torchrun put into this process's environment.
 
     Raises:
         DeviceMissing: If the configuration asks for CUDA and there is none, or fewer GPUs than local ranks.
@@ -254,9 +246,8 @@ def longest_join_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Close the process group, if there is one.
 
-    Args:
-        together: Whether all ranks come here. They then wait for each other: a group that is closed while a peer's last
-            message is under way can take its process down, and a job that had ended well is reported as failed.
+    Where all ranks come here ``together``, they wait for each other: a group that is closed while a peer's last message
+    is under way can take its process down, and a job that had ended well is reported as failed.
     """
     if not dist.is_initialized():
         return
@@ -269,10 +260,8 @@ def leave_ranks(*, together: bool) -> None:
 def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
     """Return whether an error says that another rank cannot be reached any more.
 
-    Args:
-        error: Whatever ended training.
-        rehearsed: Whether a step was tried out, so that every communicator has been made. Before, a system error of
-            NCCL comes from this node, such as too little shared memory or a wrong interface: starting again is no help.
+    Before a step was ``rehearsed``, which makes every communicator, a system error of NCCL comes from this node, such
+    as too little shared memory or a wrong interface: starting again is no help.
     """
     told = str(error)
     if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
@@ -339,11 +328,7 @@ class SharedModule:
 def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> SharedModule:
     """Wrap a module for its strategy; alone, it is left as it is.
 
-    Args:
-        module: On this rank's device, the same weights on every rank.
-        layers: Its parts that fsdp2 gathers one at a time.
-        config: Names the strategy.
-        ranks: All of them.
+    ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
 
     Raises:
         BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks, or fsdp2 would accumulate gradients

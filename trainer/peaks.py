@@ -42,9 +42,7 @@ class ModelWork:
     def step_flops(self, lengths: Int64, predicted: int) -> float:
         """Operations of one step.
 
-        Args:
-            lengths: Shape (N,), real tokens of each document.
-            predicted: Tokens to predict.
+        ``lengths``, shape (N,), are the real tokens of each document.
         """
         tokens = float(lengths.sum())
         products = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)

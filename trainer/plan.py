@@ -87,9 +87,7 @@ def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
     Open rows are kept by their free places, and one bit per number of free places says which numbers occur, so that the
     best row is found by the lowest set bit, without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
 
-    Args:
-        lengths: Shape (N,), tokens of each sample, special tokens included, each from 1 to ``row_tokens``.
-        row_tokens: Places in a row.
+    ``lengths``, shape (N,), are the tokens of each sample, special tokens included, each from 1 to ``row_tokens``.
 
     Returns:
         Shape (N,): the number of each sample's row; rows are numbered from 0 without gaps.

@@ -71,10 +71,6 @@ class Plateau:
 
     The window is the last half of the run, and not shorter than asked for. Medians of blocks of steps stand for it, of
     so many steps that there are never many blocks.
-
-    Args:
-        window_steps: The shortest.
-        saved: What ``to_json`` gave, or nothing.
     """
 
     def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:

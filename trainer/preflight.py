@@ -99,10 +99,7 @@ def allotted_cpus(
 ) -> int:
     """Count processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM.
 
-    Args:
-        unbound: By affinity before the process bound itself; None counts now.
-        environment: Of SLURM.
-        root: Of the control groups.
+    ``unbound`` is the number by affinity before the process bound itself; None counts now.
     """
     found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
     with contextlib.suppress(OSError, ValueError):
@@ -138,9 +135,6 @@ def unpack(numbers: npt.NDArray[np.int64]) -> dict[str, str]:
 
 def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[Remark]:
     """Hold all ranks against each other.
-
-    Args:
-        facts: Of every rank, by rank.
 
     Raises:
         BadConfig: If they differ where training would silently be wrong.
@@ -185,11 +179,6 @@ def _never_tried(rows: int) -> Remark:
 def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str], *, made: str = "tuned") -> list[Remark]:
     """Hold this machine against the one that the profile was tuned on, or estimated for.
 
-    Args:
-        fingerprint: The profile's table; empty where it has none.
-        facts: Of this rank.
-        made: How the profile came to be: ``tuned`` or ``estimated``.
-
     Raises:
         ProfileRefused: If the GPU has less memory than the one the micro-batch was found on.
     """
@@ -233,13 +222,6 @@ def check_directory(
 ) -> list[Remark]:
     """See that checkpoints can be kept in the run's directory.
 
-    Args:
-        writer: Of the run.
-        config: How many, and by which strategy.
-        checkpoint_bytes: Of one.
-        there: Checkpoints that are there already, as the first rank knows.
-        ranks: All of them.
-
     Raises:
         BadConfig: If they cannot.
     """
@@ -256,10 +238,7 @@ def check_directory(
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
     """See that the run directory is one and the same for all ranks.
 
-    Args:
-        place: The directory.
-        ranks: All of them.
-        needed: Whether they all write there.
+    It is ``needed`` where they all write there.
 
     Returns:
         What to say where it is not, and need not be.
@@ -289,13 +268,6 @@ def check_room(
     place: Path, checkpoint_bytes: int, ranks: Ranks, *, there: int, kept: int = CHECKPOINTS_THAT_FIT
 ) -> list[Remark]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
-
-    Args:
-        place: A directory on it.
-        checkpoint_bytes: Of one.
-        ranks: All of them.
-        there: Checkpoints that are there already.
-        kept: Checkpoints that are to be kept.
 
     Returns:
         What to say where the run has a checkpoint to go on from, and no room for the next, or where there is no room

@@ -23,9 +23,7 @@ _RATE_LINES = 12
 def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
     """Show one stage's progress until the block ends.
 
-    Args:
-        title: Of the stage.
-        most_s: What it takes at most, where it has a budget: the time left is never told to be longer.
+    ``most_s`` is the stage's budget, if it has one: the time left is never told to be longer.
     """
     ends_s = None if most_s is None else time.monotonic() + most_s
     with (_bar if sys.stderr.isatty() else _lines)(title, ends_s) as update:
@@ -87,11 +85,7 @@ def _lines(title: str, ends_s: float | None) -> Iterator[Update]:
 
 
 class _Forgiving:
-    """A stream whose reader may go away: what is then written is lost, and nothing else.
-
-    Args:
-        stream: That is written to.
-    """
+    """A stream whose reader may go away: what is then written is lost, and nothing else."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

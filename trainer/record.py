@@ -305,11 +305,7 @@ Phase = Literal["import", "staging", "process_group", "build", "restore", "first
 
 
 class StartClock:
-    """Counts seconds until the end of the first step, phase by phase.
-
-    Args:
-        began_s: When the process began, by ``time.time``.
-    """
+    """Counts seconds until the end of the first step, phase by phase."""
 
     def __init__(self, began_s: float | None = None) -> None:
         self._began_s = time.time() if began_s is None else began_s

@@ -68,12 +68,8 @@ def resolve(
 ) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
-    Args:
-        profile: A TOML profile.
-        assignments: ``train.key=value`` texts; values are TOML values, or bare words for strings.
-        data: The dataset directory from the command line.
-        environment: Where ``AUTOTUNE_DATA`` is looked up.
-        expect_sha256: What ``profile_sha256`` has to give for the file as it is now; None takes whatever it says.
+    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is what
+    ``profile_sha256`` has to give for the file as it is now.
 
     Raises:
         BadConfig: If any of it cannot be used.

@@ -128,12 +128,7 @@ def choose_run(
 ) -> tuple[RunWriter, Start]:
     """Open the run directory, and find what to go on from; only on the first rank.
 
-    Args:
-        out: The run directory that was asked for.
-        resume: ``auto``, ``never``, or a run or checkpoint.
-        resolved: The configuration.
-        environment: Tells whether the job was started again.
-        opened: Is given the run's writer as soon as there is one; what goes wrong later can be written down there.
+    ``opened`` is given the run's writer as soon as there is one: what goes wrong later can be written down there.
 
     Raises:
         BadConfig: If the directory cannot be used, or what is there does not fit the configuration.
@@ -211,11 +206,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow], job: str) -> Start:
     """Where a run has no checkpoint of its own to go on from: from another run's that it began with, or afresh.
 
-    Args:
-        directory: Of the run.
-        gave_up: Whether it had some, of which none is to be gone on from.
-        events: What there is to say so far.
-        job: That started it.
+    A run that ``gave_up`` had some, of which none is to be gone on from.
 
     Raises:
         BadConfig: If it had checkpoints, and all of them are damaged: to begin afresh is then for people to decide.

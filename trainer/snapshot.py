@@ -119,10 +119,7 @@ def make_state(training: Training) -> None:
 class HostCopy:
     """Room in host memory for what this rank keeps, laid out as the safetensors file that it becomes.
 
-    Args:
-        kept: Tensors, in any order; later copies must have the same.
-        file: The name that the file will have.
-        pinned: Page-locked, which makes copies from a GPU fast.
+    Later copies must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
     """
 
     def __init__(self, kept: Sequence[Held], file: str, *, pinned: bool) -> None:

@@ -45,12 +45,7 @@ _REPORT_KEPT_S = 7 * 86400
 
 
 class Place:
-    """Where one dataset goes on one disk.
-
-    Args:
-        local: A directory on the node's own disk.
-        manifest: Of the dataset.
-    """
+    """Where one dataset goes on one disk."""
 
     def __init__(self, local: Path, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -242,13 +237,8 @@ def stage(
 ) -> Staged:
     """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it, and get one answer.
 
-    Args:
-        source: The dataset.
-        local: A directory on the node's own disk.
-        local_rank: 0 copies, the others wait for it.
-        timeout_s: Longest wait, for the leader or for another job that copies the same dataset.
-        update: Told how far the copy is.
-        environment: Tells jobs apart.
+    Local rank 0 copies, and the others wait for it; ``timeout_s`` is the longest wait, also for another job that copies
+    the same dataset. ``environment`` tells jobs apart.
 
     Raises:
         BadConfig: If the source is no dataset or is damaged, the local disk has no room or cannot be written, the wait

@@ -52,12 +52,7 @@ class Leaving:
 
 
 class Watch:
-    """What the training tells and asks; does nothing until it is started.
-
-    Args:
-        timeout_s: Longest time without a sign of life.
-        record: Writes down why the process leaves, or may be killed, from the watching thread.
-    """
+    """What the training tells and asks; does nothing until it is started."""
 
     def __init__(self, *, timeout_s: float, record: Callable[[Leaving], None] = lambda leaving: None) -> None:
         self.timeout_s = timeout_s
@@ -100,11 +95,7 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int | None = None) -> None:
-        """A sign of life.
-
-        Args:
-            step: Steps finished, where that has changed.
-        """
+        """A sign of life."""
         self._beat_s = time.monotonic()
         if step is not None:
             self._step = step
@@ -223,13 +214,7 @@ def end_with_parent() -> None:
 
 
 class TimeBudget:
-    """When the run has to be over.
-
-    Args:
-        stop_after_s: From the start of the process, or None.
-        started_s: That start, by ``time.monotonic``.
-        slurm_left_s: What the SLURM job has left, or None.
-    """
+    """When the run has to be over."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
         ends = [] if stop_after_s is None else [started_s + stop_after_s]
@@ -238,11 +223,7 @@ class TimeBudget:
         self._end_s = min(ends, default=None)
 
     def over(self, reserve_s: float) -> bool:
-        """Whether what has yet to be done would otherwise not be done in time.
-
-        Args:
-            reserve_s: What another step and a save take.
-        """
+        """Whether what has yet to be done would otherwise not be done in time."""
         return self._end_s is not None and time.monotonic() + reserve_s >= self._end_s
 
 
@@ -293,11 +274,6 @@ class Reserve:
         self._evaluation_s = seconds
 
     def seconds(self, *, save_s: float, evaluation_due: bool) -> float:
-        """What is still to be done when the time is over.
-
-        Args:
-            save_s: What a save takes.
-            evaluation_due: Whether an evaluation follows the next step.
-        """
+        """What is still to be done when the time is over."""
         evaluation_s = self._evaluation_s if evaluation_due else 0.0
         return evaluation_s + _STEPS * max(self._step_s, default=0.0) + _SAVES * save_s + _LEAVING_S

@@ -31,10 +31,7 @@ _LOCK_TIMEOUT_S = 30.0
 class RunWriter:
     """Writes a run record; on every rank but the first, all of it but the end does nothing.
 
-    Args:
-        directory: Of the run; made where it is not there.
-        active: Whether this is the first rank.
-        again: Whether a run that is there already is to go on.
+    Where a run is there already, it goes on only if asked to ``again``.
 
     Raises:
         BadConfig: If the directory holds a run already and must not, or another process is at it: one record must not
