@@ -29,7 +29,7 @@ from trainer.checkpoint import (
     parse_manifest,
     prune,
 )
-from trainer.config import CheckpointSettings, TrainConfig
+from trainer.config import TrainConfig
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.events import EventRow, happened, utc_now
 from trainer.parallel import Ranks
@@ -65,34 +65,92 @@ class Saved:
     """Why older ones could not be removed."""
 
 
-class Saver:
-    """Keeps the checkpoints of a run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodCheckpoint:
+    """One that a rollback returns to."""
 
-    Each rank has one of these, and calls it at the same steps. ``timeout_s`` is how long ranks wait for a share that
-    does not grow; ``progressed`` is called now and then, from a thread, as long as something is written.
+    path: Path
+    manifest: Manifest
+
+
+class Keeper:
+    """Saves and restores a run.
+
+    Each rank has one of these, and calls it at the same steps. ``progressed`` is called as long as something is written
+    or read.
     """
 
     def __init__(
         self,
-        root: Path,
-        settings: CheckpointSettings,
+        directory: Path,
+        config: TrainConfig,
         training: Training,
         ranks: Ranks,
         *,
         attempt: int,
-        timeout_s: float,
+        tell_event: Callable[[EventRow], None],
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._root, self._settings, self._training, self._ranks = root, settings, training, ranks
-        self._attempt, self._timeout_s, self._progressed = attempt, timeout_s, progressed
+        self._root = directory / CHECKPOINTS_DIRECTORY
+        self._settings = config.checkpoint
+        self._training, self._ranks, self._tell_event = training, ranks, tell_event
+        self._attempt, self._progressed = attempt, progressed
+        # Before the process group's own limit, so that a rank that waits here can still say for whom.
+        self._timeout_s = config.parallel.timeout_s / 2
         self._saves = 0
         self._copy: HostCopy | None = None
         self._room: threading.Thread | None = None
         self._writers: Sequence[int] | None = None
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()
+        if self.enabled:
+            self._prepare()
+        self._last_s = time.monotonic()
+        self._seconds: float | None = None
+        self._guessed_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
+        self.newest: str | None = None
+        """The newest checkpoint, as far as this rank knows."""
+        self.at_step: int | None = None
+        """The step of the last state that was read, or that a save was tried of."""
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint, as far as this rank knows."""
 
-    def prepare(self) -> None:
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is saved at all."""
+        return self._settings.enabled
+
+    def owns(self, path: Path) -> bool:
+        """Whether a checkpoint is one of this run."""
+        return path.parent.resolve() == self._root.resolve()
+
+    def is_due_by_time(self) -> bool:
+        """Whether the last save is long enough ago; by this rank's clock."""
+        waited_s = time.monotonic() - self._last_s
+        return self.enabled and waited_s >= self._settings.interval_s and not self.busy
+
+    def is_due(self, step: int, asked_at: int | None) -> bool:
+        """Whether to save after a step: its number asks for it, or the first rank did, and not before the last save."""
+        multiples = (self._settings.interval_steps, self._settings.keep_every_steps)
+        by_number = self.enabled and any(of is not None and step % of == 0 for of in multiples)
+        return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
+
+    def seconds_of_a_save(self) -> float:
+        """What the next one will take: as long as the last, or a guess."""
+        if not self.enabled:
+            return 0.0
+        return self._seconds if self._seconds is not None else self._guessed_s
+
+    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
+        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
+        self._last_s = time.monotonic()
+        self.at_step = state.step
+        urgent = wait or not self._settings.asynchronous
+        self._begin(state, rollbacks=rollbacks, urgent=urgent)
+        if urgent:
+            self.wait()
+
+    def _prepare(self) -> None:
         """Begin to take the room for the copy, so that the first save need not wait for it."""
         make_state(self._training)  # before the first step there is none
         kept = self._kept()
@@ -118,13 +176,9 @@ class Saver:
         """Whether a save is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, state: TrainingState, *, rollbacks: int, urgent: bool = False) -> None:
-        """Save the state as it is now; all ranks call it after the same step.
-
-        ``urgent`` says that training is going to wait for it.
-        """
+    def _begin(self, state: TrainingState, *, rollbacks: int, urgent: bool) -> None:
         began_s = time.perf_counter()
-        self.wait()
+        self._join()
         make_state(self._training)
         kept = self._kept()
         if self._writers is None:
@@ -161,8 +215,8 @@ class Saver:
         self._thread = threading.Thread(target=self._write, args=arguments, name="saver", daemon=True)
         self._thread.start()
 
-    def wait(self, within_s: float | None = None) -> None:
-        """Until the save that is under way has ended, or so long."""
+    def _join(self, within_s: float | None = None) -> None:
+        """Wait until this rank's save has ended, or so long."""
         if self._thread is not None:
             self._thread.join(within_s)
             if not self._thread.is_alive():
@@ -231,97 +285,9 @@ class Saver:
             )
         )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodCheckpoint:
-    """One that a rollback returns to."""
-
-    path: Path
-    manifest: Manifest
-
-
-class Keeper:
-    """Saves and restores a run.
-
-    Each rank has one of these, and calls it at the same steps. ``progressed`` is called as long as something is written
-    or read.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        config: TrainConfig,
-        training: Training,
-        ranks: Ranks,
-        *,
-        attempt: int,
-        tell_event: Callable[[EventRow], None],
-        progressed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._root = directory / CHECKPOINTS_DIRECTORY
-        self._settings = config.checkpoint
-        self._training, self._ranks, self._tell_event = training, ranks, tell_event
-        self._progressed = progressed
-        self._saver = Saver(
-            self._root,
-            self._settings,
-            training,
-            ranks,
-            attempt=attempt,
-            # Before the process group's own limit, so that a rank that waits here can still say for whom.
-            timeout_s=config.parallel.timeout_s / 2,
-            progressed=progressed,
-        )
-        if self.enabled:
-            self._saver.prepare()
-        self._last_s = time.monotonic()
-        self._seconds: float | None = None
-        self._guessed_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
-        self.newest: str | None = None
-        """The newest checkpoint, as far as this rank knows."""
-        self.at_step: int | None = None
-        """The step of the last state that was read, or that a save was tried of."""
-        self.saved_step: int | None = None
-        """The step of the newest checkpoint, as far as this rank knows."""
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is saved at all."""
-        return self._settings.enabled
-
-    def owns(self, path: Path) -> bool:
-        """Whether a checkpoint is one of this run."""
-        return path.parent.resolve() == self._root.resolve()
-
-    def is_due_by_time(self) -> bool:
-        """Whether the last save is long enough ago; by this rank's clock."""
-        waited_s = time.monotonic() - self._last_s
-        return self.enabled and waited_s >= self._settings.interval_s and not self._saver.busy
-
-    def is_due(self, step: int, asked_at: int | None) -> bool:
-        """Whether to save after a step: its number asks for it, or the first rank did, and not before the last save."""
-        multiples = (self._settings.interval_steps, self._settings.keep_every_steps)
-        by_number = self.enabled and any(of is not None and step % of == 0 for of in multiples)
-        return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
-
-    def seconds_of_a_save(self) -> float:
-        """What the next one will take: as long as the last, or a guess."""
-        if not self.enabled:
-            return 0.0
-        return self._seconds if self._seconds is not None else self._guessed_s
-
-    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
-        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
-        self._last_s = time.monotonic()
-        self.at_step = state.step
-        urgent = wait or not self._settings.asynchronous
-        self._saver.begin(state, rollbacks=rollbacks, urgent=urgent)
-        if urgent:
-            self.wait()
-
     def tell_finished(self) -> None:
         """Make events of the saves that have ended."""
-        for saved in self._saver.take_finished():
+        for saved in self.take_finished():
             if saved.error is None:
                 self._seconds = saved.seconds
                 self.newest, self.saved_step = saved.name, saved.step
@@ -341,17 +307,17 @@ class Keeper:
         """Until nothing is being written, on any rank; in rounds, as a save may take longer than ranks wait."""
         busy = True
         while busy:
-            self._saver.wait(_ROUND_S)
-            (busy_ranks,) = self._ranks.sum(float(self._saver.busy))
+            self._join(_ROUND_S)
+            (busy_ranks,) = self._ranks.sum(float(self.busy))
             busy = busy_ranks > 0
-            if not self._saver.busy:
+            if not self.busy:
                 self._progressed()  # of a rank that writes, the writing itself is the sign of life
-        self._saver.wait()
+        self._join()
         self.tell_finished()
 
     def abandon(self) -> None:
         """Let a save that is under way end, for a while: other ranks are gone, and this one is about to go."""
-        self._saver.wait(_ABANDONED_S)
+        self._join(_ABANDONED_S)
         self.tell_finished()
 
     def has_saved(self, step: int) -> bool:

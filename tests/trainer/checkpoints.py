@@ -110,10 +110,3 @@ def refusing(name: str, number: int) -> Callable[..., object]:
         return plain(path, *arguments, **options)
 
     return open_or_fail
-
-
-def save(saver, state, rollbacks=0, wait=False):
-    """Save a state; with ``wait`` it is written on return."""
-    saver.begin(state, rollbacks=rollbacks, urgent=wait)
-    if wait:
-        saver.wait()
