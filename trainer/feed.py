@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -207,11 +207,11 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
     loader = DataLoader(
         _ToldSource(source),
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
-        collate_fn=_as_it_is,
+        collate_fn=lambda batch: batch,  # what the loader calls a list is a whole micro-batch here
         num_workers=workers,
         prefetch_factor=config.data.prefetch_batches,
         pin_memory=pinned,
-        worker_init_fn=_begin_loading,
+        worker_init_fn=lambda _: ignore_signals(),
         multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
     )
     return map(_or_refused, loader)
@@ -254,14 +254,6 @@ class Upcoming:
         """Numbers that tell sample and epoch, of the next so many micro-batches that the loader has been asked for."""
         segments = [plan.segments for plan in islice(self._waiting, count)]
         return np.concatenate([one.epochs * dataset_samples + one.samples for one in segments])
-
-
-def _begin_loading(_: int) -> None:
-    ignore_signals()
-
-
-def _as_it_is(batch: Any) -> Any:  # noqa: ANN401 - what the loader calls a list is a whole micro-batch here
-    return batch
 
 
 TakeMicroBatches = Callable[[Iterator[MicroBatch], int], list[MicroBatch]]

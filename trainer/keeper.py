@@ -65,14 +65,6 @@ class Saved:
     """Why older ones could not be removed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodCheckpoint:
-    """One that a rollback returns to."""
-
-    path: Path
-    manifest: Manifest
-
-
 class Keeper:
     """Saves and restores a run.
 
@@ -331,7 +323,7 @@ class Keeper:
         if self.owns(path):
             self.newest, self.saved_step = path.name, manifest.state.step
 
-    def newest_good(self) -> GoodCheckpoint:
+    def newest_good(self) -> tuple[Path, Manifest]:
         """What a rollback returns to: the first rank looks, and tells all.
 
         Raises:
@@ -347,7 +339,7 @@ class Keeper:
                 "save more often with train.checkpoint.interval_steps.",
             )
         path, text = json.loads(told)
-        return GoodCheckpoint(path=Path(path), manifest=parse_manifest(json.loads(text), path))
+        return Path(path), parse_manifest(json.loads(text), path)
 
     def _damaged(self, path: Path, why: str) -> None:
         self._tell_event(

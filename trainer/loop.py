@@ -23,7 +23,7 @@ from trainer.journal import Journal, Screen, describe_run, open_dataset, peak_of
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.optimizer import learning_rate
-from trainer.overseer import Overseer, Verdict, event_of, rollback_event
+from trainer.overseer import Overseer, Verdict, event_of, rollback_event, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
@@ -225,13 +225,14 @@ class _Run:
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
         reserve_s = self._reserve.seconds(save_s=self._keeper.seconds_of_a_save(), evaluation_due=evaluation_due)
-        told = self._overseer.to_tell(
+        told = tell(
+            rank=self._ranks.rank,
             signal_number=self._watch.asked_by,
             time_is_over=self._ranks.leads and self._budget.over(reserve_s),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
         result = self._training.step.run(
-            batches, self._lr, part_of_it=row_due, limits=self._overseer.limits(), told=told
+            batches, self._lr, part_of_it=row_due, limits=self._overseer.health.limits(), told=told
         )
         self._done = done
         self._overseer.add(done, result, self._supply.samples)
@@ -274,15 +275,15 @@ class _Run:
 
     def _roll_back(self, verdict: Verdict) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""
-        good = self._keeper.newest_good()
-        behind, state = self._supply.whole_position(), good.manifest.state
-        self._keeper.restore(good.path, good.manifest)
+        path, manifest = self._keeper.newest_good()
+        behind, state = self._supply.whole_position(), manifest.state
+        self._keeper.restore(path, manifest)
         self._overseer.roll_back(state.health, at_step=verdict.at_step, to_step=state.step)
         undone, self._done = self._done, state.step
         self._meter.forget()
         self._supply.start_at(behind)
         told = rollback_event(
-            verdict, from_step=undone, to=state, name=good.path.name, behind=behind, health=self._overseer.health
+            verdict, from_step=undone, to=state, name=path.name, behind=behind, health=self._overseer.health
         )
         self._journal.event(told)
         self._save()

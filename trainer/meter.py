@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,16 +132,6 @@ class _Pace:
     step_s: float
     compute_s: float | None
     data_wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a row says of all ranks in the interval before; None as far as it is not known."""
-
-    slowest_rank: int | None = None
-    slowest_rank_ratio: float | None = None
-    longest_data_wait_s: float | None = None
-    longest_data_wait_rank: int | None = None
 
 
 class Meter:
@@ -313,33 +304,26 @@ class Meter:
             head_overflows=row.head_overflows,
             recompilations=row.recompilations,
             skipped_steps=row.skipped_steps,
-            slowest_rank=told.slowest_rank,
-            slowest_rank_ratio=told.slowest_rank_ratio,
-            longest_data_wait_s=told.longest_data_wait_s,
-            longest_data_wait_rank=told.longest_data_wait_rank,
+            **told,
         )
 
-    def _look_at_pace(self, numbers: Sequence[float], world: int) -> _Told:
-        """What all ranks' times of the interval before show."""
+    def _look_at_pace(self, numbers: Sequence[float], world: int) -> dict[str, Any]:
+        """What all ranks' times of the interval before show, and what a row says of them, as far as it is known."""
         before = self._pace_told.popleft()
+        said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
         if before is None:
-            return _Told()
-        compute_s = [_finite(value) for value in numbers[:world]]
-        self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=numbers[world:], compute_s=compute_s)
+            return said
+        compute_s, waits_s = [_finite(value) for value in numbers[:world]], numbers[world:]
+        self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=waits_s, compute_s=compute_s)
         if world == 1:
-            return _Told()
-        waits_s = numbers[world:]
+            return said
         waiting = max(range(world), key=waits_s.__getitem__)
+        said |= {"longest_data_wait_s": waits_s[waiting], "longest_data_wait_rank": waiting}
         known_s = [value for value in compute_s if value is not None]
         if len(known_s) < world or min(known_s) <= 0:
-            return _Told(longest_data_wait_s=waits_s[waiting], longest_data_wait_rank=waiting)
+            return said
         slowest = max(range(world), key=known_s.__getitem__)
-        return _Told(
-            slowest_rank=slowest,
-            slowest_rank_ratio=known_s[slowest] / statistics.median_low(known_s),
-            longest_data_wait_s=waits_s[waiting],
-            longest_data_wait_rank=waiting,
-        )
+        return said | {"slowest_rank": slowest, "slowest_rank_ratio": known_s[slowest] / statistics.median_low(known_s)}
 
 
 def _computed_s(result: StepResult) -> float:

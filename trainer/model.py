@@ -19,19 +19,10 @@ VOCAB_MULTIPLE = 64
 """Matrix units work in tiles, so the embedding is padded to whole ones; the extra ids never occur."""
 
 # These count positions from pad_token_id + 1, so a row of S tokens needs S + pad_token_id + 1 positions.
-_POSITIONS_START_AFTER_PAD = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "luke",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
-)
+_POSITIONS_START_AFTER_PAD = {
+    "camembert", "data2vec-text", "esm", "luke", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+}  # fmt: skip
 
 
 def family_of(config: PretrainedConfig) -> Family | None:

@@ -17,7 +17,7 @@ import torch
 from trainer.checkpoint import TrainingState
 from trainer.config import TrainConfig
 from trainer.events import SEVERITY, Action, EventRow, Finding, happened, strongest
-from trainer.health import HealthMonitor, Limits, Vitals
+from trainer.health import HealthMonitor, Vitals
 from trainer.parallel import Ranks
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark, to_host
@@ -134,16 +134,6 @@ class Overseer:
         self._samples: deque[tuple[int, npt.NDArray[np.int64]]] = deque(maxlen=_REMEMBERED_STEPS)
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
-
-    def limits(self) -> Limits:
-        """Above which the device leaves a step out."""
-        return self.health.limits()
-
-    def to_tell(self, *, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
-        """What this rank tells the others with its next step."""
-        return tell(
-            rank=self._ranks.rank, signal_number=signal_number, time_is_over=time_is_over, save_is_due=save_is_due
-        )
 
     def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
         """A step was handed to the device.

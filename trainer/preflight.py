@@ -161,11 +161,12 @@ def _ranks_by_value(facts: Sequence[Mapping[str, str]], name: str) -> dict[str, 
 
 
 def _shown(ranks: Mapping[str, Sequence[int]]) -> str:
-    parts = []
-    for value, those in ranks.items():
-        numbers = ", ".join(map(str, those[:4])) + (f" and {len(those) - 4} more" if len(those) > 4 else "")
-        parts.append(f"{value[:24]} on {'rank' if len(those) == 1 else 'ranks'} {numbers}")
-    return "; ".join(parts)
+    return "; ".join(f"{value[:24]} on {_named(those)}" for value, those in ranks.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:4]))}{more}"
 
 
 def _never_tried(rows: int) -> Remark:
@@ -191,18 +192,14 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str], *,
             f"{int(here_bytes) / 2**30:.0f} GiB",
             next_step="Probe on this machine: autotune probe --model MODEL --data DIR",
         )
-    here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0], "allotted_cpus": None}
+    here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
         remarks.append(Remark(message=f"the profile was {made} for a CPU, this is a GPU", next_step=_PROBE_AGAIN))
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
-            what = name.replace("_", " ")
-            remarks.append(
-                Remark(
-                    message=f"the profile was {made} for {what} {tuned}, here is {here[name]}", next_step=_PROBE_AGAIN
-                )
-            )
+            message = f"the profile was {made} for {name.replace('_', ' ')} {tuned}, here is {here[name]}"
+            remarks.append(Remark(message=message, next_step=_PROBE_AGAIN))
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
         remarks.append(
@@ -256,8 +253,7 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
         file.unlink()
     if not missing:
         return []
-    shown = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    message = f"{place} of rank 0 is not there for {'rank' if len(missing) == 1 else 'ranks'} {shown}"
+    message = f"{place} of rank 0 is not there for {_named(missing)}"
     next_step = "Choose an --out on a file system that all nodes see."
     if needed:
         raise BadConfig(f"{message}, and under this strategy all ranks write checkpoints there", next_step=next_step)

@@ -35,36 +35,15 @@ from trainer.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
 _SAME_DATA = (
-    ("model", "config"),
-    ("model", "null_keys"),
-    ("seq_length_tokens",),
-    ("layout",),
-    ("global_batch_rows",),
-    ("global_batch_tokens",),
-    ("global_batch_samples",),
-    ("seed",),
-)
+    "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_rows", "global_batch_tokens",
+    "global_batch_samples", "seed",
+)  # fmt: skip
 """A position in the data, and the weights, mean nothing under other values of these."""
 _RECIPE = (
-    ("learning_rate",),
-    ("schedule",),
-    ("warmup_steps",),
-    ("decay_share",),
-    ("final_learning_rate_share",),
-    ("weight_decay",),
-    ("adam_beta1",),
-    ("adam_beta2",),
-    ("adam_epsilon",),
-    ("max_grad_norm",),
-    ("max_steps",),
-    ("masking_probability",),
-    ("attention_dropout",),
-    ("precision",),
-    ("tf32",),
-    ("max_epochs",),
-    ("parallel", "gradient_dtype"),
-    ("health",),
-)
+    "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
+    "attention_dropout", "precision", "tf32", "max_epochs", "parallel.gradient_dtype", "health",
+)  # fmt: skip
 """What may change between two starts of a run, and is then said."""
 
 
@@ -260,7 +239,12 @@ def _from_path(
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, job, opened)  # the same command, started again
     events: list[EventRow] = []
-    found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=lambda _, why: events.append(_bad(why)))
+
+    def damaged(_: Path, why: str) -> None:
+        told = f"a checkpoint is damaged and was passed over: {why}"
+        events.append(happened(0, "resumed", told, level="error"))
+
+    found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=damaged)
     if found is None:
         raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
     directory, manifest = found
@@ -291,19 +275,18 @@ def compare(before: Mapping[str, Any], config: TrainConfig, where: Path) -> tupl
     for key in _SAME_DATA:
         old, new = _value(before, key), _value(now, key)
         if old != new:
-            name = "train." + ".".join(key)
-            shown = f"{name} is {new!r}, and {where} was trained with {old!r}"
+            shown = f"train.{key} is {new!r}, and {where} was trained with {old!r}"
             raise BadConfig(
-                shown if len(shown) < 200 else f"{name} is not what {where} was trained with",
+                shown if len(shown) < 200 else f"train.{key} is not what {where} was trained with",
                 next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
             )
     pairs = ((key, _value(before, key), _value(now, key)) for key in _RECIPE)
-    return tuple(f"train.{'.'.join(key)} is now {new}, it was {old}" for key, old, new in pairs if old != new)
+    return tuple(f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new)
 
 
-def _value(table: Mapping[str, Any], key: tuple[str, ...]) -> object:
+def _value(table: Mapping[str, Any], key: str) -> object:
     value: Any = table
-    for part in key:
+    for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
@@ -326,7 +309,3 @@ def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
         raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
     opened(writer)
     return writer
-
-
-def _bad(why: str) -> EventRow:
-    return happened(0, "resumed", f"a checkpoint is damaged and was passed over: {why}", level="error")

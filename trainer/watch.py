@@ -59,7 +59,8 @@ class Watch:
         """Longest time without a sign of life."""
         self._record = record
         self._beat_s = time.monotonic()
-        self._step = 0
+        self.step = 0
+        """Steps finished."""
         self._first: tuple[int, float] | None = None
         self._told = False
         self.ending = False
@@ -98,12 +99,7 @@ class Watch:
         """A sign of life."""
         self._beat_s = time.monotonic()
         if step is not None:
-            self._step = step
-
-    @property
-    def step(self) -> int:
-        """Steps finished."""
-        return self._step
+            self.step = step
 
     @property
     def asked_by(self) -> int | None:
@@ -151,17 +147,17 @@ class Watch:
             self._dump()
             where = "" if self.traceback_file is None else f"; {self.traceback_file.name} says where"
             self._leave(
-                f"nothing moved for {still_s:.0f} s after step {self._step}: it hangs, or waits for a rank that "
+                f"nothing moved for {still_s:.0f} s after step {self.step}: it hangs, or waits for a rank that "
                 f"does{where}"
             )
         if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
             reason = f"{name}, and killed before the step ended and the state was saved"
-            if not self._step:
+            if not self.step:
                 reason = f"{name} before the first step; another rank's messages may say why"
             with contextlib.suppress(Exception):  # this thread must go on
-                self._record(Leaving(reason=reason, step=self._step, perhaps=True))
+                self._record(Leaving(reason=reason, step=self.step, perhaps=True))
 
     def _dump(self) -> None:
         faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
@@ -172,7 +168,7 @@ class Watch:
     def _leave(self, reason: str) -> None:
         _say(reason)
         with contextlib.suppress(Exception):
-            self._record(Leaving(reason=reason, step=self._step))
+            self._record(Leaving(reason=reason, step=self.step))
         os._exit(REQUEUE)
 
     def _arm_last_resort(self) -> None:
@@ -262,12 +258,12 @@ class Reserve:
     """Learns from what steps and evaluations took."""
 
     def __init__(self) -> None:
-        self._step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self.step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._evaluation_s = 0.0
 
     def step_took(self, seconds: float) -> None:
         """A step is over, the evaluation that may have followed it not included."""
-        self._step_s.append(seconds)
+        self.step_s.append(seconds)
 
     def evaluation_took(self, seconds: float) -> None:
         """An evaluation is over."""
@@ -276,4 +272,4 @@ class Reserve:
     def seconds(self, *, save_s: float, evaluation_due: bool) -> float:
         """What is still to be done when the time is over."""
         evaluation_s = self._evaluation_s if evaluation_due else 0.0
-        return evaluation_s + _STEPS * max(self._step_s, default=0.0) + _SAVES * save_s + _LEAVING_S
+        return evaluation_s + _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S

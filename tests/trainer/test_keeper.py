@@ -145,8 +145,8 @@ def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_pa
     damaged = write_checkpoint(root, 3)
     write_checkpoint(root, 4, good=False)
     (damaged / "rank-00000.safetensors").write_bytes(b"")
-    found = keeper.newest_good()
-    assert (found.path, found.manifest.state.step) == (good, 2)
+    path, manifest = keeper.newest_good()
+    assert (path, manifest.state.step) == (good, 2)
     assert [(event.kind, "step-000000003" in event.message) for event in told] == [("damaged", True)]
 
 
@@ -159,7 +159,7 @@ def test_what_was_saved_comes_back(keeper_of, training):
         weight.zero_()
     good = keeper.newest_good()
     keeper.at_step = None
-    keeper.restore(good.path, good.manifest)
+    keeper.restore(*good)
     assert torch.equal(weight, before)
     assert (keeper.newest, keeper.at_step) == ("step-000000004", 4)
 
@@ -256,8 +256,8 @@ def test_another_runs_checkpoint_is_not_the_newest_of_this_one(keeper_of, tmp_pa
     other, own = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
     other.save(state_of(4), rollbacks=0, wait=True)
     good = other.newest_good()
-    assert (other.owns(good.path), own.owns(good.path)) == (True, False)
-    own.restore(good.path, good.manifest)
+    assert (other.owns(good[0]), own.owns(good[0])) == (True, False)
+    own.restore(*good)
     assert (own.newest, own.saved_step, own.at_step) == (None, None, 4)
     assert not own.has_saved(4)
 

@@ -9,7 +9,7 @@ from tests.trainer.oracles import config_of
 from tests.trainer.test_vitals import result_of
 from trainer.config import HealthSettings
 from trainer.events import Action
-from trainer.overseer import Overseer
+from trainer.overseer import Overseer, tell
 
 
 class _Ranks:
@@ -95,7 +95,7 @@ def test_the_strongest_of_several_steps_rules(overseer_of):
 
 def test_what_ranks_told_is_read_with_the_step(overseer_of):
     overseer = overseer_of()
-    told = overseer.to_tell(signal_number=signal.SIGTERM, time_is_over=False, save_is_due=False)
+    told = tell(rank=0, signal_number=signal.SIGTERM, time_is_over=False, save_is_due=False)
     overseer.add(1, result_of(told=QUIET), np.array([1]))
     overseer.add(2, result_of(told=[0.0, 0.0, 0.0, 0.0, 1.0]), np.array([2]))
     overseer.add(3, result_of(told=told), np.array([3]))
@@ -108,10 +108,10 @@ def test_what_ranks_told_is_read_with_the_step(overseer_of):
 def test_limits_are_those_of_the_policies(overseer_of):
     for policy, limited in (("warn", False), ("skip", True), ("rollback", True)):
         overseer = overseer_of(on_spike=policy)
-        assert math.isinf(overseer.limits().loss)
+        assert math.isinf(overseer.health.limits().loss)
         ordinary(overseer)
-        assert math.isfinite(overseer.limits().loss) == limited
-        assert math.isinf(overseer.limits().grad_norm)
+        assert math.isfinite(overseer.health.limits().loss) == limited
+        assert math.isinf(overseer.health.limits().grad_norm)
 
 
 def test_a_rollback_forgets_the_steps_that_are_undone(overseer_of, events):
@@ -132,5 +132,5 @@ def test_what_a_checkpoint_remembers_is_taken_up(overseer_of):
     first, second = overseer_of(on_spike="skip"), overseer_of(on_spike="skip")
     ordinary(first)
     second.go_on(first.health.to_json(), skipped_steps=3)
-    assert second.limits() == first.limits()
+    assert second.health.limits() == first.health.limits()
     assert second.skipped_steps == 3
