@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.conftest import write_dataset
 from tests.trainer.checkpoints import leave, resolved_of
 from tests.trainer.oracles import SHAPES, config_of
-from tests.trainer.test_vitals import read_late
+from tests.trainer.test_overseer import read_late
 from trainer.batch import make_plan
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings

@@ -11,7 +11,7 @@ from tests.trainer.oracles import (
     relative_distance,
     training_of,
 )
-from trainer import attention, varlen
+from trainer import attention
 from trainer.build import GraphCounter
 from trainer.config import ModelSettings
 from trainer.dataset import TokenDataset
@@ -197,7 +197,7 @@ def _as_an_operation(query, key, value, query_edges, key_edges, _, most_keys, *,
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, patterned_dataset, monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(varlen, "varlen_attn", _as_an_operation)
+    monkeypatch.setattr(narrow, "varlen_attn", _as_an_operation)
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(family)
     loss, gradients = gradients_of(training_of(config, dataset), micro_batches(dataset, config))
