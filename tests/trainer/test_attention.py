@@ -10,7 +10,7 @@ from tests.trainer.oracles import (
     relative_distance,
     training_of,
 )
-from trainer import attention
+from trainer import attention, narrow
 from trainer.attention import DocumentPlaces, attend_within_documents, choose_attention
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds, TokenDataset

@@ -11,7 +11,7 @@ from tests.trainer.oracles import (
     relative_distance,
     training_of,
 )
-from trainer import attention
+from trainer import attention, narrow
 from trainer.build import GraphCounter
 from trainer.config import ModelSettings
 from trainer.dataset import TokenDataset
