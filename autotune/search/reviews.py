@@ -1,8 +1,8 @@
 """Where verdicts on profiles lie: beside the report, appended to and never taken back."""
 
 import contextlib
-import fcntl
 import json
+import math
 import os
 import shlex
 from collections.abc import Iterator
@@ -28,6 +28,7 @@ from autotune.errors import BadInput, ProfileRefused
 from autotune.search.profiles import report_directory
 from autotune.store import unwritable_means_bad_input, write_atomically
 from trainer.config import TrainConfig
+from trainer.disk import locked
 from trainer.errors import BadConfig
 from trainer.events import utc_now
 from trainer.resolve import profile_sha256, read_profile_tables
@@ -237,12 +238,8 @@ def _text(reviews: list[Review]) -> str:
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """One writer at a time, so that of two verdicts given at once none is lost."""
-    with unwritable_means_bad_input(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        fd = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        with contextlib.suppress(OSError):  # file systems that cannot lock: then it is as with any file
-            fcntl.flock(fd, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        with unwritable_means_bad_input(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(directory / _LOCK_FILE, math.inf, needed=False))
         yield
-    finally:
-        os.close(fd)

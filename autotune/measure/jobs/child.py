@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.disk import write_atomically
 from trainer.errors import TrainerError
 from trainer.failure import is_vague, out_of_memory
 
@@ -50,9 +51,7 @@ def account(job: Callable[[], dict[str, Any]], result_file: Path, *, first_attem
     except Exception as error:  # noqa: BLE001 - the border of the process: every failure becomes an outcome
         _lift_limit()
         result = _failure(error, first_attempt)
-    partial = result_file.with_suffix(".partial")
-    partial.write_text(json.dumps(result | {"ended_s": time.monotonic()}))
-    partial.replace(result_file)
+    write_atomically(result_file, json.dumps(result | {"ended_s": time.monotonic()}), durable=False)
     return bool(result["status"] == "measured")
 
 

@@ -17,6 +17,7 @@ import transformers
 
 from autotune.measure.jobs.child import account
 from trainer.config import TrainConfig
+from trainer.disk import write_atomically
 from trainer.parallel import Ranks, join_ranks, leave_ranks
 
 JOBS = frozenset({"links", "exchange"})
@@ -79,9 +80,7 @@ def _take(request: dict[str, Any], directory: Path, ranks: Ranks) -> bool:
 
 def write(file: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(value))
-    partial.replace(file)
+    write_atomically(file, json.dumps(value), durable=False)
 
 
 def main() -> None:
