@@ -5,7 +5,6 @@ The only writer of ``profiles/`` and ``reports/``.
 
 import contextlib
 import json
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from trainer import disk
 from trainer.schema import canonical_json, canonical_sha256
 
 MAX_LEDGER_BYTES = 256 * 2**20
@@ -48,16 +48,7 @@ def write_atomically(path: Path, text: str) -> None:
     """
     with unwritable_means_bad_input(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        try:
-            with temporary.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        disk.write_atomically(path, text)
 
 
 def check_writable(directory: Path) -> None:
@@ -119,19 +110,8 @@ class Ledger:
         """
         line = canonical_json({"record": record, "sha256": canonical_sha256(record)}) + b"\n"
         with unwritable_means_bad_input(self._file):
-            created = not self._file.exists()
-            if created:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                view = memoryview(line)
-                while view:
-                    view = view[os.write(fd, view) :]
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            if created:
-                _sync_directory(self.directory)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            disk.append_whole(self._file, line, durable=True)
 
     def read(self) -> LedgerContent:
         """Merge all writers' records, ordered by their ``time_utc``."""
@@ -165,13 +145,3 @@ def _checked(line: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return record if intact else None
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename or a new name durable; file systems that cannot are left alone."""
-    with contextlib.suppress(OSError):
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

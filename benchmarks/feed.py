@@ -29,8 +29,7 @@ from trainer.batch import make_plan
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.packing import pack_rows
-from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, pack_rows
 
 ROWS, ROW_TOKENS = 64, 512
 SAMPLES = 20_000

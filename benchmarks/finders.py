@@ -147,7 +147,7 @@ class _Bench:
 
     def learning_rate(self, step: int) -> float:
         """As training begins."""
-        from trainer.schedule import learning_rate
+        from trainer.optimizer import learning_rate
 
         return learning_rate(self.config, step)
 

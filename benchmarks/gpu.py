@@ -46,8 +46,7 @@ from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
 from trainer.peaks import peak_flops_per_s
-from trainer.record import RUN_FILE, Run, read_run
-from trainer.sources import code_sha256
+from trainer.record import RUN_FILE, Run, code_sha256, read_run
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "reports" / "gpu"

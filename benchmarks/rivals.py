@@ -27,12 +27,11 @@ from trainer.dataset import TOKENIZER_NAME, TokenDataset
 from trainer.events import EventRow
 from trainer.loop import train
 from trainer.model import build_config
-from trainer.optimizer import set_learning_rate
+from trainer.optimizer import learning_rate, set_learning_rate
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
 from trainer.record import EvaluationRow, RunHeader, StepRow
 from trainer.resolve import ResolvedConfig
-from trainer.schedule import learning_rate
 from trainer.writer import RunWriter
 
 _START_TIMEOUT_S = 900.0

@@ -13,15 +13,15 @@ import torch
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.batch import make_plan
 from trainer.build import build_training
+from trainer.checkpoint import MANIFEST_FILE, Manifest, PositionEntry, TrainingState, manifest_text, parse_manifest
 from trainer.config import CheckpointSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
+from trainer.events import EventRow
 from trainer.feed import MicroBatchSource, make_loader, micro_batch_plans
-from trainer.keeper import state_bytes
-from trainer.manifest import MANIFEST_FILE, Manifest, PositionEntry, TrainingState, manifest_text, parse_manifest
+from trainer.keeper import Keeper, state_bytes
 from trainer.parallel import join_ranks
 from trainer.presets import model_settings
 from trainer.resolve import resolve
-from trainer.saver import Saver
 from trainer.schema import read_json
 
 _PROFILE = """\
@@ -74,18 +74,18 @@ class SavingTrainer:
         self._training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
         source = MicroBatchSource(dataset, config, plan)
         self._loader = make_loader(source, config, micro_batch_plans(dataset, config, plan, 0))
-        self._savers = {
-            asynchronous: Saver(
-                place / f"checkpoints-{asynchronous}",
-                CheckpointSettings(asynchronous=asynchronous, keep_last=1),
+        kept = {way: CheckpointSettings(asynchronous=way, keep_last=1) for way in (False, True)}
+        self._keepers = {
+            way: Keeper(
+                place / f"asynchronous-{way}",
+                config.model_copy(update={"checkpoint": settings}),
                 self._training,
                 ranks,
                 attempt=1,
-                timeout_s=600,
+                tell_event=self._told,
             )
-            for asynchronous in (False, True)
+            for way, settings in kept.items()
         }
-        self._savers[True].prepare()
         self._file = place / "torch.pt"
         self._step_s = 0.0
         self._save_s = 0.0
@@ -107,7 +107,7 @@ class SavingTrainer:
         """Save as the trainer does."""
         self._number += 1
         began_s = time.perf_counter()
-        self._savers[asynchronous].save(_state(self._number), rollbacks=0)
+        self._keepers[asynchronous].save(_state(self._number), rollbacks=0)
         if asynchronous:
             self.blocked_s.append(time.perf_counter() - began_s)
 
@@ -121,12 +121,13 @@ class SavingTrainer:
 
     def settle(self) -> None:
         """Wait for what is being written; what went wrong is an error here."""
-        for saver in self._savers.values():
-            saver.wait()
-            for saved in saver.take_finished():
-                if saved.error is not None:
-                    raise OSError(saved.error)
-                self._save_s = max(self._save_s, saved.seconds)
+        for keeper in self._keepers.values():
+            keeper.wait()
+
+    def _told(self, event: EventRow) -> None:
+        if event.level != "info":
+            raise OSError(event.message)
+        self._save_s = max(self._save_s, float(event.values["seconds"]))
 
     def steps_of_a_save(self) -> int:
         """How many steps the slowest save so far lasted."""

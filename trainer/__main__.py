@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.attempt import process_started_s
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
+from trainer.config import dotted
 from trainer.errors import DoesNotFit, RanksLost, TrainerError
 from trainer.events import utc_now
-from trainer.manifest import manifest_text, parse_manifest
-from trainer.progress import progress
-from trainer.record import MODEL_DIRECTORY, RunExit, read_exit
+from trainer.progress import ProgressScreen, forgive_closed_streams, progress
+from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, read_exit
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
-from trainer.screen import ProgressScreen, forgive_closed_streams
 from trainer.stage import stage_data
-from trainer.startup import StartClock
 from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent, heard_signals
 from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter
@@ -50,29 +48,30 @@ def main() -> int:
     opened: list[RunWriter] = []
     start = Start()
     try:
-        with _early_signals():
-            resolved = resolve(
-                arguments.profile,
-                assignments=arguments.set,
-                data=arguments.data,
-                expect_sha256=arguments.expect_profile_sha256,
-            )
-            if resolved.config.device == "cpu":
-                # Before torch is imported: its threads wait by spinning, and where others use a core as well, one of
-                # them then keeps the next from its turn for seconds.
-                os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-            if leads:
-                clock.ended("import")
-                writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
-                clock.ended("restore")
-                _print_settings(resolved)
-            job = _Job(resolved=resolved, rank=rank, writer=writer, start=start, clock=clock)
-            job.prepare()
+        for number in heard_signals():  # until training watches for them, they end the process in order
+            signal.signal(number, _raise_signalled)
+        resolved = resolve(
+            arguments.profile,
+            assignments=arguments.set,
+            data=arguments.data,
+            expect_sha256=arguments.expect_profile_sha256,
+        )
+        if resolved.config.device == "cpu":
+            # Before torch is imported: its threads wait by spinning, and where others use a core as well, one of
+            # them then keeps the next from its turn for seconds.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if leads:
+            clock.ended("import")
+            writer, start = choose_run(arguments.out, arguments.resume, resolved, opened=opened.append)
+            clock.ended("restore")
+            _print_settings(resolved)
+        job = _Job(resolved=resolved, rank=rank, writer=writer, start=start, clock=clock)
+        job.prepare()
         return job.run()
     except _Signalled as signalled:
-        name = signal.Signals(signalled.number).name
-        reason = f"{name} before training began"
-        code = 130 if signalled.number == signal.SIGINT else REQUEUE
+        (number,) = signalled.args
+        reason = f"{signal.Signals(number).name} before training began"
+        code = 130 if number == signal.SIGINT else REQUEUE
         sys.stderr.write(f"train: {reason}\n")
         if (word := read_word(os.environ)) is not None:
             code, reason = word  # torchrun ends all ranks when one fails
@@ -80,7 +79,8 @@ def main() -> int:
         return code
     except TrainerError as error:
         # One rank of each node: what is wrong may be wrong there only.
-        _complain(error, aloud=os.environ.get("LOCAL_RANK", "0") == "0")
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
         if not leads:
             leave_word(os.environ, error.exit_code, f"rank {rank}: {error.message}")
         _record(opened[0] if opened else None, error.exit_code, error.message, clock)
@@ -90,26 +90,11 @@ def main() -> int:
 class _Signalled(BaseException):
     """A signal came before training began; like Ctrl-C, nothing catches it on the way."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
-
-class _early_signals:  # noqa: N801 - used as a function
-    """Until training watches for signals, they end the process in order."""
-
-    def __enter__(self) -> None:
-        for number in heard_signals():
-            signal.signal(number, self._raise)
-
-    def __exit__(self, *_: object) -> None:
-        """The watch has taken them over."""
-
-    @staticmethod
-    def _raise(number: int, frame: object) -> None:
-        for other in SIGNALS:  # one is enough, and another must not disturb the leaving
-            signal.signal(other, signal.SIG_IGN)
-        raise _Signalled(number)
+def _raise_signalled(number: int, frame: object) -> None:
+    for other in SIGNALS:  # one is enough, and another must not disturb the leaving
+        signal.signal(other, signal.SIG_IGN)
+    raise _Signalled(number)
 
 
 @dataclass
@@ -353,18 +338,9 @@ def command_line() -> argparse.ArgumentParser:
 
 def _print_settings(resolved: ResolvedConfig) -> None:
     """Every value and where it came from, on standard error."""
-    values = resolved.config.model_dump(mode="json")
+    values = dotted(resolved.config.model_dump(mode="json"), "train.") | {"train.data.path": resolved.data_dir}
     for key, source in sorted(resolved.sources.items()):
-        value: object = values
-        for part in key.split(".")[1:]:
-            value = value.get(part) if isinstance(value, dict) else None
-        shown = str(resolved.data_dir) if key == "train.data.path" else str(value)
-        sys.stderr.write(f"{key} = {shown}  ({source})\n")
-
-
-def _complain(error: TrainerError, *, aloud: bool) -> None:
-    if aloud:
-        sys.stderr.write(f"error: {error.message}\n  next: {error.next_step}\n")
+        sys.stderr.write(f"{key} = {values.get(key)}  ({source})\n")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
 from trainer.feed import MicroBatch
-from trainer.narrow import AskedInDocuments, AskedInRows
-from trainer.varlen import attend_documents
+from trainer.narrow import AskedInDocuments, AskedInRows, attend_documents
 
 AttentionKind = Literal["varlen", "sdpa", "row"]
 
@@ -51,11 +50,7 @@ def choose_attention(
 ) -> ChosenAttention:
     """Which way to take.
 
-    Args:
-        config: Says what was asked for.
-        model_config: Of the model.
-        device: Where it runs.
-        known: Whether the encoder passes on where its documents lie.
+    ``known`` says whether the encoder passes on where its documents lie.
 
     Raises:
         BadConfig: If rows are packed and the encoder is unknown, or varlen was asked for and cannot be had.
@@ -203,12 +198,8 @@ def encoder_inputs(
 ) -> EncoderInputs:
     """Tell an encoder where documents lie, in such a way that it builds no mask of its own.
 
-    Args:
-        batch: On the device.
-        kind: How attention is computed.
-        dtype: Of queries and keys.
-        first_position: The number of a document's first position: RoBERTa begins after the padding id.
-        window_tokens: How far layers with a sliding window reach to either side; None without such layers.
+    A document's first position is ``first_position``, as RoBERTa begins after the padding id. ``window_tokens`` is how
+    far layers with a sliding window reach to either side; None without such layers.
     """
     if kind == "row":
         arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
@@ -237,10 +228,7 @@ def encoder_inputs(
 def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> AskedInDocuments:
     """Which places ask, for varlen.
 
-    Args:
-        inputs: Of the same micro-batch.
-        batch: On the device.
-        place_K: Ascending.
+    ``place_K`` is ascending.
     """
     assert inputs.edges is not None
     row_tokens = batch.ids_BS.shape[1]
@@ -259,12 +247,8 @@ def asked_in_rows(
 ) -> AskedInRows:
     """Which places ask, for whole rows under a mask.
 
-    Args:
-        inputs: Of the same micro-batch.
-        batch: On the device.
-        place_K: Those to predict, ascending, then such as count for nothing.
-        row_slots: As many as any row has to predict, or more.
-        dtype: Of queries and keys.
+    ``place_K`` are those to predict, ascending, then such as count for nothing; ``row_slots`` as many as any row has to
+    predict, or more.
     """
     assert inputs.places is not None
     rows, width = batch.ids_BS.shape

@@ -17,11 +17,6 @@ NUMA_VARIABLE = "AUTOTUNE_NUMA_BINDING"
 def bind_near(pci_address: str, environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> frozenset[int]:
     """Bind all threads of this process, and those to come, to the allotted processors of a GPU's NUMA node.
 
-    Args:
-        pci_address: Of the GPU, such as ``0000:dc:00.0``.
-        environment: May say that nothing is bound.
-        root: Where ``/sys`` is looked for.
-
     Returns:
         The processors that are near; empty if nothing was bound.
     """

@@ -13,26 +13,126 @@ and the first rank makes the manifest of them.
 
 import contextlib
 import errno
+import json
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_file
+from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_atomically, write_file
 from trainer.errors import BadConfig, DiskTrouble
-from trainer.manifest import (
-    CHECKPOINT_SCHEMA_VERSION,
-    MANIFEST_FILE,
-    BadCheckpoint,
-    Manifest,
-    TensorEntry,
-    TrainingState,
-    manifest_text,
-    parse_manifest,
-)
-from trainer.schema import Table, parse_table, read_json
+from trainer.schema import Table, canonical_sha256, parse_table, read_json
+from trainer.stream import Position
+
+MANIFEST_FILE = "manifest.json"
+CHECKPOINT_SCHEMA_VERSION: Literal[1] = 1
+_FILE_NAME = re.compile(r"rank-\d{5,9}\.safetensors")
+_HASH_KEY = "content_sha256"
+
+
+class BadCheckpoint(Exception):
+    """A checkpoint is damaged or incomplete; the message says what is wrong."""
+
+
+class Part(Table):
+    """A part of a tensor: rows ``begin`` to ``end`` of its first dimension, or all of it."""
+
+    file: str
+    begin: int
+    end: int
+
+
+class TensorEntry(Table):
+    """A tensor and where its parts lie."""
+
+    dtype: str
+    """As safetensors names it."""
+    shape: list[int]
+    parts: list[Part]
+
+
+class PositionEntry(Table):
+    """Where the job is in its data."""
+
+    steps: int
+    rows: int
+    lanes: list[int]
+
+    def position(self) -> Position:
+        """As streams take it."""
+        return Position(steps=self.steps, rows=self.rows, lanes=tuple(self.lanes))
+
+
+class TrainingState(Table):
+    """What is not a tensor.
+
+    The learning rate follows from the step and from ``health``, dropout from the seed, the position and the rank; so
+    schedule and random numbers need no more than this.
+    """
+
+    step: int
+    """Optimizer steps taken."""
+    position: PositionEntry
+    config: dict[str, Any]
+    """The configuration that led here."""
+    config_sha256: str
+    dataset_hash: str
+    world_size: int
+    good: bool
+    """Whether nothing was wrong with loss and gradient: what a rollback may return to."""
+    health: dict[str, Any]
+    """The monitors' memory, as ``trainer.health`` writes it."""
+    noise_scale: list[float]
+    """Smoothed signal and noise of the gradient noise scale."""
+    head_overflows: int
+    skipped_steps: int
+
+
+class Manifest(Table):
+    """``manifest.json``; on disk with a hash of itself."""
+
+    schema_version: Literal[1]
+    written_utc: str
+    state: TrainingState
+    files: list[FileEntry]
+    tensors: dict[str, TensorEntry]
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """As it lies on disk."""
+    table = manifest.model_dump(mode="json")
+    return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
+
+
+def parse_manifest(table: object, where: str) -> Manifest:
+    """A manifest from its JSON value.
+
+    Raises:
+        BadCheckpoint: If it is not one, or not as it was written.
+    """
+    if not isinstance(table, dict):
+        raise BadCheckpoint(f"{where} is not a table")
+    content = {key: value for key, value in table.items() if key != _HASH_KEY}
+    try:
+        as_written = table.get(_HASH_KEY) == canonical_sha256(content)
+    except ValueError:  # NaN, or half a character: nothing that was ever written
+        as_written = False
+    if not as_written:
+        raise BadCheckpoint(f"{where} is not as it was written")
+    try:
+        manifest = parse_table(Manifest, content, where=where)
+    except BadConfig as error:
+        raise BadCheckpoint(error.message) from error
+    names = {file.name for file in manifest.files}
+    if not all(_FILE_NAME.fullmatch(name) for name in names):
+        raise BadCheckpoint(f"{where} names files elsewhere")
+    if any(part.file not in names for entry in manifest.tensors.values() for part in entry.parts):
+        raise BadCheckpoint(f"{where} does not list all of its files")
+    return manifest
+
 
 CHECKPOINTS_DIRECTORY, LATEST_FILE = "checkpoints", "latest"
 _NAME = re.compile(r"step-(\d{9,15})(?:-rollback-(\d{1,6}))?")
@@ -74,16 +174,9 @@ class CheckpointWriter:
 
     A writer that fails leaves word of it for the first one, which then gives up as well.
 
-    Args:
-        root: The directory of all checkpoints.
-        name: Of this one.
-        attempt: Number of the run's start, so that what an earlier start left unfinished is not taken for this one's.
-        rank: Of this process.
-        writers: Ranks that write, the first among them.
-        timeout_s: How long the first rank waits for a share that does not grow.
-        number: Of the save, counted by every rank alike from the start on: one that is tried again must not find what
-            the first try left.
-        progressed: Called now and then as long as something is written, by this rank or by one that it waits for.
+    ``attempt`` (the run's start) and ``number`` (the save, counted by every rank alike) keep what an earlier one left
+    from being taken for this one's. The first of ``writers`` waits ``timeout_s`` for a share that does not grow.
+    ``progressed`` is called now and then as long as something is written, by this rank or by one that it waits for.
     """
 
     def __init__(
@@ -98,7 +191,7 @@ class CheckpointWriter:
         number: int = 1,
         progressed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._root, self._name, self._rank, self._writers = root, name, rank, writers
+        self._root, self.name, self._rank, self._writers = root, name, rank, writers
         self._timeout_s, self._progressed = timeout_s, progressed
         self._of_this_start = f".step-*.attempt-{attempt}.save-*.partial"
         self._partial = root / f".{name}.attempt-{attempt}.save-{number}.partial"
@@ -106,24 +199,21 @@ class CheckpointWriter:
     def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState, utc: str) -> None:
         """Write this rank's file, and on the first rank the manifest of all, and publish.
 
-        Args:
-            content: The bytes of the file.
-            tensors: What is in it.
-            state: The same on every rank.
-            utc: The time.
-
         Raises:
             OSError: If the disk or a quota is full, or anything else is wrong with it.
             TimeoutError: If another rank's share did not come.
         """
         try:
             if self._leads:
-                self._clear_earlier()
+                # What earlier saves of this start left: a rank may have written on after the first gave up.
+                for partial in self._root.glob(self._of_this_start):
+                    if partial != self._partial:
+                        shutil.rmtree(partial, ignore_errors=True)
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
             entry = write_file(self._partial / f"{_stem(self._rank)}.safetensors", content, progressed=self._progressed)
             share = _Share(file=entry, tensors=tensors)
             if not self._leads:
-                self._leave(share)
+                write_atomically(self._partial / f"{_stem(self._rank)}.json", share.model_dump_json())
                 return
             shares = [share, *(self._wait_for(rank) for rank in self._writers[1:])]
             manifest = Manifest(
@@ -142,38 +232,30 @@ class CheckpointWriter:
     def _leads(self) -> bool:
         return self._rank == self._writers[0]
 
-    def _clear_earlier(self) -> None:
-        """Remove what earlier saves of this start left: a rank may have written on after the first gave up."""
-        for partial in self._root.glob(self._of_this_start):
-            if partial != self._partial:
-                shutil.rmtree(partial, ignore_errors=True)
-
     def _publish(self, manifest: Manifest) -> None:
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self._writers[1:]:
             (self._partial / f"{_stem(rank)}.json").unlink()
         sync(self._partial)
-        final = self._root / self._name
+        final = self._root / self.name
         if final.exists():  # damaged, or this step would not have been taken again
-            final.rename(self._root / f".{self._name}.{secrets.token_hex(4)}.replaced")
+            final.rename(self._root / f".{self.name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
         with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
-            point_to_latest(self._root, self._name)
-        for replaced in self._root.glob(f".{self._name}.*.replaced"):
+            point_to_latest(self._root, self.name)
+        for replaced in self._root.glob(f".{self.name}.*.replaced"):
             shutil.rmtree(replaced, ignore_errors=True)
-
-    def _leave(self, share: _Share) -> None:
-        final = self._partial / f"{_stem(self._rank)}.json"
-        write_file(final.with_suffix(".half"), memoryview(share.model_dump_json().encode()))
-        final.with_suffix(".half").rename(final)
 
     def _wait_for(self, rank: int) -> _Share:
         share, failed, file = (self._partial / f"{_stem(rank)}{end}" for end in (".json", ".failed", ".safetensors"))
         grown_s, size = time.monotonic(), -1
         while not share.is_file():
             if failed.is_symlink():
-                raise OSError(_errno_in(failed), f"rank {rank} could not write its share")
-            now_s, now_size = time.monotonic(), _size_of(file)
+                number = errno.EIO
+                with contextlib.suppress(OSError, ValueError):
+                    number = int(failed.readlink().name)
+                raise OSError(number, f"rank {rank} could not write its share")
+            now_s, now_size = time.monotonic(), file.stat().st_size if file.is_file() else -1
             if now_size != size:
                 grown_s, size = now_s, now_size
                 self._progressed()
@@ -183,11 +265,7 @@ class CheckpointWriter:
         return parse_table(_Share, read_json(share), where=str(share))
 
     def give_up(self, error: Exception) -> None:
-        """Leave nothing behind, or, where others write as well, the word that it failed.
-
-        Args:
-            error: Why.
-        """
+        """Leave nothing behind, or, where others write as well, the word that it failed."""
         with contextlib.suppress(OSError):
             if self._leads:
                 shutil.rmtree(self._partial, ignore_errors=True)
@@ -197,18 +275,6 @@ class CheckpointWriter:
                 number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
                 # A name needs no room on a full disk, as what is in a file would.
                 (self._partial / f"{_stem(self._rank)}.failed").symlink_to(str(number))
-
-
-def _errno_in(failed: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int(failed.readlink().name)
-    return errno.EIO
-
-
-def _size_of(file: Path) -> int:
-    with contextlib.suppress(OSError):
-        return file.stat().st_size
-    return -1
 
 
 def _stem(rank: int) -> str:
@@ -273,10 +339,7 @@ def newest_checkpoint(
 ) -> tuple[Path, Manifest] | None:
     """The newest whole checkpoint, or None.
 
-    Args:
-        root: The directory of all of them.
-        damaged: Told of each that had to be passed over.
-        good: Whether only such count as a rollback may return to.
+    ``damaged`` is told of each that had to be passed over; with ``good`` only such count as a rollback may return to.
     """
     for path in list_checkpoints(root):
         try:
@@ -302,7 +365,11 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
     kept.update(path for path in checkpoints if keep_every_steps and step_of(path) % keep_every_steps == 0)
-    kept.update(list(_good_ones(checkpoints))[:1])
+    for path in checkpoints:
+        with contextlib.suppress(BadCheckpoint):
+            if _read_manifest(path).state.good:
+                kept.add(path)
+                break
     removed = [path for path in checkpoints if path not in kept]
     for path in removed:
         # Renamed first: a half removed checkpoint must not be taken for a damaged one.
@@ -310,13 +377,6 @@ def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[s
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
     return [path.name for path in removed]
-
-
-def _good_ones(checkpoints: Sequence[Path]) -> Iterator[Path]:
-    for path in checkpoints:
-        with contextlib.suppress(BadCheckpoint):
-            if _read_manifest(path).state.good:
-                yield path
 
 
 def clear_leftovers(root: Path) -> None:
@@ -328,11 +388,4 @@ def clear_leftovers(root: Path) -> None:
 
 def point_to_latest(root: Path, name: str) -> None:
     """Let ``latest`` name a checkpoint."""
-    partial = root / f".{LATEST_FILE}.{secrets.token_hex(4)}"
-    try:
-        write_file(partial, memoryview(f"{name}\n".encode()))
-        partial.rename(root / LATEST_FILE)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync(root)
+    write_atomically(root / LATEST_FILE, f"{name}\n")

@@ -1,6 +1,8 @@
 """The trainer's settings: one schema, declared once; also the ``[train]`` table of a profile. No torch here."""
 
+import enum
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +25,17 @@ LastLayer = Literal["predicted", "all"]
 Checkpointing = Literal["none", "selective", "full"]
 Policy = Literal["warn", "skip", "rollback"]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Tag(enum.Enum):
+    """Groups of settings; ``tagged`` names the members of a group."""
+
+    SPEED = enum.auto()
+    """How a step computes: what recipes for the same training differ in."""
+    PROBED = enum.auto()
+    """What a probed micro-batch holds for."""
+    LOADER = enum.auto()
+    """How data is loaded."""
 
 
 class ModelSettings(Table):
@@ -50,11 +63,11 @@ class DataSettings(Table):
     """Relative to the profile; ``--data`` and ``AUTOTUNE_DATA`` come first. Never absolute inside a profile."""
     dataset_hash: str | None = None
     """The dataset the profile was tuned on; another one is refused."""
-    loader_workers: NonNegative = 0
+    loader_workers: Annotated[NonNegative, Tag.LOADER] = 0
     """Loader processes per rank; 0 loads in the training process."""
-    prefetch_batches: Positive = 2
+    prefetch_batches: Annotated[Positive, Tag.LOADER] = 2
     """Micro-batches each loader process holds ready; without such processes nothing is."""
-    pin_memory: bool = True
+    pin_memory: Annotated[bool, Tag.LOADER] = True
     """Page-locked host memory, where there is a GPU."""
     stage_to: str | None = None
     """A directory on every node's own disk to copy the dataset to before training, such as ``$TMPDIR``; environment
@@ -149,13 +162,13 @@ class TrainConfig(Table):
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     health: HealthSettings = HealthSettings()
-    seq_length_tokens: Annotated[int, Field(ge=8)] = 512
+    seq_length_tokens: Annotated[int, Field(ge=8), Tag.PROBED] = 512
     """Tokens in a row, special tokens included; longer samples are cut."""
-    layout: Layout = "padded"
+    layout: Annotated[Layout, Tag.SPEED, Tag.PROBED] = "padded"
     """What a row holds. ``padded``: one sample, then padding. ``bucketed``: the same, and the rows of an optimizer step
     that are alike in length are computed together, as wide as the longest. ``packed``: as many samples as fit; none
     attends to another."""
-    micro_batch_rows: Positive = 8
+    micro_batch_rows: Annotated[Positive, Tag.SPEED] = 8
     """Rows that one rank computes at once."""
     global_batch_rows: Positive = 256
     """Rows of one optimizer step over all ranks, exact at any number of ranks (the default is BERT's)."""
@@ -193,26 +206,26 @@ class TrainConfig(Table):
     """Gradients whose norm, of all together, is larger are scaled down to it."""
     masking_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of ordinary tokens to predict; of these 80 % become [MASK], 10 % a random token, 10 % stay."""
-    attention: Attention = "auto"
+    attention: Annotated[Attention, Tag.SPEED] = "auto"
     """``varlen`` computes each sample on its own (GPUs from Ampere on, bf16, no attention dropout), ``sdpa`` whole rows
     under a mask. ``auto`` takes varlen where it can, and the run says which, and why."""
-    attention_dropout: Annotated[float | None, Field(ge=0, lt=1)] = None
+    attention_dropout: Annotated[float | None, Field(ge=0, lt=1), Tag.SPEED, Tag.PROBED] = None
     """Instead of the model's. Another value is a change of recipe, and is named in the run record."""
-    head: Head = "masked"
+    head: Annotated[Head, Tag.SPEED] = "masked"
     """Which positions the prediction head computes: those to predict, or with ``dense`` all. The loss is the same."""
-    last_layer: LastLayer = "predicted"
+    last_layer: Annotated[LastLayer, Tag.SPEED] = "predicted"
     """Which positions the last layer computes, beside keys and values: with a ``masked`` head, those to predict are
     enough, and the loss is the same."""
-    checkpointing: Checkpointing = "none"
+    checkpointing: Annotated[Checkpointing, Tag.SPEED, Tag.PROBED] = "none"
     """Which activations are computed again in backward instead of kept. ``selective`` keeps the results of matrix
     products and attention, ``full`` keeps only what enters a layer."""
-    compile_layers: bool = False
+    compile_layers: Annotated[bool, Tag.SPEED] = False
     """Compile each layer with ``torch.compile``: minutes at the start, faster steps after."""
-    precision: Precision = "fp32"
+    precision: Annotated[Precision, Tag.SPEED, Tag.PROBED] = "fp32"
     """Of the matrix products; weights and the optimizer stay in fp32. ``bf16`` is autocast."""
-    tf32: bool = True
+    tf32: Annotated[bool, Tag.SPEED] = True
     """With ``fp32`` on GPUs from Ampere on, multiply in TF32, which rounds factors to 10 bits."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Annotated[Literal["cpu", "cuda"], Tag.PROBED] = "cpu"
     """What it trains on."""
     seed: NonNegative = 0
     """Of weights, order of samples, masks and dropout."""
@@ -253,3 +266,19 @@ class TrainConfig(Table):
 def accumulation_steps(config: TrainConfig, world_size: int) -> int:
     """Micro-batches per optimizer step on each rank so that ``global_batch_rows`` is kept exactly."""
     return math.ceil(config.global_batch_rows / (config.micro_batch_rows * world_size))
+
+
+def tagged(table: type[Table], tag: Tag) -> tuple[str, ...]:
+    """Return the names of a group of settings, in the order of their declaration."""
+    return tuple(name for name, known in table.model_fields.items() if tag in known.metadata)
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return every setting by its dotted key; the model's own config is one value: its keys belong to transformers."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and name != "config":
+            found |= dotted(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

@@ -2,14 +2,16 @@
 
 import contextlib
 import hashlib
-import io
 import os
+import signal
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,16 +25,74 @@ from trainer.dataset import (
     open_npy,
     read_manifest,
 )
+from trainer.disk import sync
 from trainer.errors import BadConfig
-from trainer.permutation import permute
+from trainer.plan import permute
 from trainer.progress import Update
-from trainer.threads import in_threads
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_LOOK_EVERY_S = 0.005
 _CHUNK_BYTES = 8 * 2**20
 _THREADS = 4
 """Files at once: a parallel file system gives one reader a fraction of what it has."""
 _MEASURED_SAMPLES = 512
 _MEASURED_TOKENS = 512
+
+
+def in_threads(
+    work: Callable[[Item], Result], items: Sequence[Item], threads: int, *, stop: Callable[[], None] = lambda: None
+) -> list[Result]:
+    """Do a piece of work for each item, several at once; Ctrl-C ends it at any moment.
+
+    A KeyboardInterrupt that comes while the main thread has just taken one of the executor's locks, and before it has
+    entered the block that gives it back, would leave all workers waiting for it. So signals wait while the main thread
+    uses the executor, and in between it only sleeps.
+
+    ``stop`` is called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
+
+    Returns:
+        The results, in the order of the items.
+
+    Raises:
+        BaseException: The first that a piece of work raised, when all have ended.
+    """
+    errors: list[BaseException] = []
+    results: dict[int, Result] = {}
+
+    def run(number: int, item: Item) -> None:
+        try:
+            if not errors:
+                results[number] = work(item)
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            errors.append(error)
+
+    executor = ThreadPoolExecutor(threads)
+    try:
+        with _signals_later():
+            for number, item in enumerate(items):
+                executor.submit(run, number, item)
+        while len(results) < len(items) and not errors:
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        if len(results) < len(items):
+            stop()
+        with _signals_later():
+            executor.shutdown(cancel_futures=True)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Leave signals for after the block; threads that are started in it never get any."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +108,8 @@ class DatasetFile:
 class CopyFigures:
     """What a copy took, all threads together.
 
-    Args:
-        size_bytes: Bytes copied.
-        seconds: Wall time, until everything was on disk.
-        read_s: Time spent in reading, added up over threads.
-        write_s: Time spent in writing and syncing, added up over threads.
+    ``seconds`` are wall time, until everything was on disk; reading, and writing with syncing, are added up over
+    threads.
     """
 
     size_bytes: int
@@ -120,67 +177,50 @@ def is_whole(directory: Path, manifest: Manifest) -> bool:
 def copy_files(
     files: Sequence[DatasetFile], source: Path, target: Path, manifest: Manifest, update: Update
 ) -> CopyFigures:
-    """Copy files into an empty directory; everything is on disk when this returns.
+    """Copy a dataset's files into an empty directory, hashing every byte, and put them on disk.
 
     Raises:
         BadConfig: If a file cannot be read, or is not what the manifest says.
         OSError: If the target cannot be written.
     """
-    progress = _Progress(update, sum(file.size_bytes for file in files))
+    total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     started_s = time.perf_counter()
-    taken = in_threads(lambda file: _copy(file, source, target, progress), files, _THREADS, stop=progress.end)
+    stop, lock = threading.Event(), threading.Lock()
+
+    def copied(size_bytes: int) -> bool:
+        nonlocal done_bytes
+        with lock:
+            done_bytes += size_bytes
+            rate = done_bytes / max(1e-9, time.perf_counter() - started_s) / 2**20
+            update(done_bytes, total_bytes, f"{rate:,.0f} MiB/s")
+        return stop.is_set()
+
+    taken = in_threads(lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set)
     if read_manifest(target) != manifest:
         raise damaged_source(source, MANIFEST_NAME, "changed while it was copied")
-    sync_directory(target)
+    sync(target)
     return CopyFigures(
-        size_bytes=progress.total_bytes,
+        size_bytes=total_bytes,
         seconds=time.perf_counter() - started_s,
         read_s=sum(read_s for read_s, _ in taken),
         write_s=sum(write_s for _, write_s in taken),
     )
 
 
-def sync_directory(directory: Path) -> None:
-    """Put the names in a directory on disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-class _Progress:
-    """What the threads have copied, and whether they are to stop."""
-
-    def __init__(self, update: Update, total_bytes: int) -> None:
-        self.total_bytes = total_bytes
-        self.stop = False
-        self._update = update
-        self._lock = threading.Lock()
-        self._done_bytes = 0
-        self._started_s = time.perf_counter()
-
-    def end(self) -> None:
-        """Ask all threads to end."""
-        self.stop = True
-
-    def add(self, size_bytes: int) -> None:
-        with self._lock:
-            self._done_bytes += size_bytes
-            rate = self._done_bytes / max(1e-9, time.perf_counter() - self._started_s) / 2**20
-            self._update(self._done_bytes, self.total_bytes, f"{rate:,.0f} MiB/s")
-
-
-def _copy(file: DatasetFile, source: Path, target: Path, progress: _Progress) -> tuple[float, float]:
-    """Copy one file; returns seconds of reading and of writing."""
+def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int], bool]) -> tuple[float, float]:
+    """Copy one file, unless ``copied`` asks to stop; return seconds of reading and of writing."""
     hashed = hashlib.sha256()
     read_s = write_s = 0.0
-    copied_bytes = 0
-    with (
-        os.fdopen(_open_source(source, file.name), "rb", buffering=0) as reader,
-        (target / file.name).open("xb", buffering=0) as writer,
-    ):
-        while not progress.stop:
+    size_bytes = 0
+    with contextlib.ExitStack() as opened:
+        try:
+            # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
+            fd = os.open(source / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise damaged_source(source, file.name, error.strerror or "cannot be read") from error
+        reader = opened.enter_context(os.fdopen(fd, "rb", buffering=0))
+        writer = opened.enter_context((target / file.name).open("xb", buffering=0))
+        while True:
             begun_s = time.perf_counter()
             try:
                 chunk = reader.read(_CHUNK_BYTES)
@@ -189,42 +229,25 @@ def _copy(file: DatasetFile, source: Path, target: Path, progress: _Progress) ->
             read_s += time.perf_counter() - begun_s
             if not chunk:
                 break
-            copied_bytes += len(chunk)
-            if copied_bytes > file.size_bytes:
+            size_bytes += len(chunk)
+            if size_bytes > file.size_bytes:
                 raise damaged_source(source, file.name, "became longer while it was copied")
             hashed.update(chunk)
-            write_s += _write(writer, chunk)
-            progress.add(len(chunk))
+            begun_s, left = time.perf_counter(), memoryview(chunk)
+            while left:
+                left = left[writer.write(left) :]
+            write_s += time.perf_counter() - begun_s
+            if copied(len(chunk)):
+                return read_s, write_s
         begun_s = time.perf_counter()
         os.fsync(writer.fileno())
         write_s += time.perf_counter() - begun_s
-    if not progress.stop:
-        _check(file, source, copied_bytes, hashed.hexdigest())
-    return read_s, write_s
-
-
-def _open_source(source: Path, name: str) -> int:
-    try:
-        # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
-        return os.open(source / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise damaged_source(source, name, error.strerror or "cannot be read") from error
-
-
-def _write(writer: io.FileIO, chunk: bytes) -> float:
-    """Write all of it; returns seconds."""
-    begun_s = time.perf_counter()
-    left = memoryview(chunk)
-    while left:
-        left = left[writer.write(left) :]
-    return time.perf_counter() - begun_s
-
-
-def _check(file: DatasetFile, source: Path, copied_bytes: int, sha256: str) -> None:
+    sha256 = hashed.hexdigest()
     if file.sha256 not in (None, sha256):
         raise damaged_source(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
-    if copied_bytes != file.size_bytes:
+    if size_bytes != file.size_bytes:
         raise damaged_source(source, file.name, "became shorter while it was copied")
+    return read_s, write_s
 
 
 def seconds_per_sample(directory: Path) -> float | None:

@@ -244,8 +244,7 @@ class TokenDataset:
     def announce(self, samples: Callable[[], Int64]) -> None:
         """Have the kernel fetch where samples lie, which are to be located soon, unless the last were there already.
 
-        Args:
-            samples: Gives their numbers; shape (N,).
+        ``samples`` gives their numbers; shape (N,).
         """
         if not self._waited:
             return

@@ -1,13 +1,15 @@
-"""Files that are whole: written past the page cache, synced, and checked when they are read. No torch here."""
+"""Files that survive anything: atomic and synced writes, whole lines, locks, and checksums. No torch here."""
 
+import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from trainer.schema import Table
@@ -17,7 +19,10 @@ DISK_BLOCK_BYTES = 4096
 _WRITTEN_AT_ONCE_BYTES = 4 * 2**20
 _READ_AT_ONCE_BYTES = 2**20
 """Few enough to be in the cache when their checksum is taken."""
-
+_CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems without locks say."""
+_POLL_S = 0.1
 
 PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN}
 """What file systems say while they are not well: it may be over when the job starts again, on other nodes."""
@@ -25,6 +30,10 @@ PASSING_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, err
 
 class DamagedFile(Exception):
     """A file is not as it was written; the message says what is wrong."""
+
+
+class LockHeld(Exception):
+    """Another process held a lock all the time."""
 
 
 class FileEntry(Table):
@@ -60,6 +69,8 @@ def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None
 
 
 def _is_aligned(content: memoryview) -> bool:
+    import numpy as np
+
     return len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
 
 
@@ -108,9 +119,100 @@ def check_file(path: Path, entry: FileEntry) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
-    fd = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a directory, are on the disk; file systems that cannot are left alone."""
     try:
-        os.fsync(fd)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+
+
+def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file so that readers see the old content or the new one, never a part.
+
+    Its directory is there; after an error nothing is left beside it. ``durable`` waits until it is on the disk.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if durable:
+        sync(path.parent)
+
+
+def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Append all of it, or nothing: a disk that fills up in the middle must not leave half a line.
+
+    ``durable`` waits until it is on the disk.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        before = os.fstat(fd).st_size
+        try:
+            _write_all(fd, memoryview(content))
+        except OSError:
+            with contextlib.suppress(OSError):  # a device has no length
+                os.ftruncate(fd, before)
+            raise
+        if durable:
+            os.fsync(fd)
     finally:
         os.close(fd)
+    if durable and not before:
+        sync(path.parent)
+
+
+def open_locked(path: Path, timeout_s: float = 0.0) -> int:
+    """Open a file, made where it is not there, and keep other processes from it until the descriptor is closed.
+
+    The kernel lets go of it with the process, however that ends.
+
+    Raises:
+        LockHeld: If another process held it for so long.
+        OSError: With one of ``NO_LOCKS``, if the file system has none; with another, if the file cannot be opened.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline_s:
+                    raise LockHeld(str(path)) from error
+                time.sleep(_POLL_S)
+            else:
+                return fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> Iterator[int | None]:
+    """Hold the lock of ``open_locked`` during the block, which gets the file's descriptor.
+
+    The file stays, as another process may be waiting for it by its inode. Where it is not ``needed``, a file system
+    without locks runs the block without one, and gives None.
+    """
+    fd: int | None = None
+    try:
+        fd = open_locked(path, timeout_s)
+    except OSError as error:
+        if needed or error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)

@@ -29,13 +29,7 @@ def evaluate(
 
     All ranks take part; the module is in evaluation mode meanwhile.
 
-    Args:
-        module: Not wrapped by DDP, as no gradients travel.
-        validation: Holds at least one sample.
-        config: Says how many rows.
-        ranks: All of them.
-        step: Steps finished, for the row.
-        progressed: Called before each micro-batch.
+    ``module`` is not wrapped by DDP, as no gradients travel; ``progressed`` is called before each micro-batch.
     """
     started_s = time.perf_counter()
     # All rows in one go, as if they were one optimizer step; too few batches to pay for starting loader processes.

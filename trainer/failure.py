@@ -47,9 +47,7 @@ def is_vague(refusal: str) -> bool:
 def explain(error: Exception, *, lost: bool) -> tuple[int, str, str]:
     """Return the exit code, reason and next step for an error that no other place has translated.
 
-    Args:
-        error: Whatever ended training.
-        lost: Whether it says that another rank cannot be reached any more.
+    ``lost`` says that another rank cannot be reached any more.
     """
     told = str(error)
     if (refusal := out_of_memory(error)) is not None:

@@ -6,13 +6,18 @@ and mask them. Ids and positions travel as small as they are stored, and become 
 Shapes: B rows of a micro-batch, S places of a row, N samples in it, P tokens to predict.
 """
 
+import itertools
+import multiprocessing
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from multiprocessing.process import BaseProcess
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,8 +25,10 @@ from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.masking import IGNORED_LABEL, Masker, MaskingRule
+from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE, BatchPlan, Int64
-from trainer.stream import MicroBatchPlan, Position, RowStream
+from trainer.stopwatch import Mark
+from trainer.stream import MicroBatchPlan, Position, RowStream, join_positions
 from trainer.watch import ignore_signals
 
 WIDTH_STEP_TOKENS = 64
@@ -200,11 +207,11 @@ def make_loader(source: Source, config: TrainConfig, plans: Iterable[MicroBatchP
     loader = DataLoader(
         _ToldSource(source),
         batch_sampler=plans,  # type: ignore[arg-type]  # one plan names all samples of a batch
-        collate_fn=_as_it_is,
+        collate_fn=lambda batch: batch,  # what the loader calls a list is a whole micro-batch here
         num_workers=workers,
         prefetch_factor=config.data.prefetch_batches,
         pin_memory=pinned,
-        worker_init_fn=_begin_loading,
+        worker_init_fn=lambda _: ignore_signals(),
         multiprocessing_context="fork",  # Python's default since 3.14 would send them everything through pipes
     )
     return map(_or_refused, loader)
@@ -225,11 +232,7 @@ def micro_batch_plans(
 
 
 class Upcoming:
-    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of.
-
-    Args:
-        plans: Of one rank, in order.
-    """
+    """Passes plans on to the loader, and keeps each until its micro-batch is used: what a step was made of."""
 
     def __init__(self, plans: Iterator[MicroBatchPlan]) -> None:
         self._plans = plans
@@ -253,9 +256,137 @@ class Upcoming:
         return np.concatenate([one.epochs * dataset_samples + one.samples for one in segments])
 
 
-def _begin_loading(_: int) -> None:
-    ignore_signals()
+TakeMicroBatches = Callable[[Iterator[MicroBatch], int], list[MicroBatch]]
+"""Takes so many micro-batches from a loader."""
 
 
-def _as_it_is(batch: Any) -> Any:  # noqa: ANN401 - what the loader calls a list is a whole micro-batch here
-    return batch
+class Supply:
+    """The micro-batches of a run, one optimizer step at a time.
+
+    Each rank has one of these, and calls it at the same steps.
+    """
+
+    def __init__(self, dataset: TokenDataset, config: TrainConfig, plan: BatchPlan, ranks: Ranks) -> None:
+        self._dataset, self._config, self._plan, self._ranks = dataset, config, plan, ranks
+        self._source = MicroBatchSource(dataset, config, plan)
+        self._loader: Iterator[MicroBatch] = iter(())
+        self._processes: list[BaseProcess] = []
+        self.position = Position.start(plan)
+        """Behind the last step that was taken; lanes that other ranks pack are not up to date, see ``whole_position``.
+        """
+        self.samples: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        """Numbers of the samples in this rank's part of that step."""
+
+    def start_at(self, position: Position) -> None:
+        """Go on from a position."""
+        self.close()
+        self.position = position
+        plans = micro_batch_plans(self._dataset, self._config, self._plan, self._ranks.rank, position=position)
+        self._upcoming = Upcoming(plans)
+        others = set(multiprocessing.active_children())
+        self._loader = make_loader(self._source, self._config, self._upcoming)
+        self._processes = [one for one in multiprocessing.active_children() if one not in others]
+
+    def wait_for_first(self) -> list[MicroBatch]:
+        """This rank's part of the next step, which is still to be taken; empty at the end of the data."""
+        first = list(itertools.islice(self._loader, self._plan.accumulation_steps))
+        self._loader = itertools.chain(first, self._loader)
+        return first
+
+    def compare_first(self) -> None:
+        """Make sure that no two ranks have the same samples in the next step, which was waited for.
+
+        Raises:
+            BadConfig: If they do.
+        """
+        count = self._plan.accumulation_steps
+        compare_data(self._ranks.gather(self._upcoming.numbers_of_samples(count, len(self._dataset))))
+
+    def next_step(self, take: TakeMicroBatches) -> list[MicroBatch]:
+        """Micro-batches of the next step; none when the last epoch is over."""
+        empty_rows = 0
+        while True:
+            batches = take(self._loader, self._plan.accumulation_steps)
+            plans = [self._upcoming.used() for _ in batches]
+            self.samples = np.concatenate([plan.segments.samples for plan in plans])
+            assert plans[-1].after is not None
+            self.position = plans[-1].after
+            if self._config.max_epochs is None or any(self._ranks.sum(sum(one.real_tokens for one in batches))):
+                return batches
+            # Lanes take turns and end one by one: only as many empty rows as there are lanes say that all have ended.
+            empty_rows += self._config.global_batch_rows
+            if empty_rows >= self._plan.lanes:
+                return []
+
+    def whole_position(self) -> Position:
+        """Where the whole job is, from what each rank knows of it."""
+        own = self.position
+        lanes = self._ranks.max(*map(float, own.lanes))
+        return join_positions([Position(steps=own.steps, rows=own.rows, lanes=tuple(round(lane) for lane in lanes))])
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        self._loader = iter(())
+        for process in self._processes:
+            process.kill()  # where it is still there: stuck in a file system that does not answer, say
+        self._processes = []
+
+
+class DataWait:
+    """Takes micro-batches from a loader and counts the wait for them."""
+
+    def __init__(self, now: Callable[[], Mark]) -> None:
+        self._now = now
+        self._last: Mark | None = None
+        self._waited_s = 0.0
+        self._gaps: list[tuple[Mark, Mark]] = []
+
+    def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step."""
+        batches = []
+        for _ in range(count):
+            last = self._last
+            idle_before, asked_s = last is None or last.reached(), time.perf_counter()
+            batches.append(next(loader))
+            if idle_before or last is None:
+                self._waited_s += time.perf_counter() - asked_s
+            elif last.reached():
+                # The device came to its end somewhere in between, and has waited from there to a mark that it reaches
+                # at once.
+                self._gaps.append((last, self._now()))
+                self._last = None
+        return batches
+
+    def gave(self, last: Mark) -> None:
+        """What the device was given ends there."""
+        self._last = last
+
+    def read(self) -> float:
+        """Seconds since the last call; on a GPU it waits for the moment at which the last batch came, if at all."""
+        for _, came in self._gaps:
+            came.wait()
+        waited_s = self._waited_s + sum(max(0.0, came.seconds_since(ended)) for ended, came in self._gaps)
+        self._waited_s, self._gaps = 0.0, []
+        return waited_s
+
+
+def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
+    """See that no two ranks compute the same sample.
+
+    ``samples`` are those of every rank's first optimizer step, as numbers that tell sample and epoch.
+
+    Raises:
+        BadConfig: If some do.
+    """
+    everything = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
+    if len(np.unique(everything)) == len(everything):
+        return
+    for rank, one in enumerate(samples):
+        for other in range(rank):
+            common = np.intersect1d(one, samples[other])
+            if len(common):
+                raise BadConfig(
+                    f"ranks {other} and {rank} were dealt {len(common)} samples in common in their first step",
+                    next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
+                )
+    raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")

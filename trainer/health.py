@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import HealthSettings, Policy
-from trainer.finding import Action, Finding, Kind, finding
-from trainer.plateau import Plateau
-from trainer.robust import level_and_scatter
+from trainer.events import Action, Finding, Kind, finding
+from trainer.plateau import Plateau, level_and_scatter
 
 FLOOR_SHARE = 0.1
 """Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""
@@ -49,12 +48,7 @@ NO_LIMITS = Limits(loss=math.inf, grad_norm=math.inf)
 
 
 class HealthMonitor:
-    """Looks at every step once, in order, and says what is unusual.
-
-    Args:
-        settings: What counts as unusual and what is done then.
-        max_grad_norm: Where gradients are clipped.
-    """
+    """Looks at every step once, in order, and says what is unusual."""
 
     def __init__(self, settings: HealthSettings, max_grad_norm: float) -> None:
         self._settings = settings
@@ -111,10 +105,7 @@ class HealthMonitor:
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
         """Look back as at the checkpoint; what counts rollbacks and eases the learning rate goes on.
 
-        Args:
-            saved: What ``to_json`` gave for that checkpoint.
-            at_step: Where the trouble was, counted from 1.
-            to_step: Steps finished at the checkpoint.
+        ``at_step``, counted from 1, is where the trouble was; ``to_step`` the steps finished at the checkpoint.
         """
         self._look_back(saved)
         self._skipped_in_a_row = 0

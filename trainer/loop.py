@@ -11,34 +11,27 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
-from trainer.build import build_training
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints
+from trainer.build import GraphCounter, build_training
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
 from trainer.dataset import TokenDataset
-from trainer.describe import describe_run, open_dataset, peak_of
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.events import happened
+from trainer.events import Action, happened
 from trainer.export import export_model
-from trainer.feed import MicroBatch
-from trainer.finding import Action
-from trainer.journal import Journal, Screen
+from trainer.feed import MicroBatch, Supply
+from trainer.journal import Journal, Screen, describe_run, open_dataset, peak_of
 from trainer.keeper import Keeper, state_bytes
-from trainer.manifest import PositionEntry, TrainingState
 from trainer.meter import DeviceFacts, Meter
-from trainer.overseer import Overseer, Verdict, event_of, rollback_event
+from trainer.optimizer import learning_rate
+from trainer.overseer import Overseer, Verdict, event_of, rollback_event, tell
 from trainer.parallel import Ranks
-from trainer.permutation import hash_words
+from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
-from trainer.recompute import GraphCounter
-from trainer.record import MODEL_DIRECTORY
-from trainer.reserve import Reserve
+from trainer.record import MODEL_DIRECTORY, Phase, StartClock
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
-from trainer.schedule import learning_rate
 from trainer.snapshot import make_state
-from trainer.startup import Phase, StartClock
-from trainer.supply import Supply
-from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
+from trainer.watch import REQUEUE, Reserve, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter
 
 
@@ -67,15 +60,7 @@ def train(
 ) -> Ending:
     """Train to the end, evaluate, and save the model; or until somebody asks to leave, and save the state.
 
-    Args:
-        resolved: The configuration.
-        ranks: All of them; each calls this.
-        writer: Of the run record.
-        screen: Who watches on rank 0.
-        start: What to go on from, the same on every rank; by default from the beginning.
-        watch: Is given signs of life, and tells of signals.
-        clock: Has counted what went before.
-        environment: May name the end of the SLURM job.
+    All ranks call it, with the same ``start``; by default from the beginning.
 
     Raises:
         BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.
@@ -240,13 +225,14 @@ class _Run:
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
         reserve_s = self._reserve.seconds(save_s=self._keeper.seconds_of_a_save(), evaluation_due=evaluation_due)
-        told = self._overseer.to_tell(
+        told = tell(
+            rank=self._ranks.rank,
             signal_number=self._watch.asked_by,
             time_is_over=self._ranks.leads and self._budget.over(reserve_s),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
         result = self._training.step.run(
-            batches, self._lr, part_of_it=row_due, limits=self._overseer.limits(), told=told
+            batches, self._lr, part_of_it=row_due, limits=self._overseer.health.limits(), told=told
         )
         self._done = done
         self._overseer.add(done, result, self._supply.samples)
@@ -289,15 +275,15 @@ class _Run:
 
     def _roll_back(self, verdict: Verdict) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""
-        good = self._keeper.newest_good()
-        behind, state = self._supply.whole_position(), good.manifest.state
-        self._keeper.restore(good.path, good.manifest)
+        path, manifest = self._keeper.newest_good()
+        behind, state = self._supply.whole_position(), manifest.state
+        self._keeper.restore(path, manifest)
         self._overseer.roll_back(state.health, at_step=verdict.at_step, to_step=state.step)
         undone, self._done = self._done, state.step
         self._meter.forget()
         self._supply.start_at(behind)
         told = rollback_event(
-            verdict, from_step=undone, to=state, name=good.path.name, behind=behind, health=self._overseer.health
+            verdict, from_step=undone, to=state, name=path.name, behind=behind, health=self._overseer.health
         )
         self._journal.event(told)
         self._save()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.permutation import GOLDEN, Uint64, hash_words, mix, to_unit
+from trainer.plan import GOLDEN, Uint64, hash_words, mix, to_unit
 
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
@@ -47,9 +47,7 @@ class MaskingRule:
 def head_slots(places: int, probability: float) -> int:
     """How many tokens to predict a micro-batch has room for, so that the head's shapes never change.
 
-    Args:
-        places: Tokens of the micro-batch, padding included; each is drawn independently, or not at all.
-        probability: Of being drawn.
+    ``places`` are its tokens, padding included, of which each is drawn independently, or not at all.
     """
     mean = places * probability
     slots = mean + _SLOTS_SIGMAS * math.sqrt(mean * (1 - probability))

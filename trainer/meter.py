@@ -10,20 +10,68 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from trainer.feed import MicroBatch
-from trainer.finding import Finding
-from trainer.flops import ModelWork
-from trainer.noise import NoiseScale
+from trainer.events import Finding
+from trainer.feed import DataWait, MicroBatch
 from trainer.pace import PaceMonitor
 from trainer.parallel import Ranks
+from trainer.peaks import ModelWork
 from trainer.record import StepRow
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark, to_host
-from trainer.waiting import DataWait
+
+SMOOTHING = 0.9
+"""Of what was known before, in each update: single estimates are noisy, and their ratio is biased."""
+
+
+class NoiseScale:
+    """The gradient noise scale: from which batch size on a larger one hardly gives a better gradient.
+
+    The squared norm of a mean gradient over B tokens is expected to be G² + S / B: that of the true gradient, and
+    noise. Two batch sizes give both (McCandlish et al. 2018, appendix A.1); here the batch of one rank, or of one
+    micro-batch, and that of the whole step. Their ratio S / G² is the batch in which both are equal. Left out: how the
+    optimizer scales coordinates, so it is a sign of the order of magnitude.
+
+    Both parts are smoothed separately, as their ratio would be biased.
+    """
+
+    def __init__(self) -> None:
+        self._signal = 0.0
+        self._noise = 0.0
+
+    def update(self, whole_square: float, part_square: float, part_share: float, tokens: float) -> None:
+        """Add an estimate.
+
+        Given are the squared norm of the mean gradient of all tokens, that of a part of them in the mean over parts,
+        how large a part is, between 0 and 1, both excluded, and all tokens of the step.
+        """
+        if not (math.isfinite(whole_square) and math.isfinite(part_square)):
+            return  # a step that was left out
+        signal = (whole_square - part_share * part_square) / (1 - part_share)
+        noise = (part_square - whole_square) * tokens * part_share / (1 - part_share)
+        # Both start from nothing and are too small at first by the same factor, which the ratio does not see.
+        self._signal = SMOOTHING * self._signal + (1 - SMOOTHING) * signal
+        self._noise = SMOOTHING * self._noise + (1 - SMOOTHING) * noise
+
+    @property
+    def tokens(self) -> float | None:
+        """The noise scale in tokens; None as long as noise hides the signal, or nothing is known."""
+        if self._signal <= 0 or self._noise <= 0:
+            return None
+        return self._noise / self._signal
+
+    def to_json(self) -> list[float]:
+        """Both parts."""
+        return [self._signal, self._noise]
+
+    def recall(self, saved: Sequence[float]) -> None:
+        """Go on from what ``to_json`` gave."""
+        self._signal, self._noise = saved
+
 
 _FIELDS = ("real_tokens", "slot_tokens", "flops", "part_square", "whole_square")
 """What travels from all ranks, in this order; the squares are means over the interval's steps. Then follow, for each
@@ -84,16 +132,6 @@ class _Pace:
     step_s: float
     compute_s: float | None
     data_wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a row says of all ranks in the interval before; None as far as it is not known."""
-
-    slowest_rank: int | None = None
-    slowest_rank_ratio: float | None = None
-    longest_data_wait_s: float | None = None
-    longest_data_wait_rank: int | None = None
 
 
 class Meter:
@@ -266,33 +304,26 @@ class Meter:
             head_overflows=row.head_overflows,
             recompilations=row.recompilations,
             skipped_steps=row.skipped_steps,
-            slowest_rank=told.slowest_rank,
-            slowest_rank_ratio=told.slowest_rank_ratio,
-            longest_data_wait_s=told.longest_data_wait_s,
-            longest_data_wait_rank=told.longest_data_wait_rank,
+            **told,
         )
 
-    def _look_at_pace(self, numbers: Sequence[float], world: int) -> _Told:
-        """What all ranks' times of the interval before show."""
+    def _look_at_pace(self, numbers: Sequence[float], world: int) -> dict[str, Any]:
+        """What all ranks' times of the interval before show, and what a row says of them, as far as it is known."""
         before = self._pace_told.popleft()
+        said: dict[str, Any] = {"slowest_rank": None, "slowest_rank_ratio": None}
         if before is None:
-            return _Told()
-        compute_s = [_finite(value) for value in numbers[:world]]
-        self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=numbers[world:], compute_s=compute_s)
+            return said
+        compute_s, waits_s = [_finite(value) for value in numbers[:world]], numbers[world:]
+        self._findings += self._monitor.look(step_s=before.step_s, data_wait_s=waits_s, compute_s=compute_s)
         if world == 1:
-            return _Told()
-        waits_s = numbers[world:]
+            return said
         waiting = max(range(world), key=waits_s.__getitem__)
+        said |= {"longest_data_wait_s": waits_s[waiting], "longest_data_wait_rank": waiting}
         known_s = [value for value in compute_s if value is not None]
         if len(known_s) < world or min(known_s) <= 0:
-            return _Told(longest_data_wait_s=waits_s[waiting], longest_data_wait_rank=waiting)
+            return said
         slowest = max(range(world), key=known_s.__getitem__)
-        return _Told(
-            slowest_rank=slowest,
-            slowest_rank_ratio=known_s[slowest] / statistics.median_low(known_s),
-            longest_data_wait_s=waits_s[waiting],
-            longest_data_wait_rank=waiting,
-        )
+        return said | {"slowest_rank": slowest, "slowest_rank_ratio": known_s[slowest] / statistics.median_low(known_s)}
 
 
 def _computed_s(result: StepResult) -> float:

@@ -19,19 +19,10 @@ VOCAB_MULTIPLE = 64
 """Matrix units work in tiles, so the embedding is padded to whole ones; the extra ids never occur."""
 
 # These count positions from pad_token_id + 1, so a row of S tokens needs S + pad_token_id + 1 positions.
-_POSITIONS_START_AFTER_PAD = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "luke",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
-)
+_POSITIONS_START_AFTER_PAD = {
+    "camembert", "data2vec-text", "esm", "luke", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl",
+    "xmod",
+}  # fmt: skip
 
 
 def family_of(config: PretrainedConfig) -> Family | None:
@@ -115,11 +106,7 @@ def build_config(
 def build_model(config: PretrainedConfig, device: torch.device, implementation: str = "sdpa") -> PreTrainedModel:
     """A model with fresh weights in fp32, in training mode.
 
-    Args:
-        config: Its shape.
-        device: Where its weights are made.
-        implementation: The name of an attention function that transformers knows; where an architecture has no such
-            choice, its own ``eager`` one is taken, and ``model.config`` says so.
+    An architecture without a choice of ``implementation`` takes its own ``eager`` one, and ``model.config`` says so.
     """
     register_varlen()
     with torch.device(device):

@@ -1,23 +1,106 @@
-"""Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on."""
+"""Looks at every step once its numbers have arrived: what it says about the run's health, and what ranks agreed on.
 
+All ranks read the same numbers of the same step at the same place of their loop, so they decide alike, and need no
+further messages to agree. What they tell each other travels with the number of tokens, which they add up in any case.
+"""
+
+import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from trainer.agreement import agreed, tell
+from trainer.checkpoint import TrainingState
 from trainer.config import TrainConfig
-from trainer.events import EventRow, happened
-from trainer.finding import SEVERITY, Action, Finding, strongest
-from trainer.health import HealthMonitor, Limits
-from trainer.manifest import TrainingState
+from trainer.events import SEVERITY, Action, EventRow, Finding, happened, strongest
+from trainer.health import HealthMonitor, Vitals
 from trainer.parallel import Ranks
 from trainer.step import StepResult
+from trainer.stopwatch import Mark, mark, to_host
 from trainer.stream import Position
-from trainer.vitals import Arrived, VitalsQueue
+from trainer.watch import SIGNALS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks know after a step."""
+
+    stop_reason: str | None
+    """Why training is to save and leave; None while it goes on."""
+    save_is_due: bool
+
+
+def tell(*, rank: int, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
+    """What a rank tells, as numbers that are added up over ranks."""
+    signalled = signal_number is not None
+    return [float(signalled), float(signalled and rank), float(signal_number or 0), time_is_over, save_is_due]
+
+
+def agreed(told: Sequence[float]) -> Agreed:
+    """What the sums over all ranks of what ``tell`` gave mean."""
+    count, ranks, numbers, time_is_over, save_is_due = (round(one) for one in told)
+    reason = None
+    if count:
+        number, rest = divmod(numbers, count)
+        known = not rest and number in SIGNALS
+        name = signal.Signals(number).name if known else "signals"
+        reason = f"{name} on rank {ranks}" if count == 1 else f"{name} on {count} ranks"
+    elif time_is_over:
+        reason = "the time (train.stop_after_s, or the SLURM job's) is nearly over"
+    return Agreed(stop_reason=reason, save_is_due=bool(save_is_due))
+
+
+_STEPS_BEHIND = 2
+"""On a GPU: while a step's numbers travel the device has the next one, and the one after, to work on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """What a step came to."""
+
+    vitals: Vitals
+    told: Sequence[float]
+    """What the ranks told each other in that step, added up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Travelling:
+    step: int
+    numbers: torch.Tensor
+    copied: Mark
+
+
+class VitalsQueue:
+    """Steps whose numbers have not been read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._travelling: deque[_Travelling] = deque()
+
+    def add(self, step: int, result: StepResult) -> None:
+        """Begin to fetch a step's numbers."""
+        fixed = torch.stack([result.loss.double(), result.grad_norm.double(), result.applied.double()])
+        numbers = to_host(torch.cat([fixed, result.told]))
+        self._travelling.append(_Travelling(step=step, numbers=numbers, copied=mark(self._device)))
+
+    def arrived(self, *, all_of_them: bool = False) -> Iterator[Arrived]:
+        """Steps that are old enough, in order; with ``all_of_them`` it waits for the last."""
+        left = _STEPS_BEHIND if self._device.type == "cuda" and not all_of_them else 0
+        while len(self._travelling) > left:
+            one = self._travelling.popleft()
+            one.copied.wait()
+            loss, grad_norm, applied, *told = one.numbers.tolist()
+            vitals = Vitals(step=one.step, loss=loss, grad_norm=grad_norm, applied=bool(applied))
+            yield Arrived(vitals=vitals, told=told)
+
+    def forget(self) -> None:
+        """Leave out what was not read: those steps are undone."""
+        self._travelling.clear()
+
 
 _REMEMBERED_STEPS = 8
 """Whose samples an event can name: no step's numbers are read later than that."""
@@ -42,10 +125,7 @@ class Verdict:
 class Overseer:
     """Watches over a run's steps.
 
-    Args:
-        config: What counts as trouble.
-        ranks: All of them; each has one of these, and calls it at the same steps.
-        tell_event: Where events go.
+    Each rank has one of these, and calls it at the same steps.
     """
 
     def __init__(self, config: TrainConfig, ranks: Ranks, tell_event: Callable[[EventRow], None]) -> None:
@@ -55,23 +135,10 @@ class Overseer:
         self.health = HealthMonitor(config.health, config.max_grad_norm)
         self.skipped_steps = 0
 
-    def limits(self) -> Limits:
-        """Above which the device leaves a step out."""
-        return self.health.limits()
-
-    def to_tell(self, *, signal_number: int | None, time_is_over: bool, save_is_due: bool) -> list[float]:
-        """What this rank tells the others with its next step."""
-        return tell(
-            rank=self._ranks.rank, signal_number=signal_number, time_is_over=time_is_over, save_is_due=save_is_due
-        )
-
     def add(self, step: int, result: StepResult, samples: npt.NDArray[np.int64]) -> None:
         """A step was handed to the device.
 
-        Args:
-            step: Counted from 1.
-            result: What it was.
-            samples: Numbers in the dataset of this rank's part of it.
+        ``samples`` are the numbers in the dataset of this rank's part of it.
         """
         self._queue.add(step, result)
         self._samples.append((step, samples))
@@ -138,16 +205,7 @@ def event_of(found: Finding, step: int, samples: Sequence[int] = ()) -> EventRow
 def rollback_event(
     verdict: Verdict, *, from_step: int, to: TrainingState, name: str, behind: Position, health: HealthMonitor
 ) -> EventRow:
-    """A rollback as the run record has it.
-
-    Args:
-        verdict: That asked for it.
-        from_step: The last step that is undone.
-        to: What was returned to.
-        name: Of that checkpoint.
-        behind: Where training goes on in the data.
-        health: After the rollback.
-    """
+    """A rollback as the run record has it."""
     share = health.learning_rate_share(to.step)
     return happened(
         to.step,

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from trainer.finding import Action, Finding, Kind, finding
+from trainer.events import Action, Finding, Kind, finding
 
 STARVED_SHARE = 0.1
 """Of a step's time that some rank waits for its loader; from there on faster loading is worth the trouble."""
@@ -14,11 +14,7 @@ ROWS = 5
 
 
 class PaceMonitor:
-    """Looks at every logged row, in order.
-
-    Args:
-        hosts: Where each rank runs, by rank, as far as that is known.
-    """
+    """Looks at every logged row, in order."""
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self._hosts = hosts
@@ -29,10 +25,8 @@ class PaceMonitor:
     def look(self, *, step_s: float, data_wait_s: Sequence[float], compute_s: Sequence[float | None]) -> list[Finding]:
         """What a row shows.
 
-        Args:
-            step_s: Wall time of a step.
-            data_wait_s: Part of it in which each rank waited for its loader, by rank.
-            compute_s: Part of it in which each rank went forward and backward, by rank; None where nobody can tell.
+        Beside a step's wall time, the parts of it in which each rank waited for its loader, and went forward and
+        backward; None where that cannot be told.
         """
         self._rows += 1
         return [*self._starvation(step_s, data_wait_s), *self._stragglers(compute_s)]

@@ -16,15 +16,66 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # there, though not in its list of names
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.binding import bind_near
-from trainer.config import TrainConfig, accumulation_steps
+from trainer.config import GradientDtype, TrainConfig, accumulation_steps
 from trainer.errors import BadConfig, DeviceMissing
-from trainer.reduction import TRAVEL_DTYPES, GradientTraffic
 from trainer.stage import DEFAULT_TIMEOUT_S
+from trainer.stopwatch import Mark, mark
+
+TRAVEL_DTYPES: dict[GradientDtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class GradientTraffic:
+    """DDP's communication hook: averages buckets over all ranks.
+
+    In 16 bits each rank's part is divided before it is rounded, so sums stay in range; the weights' own gradients and
+    the optimizer keep 32 bits.
+    """
+
+    def __init__(self, module: DistributedDataParallel, dtype: GradientDtype, device: torch.device) -> None:
+        self._dtype = TRAVEL_DTYPES[dtype]
+        self._device = device
+        self._square = torch.zeros((), device=device)
+        self._departed: Mark | None = None
+        self.travels = True
+        """False keeps every rank's gradients where they are, and does all else: what a step costs but for the network.
+        Weights then differ from rank to rank; for measurements only."""
+        module.register_comm_hook(None, self._send)
+
+    def take(self) -> tuple[torch.Tensor, Mark | None]:
+        """What the last synchronised backward was on this rank.
+
+        Returns:
+            The squared L2 norm of this rank's own gradient, shape (), and the moment when the last bucket left: what
+            follows until the end of backward is waiting for the network.
+        """
+        square, self._square = self._square, torch.zeros((), device=self._device)
+        departed, self._departed = self._departed, None
+        return square, departed
+
+    def _send(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradient = bucket.buffer()
+        self._square += gradient.square().sum()
+        self._departed = mark(self._device)
+        gradient.div_(dist.get_world_size())
+        travelling = gradient if gradient.dtype == torch.float64 else gradient.to(self._dtype)
+
+        def arrived(future: torch.futures.Future[Any]) -> torch.Tensor:
+            reduced: torch.Tensor = future.value()[0]
+            return gradient if reduced is gradient else gradient.copy_(reduced)
+
+        if not self.travels:
+            stayed: torch.futures.Future[Any] = torch.futures.Future()
+            stayed.set_result([travelling])
+            return stayed.then(arrived)
+        sent: torch.futures.Future[torch.Tensor] = dist.all_reduce(travelling, async_op=True).get_future().then(arrived)
+        return sent
+
 
 _SYNC_BUFFERS = (
     "forward_sync_buffers"
@@ -146,11 +197,8 @@ def join_ranks(
 ) -> Ranks:
     """Take the place that torchrun gave this process, or stand alone.
 
-    Args:
-        config: Names the device.
-        environment: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``, as torchrun sets them.
-        rendezvous: A file through which the ranks of one host find each other, in a directory of their own and not
-            there yet; None for the address and port that torchrun put into this process's environment.
+    Ranks of one host may find each other through the file ``rendezvous``, in a directory of their own and not there
+    yet; None takes the address and port that torchrun put into this process's environment.
 
     Raises:
         DeviceMissing: If the configuration asks for CUDA and there is none, or fewer GPUs than local ranks.
@@ -198,9 +246,8 @@ def longest_join_s(config: TrainConfig) -> float:
 def leave_ranks(*, together: bool) -> None:
     """Close the process group, if there is one.
 
-    Args:
-        together: Whether all ranks come here. They then wait for each other: a group that is closed while a peer's last
-            message is under way can take its process down, and a job that had ended well is reported as failed.
+    Where all ranks come here ``together``, they wait for each other: a group that is closed while a peer's last message
+    is under way can take its process down, and a job that had ended well is reported as failed.
     """
     if not dist.is_initialized():
         return
@@ -213,10 +260,8 @@ def leave_ranks(*, together: bool) -> None:
 def lost_ranks(error: Exception, *, rehearsed: bool = True) -> bool:
     """Return whether an error says that another rank cannot be reached any more.
 
-    Args:
-        error: Whatever ended training.
-        rehearsed: Whether a step was tried out, so that every communicator has been made. Before, a system error of
-            NCCL comes from this node, such as too little shared memory or a wrong interface: starting again is no help.
+    Before a step was ``rehearsed``, which makes every communicator, a system error of NCCL comes from this node, such
+    as too little shared memory or a wrong interface: starting again is no help.
     """
     told = str(error)
     if _OF_THIS_RANK.search(told) or (not rehearsed and "ncclSystemError" in told):
@@ -283,11 +328,7 @@ class SharedModule:
 def share_module(module: nn.Module, layers: Sequence[nn.Module], config: TrainConfig, ranks: Ranks) -> SharedModule:
     """Wrap a module for its strategy; alone, it is left as it is.
 
-    Args:
-        module: On this rank's device, the same weights on every rank.
-        layers: Its parts that fsdp2 gathers one at a time.
-        config: Names the strategy.
-        ranks: All of them.
+    ``module`` is on this rank's device, with the same weights on every rank; fsdp2 gathers ``layers`` one at a time.
 
     Raises:
         BadConfig: If ``parallel.shard_ranks`` does not divide the number of ranks, or fsdp2 would accumulate gradients

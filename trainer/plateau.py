@@ -1,15 +1,61 @@
-"""Whether the loss still falls. Pure, no torch here.
+"""Whether the loss still falls, by robust statistics. Pure, no torch here.
 
 It is asked of the last half of the run, which grows with it: what 2,000 steps gain late in a healthy run is less than
-their noise.
+their noise. Scatter is the median absolute deviation (MAD), times 1.4826, which is the standard deviation where values
+are normal (Rousseeuw and Croux 1993): up to half of the values cannot move it far.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.finding import Action, Finding, Kind, finding
-from trainer.robust import median_and_error, middle
+from trainer.events import Action, Finding, Kind, finding
+
+SIGMAS_PER_MAD = 1.4826
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically and for normal values."""
+
+
+def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
+    """Where values are now, and their robust standard deviation around where they were on the way."""
+    whole, scatter = centre_and_scatter(sorted(values))
+    half = len(values) // 2
+    first, second = middle(sorted(values[:half])), middle(sorted(values[-half:]))
+    if second >= first:
+        return whole, scatter
+    slope = (second - first) / (len(values) - half)
+    middle_of_first = (half - 1) / 2
+    around = [value - first - slope * (place - middle_of_first) for place, value in enumerate(values)]
+    return min(whole, second), min(scatter, centre_and_scatter(sorted(around))[1])
+
+
+def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
+    """The median of blocks of steps, and its standard error.
+
+    The scatter is that of neighbours' differences, to which the slope of a fall or a rise adds nothing.
+    """
+    differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
+    sigma = SIGMAS_PER_MAD * middle(differences) / math.sqrt(2) if differences else 0.0
+    return middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
+
+
+def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation of values in order."""
+    centre = middle(ordered)
+    # Two runs in order, which sorting only has to merge.
+    deviations = sorted([abs(value - centre) for value in ordered])
+    return centre, SIGMAS_PER_MAD * middle(deviations)
+
+
+def middle(ordered: Sequence[float]) -> float:
+    """The median of values in order."""
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[half]
+    # Halved first: the sum of two finite values need not be finite.
+    return ordered[half - 1] / 2 + ordered[half] / 2
+
 
 ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
 """Standard errors that a fall, or a rise, between two medians must have to be more than noise. It is asked often, and a
@@ -25,10 +71,6 @@ class Plateau:
 
     The window is the last half of the run, and not shorter than asked for. Medians of blocks of steps stand for it, of
     so many steps that there are never many blocks.
-
-    Args:
-        window_steps: The shortest.
-        saved: What ``to_json`` gave, or nothing.
     """
 
     def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:

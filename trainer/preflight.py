@@ -22,8 +22,8 @@ import numpy.typing as npt
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.parallel import Ranks
+from trainer.record import code_sha256
 from trainer.resolve import ResolvedConfig
-from trainer.sources import code_sha256
 from trainer.writer import RunWriter
 
 CHECKPOINTS_THAT_FIT = 2
@@ -96,10 +96,7 @@ def allotted_cpus(
 ) -> int:
     """Count processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM.
 
-    Args:
-        unbound: By affinity before the process bound itself; None counts now.
-        environment: Of SLURM.
-        root: Of the control groups.
+    ``unbound`` is the number by affinity before the process bound itself; None counts now.
     """
     found = [len(os.sched_getaffinity(0)) if unbound is None else unbound]
     with contextlib.suppress(OSError, ValueError):
@@ -136,9 +133,6 @@ def unpack(numbers: npt.NDArray[np.int64]) -> dict[str, str]:
 def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[Remark]:
     """Hold all ranks against each other.
 
-    Args:
-        facts: Of every rank, by rank.
-
     Raises:
         BadConfig: If they differ where training would silently be wrong.
     """
@@ -164,42 +158,16 @@ def _ranks_by_value(facts: Sequence[Mapping[str, str]], name: str) -> dict[str, 
 
 
 def _shown(ranks: Mapping[str, Sequence[int]]) -> str:
-    parts = []
-    for value, those in ranks.items():
-        numbers = ", ".join(map(str, those[:4])) + (f" and {len(those) - 4} more" if len(those) > 4 else "")
-        parts.append(f"{value[:24]} on {'rank' if len(those) == 1 else 'ranks'} {numbers}")
-    return "; ".join(parts)
+    return "; ".join(f"{value[:24]} on {_named(those)}" for value, those in ranks.items())
 
 
-def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
-    """See that no two ranks compute the same sample.
-
-    Args:
-        samples: Of every rank's first optimizer step, numbers that tell sample and epoch.
-
-    Raises:
-        BadConfig: If some do.
-    """
-    everything = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
-    if len(np.unique(everything)) == len(everything):
-        return
-    for rank, one in enumerate(samples):
-        for other in range(rank):
-            common = np.intersect1d(one, samples[other])
-            if len(common):
-                raise BadConfig(
-                    f"ranks {other} and {rank} were dealt {len(common)} samples in common in their first step",
-                    next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
-                )
-    raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:4]))}{more}"
 
 
 def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[Remark]:
     """Compare this machine with the one that the profile was tuned on.
-
-    Args:
-        fingerprint: The profile's table; empty where it has none.
-        facts: Of this rank.
 
     Raises:
         ProfileRefused: If the GPU has less memory than the one the micro-batch was found on.
@@ -213,18 +181,14 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
             f"{int(here_bytes) / 2**30:.0f} GiB",
             next_step="Probe on this machine: autotune probe --model MODEL --data DIR",
         )
-    here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0], "allotted_cpus": None}
+    here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
         remarks.append(Remark(message="the profile was tuned for a CPU, this is a GPU", next_step=_PROBE_AGAIN))
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
-            what = name.replace("_", " ")
-            remarks.append(
-                Remark(
-                    message=f"the profile was tuned for {what} {tuned}, here is {here[name]}", next_step=_PROBE_AGAIN
-                )
-            )
+            message = f"the profile was tuned for {name.replace('_', ' ')} {tuned}, here is {here[name]}"
+            remarks.append(Remark(message=message, next_step=_PROBE_AGAIN))
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
         remarks.append(
@@ -244,13 +208,6 @@ def check_directory(
 ) -> list[Remark]:
     """See that checkpoints can be kept in the run's directory.
 
-    Args:
-        writer: Of the run.
-        config: How many, and by which strategy.
-        checkpoint_bytes: Of one.
-        there: Checkpoints that are there already, as the first rank knows.
-        ranks: All of them.
-
     Raises:
         BadConfig: If they cannot.
     """
@@ -267,10 +224,7 @@ def check_directory(
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
     """See that the run directory is one and the same for all ranks.
 
-    Args:
-        place: The directory.
-        ranks: All of them.
-        needed: Whether they all write there.
+    It is ``needed`` where they all write there.
 
     Returns:
         What to say where it is not, and need not be.
@@ -288,8 +242,7 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
         file.unlink()
     if not missing:
         return []
-    shown = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    message = f"{place} of rank 0 is not there for {'rank' if len(missing) == 1 else 'ranks'} {shown}"
+    message = f"{place} of rank 0 is not there for {_named(missing)}"
     next_step = "Choose an --out on a file system that all nodes see."
     if needed:
         raise BadConfig(f"{message}, and under this strategy all ranks write checkpoints there", next_step=next_step)
@@ -300,13 +253,6 @@ def check_room(
     place: Path, checkpoint_bytes: int, ranks: Ranks, *, there: int, kept: int = CHECKPOINTS_THAT_FIT
 ) -> list[Remark]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
-
-    Args:
-        place: A directory on it.
-        checkpoint_bytes: Of one.
-        ranks: All of them.
-        there: Checkpoints that are there already.
-        kept: Checkpoints that are to be kept.
 
     Returns:
         What to say where the run has a checkpoint to go on from, and no room for the next, or where there is no room

@@ -36,24 +36,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 # What the dataset decides, what belongs to a saved copy rather than to the shape, and what would name foreign code.
-_NOT_SHAPE = frozenset(
-    {
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "cls_token_id",
-        "dtype",
-        "eos_token_id",
-        "mask_token_id",
-        "pad_token_id",
-        "quantization_config",
-        "sep_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "unk_token_id",
-        "vocab_size",
-    }
-)
+_NOT_SHAPE = {
+    "architectures", "auto_map", "bos_token_id", "cls_token_id", "dtype", "eos_token_id", "mask_token_id",
+    "pad_token_id", "quantization_config", "sep_token_id", "torch_dtype", "transformers_version", "unk_token_id",
+    "vocab_size",
+}  # fmt: skip
 
 
 def model_settings(name: str) -> ModelSettings:

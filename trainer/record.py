@@ -16,7 +16,9 @@ runs/<UTC>-<name>/
 A run that is resumed appends: a step that is taken again, after a crash or a rollback, replaces the rows from there on.
 """
 
+import hashlib
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -26,6 +28,17 @@ from pydantic import Field, ValidationError
 from trainer.errors import BadConfig
 from trainer.events import EventRow
 from trainer.schema import Table, parse_table, read_json
+
+HERE = Path(__file__).parent
+
+
+def code_sha256(package: Path = HERE) -> str:
+    """Over the sources below a package's directory; of this package unless told otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
 
 RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
 MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
@@ -286,3 +299,40 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
         if _is_finite(row):
             rows.append(row)
     return tuple(rows)
+
+
+Phase = Literal["import", "staging", "process_group", "build", "restore", "first_batch", "compile", "first_step"]
+
+
+class StartClock:
+    """Counts seconds until the end of the first step, phase by phase."""
+
+    def __init__(self, began_s: float | None = None) -> None:
+        self._began_s = time.time() if began_s is None else began_s
+        self._last_s = self._began_s
+        self._seconds: dict[Phase, float] = {}
+        self.monotonic_start_s = time.monotonic() - (time.time() - self._began_s)
+        """The beginning, by ``time.monotonic``."""
+        self.is_over = False
+        """Whether the first step has ended."""
+
+    def ended(self, phase: Phase) -> None:
+        """Count the time since the last call, or the beginning, to a phase."""
+        now_s = time.time()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now_s - self._last_s
+        self._last_s = now_s
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether a step was tried out before the first, so that every communicator has been made."""
+        return "compile" in self._seconds
+
+    def total_s(self) -> float:
+        """Since the beginning."""
+        return time.time() - self._began_s
+
+    def startup(self) -> StartUp:
+        """All phases; those that did not happen took no time."""
+        seconds = {f"{phase}_s": value for phase, value in self._seconds.items()}
+        names = [name for name in StartUp.model_fields if name != "total_s"]
+        return StartUp(**{name: seconds.get(name, 0.0) for name in names}, total_s=self._last_s - self._began_s)

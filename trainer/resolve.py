@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig
+from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.schema import canonical_sha256, parse_table, read_toml, refuse_infinite
 
@@ -66,12 +66,8 @@ def resolve(
 ) -> ResolvedConfig:
     """Combine a profile with the command line and the environment.
 
-    Args:
-        profile: A TOML profile.
-        assignments: ``train.key=value`` texts; values are TOML values, or bare words for strings.
-        data: The dataset directory from the command line.
-        environment: Where ``AUTOTUNE_DATA`` is looked up.
-        expect_sha256: What ``profile_sha256`` has to give for the file as it is now; None takes whatever it says.
+    ``assignments`` are ``train.key=value`` texts, with TOML values or bare words for strings; ``expect_sha256`` is what
+    ``profile_sha256`` has to give for the file as it is now.
 
     Raises:
         BadConfig: If any of it cannot be used.
@@ -85,15 +81,15 @@ def resolve(
             next_step="Undo the change; or have the profile reviewed as it is now, and launch it again.",
         )
     train: dict[str, Any] = tables["train"]
-    sources = dict.fromkeys(_dotted(train), "profile")
+    sources = dict.fromkeys(dotted(train, "train."), "profile")
     for assignment in assignments:
         key, value = _assignment(assignment)
         _put(train, key, value)
         sources[".".join(["train", *key])] = "command line"
     config = parse_table(TrainConfig, train, where=f"{profile} [train]")
-    data_dir, source = _data_dir(profile, config, data, environment)
+    data_dir, source = find_data(profile, config, data, environment)
     sources["train.data.path"] = source
-    for name in _dotted(config.model_dump(mode="json")):
+    for name in dotted(config.model_dump(mode="json"), "train."):
         sources.setdefault(name, "default")
     fingerprint = tables.get("fingerprint")
     return ResolvedConfig(
@@ -107,12 +103,18 @@ def resolve(
 
 def profile_sha256(tables: dict[str, Any]) -> str:
     """The hash by which a run's record names the profile it was started from: of all its tables, not its comments."""
-    return canonical_sha256(_plain(tables))
+    # TOML dates become text, so that a profile has a canonical JSON form.
+    return canonical_sha256(json.loads(json.dumps(tables, default=str)))
 
 
-def _data_dir(
-    profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str]
+def find_data(
+    profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[Path, str]:
+    """Return the dataset's directory, and where it was named: ``data``, else AUTOTUNE_DATA, else the profile.
+
+    Raises:
+        BadConfig: If none of them names one.
+    """
     if data is not None:
         return data, "command line"
     if environment.get("AUTOTUNE_DATA"):
@@ -146,23 +148,6 @@ def _put(table: dict[str, Any], key: Sequence[str], value: object) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and is_float:
         value = float(value)
     table[key[-1]] = value
-
-
-def _dotted(table: Mapping[str, Any], prefix: str = "train") -> list[str]:
-    keys: list[str] = []
-    for name, value in table.items():
-        key = f"{prefix}.{name}"
-        # The model's own config is one value: its keys belong to transformers.
-        if isinstance(value, dict) and name != "config":
-            keys.extend(_dotted(value, key))
-        else:
-            keys.append(key)
-    return keys
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """TOML dates become text, so that a profile has a canonical JSON form."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def _float_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:

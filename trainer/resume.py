@@ -16,6 +16,9 @@ from typing import Any
 
 from trainer.checkpoint import (
     CHECKPOINTS_DIRECTORY,
+    MANIFEST_FILE,
+    BadCheckpoint,
+    Manifest,
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
@@ -26,43 +29,21 @@ from trainer.config import TrainConfig
 from trainer.disk import PASSING_ERRORS
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.events import EventRow, happened
-from trainer.manifest import MANIFEST_FILE, BadCheckpoint, Manifest
 from trainer.record import RUN_FILE, RunExit, read_exit, read_header, read_origin
 from trainer.resolve import ResolvedConfig
 from trainer.writer import RunWriter, default_run_directory
 
 AUTO, NEVER = "auto", "never"
 _SAME_DATA = (
-    ("model", "config"),
-    ("model", "null_keys"),
-    ("seq_length_tokens",),
-    ("layout",),
-    ("global_batch_rows",),
-    ("global_batch_tokens",),
-    ("global_batch_samples",),
-    ("seed",),
-)
+    "model.config", "model.null_keys", "seq_length_tokens", "layout", "global_batch_rows", "global_batch_tokens",
+    "global_batch_samples", "seed",
+)  # fmt: skip
 """A position in the data, and the weights, mean nothing under other values of these."""
 _RECIPE = (
-    ("learning_rate",),
-    ("schedule",),
-    ("warmup_steps",),
-    ("decay_share",),
-    ("final_learning_rate_share",),
-    ("weight_decay",),
-    ("adam_beta1",),
-    ("adam_beta2",),
-    ("adam_epsilon",),
-    ("max_grad_norm",),
-    ("max_steps",),
-    ("masking_probability",),
-    ("attention_dropout",),
-    ("precision",),
-    ("tf32",),
-    ("max_epochs",),
-    ("parallel", "gradient_dtype"),
-    ("health",),
-)
+    "learning_rate", "schedule", "warmup_steps", "decay_share", "final_learning_rate_share", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "max_steps", "masking_probability",
+    "attention_dropout", "precision", "tf32", "max_epochs", "parallel.gradient_dtype", "health",
+)  # fmt: skip
 """What may change between two starts of a run, and is then said."""
 
 
@@ -126,12 +107,7 @@ def choose_run(
 ) -> tuple[RunWriter, Start]:
     """Open the run directory, and find what to go on from; only on the first rank.
 
-    Args:
-        out: The run directory that was asked for.
-        resume: ``auto``, ``never``, or a run or checkpoint.
-        resolved: The configuration.
-        environment: Tells whether the job was started again.
-        opened: Is given the run's writer as soon as there is one; what goes wrong later can be written down there.
+    ``opened`` is given the run's writer as soon as there is one: what goes wrong later can be written down there.
 
     Raises:
         BadConfig: If the directory cannot be used, or what is there does not fit the configuration.
@@ -209,11 +185,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
 def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow], job: str) -> Start:
     """Where a run has no checkpoint of its own to go on from: from another run's that it began with, or afresh.
 
-    Args:
-        directory: Of the run.
-        gave_up: Whether it had some, of which none is to be gone on from.
-        events: What there is to say so far.
-        job: That started it.
+    A run that ``gave_up`` had some, of which none is to be gone on from.
 
     Raises:
         BadConfig: If it had checkpoints, and all of them are damaged: to begin afresh is then for people to decide.
@@ -267,7 +239,12 @@ def _from_path(
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
             return _go_on(out, resolved, job, opened)  # the same command, started again
     events: list[EventRow] = []
-    found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=lambda _, why: events.append(_bad(why)))
+
+    def damaged(_: Path, why: str) -> None:
+        told = f"a checkpoint is damaged and was passed over: {why}"
+        events.append(happened(0, "resumed", told, level="error"))
+
+    found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=damaged)
     if found is None:
         raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
     directory, manifest = found
@@ -298,19 +275,18 @@ def compare(before: Mapping[str, Any], config: TrainConfig, where: Path) -> tupl
     for key in _SAME_DATA:
         old, new = _value(before, key), _value(now, key)
         if old != new:
-            name = "train." + ".".join(key)
-            shown = f"{name} is {new!r}, and {where} was trained with {old!r}"
+            shown = f"train.{key} is {new!r}, and {where} was trained with {old!r}"
             raise BadConfig(
-                shown if len(shown) < 200 else f"{name} is not what {where} was trained with",
+                shown if len(shown) < 200 else f"train.{key} is not what {where} was trained with",
                 next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
             )
     pairs = ((key, _value(before, key), _value(now, key)) for key in _RECIPE)
-    return tuple(f"train.{'.'.join(key)} is now {new}, it was {old}" for key, old, new in pairs if old != new)
+    return tuple(f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new)
 
 
-def _value(table: Mapping[str, Any], key: tuple[str, ...]) -> object:
+def _value(table: Mapping[str, Any], key: str) -> object:
     value: Any = table
-    for part in key:
+    for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
@@ -333,7 +309,3 @@ def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:
         raise BadConfig(f"cannot write {directory}: {error.strerror}", next_step="Choose another --out.") from error
     opened(writer)
     return writer
-
-
-def _bad(why: str) -> EventRow:
-    return happened(0, "resumed", f"a checkpoint is damaged and was passed over: {why}", level="error")

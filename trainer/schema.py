@@ -32,10 +32,7 @@ TableT = TypeVar("TableT", bound=Table)
 def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
     """Read a TOML file of bounded size and depth.
 
-    Args:
-        path: The file.
-        max_bytes: Of a larger one nothing is read.
-        if_missing: The next step where there is none, nor one of a name that is close.
+    ``if_missing`` is the next step where there is no file, nor one of a name that is close.
 
     Raises:
         BadConfig: If the file is missing, too large, too deep, or not TOML.
@@ -67,10 +64,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: A
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
     """Validate plain data into a strict table.
 
-    Args:
-        kind: The table to build.
-        value: What TOML or JSON gave.
-        where: What the data is called in messages, such as a file name.
+    ``where`` is what the data is called in messages, such as a file name.
 
     Raises:
         BadConfig: With the first offending key, its value, and the nearest valid key if one is close.
@@ -89,10 +83,6 @@ def canonical_json(value: object) -> bytes:
 
 def refuse_infinite(value: object, where: str) -> None:
     """No measurement gives an infinite figure, and none can be hashed or shown.
-
-    Args:
-        value: What a file held: tables, lists and plain values.
-        where: Its name in messages.
 
     Raises:
         BadConfig: If there is one, with its key.

@@ -17,24 +17,16 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from trainer.build import Training
+from trainer.checkpoint import Manifest, Part, TensorEntry
 from trainer.disk import DISK_BLOCK_BYTES
 from trainer.errors import BadConfig
-from trainer.manifest import Manifest, Part, TensorEntry
 from trainer.optimizer import own_optimizer
 from trainer.parallel import Ranks
 
 _DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 _STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's."""
 _LENGTH_BYTES = 8
@@ -119,10 +111,7 @@ def make_state(training: Training) -> None:
 class HostCopy:
     """Room in host memory for what this rank keeps, laid out as the safetensors file that it becomes.
 
-    Args:
-        kept: Tensors, in any order; later copies must have the same.
-        file: The name that the file will have.
-        pinned: Page-locked, which makes copies from a GPU fast.
+    Later copies must have the same tensors. ``pinned`` memory makes copies from a GPU fast.
     """
 
     def __init__(self, kept: Sequence[Held], file: str, *, pinned: bool) -> None:

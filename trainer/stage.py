@@ -2,49 +2,215 @@
 
 A copy is hashed while it is made, synced, and renamed: what has its name is whole. Reading during training is random,
 so what staging is worth is measured by reading random samples on both sides.
+
+LOCAL/autotune-<uid>/            for this user only
+  <hash>/                        a published dataset, named by the first 16 digits of its hash
+  <hash>.lock                    held by whoever copies; the kernel lets go of it with the process
+  <hash>.<job>.json              how the leader of one job is doing, for the ranks that wait
+  .partial-<hash>-<random>/      a copy at work, or a damaged one on its way out
 """
 
+import contextlib
+import errno
 import os
+import re
+import secrets
+import shutil
+import stat
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.attempt import Attempt, Standing, job_key
-from trainer.copying import CopyFigures, copy_files, dataset_files, seconds_per_sample
-from trainer.dataset import read_manifest
+from trainer.copying import CopyFigures, DatasetFile, copy_files, dataset_files, is_whole, seconds_per_sample
+from trainer.dataset import Manifest, read_manifest
+from trainer.disk import LockHeld, locked, sync
 from trainer.errors import BadConfig
-from trainer.place import Place, writing
 from trainer.progress import Update
 from trainer.resolve import ResolvedConfig
 
 DEFAULT_TIMEOUT_S = 3600.0
+SPARE_BYTES = 64 * 2**20
+"""Left free on the local disk, for everything else that writes there."""
+_SPARE_INODES = 8
 _POLL_S = 0.1
 _GRACE_S = 5.0
 """The leader may wait as long for another job as the others for the leader: its error is to come first."""
+_NAME_LENGTH = 16
+_PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
+_REPORT = re.compile(r"^[0-9a-f]{16}\.[0-9a-f]{12}\.json$")
+_REPORT_KEPT_S = 7 * 86400
+
+
+class Place:
+    """Where one dataset goes on one disk."""
+
+    def __init__(self, local: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._local = local
+        self._name = manifest.dataset_hash[:_NAME_LENGTH]
+        self.root = local / f"autotune-{os.getuid()}"
+        self.directory = self.root / self._name
+
+    def report_path(self, job: str) -> Path:
+        """Where the leader of a job says how it is doing."""
+        return self.root / f"{self._name}.{job}.json"
+
+    def prepare(self) -> None:
+        """Make the user's own directory. Every rank does: what makes it impossible is then said on every one.
+
+        Raises:
+            BadConfig: If there is no such disk, or the directory is another user's.
+            OSError: If it cannot be made.
+        """
+        if not self._local.is_dir():
+            raise BadConfig(f"{self._local} is not a directory", next_step="Name one on the node's own disk.")
+        with contextlib.suppress(FileExistsError):
+            self.root.mkdir(mode=0o700)
+        status = self.root.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise BadConfig(
+                f"{self.root} is not a directory of yours", next_step="Have it removed, or name another disk."
+            )
+        if status.st_mode & 0o077:
+            self.root.chmod(0o700)
+
+    def holds_copy(self) -> bool:
+        """Whether the dataset is here, whole."""
+        return is_whole(self.directory, self.manifest)
+
+    @contextlib.contextmanager
+    def locked(self, timeout_s: float) -> Iterator[None]:
+        """Be alone with this dataset among all processes of this user on the node.
+
+        Raises:
+            BadConfig: If another job holds it for too long.
+        """
+        try:
+            with locked(self.root / f"{self._name}.lock", timeout_s):
+                yield
+        except LockHeld as error:
+            raise BadConfig(
+                f"another job has been copying the same dataset to {self.root} for {timeout_s:g} s",
+                next_step="See what it is doing, or wait longer.",
+            ) from error
+
+    def clear(self) -> None:
+        """Remove a damaged copy and what killed processes left; only under the lock."""
+        if self.directory.exists():
+            # Processes that read it keep their open files. Its room is needed for the next one.
+            self.directory.rename(self._new_partial())
+        now_s = time.time()
+        for path in list(self.root.iterdir()):
+            status = path.lstat()
+            if status.st_uid != os.getuid():
+                continue
+            match = _PARTIAL.match(path.name)
+            if match and match[1] == self._name:
+                shutil.rmtree(path, ignore_errors=True)
+            elif match:
+                with contextlib.suppress(LockHeld), locked(self.root / f"{match[1]}.lock"):
+                    shutil.rmtree(path, ignore_errors=True)
+            elif _REPORT.match(path.name) and status.st_mtime < now_s - _REPORT_KEPT_S:
+                with contextlib.suppress(LockHeld), locked(path):
+                    path.unlink()
+
+    @contextlib.contextmanager
+    def partial(self) -> Iterator[Path]:
+        """A new directory for a copy at work; gone after the block, unless it was published."""
+        directory = self._new_partial()
+        try:
+            directory.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def publish(self, partial: Path) -> None:
+        """Give a finished copy its name."""
+        partial.rename(self.directory)
+        sync(self.root)
+
+    def _new_partial(self) -> Path:
+        return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
+
+    def check_room(self, files: Sequence[DatasetFile]) -> None:
+        """See whether the files fit.
+
+        Raises:
+            BadConfig: If they do not: what is needed, what is there, and what is missing.
+        """
+        disk = os.statvfs(self.root)
+        if disk.f_bavail * disk.f_frsize < sum(file.size_bytes for file in files) + SPARE_BYTES:
+            raise self._too_full(files)
+        missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
+        if disk.f_files and missing_inodes > 0:
+            raise BadConfig(
+                f"{self._local} has room for {disk.f_favail:,} more files, and the dataset has {len(files):,}",
+                next_step=f"Remove {missing_inodes:,} files there, or name another disk.",
+            )
+
+    @contextlib.contextmanager
+    def filling(self, files: Sequence[DatasetFile]) -> Iterator[None]:
+        """A disk or a quota that fills up inside the block is told as ``check_room`` tells it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise self._too_full(files) from error
+            if error.errno == errno.EDQUOT:
+                size_bytes = sum(file.size_bytes for file in files)
+                raise BadConfig(
+                    f"your quota in {self._local} was used up, and the dataset takes {_mib(size_bytes)}",
+                    next_step="Remove files of yours there, or name another disk.",
+                ) from error
+            raise
+
+    def _too_full(self, files: Sequence[DatasetFile]) -> BadConfig:
+        disk = os.statvfs(self.root)
+        free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
+        missing_bytes = size_bytes + SPARE_BYTES - free_bytes
+        another = "or name another disk."
+        return BadConfig(
+            f"{self._local} has {_mib(free_bytes)} free, and the dataset takes {_mib(size_bytes)} "
+            f"({_mib(SPARE_BYTES)} more are to stay free)",
+            next_step=f"Free {_mib(missing_bytes)} there, {another}"
+            if missing_bytes > 0
+            else f"It was full for a while, and has room again: try again, {another}",
+        )
+
+
+@contextlib.contextmanager
+def writing(local: Path) -> Iterator[None]:
+    """Say where it was that the operating system refused something."""
+    try:
+        yield
+    except OSError as error:
+        raise BadConfig(
+            f"cannot write in {local}: {error.strerror or error}",
+            next_step="Free room there, ask for permission, or name another directory.",
+        ) from error
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{-(-size_bytes // 2**20):,} MiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A dataset on a local disk.
-
-    Args:
-        directory: Where it is.
-        dataset_hash: What it is.
-        samples: Of the training split.
-        copied: What the copy took; None when it was there already, or another rank copied it.
-        source_s_per_sample: Mean time of reading one random sample from the source, measured by one reader; None
-            where nothing was copied.
-        local_s_per_sample: The same from the copy.
-    """
+    """A dataset on a local disk."""
 
     directory: Path
     dataset_hash: str
     samples: int
+    """Of the training split."""
     copied: CopyFigures | None = None
+    """What the copy took; None when it was there already, or another rank copied it."""
     source_s_per_sample: float | None = None
+    """Mean time of reading one random sample from the source, measured by one reader; None where nothing was copied."""
     local_s_per_sample: float | None = None
+    """The same from the copy."""
 
     @property
     def break_even_epochs(self) -> float | None:
@@ -66,71 +232,52 @@ def stage(
     *,
     local_rank: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    update: Update | None = None,
+    update: Update = lambda done, total, note: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Staged:
     """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it, and get one answer.
 
-    Args:
-        source: The dataset.
-        local: A directory on the node's own disk.
-        local_rank: 0 copies, the others wait for it.
-        timeout_s: Longest wait, for the leader or for another job that copies the same dataset.
-        update: Told how far the copy is.
-        environment: Tells jobs apart.
+    Local rank 0 copies, and the others wait for it; ``timeout_s`` is the longest wait, also for another job that copies
+    the same dataset. ``environment`` tells jobs apart.
 
     Raises:
         BadConfig: If the source is no dataset or is damaged, the local disk has no room or cannot be written, the wait
             was too long, or, on a rank that waits, what the leader's error says.
     """
     place = Place(local, read_manifest(source))
+    found = Staged(
+        directory=place.directory, dataset_hash=place.manifest.dataset_hash, samples=place.manifest.train.samples
+    )
     with writing(local):
         place.prepare()
         attempt = Attempt(place.report_path(job_key(environment)))
         if local_rank:
-            return _wait(place, attempt, timeout_s)
+            _wait(place, attempt, timeout_s)
+            return found
         # Twice, so that the others are told the same error as the caller.
         with attempt.leading(timeout_s), writing(local), place.locked(timeout_s):
-            if place.holds_copy():
-                return _found(place)
-            return _copy(place, source, update or (lambda done, total, note: None))
+            return found if place.holds_copy() else _copy(place, source, found, update)
 
 
-def _found(place: Place) -> Staged:
-    return Staged(
-        directory=place.directory,
-        dataset_hash=place.manifest.dataset_hash,
-        samples=place.manifest.train.samples,
-    )
-
-
-def _copy(place: Place, source: Path, update: Update) -> Staged:
+def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
     place.clear()
     files = dataset_files(source, place.manifest)
     place.check_room(files)
-    source_s = _source_s_per_sample(source)
-    with place.filling(files), place.partial() as partial:
-        figures = copy_files(files, source, partial, place.manifest, update)
-        place.publish(partial)
-    return replace(
-        _found(place),
-        copied=figures,
-        source_s_per_sample=source_s,
-        local_s_per_sample=seconds_per_sample(place.directory),
-    )
-
-
-def _source_s_per_sample(source: Path) -> float | None:
     verify = f"The source is damaged: autotune data verify {source}"
     try:
-        return seconds_per_sample(source)
+        source_s = seconds_per_sample(source)
     except BadConfig as error:
         raise BadConfig(error.message, next_step=verify) from error
     except OSError as error:
         raise BadConfig(f"cannot read {source}: {error.strerror or error}", next_step=verify) from error
+    with place.filling(files), place.partial() as partial:
+        figures = copy_files(files, source, partial, place.manifest, update)
+        place.publish(partial)
+    local_s = seconds_per_sample(place.directory)
+    return replace(found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s)
 
 
-def _wait(place: Place, attempt: Attempt, timeout_s: float) -> Staged:
+def _wait(place: Place, attempt: Attempt, timeout_s: float) -> None:
     started_s = time.monotonic()
     while True:
         word = attempt.read()
@@ -143,7 +290,7 @@ def _wait(place: Place, attempt: Attempt, timeout_s: float) -> Staged:
             )
         at_work = word.standing is Standing.AT_WORK
         if not at_work and place.holds_copy():
-            return _found(place)
+            return
         if time.monotonic() - started_s > timeout_s + (_GRACE_S if at_work else 0):
             raise BadConfig(
                 f"local rank 0 has not {'finished' if at_work else 'begun'} to copy the dataset to {place.root} "
@@ -154,7 +301,9 @@ def _wait(place: Place, attempt: Attempt, timeout_s: float) -> Staged:
 
 
 def stage_data(
-    resolved: ResolvedConfig, environment: Mapping[str, str] = os.environ, update: Update | None = None
+    resolved: ResolvedConfig,
+    environment: Mapping[str, str] = os.environ,
+    update: Update = lambda done, total, note: None,
 ) -> ResolvedConfig:
     """The configuration with its dataset on local disk, where ``train.data.stage_to`` asks for that.
 

@@ -56,14 +56,7 @@ class StepResult:
 
 
 class TrainStep:
-    """A module with its optimizer, ready to take steps.
-
-    Args:
-        shared: A ``MaskedLM``, wrapped.
-        optimizer: Of its parameters.
-        config: How to clip.
-        ranks: All of them.
-    """
+    """A module with its optimizer, ready to take steps."""
 
     def __init__(
         self, shared: SharedModule, optimizer: torch.optim.Optimizer, config: TrainConfig, ranks: Ranks
@@ -119,13 +112,8 @@ class TrainStep:
         The loss of every token weighs the same, whichever rank and micro-batch it fell to: each rank divides by the
         number of predicted tokens of all ranks and micro-batches. That number stays on the device.
 
-        Args:
-            micro_batches: Of this rank, on the host or on the device.
-            lr: The learning rate.
-            part_of_it: Whether a single rank measures the gradient of its first micro-batch; several ranks always
-                measure each their own.
-            limits: Above which loss or norm the update is left out.
-            told: What this rank tells the others; it travels with the number of tokens.
+        With ``part_of_it`` a single rank, too, measures the gradient of its first micro-batch; several always measure
+        each their own. ``told`` is what this rank tells the others; it travels with the number of tokens.
         """
         device = self._ranks.device
         began = mark(device)
@@ -162,11 +150,7 @@ class TrainStep:
     ) -> tuple[torch.Tensor, PartialGradient | None, Mark, Mark]:
         """Add up the gradients of all micro-batches and ranks.
 
-        Args:
-            batches: On the device.
-            own_tokens: That they predict.
-            sums: Its first number becomes what all ranks predict, while the first forward is computed.
-            part_of_it: As ``run`` takes it.
+        The first of ``sums`` becomes what all ranks predict, while the first forward is computed.
 
         Returns:
             The mean loss over all ranks, shape (), the first part's gradient, and the moments before and behind the

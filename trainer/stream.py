@@ -66,13 +66,9 @@ class MicroBatchPlan:
 class RowStream:
     """An endless iterator over the micro-batch plans of one rank, ``accumulation_steps`` of them per optimizer step.
 
-    Args:
-        plan: How samples become micro-batches.
-        index: The dataset's lengths.
-        rank: Whose micro-batches.
-        position: Where to begin; the lanes of ``rank`` must be known.
-        ahead: Whether a thread packs each block before it is needed. It hides a slow disk; where nothing else is to be
-            done meanwhile, as when this process reads the samples as well, it only competes.
+    The ``position`` must know the lanes of ``rank``. A thread packs each block ``ahead``, before it is needed, which
+    hides a slow disk; where nothing else is to be done meanwhile, as when this process reads the samples as well, it
+    only competes.
     """
 
     def __init__(

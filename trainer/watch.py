@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,19 +52,15 @@ class Leaving:
 
 
 class Watch:
-    """What the training tells and asks; does nothing until it is started.
-
-    Args:
-        timeout_s: Longest time without a sign of life.
-        record: Writes down why the process leaves, or may be killed, from the watching thread.
-    """
+    """What the training tells and asks; does nothing until it is started."""
 
     def __init__(self, *, timeout_s: float, record: Callable[[Leaving], None] = lambda leaving: None) -> None:
         self.timeout_s = timeout_s
         """Longest time without a sign of life."""
         self._record = record
         self._beat_s = time.monotonic()
-        self._step = 0
+        self.step = 0
+        """Steps finished."""
         self._first: tuple[int, float] | None = None
         self._told = False
         self.ending = False
@@ -99,19 +96,10 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int | None = None) -> None:
-        """A sign of life.
-
-        Args:
-            step: Steps finished, where that has changed.
-        """
+        """A sign of life."""
         self._beat_s = time.monotonic()
         if step is not None:
-            self._step = step
-
-    @property
-    def step(self) -> int:
-        """Steps finished."""
-        return self._step
+            self.step = step
 
     @property
     def asked_by(self) -> int | None:
@@ -159,17 +147,17 @@ class Watch:
             self._dump()
             where = "" if self.traceback_file is None else f"; {self.traceback_file.name} says where"
             self._leave(
-                f"nothing moved for {still_s:.0f} s after step {self._step}: it hangs, or waits for a rank that "
+                f"nothing moved for {still_s:.0f} s after step {self.step}: it hangs, or waits for a rank that "
                 f"does{where}"
             )
         if self._first is not None and not self._told and not self.ending and now_s - self._first[1] > PATIENCE_S:
             self._told = True
             name = signal.Signals(self._first[0]).name
             reason = f"{name}, and killed before the step ended and the state was saved"
-            if not self._step:
+            if not self.step:
                 reason = f"{name} before the first step; another rank's messages may say why"
             with contextlib.suppress(Exception):  # this thread must go on
-                self._record(Leaving(reason=reason, step=self._step, perhaps=True))
+                self._record(Leaving(reason=reason, step=self.step, perhaps=True))
 
     def _dump(self) -> None:
         faulthandler.dump_traceback(sys.__stderr__ or sys.stderr, all_threads=True)
@@ -180,7 +168,7 @@ class Watch:
     def _leave(self, reason: str) -> None:
         _say(reason)
         with contextlib.suppress(Exception):
-            self._record(Leaving(reason=reason, step=self._step))
+            self._record(Leaving(reason=reason, step=self.step))
         os._exit(REQUEUE)
 
     def _arm_last_resort(self) -> None:
@@ -222,13 +210,7 @@ def end_with_parent() -> None:
 
 
 class TimeBudget:
-    """When the run has to be over.
-
-    Args:
-        stop_after_s: From the start of the process, or None.
-        started_s: That start, by ``time.monotonic``.
-        slurm_left_s: What the SLURM job has left, or None.
-    """
+    """When the run has to be over."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
         ends = [] if stop_after_s is None else [started_s + stop_after_s]
@@ -237,11 +219,7 @@ class TimeBudget:
         self._end_s = min(ends, default=None)
 
     def over(self, reserve_s: float) -> bool:
-        """Whether what has yet to be done would otherwise not be done in time.
-
-        Args:
-            reserve_s: What another step and a save take.
-        """
+        """Whether what has yet to be done would otherwise not be done in time."""
         return self._end_s is not None and time.monotonic() + reserve_s >= self._end_s
 
 
@@ -267,3 +245,31 @@ def parse_slurm_time_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+_STEPS = 4
+"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
+_SAVES = 1.5
+_LEAVING_S = 2.0
+_RECENT_STEPS = 20
+
+
+class Reserve:
+    """Learns from what steps and evaluations took."""
+
+    def __init__(self) -> None:
+        self.step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._evaluation_s = 0.0
+
+    def step_took(self, seconds: float) -> None:
+        """A step is over, the evaluation that may have followed it not included."""
+        self.step_s.append(seconds)
+
+    def evaluation_took(self, seconds: float) -> None:
+        """An evaluation is over."""
+        self._evaluation_s = seconds
+
+    def seconds(self, *, save_s: float, evaluation_due: bool) -> float:
+        """What is still to be done when the time is over."""
+        evaluation_s = self._evaluation_s if evaluation_due else 0.0
+        return evaluation_s + _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S

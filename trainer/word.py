@@ -15,13 +15,7 @@ _TIMEOUT = datetime.timedelta(seconds=5)
 
 
 def leave_word(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
-    """Say why this rank leaves, where there is a torchrun to keep it.
-
-    Args:
-        environment: As torchrun sets it.
-        exit_code: That the run is to end with.
-        reason: In words.
-    """
+    """Say why this rank leaves, where there is a torchrun to keep it."""
     with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
         store = _store(environment)
         if store is not None:

@@ -2,12 +2,10 @@
 
 import contextlib
 import datetime
-import os
-import secrets
 import shutil
 from pathlib import Path
 
-from trainer.attempt import wait_for_lock
+from trainer.disk import NO_LOCKS, LockHeld, append_whole, open_locked, write_atomically
 from trainer.errors import BadConfig
 from trainer.events import EventRow
 from trainer.record import (
@@ -33,10 +31,7 @@ _LOCK_TIMEOUT_S = 30.0
 class RunWriter:
     """Writes a run record; on every rank but the first, all of it but the end does nothing.
 
-    Args:
-        directory: Of the run; made where it is not there.
-        active: Whether this is the first rank.
-        again: Whether a run that is there already is to go on.
+    Where a run is there already, it goes on only if asked to ``again``.
 
     Raises:
         BadConfig: If the directory holds a run already and must not, or another process is at it: one record must not
@@ -90,14 +85,16 @@ class RunWriter:
 
     def start(self, header: RunHeader) -> None:
         """Write ``run.json``."""
-        self._write(RUN_FILE, header)
+        if self._active:
+            self._write(RUN_FILE, header)
 
     def started(self, startup: StartUp) -> None:
         """Write ``startup.json``; on a full disk training goes on without."""
-        try:
-            self._write(STARTUP_FILE, startup)
-        except OSError as error:
-            self.trouble = error.strerror or str(error)
+        if self._active:
+            try:
+                self._write(STARTUP_FILE, startup)
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
 
     def step(self, row: StepRow) -> None:
         """Append a step."""
@@ -114,7 +111,7 @@ class RunWriter:
 
     def finish(self, end: RunExit) -> None:
         """Write ``exit.json``; any rank may, as the first may be gone."""
-        write_exit(self.directory, end)
+        self._write(EXIT_FILE, end)
 
     def _append(self, name: str, row: Table) -> None:
         if not self._active:
@@ -123,61 +120,29 @@ class RunWriter:
         self.trouble = None
         for waiting in list(self._waiting):
             try:
-                _append_whole(self.directory / waiting, self._waiting[waiting])
+                append_whole(self.directory / waiting, self._waiting[waiting])
                 del self._waiting[waiting]
             except OSError as error:
                 self.trouble = error.strerror or str(error)
 
     def _write(self, name: str, value: Table) -> None:
-        if self._active:
-            _write_whole(self.directory / name, value)
-
-
-def write_exit(directory: Path, end: RunExit) -> None:
-    """Write ``exit.json``, whole or not at all."""
-    _write_whole(directory / EXIT_FILE, end)
-
-
-def _append_whole(path: Path, content: bytes) -> None:
-    """Append all of it, or nothing: a disk that fills up in the middle must not leave half a line."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        before = os.fstat(fd).st_size
-        done = 0
-        try:
-            while done < len(content):
-                done += os.write(fd, content[done:])
-        except OSError:
-            os.ftruncate(fd, before)
-            raise
-    finally:
-        os.close(fd)
-
-
-def _write_whole(path: Path, value: Table) -> None:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    with partial.open("x", encoding="utf-8") as file:
-        file.write(value.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+        write_atomically(self.directory / name, value.model_dump_json(indent=2) + "\n")
 
 
 def _lock(path: Path) -> int | None:
     """Keep other processes away while this one lives; None on file systems that cannot."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # A killed process's loaders hold on to its lock for the moment until they notice.
-        if wait_for_lock(fd, _LOCK_TIMEOUT_S):
-            return fd
-    except OSError:
-        os.close(fd)
+        return open_locked(path, _LOCK_TIMEOUT_S)
+    except LockHeld as error:
+        raise BadConfig(
+            f"another process is training in {path.parent}",
+            next_step="Wait until it has ended, or choose another --out.",
+        ) from error
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
         return None
-    os.close(fd)
-    raise BadConfig(
-        f"another process is training in {path.parent}",
-        next_step="Wait until it has ended, or choose another --out.",
-    )
 
 
 def _cut_torn_tail(path: Path) -> None:

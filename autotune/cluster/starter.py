@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from trainer.disk import write_atomically
+
 STARTER_VARIABLE = "AUTOTUNE_STARTER"
 POLL_S = 0.1
 
@@ -28,9 +30,7 @@ def start_outside(directory: Path, nodes: int, script: str) -> int:
     asked = directory / str(number)
     signal.signal(signal.SIGTERM, lambda *_: asked.with_suffix(".end").touch())
     asked.with_suffix(".sh").write_text(script + "\n")
-    partial = asked.with_suffix(".partial")
-    partial.write_text(f"{nodes}\n")
-    partial.rename(asked.with_suffix(".nodes"))
+    write_atomically(asked.with_suffix(".nodes"), f"{nodes}\n", durable=False)
     answer = asked.with_suffix(".code")
     while not answer.is_file():
         time.sleep(POLL_S)

@@ -64,7 +64,7 @@ def baseline(
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
     asked = BaselineAsked(
-        data=data or profile.parent / (train.data.path or "."),
+        data=stored.data_dir(data),
         reports=reports,
         minutes=minutes,
         ranks=ranks,

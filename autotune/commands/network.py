@@ -64,7 +64,7 @@ def network(
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
     asked = NetworkAsked(
-        data=data or profile.parent / (train.data.path or "."),
+        data=stored.data_dir(data),
         reports=reports,
         minutes=minutes,
         nodes=nodes or nodes_here(),

@@ -124,12 +124,11 @@ def _counts(text: str) -> list[int]:
 
 def _rows_per_epoch(stored: "StoredProfile", data: Path | None) -> float | None:
     """Rows of one pass over the dataset; None where it is not here."""
-    from trainer.dataset import MANIFEST_NAME, read_manifest
+    from trainer.dataset import read_manifest
     from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
 
-    directory = data or stored.path.parent / (stored.profile.train.data.path or ".")
-    probe = stored.profile.evidence.probe
-    if probe is None or not (directory / MANIFEST_NAME).is_file():
+    directory, probe = stored.data_here(data), stored.profile.evidence.probe
+    if probe is None or directory is None:
         return None
     manifest = read_manifest(directory)
     tokens = sum(shard.tokens for shard in manifest.train.shards) + SPECIAL_TOKENS_PER_SAMPLE * manifest.train.samples
@@ -184,7 +183,7 @@ class _Measuring:
         from trainer.progress import progress
 
         train = stored.profile.train
-        data_dir = self.data or stored.path.parent / (train.data.path or ".")
+        data_dir = stored.data_dir(self.data)
         manifest, place = read_manifest(data_dir), report_directory(stored.path, self.reports)
         ranks = known.network.ranks_per_node  # as predicted: another number would have another dealing
         with open_together(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:

@@ -76,7 +76,7 @@ def workers(
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
     asked = WorkersAsked(
-        data=data or profile.parent / (train.data.path or "."),
+        data=stored.data_dir(data),
         reports=reports,
         minutes=minutes,
         ranks=ranks,

@@ -10,9 +10,10 @@ import numpy as np
 
 from autotune.corpus.encode import STAGE as ENCODE_STAGE
 from autotune.corpus.words import piece_name
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace, sync
+from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
 from autotune.errors import InternalError
 from trainer.dataset import Shard
+from trainer.disk import sync
 
 STAGE = "assemble"
 # 512 MiB of uint16: few enough files for any number of samples, and small enough to copy and check in parallel.

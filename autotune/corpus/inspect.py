@@ -8,9 +8,7 @@ import numpy.typing as npt
 
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
 from trainer.dataset import TokenDataset
-from trainer.packing import pack_rows
-from trainer.permutation import permute
-from trainer.plan import MIN_BLOCK_SAMPLES
+from trainer.plan import MIN_BLOCK_SAMPLES, pack_rows, permute
 
 Int64 = npt.NDArray[np.int64]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.corpus.bounded import DISK_FULL
-from autotune.corpus.workplace import sync
 from autotune.errors import BadInput
 from trainer.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME
+from trainer.disk import sync
 
 _DATASET_NAMES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)))

@@ -24,7 +24,7 @@ from autotune.corpus.request import Input, Request
 from autotune.corpus.sources.base import Partition, Reject, SourceOptions
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.worker import REJECTS_FILE
-from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace, sync
+from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
 from autotune.errors import BadInput
 from trainer.dataset import (
     MANIFEST_NAME,
@@ -36,6 +36,7 @@ from trainer.dataset import (
     SourceStatistics,
     Split,
 )
+from trainer.disk import sync
 from trainer.schema import canonical_json
 
 Stages = Callable[[str], AbstractContextManager[Update]]

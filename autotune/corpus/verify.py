@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.corpus.meter import Meter, Update
+from trainer.copying import in_threads
 from trainer.dataset import (
     MANIFEST_NAME,
     PREPARED_NAME,
@@ -24,7 +25,6 @@ from trainer.dataset import (
     read_manifest,
 )
 from trainer.errors import BadConfig
-from trainer.threads import in_threads
 
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20

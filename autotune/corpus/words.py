@@ -14,7 +14,7 @@ from autotune.corpus.distinct import kept_samples, read_pieces
 from autotune.corpus.pieces import read_index, read_samples
 from autotune.corpus.split import ValidationSplit, drawn
 from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
-from trainer.permutation import permute
+from trainer.plan import permute
 
 COUNT_STAGE, MERGE_STAGE, SAMPLE_STAGE = "count-words", "merge-words", "sample-texts"
 

@@ -11,10 +11,8 @@ leaves a directory that counts for nothing, and a task that is done twice leaves
 
 import contextlib
 import errno
-import fcntl
 import glob
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -23,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from trainer.disk import LockHeld, locked, sync
 
 Receipt = dict[str, Any]
 """What a finished task says of itself: JSON values, small, as all of a stage are held at once."""
 
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
-_NO_LOCKS_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +105,15 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     workplace = Workplace(path=path)
-    with (path / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadInput(
-                f"another process is preparing {out} right now",
-                next_step="Wait for it, or choose another --out.",
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS_HERE:
-                raise
-        workplace.remove_unfinished()
-        yield workplace
+    try:
+        with locked(path / "lock", needed=False):
+            workplace.remove_unfinished()
+            yield workplace
+    except LockHeld as error:
+        raise BadInput(
+            f"another process is preparing {out} right now",
+            next_step="Wait for it, or choose another --out.",
+        ) from error
 
 
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
@@ -127,15 +121,3 @@ def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
     mine = workplace_path(out, key)
     found = [path for path in out.parent.glob(f".{glob.escape(out.name)}.*.partial") if path != mine]
     return [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in sorted(found)]
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's content, or a directory's names, are on disk; file systems that cannot are left alone."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(fd)

@@ -14,18 +14,15 @@ from typing import Any
 from autotune.core.evidence import RecipeName
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.decide.statistics import ratio_of
-from trainer.config import DataSettings, ParallelSettings, TrainConfig
+from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
 
 PAPER_WORKERS = 8
 """Loader workers of a rank in the paper's trainer, whatever the machine."""
 PRECISE_SHARE = 0.05
 """Ratios are known well enough when their 95 % bounds lie so far to both sides."""
 
-_OF_SPEED = (
-    "layout", "micro_batch_rows", "attention", "attention_dropout", "head", "last_layer", "checkpointing",
-    "compile_layers", "precision", "tf32",
-)  # fmt: skip
-_OF_LOADING = ("loader_workers", "prefetch_batches", "pin_memory")
+_OF_SPEED = tagged(TrainConfig, Tag.SPEED)
+_OF_LOADING = tagged(DataSettings, Tag.LOADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

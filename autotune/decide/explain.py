@@ -10,7 +10,7 @@ from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
 from autotune.decide.explored import Explored, explored_setting
 from autotune.errors import BadInput
-from trainer.config import TrainConfig
+from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.schema import nearest
 
 Origin = Literal["measured", "allocator", "constraint", "asked for", "default", "changed"]
@@ -18,9 +18,9 @@ Origin = Literal["measured", "allocator", "constraint", "asked for", "default", 
 user set. ``asked for``: given to the measurements, whose figures hold for it alone. ``default``: the trainer's.
 ``changed``: none of these says so; it was edited, or written by advice."""
 
-_PROBED_WITH = ("seq_length_tokens", "layout", "attention_dropout", "checkpointing", "precision", "device")
+_PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
-_OF_LOADER = ("loader_workers", "prefetch_batches", "pin_memory")
+_OF_LOADER = tagged(DataSettings, Tag.LOADER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class Explanation:
 
 def explanations(profile: Profile) -> tuple[Explanation, ...]:
     """Every setting of a profile with its reason, in the order of the schema."""
-    values = settings_of(profile.train)
-    defaults = settings_of(TrainConfig(model=profile.train.model))
+    values = dotted(profile.train.model_dump(mode="json"))
+    defaults = dotted(TrainConfig(model=profile.train.model).model_dump(mode="json"))
     return tuple(_explain(profile, key, value, defaults[key]) for key, value in values.items())
 
 
@@ -76,17 +76,6 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
         f"there is no setting {key[:80]!r}",
         next_step=f"Did you mean {whole!r}?" if whole else "All settings with their reasons: leave out the key.",
     )
-
-
-def settings_of(config: TrainConfig) -> dict[str, Any]:
-    """Every setting by its dotted key; the model's own config is one value, whose keys belong to transformers."""
-    found: dict[str, Any] = {}
-    for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{inner}": one for inner, one in value.items()}
-        else:
-            found[name] = value
-    return found
 
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:

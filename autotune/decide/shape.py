@@ -11,7 +11,7 @@ from autotune.core.network import GradientPart
 from autotune.decide.work import HIDDEN_SIZE, LAYERS, layer_weights, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
-from trainer.flops import ModelWork
+from trainer.peaks import ModelWork
 
 Int64 = npt.NDArray[np.int64]
 

@@ -17,6 +17,7 @@ from autotune.core.trial import Trial
 from autotune.errors import MachineLacks
 from autotune.measure.machine import ENVIRONMENT, StartedMachine, classify
 from autotune.process import start
+from trainer.disk import write_atomically
 from trainer.schema import read_json
 
 MODULE = "autotune.measure.jobs.together"
@@ -55,9 +56,7 @@ class TogetherMachine(StartedMachine):
         self._trials += 1
         place.mkdir()
         request = {"job": trial.job, "measured": trial.measured, "place": trial.place}
-        partial = place / "trial.partial"
-        partial.write_text(json.dumps(request))
-        partial.rename(place / "trial.json")
+        write_atomically(place / "trial.json", json.dumps(request), durable=False)
         deadline_s = time.monotonic() + trial.timeout_s
         while (leader := _read(place / "rank-0.json")) is None or leader["status"] != "measured":
             if process.poll() is not None:

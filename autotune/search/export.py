@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.decide.export import RowsHold
 from autotune.search.profiles import StoredProfile
-from trainer.dataset import MANIFEST_NAME, TokenDataset
+from trainer.dataset import TokenDataset
 
 
 def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
@@ -13,10 +13,8 @@ def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
     Raises:
         TrainerError: If ``data`` is no dataset.
     """
-    profile, named = stored.profile, stored.profile.train.data.path
-    if data is None and named is not None and (stored.path.parent / named / MANIFEST_NAME).is_file():
-        data = stored.path.parent / named
-    if data is None:
+    profile, directory = stored.profile, data or stored.data_here()
+    if directory is None:
         packed = profile.train.layout == "packed"
         return RowsHold(
             real_tokens=profile.mean_real_tokens_per_row,
@@ -25,7 +23,7 @@ def rows_hold(stored: StoredProfile, data: Path | None) -> RowsHold:
         )
     from trainer.batch import row_statistics
 
-    dataset = TokenDataset.open(data)
+    dataset = TokenDataset.open(directory)
     try:
         found = row_statistics(profile.train, dataset)
     finally:

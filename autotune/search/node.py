@@ -11,7 +11,7 @@ from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
 from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
-from trainer.sources import code_sha256
+from trainer.record import code_sha256
 
 
 def expected_of(profile: Profile, *, ranks: int, cpus: int, code_sha256: str) -> Expected:

@@ -27,7 +27,7 @@ from autotune.search.profiles import StoredProfile
 from autotune.search.row_contents import assumed_contents, contents_of
 from autotune.search.scaling import Assumed
 from trainer.config import TrainConfig
-from trainer.dataset import MANIFEST_NAME, Manifest, read_manifest
+from trainer.dataset import Manifest, read_manifest
 from trainer.progress import Update
 
 FILLING_TOKENS = 8192
@@ -235,7 +235,7 @@ def _rows(subject: Subject, asked: Asked) -> Rows:
     """
     train, profile = subject.train, subject.profile
     probe = None if profile is None else profile.evidence.probe
-    directory = asked.data or _data_of(subject)
+    directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
     if directory is not None:
         contents = contents_of(directory, train.layout, train.seq_length_tokens)
         manifest = read_manifest(directory)
@@ -264,13 +264,6 @@ def _rows(subject: Subject, asked: Asked) -> Rows:
         tokens = Figure(value=contents.mean_real_tokens, basis="assumed", source=told)
     lengths = assumed_lengths(train.seq_length_tokens)
     return Rows(contents=contents, tokens=tokens, lengths=lengths, vocab_assumed=True)
-
-
-def _data_of(subject: Subject) -> Path | None:
-    if subject.stored is None or subject.train.data.path is None:
-        return None
-    directory = subject.stored.path.parent / subject.train.data.path
-    return directory if (directory / MANIFEST_NAME).is_file() else None
 
 
 def _pass(

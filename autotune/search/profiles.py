@@ -22,12 +22,11 @@ from autotune.search.network import parallel_settings
 from autotune.search.probe import ProbeRequest, ProbeResult
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
-from trainer.config import DataSettings, ParallelSettings, TrainConfig
+from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
+from trainer.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
 from trainer.events import utc_now
-from trainer.resolve import read_profile_tables
-
-_LOADER_SETTINGS = ("loader_workers", "prefetch_batches", "pin_memory")
+from trainer.resolve import find_data, read_profile_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +37,22 @@ class StoredProfile:
     profile: Profile
     intact: bool
     """Whether its content still has the hash it was written with."""
+
+    def data_dir(self, override: Path | None = None) -> Path:
+        """Return its dataset's directory: ``override``, else AUTOTUNE_DATA, else where the profile says.
+
+        Raises:
+            BadConfig: If none of them names one.
+        """
+        return find_data(self.path, self.profile.train, override)[0]
+
+    def data_here(self, override: Path | None = None) -> Path | None:
+        """Return the same if a dataset is there; None otherwise."""
+        try:
+            directory = self.data_dir(override)
+        except TrainerError:
+            return None
+        return directory if (directory / MANIFEST_NAME).is_file() else None
 
 
 def read_profile(path: Path, tables: dict[str, Any] | None = None) -> StoredProfile:
@@ -156,7 +171,7 @@ def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) 
     """The profile with the loader workers that a sweep chose."""
     data = profile.train.data.model_copy(update={"loader_workers": found.chosen})
     if found.joint is not None and found.joint.adopted:
-        data = data.model_copy(update={name: getattr(found.joint, name) for name in _LOADER_SETTINGS})
+        data = data.model_copy(update={name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)})
     changed = _training_as(profile, profile.train.model_copy(update={"data": data}))
     return _with_evidence(changed, "workers", found, runner)
 
@@ -256,7 +271,7 @@ def with_workers_of(profile: Profile, path: Path) -> Profile:
     if old is None or old.evidence.workers is None or old.fingerprint != profile.fingerprint:
         return profile
     counted = old.train.data
-    loader = {name: getattr(counted, name) for name in _LOADER_SETTINGS}
+    loader = {name: getattr(counted, name) for name in tagged(DataSettings, Tag.LOADER)}
     data = profile.train.data.model_copy(update=loader)
     train = profile.train.model_copy(update={"data": data})
     if train != old.train:

@@ -30,10 +30,9 @@ def reported_profile(path: Path, reports: Path, host: Host, *, data: Path | None
     """
     stored = read_reviewed(path, reports)
     trials = read_trials(path, stored.profile, reports)
-    said = stored.profile.train.data.path
-    directory = data or (None if said is None else path.parent / said)
-    dataset, lacking = _dataset(directory, stored.profile.fingerprint.dataset_hash)
-    now = situation_of_profile(stored, trials.finished, host, data=directory if dataset is not None else None)
+    dataset, lacking = _dataset(stored, data)
+    known = None if dataset is None else stored.data_dir(data)
+    now = situation_of_profile(stored, trials.finished, host, data=known)
     return ReportedProfile(
         path=path,
         profile=stored.profile,
@@ -87,11 +86,11 @@ def _of_the_run_alone(now: Situation) -> Situation:
     return replace(now, profile=None, trials=(), spread=None, missing=())
 
 
-def _dataset(directory: Path | None, dataset_hash: str | None) -> tuple[Manifest | None, str]:
-    """The dataset's manifest, or why there is none; a report is built without it."""
-    if directory is None:
-        return None, "the profile names no dataset"
+def _dataset(stored: StoredProfile, data: Path | None) -> tuple[Manifest | None, str]:
+    """Return the dataset's manifest, or why there is none; a report is built without it."""
+    dataset_hash = stored.profile.fingerprint.dataset_hash
     try:
+        directory = stored.data_dir(data)
         manifest = read_manifest(directory)
     except BadConfig as error:
         return None, error.message

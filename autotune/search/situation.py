@@ -20,7 +20,7 @@ from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile, read_profile
 from autotune.search.scaling import known_of, predict_scaling
-from trainer.config import TrainConfig
+from trainer.config import Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
 from trainer.record import RUN_FILE, Run, read_run
@@ -147,10 +147,7 @@ def situation_of_run(
     )
 
 
-_OF_THE_STEP = (
-    "seq_length_tokens", "layout", "precision", "device", "head", "last_layer", "compile_layers", "checkpointing",
-    "attention", "attention_dropout", "tf32",
-)  # fmt: skip
+_OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {"micro_batch_rows"}
 
 
 def other_than(run: Run, stored: StoredProfile) -> list[str]:
@@ -158,7 +155,7 @@ def other_than(run: Run, stored: StoredProfile) -> list[str]:
     train, settings = stored.profile.train, _settings_of(run)
     if settings is None:
         return ["settings of another version of the trainer"]
-    found = [name for name in _OF_THE_STEP if getattr(settings, name) != getattr(train, name)]
+    found = [name for name in sorted(_OF_THE_STEP) if getattr(settings, name) != getattr(train, name)]
     gpu = stored.profile.fingerprint.gpu_name
     found += [f"on {run.header.device}"] if gpu is not None and run.header.device != gpu else []
     found += ["model"] if settings.model.config != train.model.config else []
@@ -215,9 +212,8 @@ def data_facts(directory: Path, host: Host) -> DataFacts | None:
 
 def _data_of(stored: StoredProfile, host: Host) -> DataFacts | None:
     """The dataset that a profile names, where it is here."""
-    path = stored.profile.train.data.path
-    directory = stored.path.parent / (path or ".")
-    return data_facts(directory, host) if path is not None and (directory / MANIFEST_NAME).is_file() else None
+    directory = stored.data_here()
+    return None if directory is None else data_facts(directory, host)
 
 
 def read_foreign(path: Path) -> Foreign:

@@ -8,9 +8,10 @@ from autotune.core.verification import Check, LedgerCheck, Verification
 from autotune.decide.fingerprint import compare
 from autotune.measure.host import Host
 from autotune.measure.nvml import GpuMonitor
+from autotune.search.profiles import StoredProfile
 from autotune.search.reviews import ReviewedProfile
 from autotune.search.site import fingerprint, open_site
-from trainer.dataset import Manifest, read_manifest
+from trainer.dataset import read_manifest
 from trainer.errors import TrainerError
 
 _OF_MODEL, _OF_DATA = ("model_sha256",), ("dataset_hash", "data_filesystem")
@@ -38,11 +39,15 @@ def verify(
         ledger: What the ledger beside it says of it.
     """
     profile = stored.profile
-    said = profile.train.data.path
-    data_dir = data or (None if said is None else stored.path.parent / said)
-    manifest, no_data = _dataset(data_dir)
+    kept = StoredProfile(path=stored.path, profile=profile, intact=stored.intact)
+    manifest, no_data = None, ""
+    try:
+        manifest = read_manifest(kept.data_dir(data))
+    except TrainerError as error:
+        no_data = error.message
     on_gpu = profile.fingerprint.device == "cuda"
-    site = open_site("auto" if on_gpu else "cpu", data_dir or stored.path.parent, host, monitor, measures=False)
+    disk = kept.data_here(data) or stored.path.parent
+    site = open_site("auto" if on_gpu else "cpu", disk, host, monitor, measures=False)
     missing = {library: site.versions.setdefault(library, _NOT_INSTALLED) for library in ("torch", "transformers")}
     elsewhere = on_gpu and site.device == "cpu"
     # On CPUs nothing is computed by CUDA, whichever version torch was built for.
@@ -60,15 +65,6 @@ def verify(
     unknown |= {library: "it is not installed here" for library, found in missing.items() if found == _NOT_INSTALLED}
     checks = (_content(stored), *_settings(profile), *_fields(profile, here, unknown))
     return Verification(checks=checks, ledger=ledger)
-
-
-def _dataset(directory: Path | None) -> tuple[Manifest | None, str]:
-    if directory is None:
-        return None, "no dataset was named: --data DIR"
-    try:
-        return read_manifest(directory), ""
-    except TrainerError as error:
-        return None, error.message
 
 
 def _content(stored: ReviewedProfile) -> Check:

@@ -13,11 +13,10 @@ import torch
 
 from tests.nullgpu.counts import Counts
 from tests.trainer.oracles import SHAPES, config_of, micro_batches
-from trainer.build import build_training
+from trainer.build import GraphCounter, build_training
 from trainer.config import ModelSettings
 from trainer.dataset import TokenDataset
 from trainer.parallel import join_ranks, leave_ranks
-from trainer.recompute import GraphCounter
 
 STEPS = 6
 

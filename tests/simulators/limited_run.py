@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import trainer.supply
+import trainer.feed
 from trainer.__main__ import main as train
 from trainer.config import TrainConfig
 from trainer.feed import MicroBatch, Source, make_loader
@@ -55,7 +55,7 @@ def main() -> int:
         sys.stderr.write(f"error: {sys.argv[1]}: neither delay=SECONDS[@RANK] nor cached=BATCHES[@RANK]\n")
         return 2
     if rank in ("", os.environ.get("RANK", "0")):
-        supply: Any = trainer.supply  # where the trainer asks for its loader
+        supply: Any = trainer.feed  # where the trainer asks for its loader
         supply.make_loader = limited_loader(kind, float(amount))
     del sys.argv[1]
     return train()

@@ -8,7 +8,7 @@ from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArgu
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
-from trainer.schedule import learning_rate
+from trainer.optimizer import learning_rate
 
 pytestmark = pytest.mark.system
 

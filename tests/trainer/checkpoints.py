@@ -5,9 +5,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, checkpoint_name
+from trainer.checkpoint import (
+    CHECKPOINTS_DIRECTORY,
+    CheckpointWriter,
+    Part,
+    PositionEntry,
+    TensorEntry,
+    TrainingState,
+    checkpoint_name,
+)
 from trainer.config import TrainConfig
-from trainer.manifest import Part, PositionEntry, TensorEntry, TrainingState
 from trainer.record import RunExit, RunHeader
 from trainer.resolve import ResolvedConfig
 from trainer.writer import RunWriter

@@ -10,7 +10,7 @@ from tests.trainer.oracles import (
     relative_distance,
     training_of,
 )
-from trainer import attention, varlen
+from trainer import attention, narrow
 from trainer.attention import DocumentPlaces, attend_within_documents, choose_attention
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds, TokenDataset
@@ -55,7 +55,7 @@ def test_places_of_a_batch_without_documents_are_all_padding():
 @pytest.mark.parametrize("way", ["sdpa", "varlen"])
 def test_a_document_never_influences_another(family, way, patterned_dataset, monkeypatch):
     """Each token of one document is changed; the logits of all others stay as they were, to the last bit."""
-    monkeypatch.setattr(varlen, "varlen_attn", attend_document_by_document)
+    monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
     dataset = TokenDataset.open(patterned_dataset)
     # Without masks, as the perturbed document is to differ in all its tokens.
     config = config_of(family, head="dense", micro_batch_rows=2, global_batch_rows=2)
@@ -89,7 +89,7 @@ def _fields(batch: MicroBatch) -> dict[str, object]:
 def test_a_loop_over_documents_gives_the_loss_and_gradient_of_whole_rows_under_a_mask(
     family, layout, last_layer, patterned_dataset, monkeypatch
 ):
-    monkeypatch.setattr(varlen, "varlen_attn", attend_document_by_document)
+    monkeypatch.setattr(narrow, "varlen_attn", attend_document_by_document)
     dataset = TokenDataset.open(patterned_dataset)
     found = {}
     for way in ("sdpa", "varlen"):

@@ -13,17 +13,20 @@ from hypothesis import strategies as st
 from tests.trainer.checkpoints import CONTENT, entries, refusing, state_of, write_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import (
+    BadCheckpoint,
     CheckpointWriter,
+    Manifest,
     checkpoint_name,
     clear_leftovers,
     list_checkpoints,
+    manifest_text,
     newest_checkpoint,
+    parse_manifest,
     prune,
     read_checkpoint,
     step_of,
 )
 from trainer.errors import BadConfig, DiskTrouble, TrainerError
-from trainer.manifest import BadCheckpoint, Manifest, manifest_text, parse_manifest
 from trainer.schema import canonical_sha256
 
 UTC = "2026-01-01T00:00:00Z"

@@ -52,7 +52,7 @@ def test_perplexity_is_the_exponential_of_the_loss_which_begins_near_the_vocabul
 
 
 def test_a_compiled_model_is_evaluated_without_compiling_more(dataset):
-    from trainer.recompute import GraphCounter
+    from trainer.build import GraphCounter
 
     torch._dynamo.reset()
     counter = GraphCounter()

@@ -1,5 +1,9 @@
 import multiprocessing
+import os
+import signal
 import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -9,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import write_dataset
+from tests.trainer.oracles import config_of
+from trainer import feed
 from trainer.batch import make_plan
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
-from trainer.feed import MicroBatch, MicroBatchSource, make_loader, micro_batch_plans
+from trainer.feed import DataWait, MicroBatch, MicroBatchSource, Supply, make_loader, micro_batch_plans
 from trainer.masking import IGNORED_LABEL
+from trainer.parallel import join_ranks
+from trainer.stopwatch import Mark
 
 LAYOUTS = ("padded", "bucketed", "packed")
 
@@ -205,3 +213,199 @@ def test_bounded_memory_whatever_was_visited(patterned_dataset, layout):
         peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
+
+
+@pytest.fixture
+def supply_of(patterned_dataset):
+    made = []
+
+    def make(**changes) -> Supply:
+        config = config_of(micro_batch_rows=4, **changes)
+        dataset = TokenDataset.open(patterned_dataset)
+        plan = make_plan(config, len(dataset), world_size=1)
+        made.append(Supply(dataset, config, plan, join_ranks(config, environment={})))
+        return made[-1]
+
+    yield make
+    for one in reversed(made):  # the last one's loaders are there, and end in order
+        one.close()
+
+
+def steps_of(supply, count):
+    """What the next steps are made of: their micro-batches, and the numbers of their samples."""
+    taken = []
+    for _ in range(count):
+        batches = supply.next_step(lambda loader, number: list(islice(loader, number)))
+        taken.append(([content(batch) for batch in batches], supply.samples.tolist()))
+    return taken
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("layout", ["packed", "bucketed"])
+def test_a_supply_that_goes_on_from_a_position_gives_what_an_uninterrupted_one_does(supply_of, layout, workers):
+    changes = {"layout": layout, "data": DataSettings(loader_workers=workers)}
+    whole = supply_of(**changes)
+    whole.start_at(whole.position)
+    before = steps_of(whole, 3)
+    position = whole.whole_position()
+    assert (position.steps, position.rows) == (3, 24)
+    after = steps_of(whole, 3)
+    assert all(len(batches) == 2 and samples for batches, samples in after)
+    assert before[0] not in after
+    whole.start_at(position)  # as after a rollback
+    assert steps_of(whole, 3) == after
+    whole.close()
+    again = supply_of(**changes)
+    again.start_at(position)
+    again.wait_for_first()  # which takes nothing
+    assert steps_of(again, 3) == after
+
+
+def test_a_rank_alone_knows_where_the_whole_job_is(supply_of):
+    supply = supply_of()
+    assert supply.whole_position() == supply.position
+    supply.start_at(supply.position)
+    steps_of(supply, 2)
+    assert supply.whole_position() == supply.position
+    assert supply.position.steps == 2
+
+
+def test_the_first_step_can_be_looked_at_before_it_is_taken(supply_of):
+    supply = supply_of()
+    supply.start_at(supply.position)
+    first = supply.wait_for_first()
+    supply.compare_first()
+    assert supply.position.steps == 0
+    assert [content(batch) for batch in first] == steps_of(supply, 1)[0][0]
+
+
+def test_behind_the_last_epoch_there_is_no_step(supply_of):
+    supply = supply_of(max_epochs=1, global_batch_rows=200)
+    supply.start_at(supply.position)
+    taken = steps_of(supply, 4)
+    assert taken[0][0]
+    assert taken[-1] == ([], [])
+    samples = [number for _, numbers in taken for number in numbers]
+    assert sorted(samples) == list(range(400))
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_to_close_it_ends_its_loader_processes(supply_of, monkeypatch, is_stuck):
+    before = set(multiprocessing.active_children())
+    supply = supply_of(data=DataSettings(loader_workers=2))
+    supply.start_at(supply.position)
+    supply.wait_for_first()
+    loaders = set(multiprocessing.active_children()) - before
+    assert len(loaders) == 2
+    steps_of(supply, 2)
+    if is_stuck:  # as in a file system that does not answer
+        monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # torch's patience with each
+        os.kill(min(process.pid for process in loaders), signal.SIGSTOP)
+    supply.close()
+    try:
+        for process in loaders:
+            process.join(10)
+            assert not process.is_alive()
+        if not is_stuck:  # torch takes one that is killed for a failure of the training
+            assert {process.exitcode for process in loaders} == {0}
+    finally:
+        for process in loaders:
+            process.kill()
+
+
+SLOW_S = 0.03
+ENDED_S, CAME_S = 100.0, 100.25
+
+
+@dataclass(frozen=True)
+class Scripted(Mark):
+    """A moment in a device's queue that is reached when a script says so."""
+
+    moment: float = ENDED_S
+    answers: Iterator[bool] = field(default_factory=lambda: iter(()))
+
+    def reached(self) -> bool:
+        return next(self.answers)
+
+
+class Clock:
+    """The host's clock, which passes while the loader is slow, and not otherwise."""
+
+    def __init__(self) -> None:
+        self.now_s = 5.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(feed, "time", clock)
+    return clock
+
+
+def slow_loader() -> Iterator[str]:
+    while True:
+        feed.time.now_s += SLOW_S
+        yield "batch"
+
+
+def waited(*answers: bool, count: int = 1) -> float:
+    """What is counted, by whether the device had come to its end whenever it is asked; its clock stands at two moments.
+
+    Without an answer it was given nothing yet.
+    """
+    wait = DataWait(lambda: Mark(CAME_S))
+    if answers:
+        wait.gave(Scripted(answers=iter(answers)))
+    assert wait.take(slow_loader(), count) == ["batch"] * count
+    return wait.read()
+
+
+def test_before_the_first_step_all_of_the_wait_counts():
+    assert waited() == pytest.approx(SLOW_S)
+
+
+def test_a_device_that_had_nothing_to_do_waited_all_the_time():
+    assert waited(True) == pytest.approx(SLOW_S)
+
+
+def test_a_device_that_was_at_work_all_the_time_waited_for_nothing():
+    assert waited(False, False) == 0.0
+
+
+def test_a_device_that_ran_dry_meanwhile_waited_from_its_end_until_the_batch_came():
+    assert waited(False, True) == pytest.approx(CAME_S - ENDED_S)
+
+
+def test_waits_of_all_micro_batches_of_a_step_add_up():
+    assert waited(True, True, True, count=3) == pytest.approx(3 * SLOW_S)
+
+
+def test_a_device_that_ran_dry_waits_wholly_for_the_other_micro_batches_of_the_step():
+    assert waited(False, False, False, True, count=3) == pytest.approx(CAME_S - ENDED_S + SLOW_S)
+
+
+def test_clocks_that_disagree_by_a_little_give_no_negative_wait():
+    wait = DataWait(lambda: Mark(ENDED_S - 0.001))
+    wait.gave(Scripted(answers=iter((False, True))))
+    wait.take(iter(["batch"]), 1)
+    assert wait.read() == 0.0
+
+
+def test_what_was_read_is_not_counted_again():
+    wait = DataWait(lambda: Mark(CAME_S))
+    wait.gave(Scripted(answers=iter((False, True))))
+    wait.take(slow_loader(), 1)
+    assert wait.read() == pytest.approx(CAME_S - ENDED_S)
+    assert wait.read() == 0.0
+    wait.take(slow_loader(), 1)
+    assert wait.read() == pytest.approx(SLOW_S)
+
+
+def test_a_cpu_is_always_ready_for_the_next_batch():
+    wait = DataWait(lambda: Mark(1.0))
+    wait.gave(Mark(1.0))
+    wait.take(slow_loader(), 1)
+    assert wait.read() == pytest.approx(SLOW_S)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import HealthSettings
-from trainer.finding import ADVICE, Action, Kind, finding, strongest
+from trainer.events import ADVICE, Action, Kind, finding, strongest
 from trainer.health import NO_LIMITS, HealthMonitor, Limits, Vitals
 
 CLIP = 1.0

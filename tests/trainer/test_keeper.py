@@ -1,17 +1,20 @@
 import errno
 import os
+import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.trainer.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.keeper import Keeper, state_bytes
 from trainer.parallel import join_ranks
+from trainer.snapshot import held_tensors
 
 
 @pytest.fixture
@@ -32,6 +35,10 @@ def keeper_of(training, tmp_path, told):
         return Keeper(directory, config, training, ranks, attempt=1, tell_event=told.append)
 
     return make
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_save_is_due_after_every_so_many_steps(keeper_of):
@@ -63,6 +70,8 @@ class _Clock:
 
     def monotonic(self) -> float:
         return self.now_s
+
+    perf_counter = monotonic
 
 
 def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
@@ -112,10 +121,6 @@ def test_a_save_becomes_an_event_when_it_has_ended(keeper_of, told):
 
 def test_a_failed_save_says_what_is_still_there_and_training_goes_on(keeper_of, told, monkeypatch):
     keeper = keeper_of()
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         keeper.save(state_of(1), rollbacks=0, wait=True)
@@ -140,8 +145,8 @@ def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_pa
     damaged = write_checkpoint(root, 3)
     write_checkpoint(root, 4, good=False)
     (damaged / "rank-00000.safetensors").write_bytes(b"")
-    found = keeper.newest_good()
-    assert (found.path, found.manifest.state.step) == (good, 2)
+    path, manifest = keeper.newest_good()
+    assert (path, manifest.state.step) == (good, 2)
     assert [(event.kind, "step-000000003" in event.message) for event in told] == [("damaged", True)]
 
 
@@ -154,13 +159,9 @@ def test_what_was_saved_comes_back(keeper_of, training):
         weight.zero_()
     good = keeper.newest_good()
     keeper.at_step = None
-    keeper.restore(good.path, good.manifest)
+    keeper.restore(*good)
     assert torch.equal(weight, before)
     assert (keeper.newest, keeper.at_step) == ("step-000000004", 4)
-
-
-def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_failed_save_says_nothing_about_how_long_the_next_one_takes(keeper_of, told, monkeypatch):
@@ -190,9 +191,13 @@ def test_an_error_that_is_not_the_disks_fails_the_save_and_not_the_training(keep
     assert "BadConfig: the share of rank 1 is not a table" in told[0].message
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_costs_all_but_the_newest_checkpoint_and_the_newest_good_one(
-    keeper_of, told, tmp_path, monkeypatch
+    keeper_of, told, tmp_path, monkeypatch, number
 ):
+    def full(*_):
+        raise OSError(number, os.strerror(number))
+
     keeper = keeper_of(keep_last=5)
     for step in (1, 2, 3, 4):
         keeper.save(state_of(step, good=step < 3), rollbacks=0, wait=True)
@@ -224,7 +229,7 @@ def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told
 
     keeper = keeper_of(keep_last=1)
     keeper.save(state_of(1), rollbacks=0, wait=True)
-    monkeypatch.setattr("trainer.saver.prune", refuse)
+    monkeypatch.setattr("trainer.keeper.prune", refuse)
     keeper.save(state_of(2), rollbacks=0, wait=True)
     assert [event.kind for event in told] == ["saved", "saved", "not_removed"]
     assert (told[-1].level, "Operation not permitted" in told[-1].message) == ("warning", True)
@@ -236,7 +241,7 @@ def test_without_host_memory_for_the_copy_a_save_fails_and_training_goes_on(keep
         raise MemoryError("cannot allocate 12 GiB\nand more")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.saver.HostCopy", no_room)
+        patch.setattr("trainer.keeper.HostCopy", no_room)
         keeper = keeper_of()
         keeper.save(state_of(1), rollbacks=0)
         keeper.wait()
@@ -251,7 +256,102 @@ def test_another_runs_checkpoint_is_not_the_newest_of_this_one(keeper_of, tmp_pa
     other, own = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
     other.save(state_of(4), rollbacks=0, wait=True)
     good = other.newest_good()
-    assert (other.owns(good.path), own.owns(good.path)) == (True, False)
-    own.restore(good.path, good.manifest)
+    assert (other.owns(good[0]), own.owns(good[0])) == (True, False)
+    own.restore(*good)
     assert (own.newest, own.saved_step, own.at_step) == (None, None, 4)
     assert not own.has_saved(4)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """A disk that writes when it is told to."""
+    written, plain = threading.Event(), CheckpointWriter.write
+
+    def write(*arguments):
+        assert written.wait(30)
+        plain(*arguments)
+
+    monkeypatch.setattr(CheckpointWriter, "write", write)
+    return written
+
+
+def test_a_save_holds_the_moment_of_the_call_and_training_does_not_wait_for_the_disk(
+    keeper_of, training, slow_disk, tmp_path, told
+):
+    keeper, root = keeper_of(), tmp_path / CHECKPOINTS_DIRECTORY
+    before = {name: value.detach().clone() for name, value in training.module.named_parameters()}
+    keeper.save(state_of(3), rollbacks=0)
+    keeper.tell_finished()
+    assert keeper.busy
+    assert (told, list_checkpoints(root)) == ([], [])
+    with torch.no_grad():
+        for parameter in training.module.parameters():
+            parameter.add_(1.0)
+    slow_disk.set()
+    keeper.wait()
+    assert not keeper.busy
+    (path,) = list_checkpoints(root)
+    assert read_checkpoint(path).state == state_of(3)
+    assert told[0].values["size_bytes"] == (path / "rank-00000.safetensors").stat().st_size
+    assert told[0].values["stall_s"] < told[0].values["seconds"]
+    read = load_file(path / "rank-00000.safetensors")
+    assert all(torch.equal(read[f"weights.{name}"], value) for name, value in before.items())
+
+
+def test_the_next_save_waits_for_the_one_before_and_takes_the_newer_state(keeper_of, training, slow_disk, tmp_path):
+    keeper = keeper_of()
+    keeper.save(state_of(1), rollbacks=0)
+    with torch.no_grad():
+        for parameter in training.module.parameters():
+            parameter.fill_(2.0)
+    threading.Timer(0.2, slow_disk.set).start()
+    keeper.save(state_of(2), rollbacks=1, wait=True)
+    newest, older = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    assert (newest.name, older.name) == ("step-000000002-rollback-1", "step-000000001")
+    read = [load_file(path / "rank-00000.safetensors") for path in (newest, older)]
+    assert all(bool((value == 2).all()) for name, value in read[0].items() if name.startswith("weights."))
+    assert not all(bool((value == 2).all()) for name, value in read[1].items() if name.startswith("weights."))
+
+
+@pytest.mark.parametrize("options", [{"asynchronous": False}, {}])
+def test_a_save_that_is_waited_for_has_ended_on_return(keeper_of, tmp_path, told, options):
+    keeper_of(**options).save(state_of(1), rollbacks=0, wait=not options)
+    assert told[0].values["stall_s"] == told[0].values["seconds"]
+    assert len(list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)) == 1
+
+
+def test_a_save_before_the_first_step_has_the_optimizers_state_too(keeper_of, training, tmp_path):
+    keeper_of().save(state_of(0), rollbacks=0, wait=True)
+    (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    names = {one.name for one in held_tensors(training, join_ranks(config_of(), environment={}))}
+    assert any(name.startswith("exp_avg_sq.") for name in names)
+    assert read_checkpoint(path).tensors.keys() == names
+
+
+def test_room_that_was_taken_before_is_used_and_a_failure_to_take_it_is_left_for_the_save(
+    keeper_of, tmp_path, monkeypatch
+):
+    def no_room(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.keeper.HostCopy", no_room)
+        keeper = keeper_of()
+        keeper._room.join()
+    for step in (1, 2):
+        keeper.save(state_of(step), rollbacks=0, wait=True)
+    ready = keeper_of()
+    ready._room.join()
+    monkeypatch.setattr("trainer.keeper.HostCopy", None)
+    ready.save(state_of(3), rollbacks=0, wait=True)
+    files = [path / "rank-00000.safetensors" for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)]
+    assert [path.parent.name for path in files] == ["step-000000003", "step-000000002"]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_only_the_writing_thread_is_given_the_lowest_priority(keeper_of):
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    keeper = keeper_of()
+    keeper.save(state_of(1), rollbacks=0)
+    keeper.wait()
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

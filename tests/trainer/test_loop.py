@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.conftest import write_dataset
 from tests.trainer.checkpoints import leave, resolved_of
 from tests.trainer.oracles import SHAPES, config_of
-from tests.trainer.test_vitals import read_late
+from tests.trainer.test_overseer import read_late
 from trainer.batch import make_plan
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
 from trainer.config import CheckpointSettings, DataSettings, HealthSettings, ModelSettings
@@ -20,11 +20,10 @@ from trainer.errors import BadConfig, TrainingFailed
 from trainer.feed import micro_batch_plans
 from trainer.loop import Ending, train
 from trainer.objective import MaskedLM
+from trainer.optimizer import learning_rate
 from trainer.parallel import join_ranks
-from trainer.record import Run, read_run
+from trainer.record import Run, StartClock, read_run
 from trainer.resume import choose_run
-from trainer.schedule import learning_rate
-from trainer.startup import StartClock
 from trainer.step import TrainStep
 from trainer.watch import Watch
 

@@ -1,13 +1,14 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from tests.trainer.oracles import config_of, micro_batches, training_of
 from trainer.dataset import TokenDataset
-from trainer.finding import Kind
-from trainer.meter import DeviceFacts, Meter
+from trainer.events import Kind
+from trainer.meter import DeviceFacts, Meter, NoiseScale
 from trainer.parallel import Ranks, join_ranks
 from trainer.step import PartialGradient, StepResult
 from trainer.stopwatch import Mark
@@ -187,3 +188,29 @@ def test_rows_of_steps_that_are_undone_are_left_out(rig):
     assert (list(meter.rows(all_of_them=True)), meter.open_steps) == ([], 0)
     meter.add(taken, training.step.run(taken, 1e-3))
     assert _close(meter).step == 1
+
+
+def test_the_noise_scale_of_made_up_gradients_is_found_again():
+    """Gradients of single tokens with a known mean and variance; parts and wholes are their means."""
+    random = np.random.default_rng(0)
+    signal = random.normal(size=50)
+    noise, tokens, parts = 30.0, 400, 8
+    truth = 50 * noise**2 / float(signal @ signal)
+    scale = NoiseScale()
+    for _ in range(300):
+        part_means = signal + noise * random.normal(size=(parts, 50)) / np.sqrt(tokens / parts)
+        whole = part_means.mean(axis=0)
+        scale.update(float(whole @ whole), float(np.square(part_means).sum(axis=1).mean()), 1 / parts, tokens)
+    # Smoothing looks back ten steps, so single figures scatter.
+    assert scale.tokens == pytest.approx(truth, rel=0.6)
+
+
+def test_nothing_is_said_before_anything_is_known_or_when_noise_hides_the_signal():
+    scale = NoiseScale()
+    assert scale.tokens is None
+    scale.update(1.0, 10.0, 0.5, 100)
+    assert scale.tokens is None
+    for _ in range(3):
+        scale.update(9.0, 10.0, 0.5, 100)
+    assert scale.tokens is not None
+    assert scale.tokens > 0

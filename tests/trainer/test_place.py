@@ -7,11 +7,11 @@ import time
 import pytest
 
 from tests.conftest import write_dataset
-from trainer import place as place_module
+from trainer import stage as place_module
 from trainer.copying import DatasetFile
 from trainer.dataset import read_manifest
 from trainer.errors import BadConfig
-from trainer.place import Place, writing
+from trainer.stage import Place, writing
 
 HOLD = """
 import fcntl, sys, time

@@ -10,13 +10,13 @@ import torch
 from tests.trainer.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer.errors import BadConfig, ProfileRefused
+from trainer.feed import compare_data
 from trainer.parallel import Ranks, join_ranks
 from trainer.preflight import (
     allotted_cpus,
     check_ranks,
     check_room,
     check_shared,
-    compare_data,
     compare_profile,
     compare_ranks,
     facts_of_rank,

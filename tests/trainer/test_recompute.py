@@ -11,11 +11,11 @@ from tests.trainer.oracles import (
     relative_distance,
     training_of,
 )
-from trainer import attention, varlen
+from trainer import attention, narrow
+from trainer.build import GraphCounter
 from trainer.config import ModelSettings
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
-from trainer.recompute import GraphCounter
 
 FAMILIES = ("bert", "roberta", "modernbert")
 
@@ -78,7 +78,7 @@ def test_an_architecture_without_checkpointing_is_refused(patterned_dataset):
     shape = {"model_type": "electra", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
              "intermediate_size": 64, "embedding_size": 32}  # fmt: skip
     config = config_of(model=ModelSettings(name="m", config=shape), layout="padded", checkpointing="full")
-    from trainer.recompute import keep_less
+    from trainer.build import keep_less
 
     model = training_of(config.model_copy(update={"checkpointing": "none"}), dataset).model
     model.supports_gradient_checkpointing = False
@@ -197,7 +197,7 @@ def _as_an_operation(query, key, value, query_edges, key_edges, _, most_keys, *,
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_layers_take_any_number_of_documents(family, patterned_dataset, monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(varlen, "varlen_attn", _as_an_operation)
+    monkeypatch.setattr(narrow, "varlen_attn", _as_an_operation)
     dataset = TokenDataset.open(patterned_dataset)
     config = config_of(family)
     loss, gradients = gradients_of(training_of(config, dataset), micro_batches(dataset, config))

@@ -65,8 +65,8 @@ def train_request(
     from autotune.search.profiles import read_profile
     from autotune.search.reviews import refuse_other_settings, require_approved
     from trainer.dataset import read_manifest
+    from trainer.record import code_sha256
     from trainer.resolve import resolve
-    from trainer.sources import code_sha256
     from trainer.writer import default_run_directory
 
     approved = None if reviews is None else require_approved(profile, reviews)

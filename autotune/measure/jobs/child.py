@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.disk import write_atomically
 from trainer.errors import TrainerError
 from trainer.failure import is_vague, out_of_memory
 
@@ -56,9 +57,7 @@ def account(job: Callable[[], dict[str, Any]], result_file: Path, *, first_attem
 
 def write(file: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(value))
-    partial.replace(file)
+    write_atomically(file, json.dumps(value), durable=False)
 
 
 def _failure(error: Exception, first_attempt: bool) -> dict[str, Any]:

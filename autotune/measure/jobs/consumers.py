@@ -9,13 +9,12 @@ import torch
 
 from trainer.build import Training
 from trainer.config import TrainConfig
-from trainer.feed import MicroBatch
-from trainer.flops import ModelWork
+from trainer.feed import DataWait, MicroBatch
+from trainer.optimizer import learning_rate
 from trainer.parallel import Ranks
-from trainer.schedule import learning_rate
+from trainer.peaks import ModelWork
 from trainer.step import StepResult
 from trainer.stopwatch import Mark, mark
-from trainer.waiting import DataWait
 
 
 class Consumer(Protocol):

@@ -16,8 +16,8 @@ from trainer.build import build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import TokenDataset
 from trainer.feed import MicroBatch, MicroBatchSource, micro_batch_plans
+from trainer.optimizer import learning_rate
 from trainer.parallel import Ranks
-from trainer.schedule import learning_rate
 from trainer.schema import parse_table
 from trainer.snapshot import make_state
 from trainer.step import StepResult

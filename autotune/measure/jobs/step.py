@@ -21,8 +21,8 @@ from trainer.build import Training, build_training
 from trainer.config import TrainConfig, accumulation_steps
 from trainer.dataset import SpecialIds
 from trainer.feed import MicroBatch
+from trainer.optimizer import learning_rate
 from trainer.parallel import Ranks, give_up_gathered, join_ranks, leave_ranks
-from trainer.schedule import learning_rate
 from trainer.schema import parse_table
 from trainer.snapshot import make_state
 from trainer.stopwatch import Mark, mark

@@ -12,7 +12,7 @@ from autotune.core.profile import profile_to_toml
 from autotune.search.profiles import read_profile
 from tests.autotune.profiles import example_profile
 from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ParallelSettings, TrainConfig
-from trainer.schedule import learning_rate
+from trainer.optimizer import learning_rate
 
 SHIPPED = sorted(Path("profiles").resolve().glob("*.toml"))
 CUDA = {"device": "cuda", "precision": "bf16"}

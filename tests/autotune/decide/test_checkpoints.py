@@ -6,12 +6,11 @@ from autotune.core.plan import Figure
 from autotune.decide.plan import EXPORTED_BYTES_PER_PARAMETER, disk_of
 from tests.trainer.checkpoints import state_of
 from tests.trainer.oracles import SHAPES, config_of, training_of
-from trainer import saver as saver_module
-from trainer.checkpoint import list_checkpoints, prune
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, prune
 from trainer.config import CheckpointSettings, ModelSettings
 from trainer.dataset import TokenDataset
+from trainer.keeper import Keeper
 from trainer.parallel import join_ranks
-from trainer.saver import Saver
 
 
 def parameters(count):
@@ -33,20 +32,21 @@ def test_a_real_checkpoint_is_as_large_as_planned_and_no_more_stay_than_planned(
     patterned_dataset, tmp_path, monkeypatch
 ):
     shape = SHAPES["bert"] | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512}
-    config = config_of(model=ModelSettings(name="m", config=shape))
-    training = training_of(config, TokenDataset.open(patterned_dataset))
     settings = CheckpointSettings(keep_last=2, keep_every_steps=4, asynchronous=False)
-    saver = Saver(tmp_path, settings, training, join_ranks(config, environment={}), attempt=1, timeout_s=5.0)
+    config = config_of(model=ModelSettings(name="m", config=shape), checkpoint=settings)
+    training = training_of(config, TokenDataset.open(patterned_dataset))
+    ranks, root = join_ranks(config, environment={}), tmp_path / CHECKPOINTS_DIRECTORY
+    keeper = Keeper(tmp_path, config, training, ranks, attempt=1, tell_event=lambda event: None)
     at_once = []
 
     def watched(*arguments, **options):
-        at_once.append(bytes_in(tmp_path))  # the new one is there, and the oldest still is
+        at_once.append(bytes_in(root))  # the new one is there, and the oldest still is
         return prune(*arguments, **options)
 
-    monkeypatch.setattr(saver_module, "prune", watched)
+    monkeypatch.setattr("trainer.keeper.prune", watched)
     for step in range(1, 9):
-        saver.save(state_of(step), rollbacks=0)
-    (newest, *_) = checkpoints = list_checkpoints(tmp_path)
+        keeper.save(state_of(step), rollbacks=0)
+    (newest, *_) = checkpoints = list_checkpoints(root)
     size = bytes_in(newest)
     one, kept, disk = planned(training.work.parameters, settings, steps=8)
     assert one == pytest.approx(size, rel=0.05)

@@ -5,7 +5,7 @@ from autotune.search.node import expected_of, look_at_node
 from tests.autotune.profiles import example_profile
 from tests.fakes import FakeGpu, FakeGpuMonitor, FakeHost
 from trainer.dataset import read_manifest
-from trainer.sources import code_sha256
+from trainer.record import code_sha256
 
 
 def gpu(number: int, linked: list[str] | None) -> FakeGpu:

@@ -11,9 +11,8 @@ import pytest
 
 from tests.system.faults.jobs import Job, Workplace, check_the_same
 from tests.system.faults.kills import mount_tmpfs, unmount
-from trainer.checkpoint import list_checkpoints, newest_checkpoint, read_checkpoint
+from trainer.checkpoint import Manifest, list_checkpoints, newest_checkpoint, read_checkpoint
 from trainer.errors import BadConfig
-from trainer.manifest import Manifest
 from trainer.record import read_exit
 
 CHECKPOINTS_THAT_FIT = 3.5

@@ -6,8 +6,8 @@ from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from tests.autotune.profiles import example_profile
 from trainer.dataset import read_manifest
+from trainer.record import code_sha256
 from trainer.resolve import profile_sha256, read_profile_tables
-from trainer.sources import code_sha256
 
 
 @pytest.fixture
