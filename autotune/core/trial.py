@@ -1,9 +1,10 @@
 """What is to be measured. Two trials with the same key measure the same thing, so a repeated command can resume."""
 
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+import functools
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from autotune.core.outcome import Measured, Outcome, outcome_from_json
 from trainer.errors import BadConfig
@@ -110,8 +111,29 @@ class TrialRecord(Table):
         )
 
 
+class _Measured:
+    """Figures that a job's child process gives as JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, outcome: Measured) -> Self:
+        """Read the figures of a measured trial; unknown ones are left out.
+
+        Raises:
+            ValueError: If one is missing or of another kind.
+        """
+        found: Self = _reader(cls).validate_python(outcome.figures)  # type: ignore[arg-type]  # classes are hashable
+        return found
+
+
+@functools.cache
+def _reader(kind: type[Any]) -> "TypeAdapter[Any]":
+    return TypeAdapter(kind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
+class StepFigures(_Measured):
     """Figures of a ``step`` job: optimizer steps on random full rows."""
 
     optimizer_steps: int
@@ -132,13 +154,6 @@ class StepFigures:
     the most that any rank used."""
     peak_bytes_by_rank: tuple[int, ...] = ()
     """Empty in ledgers from before ranks were told apart."""
-
-    @classmethod
-    def of(cls, outcome: Measured) -> "StepFigures":
-        """Read the figures of a measured step trial."""
-        figures = outcome.figures
-        by_rank = tuple(figures.get("peak_bytes_by_rank", ()))
-        return cls(**figures | {"step_s": tuple(figures["step_s"]), "peak_bytes_by_rank": by_rank})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +183,7 @@ class GpuUseFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedFigures:
+class FeedFigures(_Measured):
     """Figures of a ``feed`` job: a window of optimizer steps on the dataset's own rows, of all local ranks together."""
 
     optimizer_steps: int
@@ -200,20 +215,9 @@ class FeedFigures:
     losses: tuple[float, ...] = ()
     """Of each step, warm-up included, where they were asked for."""
 
-    @classmethod
-    def of(cls, outcome: Measured) -> "FeedFigures":
-        """Read the figures of a measured feed trial."""
-        names = {field.name for field in fields(GpuUseFigures)}
-        gpus = tuple(
-            GpuUseFigures(**{name: value for name, value in one.items() if name in names})
-            for one in outcome.figures.get("gpus", ())
-        )
-        known = {field.name: outcome.figures[field.name] for field in fields(cls) if field.name in outcome.figures}
-        return cls(**known | {"gpus": gpus, "losses": tuple(outcome.figures.get("losses", ()))})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFigures:
+class LinkFigures(_Measured):
     """Figures of a ``links`` job: what messages between ranks took."""
 
     all: tuple[tuple[int, float], ...]
@@ -239,17 +243,9 @@ class LinkFigures:
     slowdown_share: float = 0.0
     """What computing loses while messages travel, as part of that time."""
 
-    @classmethod
-    def of(cls, outcome: Measured) -> "LinkFigures":
-        """Read the figures of a measured links trial."""
-        figures = outcome.figures
-        pairs = {name: tuple((int(n), float(s)) for n, s in figures[name]) for name in ("all", "within", "between")}
-        lists = {name: tuple(figures[name]) for name in ("neighbours_bytes_per_s", "products_flops_per_s")}
-        return cls(**figures | pairs | lists)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFigures:
+class ExchangeFigures(_Measured):
     """Figures of an ``exchange`` job: optimizer steps of all ranks on the dataset's rows, from memory."""
 
     step_s: tuple[float, ...]
@@ -272,20 +268,6 @@ class ExchangeFigures:
     """Highest growth of a rank's memory; None where it cannot be told."""
     losses: tuple[float, ...]
     """Of each step."""
-
-    @classmethod
-    def of(cls, outcome: Measured) -> "ExchangeFigures":
-        """Read the figures of a measured exchange trial."""
-        figures = outcome.figures
-        return cls(
-            **figures
-            | {
-                "step_s": tuple(figures["step_s"]),
-                "compute_s_by_rank": tuple(tuple(rank) for rank in figures["compute_s_by_rank"]),
-                "gradients": tuple((int(n), float(at)) for n, at in figures["gradients"]),
-                "losses": tuple(figures["losses"]),
-            }
-        )
 
 
 Figures = StepFigures | FeedFigures | LinkFigures | ExchangeFigures
