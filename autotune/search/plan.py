@@ -343,7 +343,7 @@ def _power(subject: Subject) -> Figure | None:
         return Figure(value=cap, basis="assumed", source=f"all GPUs at their power cap of {cap:g} W")
     if card is None:
         return None
-    told = f"all GPUs at the card's limit, {card.power_limit_w} W: {card.power_source.text}"
+    told = f"all GPUs at the card's limit, {card.power_limit_w} W: {card.power_source}"
     return Figure(value=card.power_limit_w, basis="assumed", source=told)
 
 

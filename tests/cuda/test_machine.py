@@ -47,7 +47,7 @@ def test_a_gpu_has_the_name_and_the_memory_of_its_kind(null_gpu, name):
     program = "print(pynvml.nvmlDeviceGetName(card), memory()[1], pynvml.nvmlDeviceGetMemoryInfo(card).total, sep='|')"
     ended = null_gpu(name=name).run("-c", CUDART + NVML + program)
     card = cards()[name]
-    assert ended.out.strip().split("|") == [card.name, str(card.cuda_total_bytes), str(card.total_bytes)], ended
+    assert ended.out.strip().split("|") == [card.name, str(card.usable_bytes), str(card.total_bytes)], ended
 
 
 @pytest.mark.parametrize("name", ["a100-80gb", "l40s-48gb", "h100-nvl-94gb", "b200-180gb"])

@@ -146,7 +146,7 @@ class Machine:
     def variables_of_commands(self) -> dict[str, str]:
         """Return the environment that makes a Python of the second environment see these GPUs."""
         card = find_card(self.name)
-        memory = card.cuda_total_bytes or card.total_bytes
+        memory = card.usable_bytes
         own = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
         inherited = {
             key: value for key, value in os.environ.items() if key not in own and not key.startswith("NULLGPU_")

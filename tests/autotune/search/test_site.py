@@ -30,7 +30,7 @@ def site(gpus: tuple[GpuFacts, ...]) -> Site:
 
 def test_a_larger_card_takes_the_memory_that_a_process_sees_of_a_smaller_one():
     nvl = find_card("h100-nvl-94gb")
-    assert memory_budget(site((H200,)), None, nvl) == nvl.cuda_total_bytes - RESERVE_BYTES
+    assert memory_budget(site((H200,)), None, nvl) == nvl.usable_bytes - RESERVE_BYTES
     assert memory_budget(site((H200,)), 80 * 10**9, nvl) == 80 * 10**9
     assert memory_budget(site((H200,)), 94 * 10**9, nvl) == 94 * 10**9  # what is sold as 94 GB is asked for as that
 
@@ -43,7 +43,7 @@ def test_a_reserve_is_left_free_unless_the_budget_is_given():
 
 def test_where_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
     silent = replace(site((H200,)), device_used_bytes=None)
-    assert memory_budget(silent, None) == find_card("h200").cuda_total_bytes - RESERVE_BYTES
+    assert memory_budget(silent, None) == find_card("h200").usable_bytes - RESERVE_BYTES
     unknown = replace(site((replace(H200, name="NVIDIA X1"),)), device_used_bytes=None)
     assert memory_budget(unknown, None) == H200.total_bytes - RESERVE_BYTES
 
