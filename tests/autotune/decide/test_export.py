@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.decide.explain import settings_of
 from autotune.decide.export import RowsHold, export_profile, exported_batch
 from tests.autotune.profiles import example_profile
-from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings
+from trainer.config import CheckpointSettings, DataSettings, EvaluationSettings, ModelSettings, ParallelSettings, dotted
 
 MODERNBERT = ModelSettings(name="m", config={"model_type": "modernbert"})
 FSDP = {"parallel": ParallelSettings(strategy="fsdp2", shard_ranks=2), "precision": "bf16", "device": "cuda"}
@@ -45,7 +44,7 @@ def test_every_setting_is_told_once_and_what_differs_says_how(changes):
     export = _export(ranks=2, **changes)
     told = [one.setting for one in export.settings]
     assert len(told) == len(set(told))
-    for key in settings_of(example_profile().train):
+    for key in dotted(example_profile().train.model_dump(mode="json")):
         assert key in told or key.partition(".")[0] in told, key
     written = [one.argument for one in export.settings if one.argument is not None]
     assert len(written) == len(set(written))

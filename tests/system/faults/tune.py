@@ -37,7 +37,7 @@ TINY = {
 STAGES = ("probe", "explore", "workers", "baseline", "report")
 LONGEST_PAUSE_S = 3.0
 """After a stage began, until the kill."""
-LEAST_MINUTES = 0.1
+ROOT = Path(__file__).parents[3]
 GONE_WITHIN_S = 30.0
 REPEATED = ("measured", "out_of_memory")
 """Outcomes that need no second trial."""
@@ -82,15 +82,15 @@ class TunePlace:
     def command(self) -> list[str]:
         """The command line, always the same."""
         return [
-            sys.executable, "-m", "autotune", "tune", "--model", "tiny.json", "--data", "data", "--device", "cpu",
-            "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens", "512", "--max-rows", "32", "--window",
-            "0.3", "--minutes", f"{LEAST_MINUTES:g}", "--explore", "--here", "--json",
+            sys.executable, "-m", "tests.system.faults.tune_job", "tune", "--model", "tiny.json",
+            "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens", "512", "--max-rows", "32", "--window",
+            "0.3", "--minutes", "30", "--explore", "--here", "--json",
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
         """Few threads, as others compute on the same cores, and temporary files where they are removed."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
-        return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
+        return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start it in a group of its own."""
