@@ -25,7 +25,8 @@ TRIMMED_SHARE = 0.2
 LEAST_WINDOWS = 3
 """Fewer show no spread worth the name."""
 MOST_HALF_WIDTH = math.log(1.5)
-"""Bounds that lie further than 50 % from their value say nothing, unless they tell which of two figures is higher."""
+"""Bounds that lie further than 50 % from their value say nothing. Those of a ratio may lie twice as far, by logarithms,
+if they tell which of two figures is higher."""
 TOO_NOISY = "too noisy for so few readings"
 LEAST_BLOCKS, MOST_BLOCKS = 4, 16
 _TIMES_CORRELATION = 4
@@ -70,7 +71,7 @@ class Estimate:
         low, high = self.center - half, self.center + half
         if self.scale == "linear":
             return Interval(value=self.value, low=low, high=high, confidence=confidence)
-        if half > MOST_HALF_WIDTH and low <= 0 <= high:
+        if half > MOST_HALF_WIDTH and (low <= 0 <= high or half > 2 * MOST_HALF_WIDTH):
             return Interval(value=self.value)
         return Interval(value=self.value, low=_exp(low), high=_exp(high), confidence=confidence)
 

@@ -83,8 +83,8 @@ class TunePlace:
         """The command line, always the same."""
         return [
             sys.executable, "-m", "tests.system.faults.tune_job", "tune", "--model", "tiny.json",
-            "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens", "512", "--max-rows", "32", "--window",
-            "0.3", "--minutes", "30", "--explore", "--here", "--json",
+            "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens",
+            "512", "--max-rows", "32", "--window", "0.3", "--minutes", "30", "--explore", "--here", "--json",
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:

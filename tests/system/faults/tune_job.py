@@ -1,4 +1,4 @@
-"""The command line, with a tuning whose stages have six seconds each however long others took, so that replays decide alike."""
+"""The command line; each stage of a tuning has six seconds, however long others took, so that replays decide alike."""
 
 import sys
 
