@@ -130,7 +130,7 @@ def _profiles() -> list[Path]:
 
 def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> Applied:
     """Write the safe changes into a new profile; nothing where there are none."""
-    from autotune.decide.advice.apply import changes_of, safe_changes
+    from autotune.decide.advice import changes_of, safe_changes
     from autotune.search.profiles import rebased, with_advice, write_profile
     from autotune.show.advice import change_text
 

@@ -15,53 +15,55 @@ Benefit = Literal["real tokens/s", "GPU memory", "host memory", "tokens to the s
 
 Unit = Literal["share", "ratio", "tokens/s", "bytes", "bytes/s", "FLOP/s", "s", "tokens", "rows", "count", "W", "°C"]
 
+Known = Literal["measured", "predicted", "assumed", "allocator"]
+"""``allocator``: of torch's allocator on a pretended GPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure of the evidence, with where it comes from."""
+class Figure(Interval):
+    """One figure of the evidence, with where it comes from; bounds without a confidence are a range of readings."""
 
     name: str
-    value: float
     unit: Unit
-    low: float | None = None
-    high: float | None = None
-    """Bounds; None where it was not repeated."""
-    confidence: float | None = None
-    """With which they hold it, 0 to 1; None where they are no interval of confidence: what others saw, or readings."""
     n: int | None = None
-    """So many readings; None where it was not read but computed."""
-    known: Literal["measured", "predicted", "assumed", "allocator"] = "measured"
-    """``allocator``: of torch's allocator on a pretended GPU."""
+    """Number of readings; None if it was computed."""
+    known: Known = "measured"
     source: str
 
-    @classmethod
-    def of(cls, one: Interval, *, name: str, unit: Unit, source: str, n: int | None = None) -> "Figure":
-        """Return a measured figure with its bounds."""
-        return cls(
-            name=name, value=one.value, unit=unit, low=one.low, high=one.high, confidence=one.confidence, n=n,
-            source=source,
-        )  # fmt: skip
+
+def figure(
+    name: str, value: float | Interval, unit: Unit, source: str, *, n: int | None = None, known: Known = "measured"
+) -> Figure:
+    """Return a figure of the evidence, with the bounds of its value if it has them."""
+    one = value if isinstance(value, Interval) else Interval(value=float(value))
+    return Figure(
+        name=name, value=one.value, low=one.low, high=one.high, confidence=one.confidence, unit=unit, n=n, known=known,
+        source=source,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """What following advice is expected to bring."""
 
-    of: Benefit
+    of: Benefit = "real tokens/s"
     ratio: float
     """To what it is now: 1.3 is 30 % more tokens/s, 0.6 is 40 % less memory."""
     low: float | None = None
     high: float | None = None
     confidence: float | None = None
-    """With which the bounds hold it, 0 to 1; None where they rest on assumptions as well."""
-    known: Literal["measured", "predicted"]
+    """Of the bounds, 0 to 1; None if they rest on assumptions as well."""
+    known: Literal["measured", "predicted"] = "predicted"
 
     @classmethod
-    def of_rates(cls, one: Interval) -> "Gain":
-        """Return a measured gain in real tokens/s with its bounds."""
-        return cls(
-            of="real tokens/s", ratio=one.value, low=one.low, high=one.high, confidence=one.confidence, known="measured"
-        )
+    def between(cls, low: float, usual: float, high: float) -> "Gain":
+        """Return a predicted gain in tokens/s."""
+        return cls(ratio=usual, low=low, high=high)
+
+    @classmethod
+    def measured(cls, one: Interval) -> "Gain":
+        """Return a measured gain in tokens/s with its bounds."""
+        return cls(ratio=one.value, low=one.low, high=one.high, confidence=one.confidence, known="measured")
 
     @property
     def speedup(self) -> float:
@@ -85,20 +87,20 @@ class Change:
 class Advice:
     """One recommendation."""
 
-    rule: str
-    """Names the rule: ``padding``."""
+    rule: str = ""
+    """Name of the rule, such as ``padding``; the table of rules sets it."""
     severity: Severity
     claim: str
     """One sentence, with the figure that carries it."""
-    evidence: tuple[Figure, ...]
-    gain: Gain | None
-    """None where nothing is gained, or nobody could say how much."""
+    evidence: tuple[Figure, ...] = ()
+    gain: Gain | None = None
+    """None if there is none, or if its size is not known."""
     cost: str
     """What it costs and risks."""
     changes: tuple[Change, ...] = ()
     """Of the profile."""
     command: str | None = None
-    """What to run, exactly; None where there is nothing to run."""
+    """What to run, exactly."""
     would_change: str
     """What would make this advice wrong."""
     safe: bool = False

@@ -1,7 +1,9 @@
 """What limits a step: the parts of its time, and the one that costs most beside computing or sets the pace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from autotune.core.interval import Interval
 
 Cause = Literal["input", "padding", "network", "straggler", "host", "memory", "update", "computation"]
 """What a part of a step's time goes into.
@@ -26,6 +28,11 @@ class Part:
     source: str = ""
     """What it was read from."""
 
+    def scaled(self, factor: float) -> "Part":
+        """Return the part times a positive factor, with its bounds."""
+        low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
+        return replace(self, share=self.share * factor, low=low, high=high)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
@@ -42,10 +49,8 @@ class Bottleneck:
     """So many steps, or windows of steps, were looked at."""
     source: str
     """Which run or which measurement."""
-    mfu: float | None = None
-    """Model FLOP/s of the device's dense peak; None where the peak is not known."""
-    mfu_low: float | None = None
-    mfu_high: float | None = None
+    mfu: Interval | None = None
+    """Model FLOP/s of the device's dense peak; None if the peak is not known."""
     untold: tuple[str, ...] = ()
     """What could not be told from these figures, and what would tell it."""
 

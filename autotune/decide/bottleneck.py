@@ -5,10 +5,12 @@ inside of computing only a GPU's counters tell, which tuning reads while steps a
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from dataclasses import replace
+from typing import NamedTuple
 
 from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
+from autotune.core.interval import Interval
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
 from autotune.decide.network import expected_largest
@@ -117,7 +119,7 @@ def _of_rows(
         steps=len(rows),
         source=source,
         untold=tuple(untold),
-        **_mfu(of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None),
+        mfu=_mfu(of_steps(mfus, [1.0] * len(mfus), scale="linear")) if mfus else None,
     )
 
 
@@ -158,7 +160,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         steps=len(row.slot_tokens_per_s),
         source=source,
         untold=tuple(untold),
-        **_mfu(of_windows(mfus, scale="linear") if mfus else None),
+        mfu=_mfu(of_windows(mfus, scale="linear")) if mfus else None,
     )
 
 
@@ -202,18 +204,9 @@ def _weigh(parts: Sequence[Part], source: str, *, loads_ahead: bool, launching: 
     return _Weighed(limit.cause, low >= MATTERS_SHARE and low > max(others, default=0.0), tuple(every))
 
 
-class _Mfu(TypedDict):
-    mfu: float | None
-    mfu_low: float | None
-    mfu_high: float | None
-
-
-def _mfu(found: Estimate | None) -> _Mfu:
-    """With its bounds."""
-    if found is None:
-        return _Mfu(mfu=None, mfu_low=None, mfu_high=None)
+def _mfu(found: Estimate) -> Interval:
     known = found.interval()
-    return _Mfu(mfu=known.value, mfu_low=None if known.low is None else max(0.0, known.low), mfu_high=known.high)
+    return replace(known, low=None if known.low is None else max(0.0, known.low))
 
 
 def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:

@@ -5,7 +5,7 @@ and the update. What is known of these is taken out first.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autotune.core.bottleneck import Cause, Part
 from autotune.core.evidence import WorkersRow
@@ -105,18 +105,18 @@ def with_counters(parts: Sequence[Part], counters: Counters, uneven: float = 0.0
         found["host"] = Part(cause="host", share=waiting + (before.share if before else 0.0), source=counters.source)
         computing *= 1 - inside.gaps
         if "padding" in found:
-            found["padding"] = _times(found["padding"], 1 - inside.gaps)
+            found["padding"] = found["padding"].scaled(1 - inside.gaps)
         for cause in ("straggler", "network"):
             if cause in found:
                 taken = min(uneven, found[cause].share)
-                found[cause] = _times(found[cause], 1 - taken / found[cause].share) if taken else found[cause]
+                found[cause] = found[cause].scaled(1 - taken / found[cause].share) if taken else found[cause]
                 uneven -= taken
     if inside.moving is not None:
         waits = computing * inside.moving
         padding = found.get("padding")
         if padding is not None and waits >= padding.share:
             # What is moved for padding counts once, as the larger of the two.
-            found["padding"] = _times(padding, 1 - inside.moving)
+            found["padding"] = padding.scaled(1 - inside.moving)
         elif padding is not None:
             waits -= padding.share * inside.moving
         found["memory"] = Part(cause="memory", share=waits, source=counters.source)
@@ -158,8 +158,3 @@ def _inside(found: dict[Cause, Part], counters: Counters) -> _Inside:
         beyond = max(0.0, traffic - PRODUCT_TRAFFIC * products) / MOVING_REACH
         moving = min(1.0, (1 - products + beyond) / 2)
     return _Inside(gaps=gaps, moving=moving)
-
-
-def _times(part: Part, factor: float) -> Part:
-    low, high = (None if bound is None else bound * factor for bound in (part.low, part.high))
-    return replace(part, share=part.share * factor, low=low, high=high)

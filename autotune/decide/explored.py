@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from autotune.core.advice import Figure
+from autotune.core.advice import Figure, figure
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
 from autotune.core.knobs import KNOBS
 
@@ -31,7 +31,7 @@ def _proof(found: ExploreEvidence) -> tuple[Figure, ...]:
     """What was held against the unexplored settings."""
     if found.candidate == found.unexplored:
         return ()
-    return (Figure.of(found.ratio, name=f"{found.candidate.name}, to the unexplored", unit="ratio", source=SOURCE),)
+    return (figure(f"{found.candidate.name}, to the unexplored", found.ratio, "ratio", SOURCE),)
 
 
 def _others(found: ExploreEvidence, key: str) -> tuple[str, ...]:

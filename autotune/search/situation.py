@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.corpus.find import find_files
@@ -282,9 +283,7 @@ def _spread(profile: Profile, nodes: int | None) -> Spread | None:
     row = scaling.rows[0]
     return Spread(
         nodes=meant,
-        efficiency=row.efficiency,
-        efficiency_low=row.efficiency_low,
-        efficiency_high=row.efficiency_high,
+        efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
         useful_nodes=scaling.useful_nodes,
         useful_efficiency=useful.efficiency,
         tokens_per_rank=scaling.global_batch_tokens / (meant * known.network.ranks_per_node),

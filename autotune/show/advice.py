@@ -31,7 +31,7 @@ def limit_line(limit: Bottleneck) -> str:
     part = limit.part(limit.limit)
     share = "" if part is None else f": {_share_with_bounds(part)} of the step"
     sure = "" if limit.decided else " (not certain: others are as near)"
-    mfu = "" if limit.mfu is None else f"; MFU {format_share(limit.mfu)}"
+    mfu = "" if limit.mfu is None else f"; MFU {format_share(limit.mfu.value)}"
     return f"limited by {limit.limit}{share}{sure}{mfu}"
 
 

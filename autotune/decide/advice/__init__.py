@@ -1,6 +1,30 @@
 """Advice with evidence: what is known of a training, looked at by a table of rules. Pure."""
 
 from autotune.decide.advice.situation import DataFacts, Foreign, Situation, Spread
-from autotune.decide.advice.table import NOTHING, RULES, TOO_LITTLE, Rule, advise, rank
+from autotune.decide.advice.table import (
+    NOTHING,
+    RULES,
+    TOO_LITTLE,
+    Rule,
+    advise,
+    changes_of,
+    rank,
+    safe_changes,
+    with_changes,
+)
 
-__all__ = ["NOTHING", "RULES", "TOO_LITTLE", "DataFacts", "Foreign", "Rule", "Situation", "Spread", "advise", "rank"]
+__all__ = [
+    "NOTHING",
+    "RULES",
+    "TOO_LITTLE",
+    "DataFacts",
+    "Foreign",
+    "Rule",
+    "Situation",
+    "Spread",
+    "advise",
+    "changes_of",
+    "rank",
+    "safe_changes",
+    "with_changes",
+]

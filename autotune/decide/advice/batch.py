@@ -1,15 +1,21 @@
-"""Advice on the micro-batch and the global batch."""
+"""Advice on micro-batch and global batch: what fits, what is fast, and what sequences hold."""
 
 import math
 import statistics
+from dataclasses import replace
 
-from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.advice import Advice, Change, Gain, figure
+from autotune.core.allocations import Term
+from autotune.core.bottleneck import Part
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.interval import Interval
-from autotune.decide.advice.situation import Situation, faster_with
+from autotune.decide.advice.gains import faster_with, times, without
+from autotune.decide.advice.situation import Situation
 from autotune.decide.bottleneck import rows_of_this_start
-from autotune.decide.choose import MicroBatchChoice, choose_micro_batch, rows_with_headroom
+from autotune.decide.choose import choose_micro_batch, deal, rows_with_headroom
+from autotune.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.decide.statistics import difference, of_bounds
+from autotune.decide.work import place_share
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""
@@ -17,6 +23,17 @@ NOISE_ROWS, NOISE_STEPS = 8, 1000
 """Readings of the noise scale, and steps of the run, before it is believed: in the first steps, when every sample says
 the same, it is hundreds of times smaller than it will be."""
 BEYOND_NOISE_RATIO = 2.0
+PADDING_SHARE = 0.05
+"""Padding that is worth a word: packing leaves about one per cent."""
+PACKED_LEAVES = 0.02
+EMPTY_SHARE = 0.03
+"""Empty rows that are worth a word."""
+STATE_SHARE = 0.4
+"""Of the budget that weights, gradients and optimizer take, from which on sharing them is worth a look."""
+WORTH_SHARING_RATIO = 1.03
+_LAYER_SHARE = 1 / 8
+"""Of the weights, that FSDP gathers at once, at most; the embeddings are the largest unit of most encoders."""
+_PROBE, _SHARED_OUT = "autotune probe", "the traced ledger, shared out"
 
 
 def beyond_memory(now: Situation) -> Advice | None:
@@ -24,35 +41,29 @@ def beyond_memory(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or now.profile is None:
         return None
-    rows, limit = (
-        now.train.micro_batch_rows,
-        rows_with_headroom(probe.feasible_max, now.profile.constraints.headroom_share),
-    )
+    rows, limit = now.train.micro_batch_rows, now.profile.constraints.headroom_share
     if rows <= probe.feasible_max:
         return None
     refused = probe.infeasible_min is not None and rows >= probe.infeasible_min
+    known = now.profile.fingerprint.bytes_known
     return Advice(
-        rule="beyond-memory",
         severity="must",
         claim=f"micro-batches of {rows} rows {'were refused for memory' if refused else 'were never shown to fit'}: "
         f"{probe.feasible_max} is the largest that ran",
         evidence=(
-            Figure(name="largest that ran", value=float(probe.feasible_max), unit="rows", source="autotune probe"),
-            Figure(
-                name="its peak", value=float(probe.feasible_peak_bytes), unit="bytes",
-                known=now.profile.fingerprint.bytes_known, source="autotune probe",
-            ),
+            figure("largest that ran", probe.feasible_max, "rows", _PROBE),
+            figure("its peak", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
         ),
-        gain=None,
         cost="none: the global batch stays, in more micro-batches",
-        changes=(Change(key="micro_batch_rows", old=rows, new=limit),),
+        changes=(Change(key="micro_batch_rows", old=rows, new=rows_with_headroom(probe.feasible_max, limit)),),
         would_change="more memory than where it was probed",
         safe=True,
-    )  # fmt: skip
+    )
 
 
-def _chosen(now: Situation, probe: ProbeEvidence) -> MicroBatchChoice:
-    return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=now.global_batch_rows, ranks=now.ranks)
+def _chosen(now: Situation, probe: ProbeEvidence) -> int:
+    batch = now.global_batch_rows
+    return choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=now.ranks).rows
 
 
 def beyond_knee(now: Situation) -> Advice | None:
@@ -60,36 +71,30 @@ def beyond_knee(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
-    rows, choice = now.train.micro_batch_rows, _chosen(now, probe)
-    latest = max(probe.knee_rows, default=choice.rows)
-    if now.dealt_rows(rows) <= max(choice.rows, latest) or rows > probe.feasible_max:
+    rows, chosen = now.train.micro_batch_rows, _chosen(now, probe)
+    if now.dealt_rows(rows) <= max([chosen, *probe.knee_rows]) or rows > probe.feasible_max:
         return None
     if now.network is not None and now.network.exchanges:  # it chose the rows, with what they hide of the exchange
         return None
-    here, there = _at(now, rows), now.point(choice.rows)
+    here, there = _at(now, rows), now.point(chosen)
     if here is None or there is None:
         return None
     speed = difference(of_bounds(here), of_bounds(there.slot_rate))
-    before, after = now.peak_bytes(rows), now.peak_bytes(choice.rows)
+    before, after = now.peak_bytes(rows), now.peak_bytes(chosen)
     memory = None
     if before is not None and after is not None:
         memory = Gain(of="GPU memory", ratio=after / before, known="measured")
+    name = f"tokens/s with {chosen} rows, of {rows} rows"
     return Advice(
-        rule="beyond-knee",
         severity="could",
-        claim=f"{choice.rows} rows are as fast as the {rows} of the profile: throughput has levelled off",
-        evidence=(
-            Figure.of(
-                speed, name=f"tokens/s with {choice.rows} rows, of {rows} rows", unit="ratio", n=there.timed_steps,
-                source="autotune probe",
-            ),
-        ),
+        claim=f"{chosen} rows are as fast as the {rows} of the profile: throughput has levelled off",
+        evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
         gain=memory,
         cost="none that was seen; the memory it frees has room for longer rows or a larger model",
-        changes=(Change(key="micro_batch_rows", old=rows, new=choice.rows),),
+        changes=(Change(key="micro_batch_rows", old=rows, new=chosen),),
         would_change="gradients that travel slowly: a larger last micro-batch hides more of their exchange",
         safe=now.nodes == 1,
-    )  # fmt: skip
+    )
 
 
 def below_knee(now: Situation) -> Advice | None:
@@ -97,10 +102,10 @@ def below_knee(now: Situation) -> Advice | None:
     probe = now.probe
     if now.train is None or probe is None or len(probe.curve) < 2:
         return None
-    choice = _chosen(now, probe)
-    rows, then = now.dealt_rows(now.train.micro_batch_rows), now.dealt_rows(choice.rows)
-    here, there = _at(now, rows), now.point(choice.rows)
-    if rows >= min(then, choice.rows) or here is None or there is None:
+    chosen = _chosen(now, probe)
+    rows, then = now.dealt_rows(now.train.micro_batch_rows), now.dealt_rows(chosen)
+    here, there = _at(now, rows), now.point(chosen)
+    if rows >= min(then, chosen) or here is None or there is None:
         return None
     if now.train.micro_batch_rows > rows:  # the global batch gives no more, or network tuning dealt it so
         return None
@@ -108,29 +113,38 @@ def below_knee(now: Situation) -> Advice | None:
     known = here.low is not None and there.slot_rate.low is not None
     if ratio.value < WORTH_RATIO or (known and (ratio.low is None or ratio.low <= 1)):
         return None
-    gain = Gain.of_rates(ratio)
+    gain = Gain.measured(ratio)
     shared = faster_with(now, rows, then)
     if now.global_batch_rows > rows * now.ranks and shared is not None:  # the update of every step is shared out
-        gain = Gain(
-            of="real tokens/s", ratio=shared[1], low=shared[0], high=max(shared[2], ratio.value), known="predicted"
-        )
+        gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
     return Advice(
-        rule="below-knee",
         severity="should",
-        claim=f"micro-batches of {rows} rows leave the device idle: {choice.rows} rows fit, and are faster",
+        claim=f"micro-batches of {rows} rows leave the device idle: {chosen} rows fit, and are faster",
         evidence=(
-            Figure.of(here, name=f"tokens/s with {rows} rows", unit="tokens/s", source="autotune probe"),
-            Figure.of(
-                there.slot_rate, name=f"tokens/s with {choice.rows} rows", unit="tokens/s", n=there.timed_steps,
-                source="autotune probe",
-            ),
+            figure(f"tokens/s with {rows} rows", here, "tokens/s", _PROBE),
+            figure(f"tokens/s with {chosen} rows", there.slot_rate, "tokens/s", _PROBE, n=there.timed_steps),
         ),
         gain=gain,
         cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
-        changes=(Change(key="micro_batch_rows", old=rows, new=choice.rows),),
+        changes=(Change(key="micro_batch_rows", old=rows, new=chosen),),
         would_change="less memory than where it was probed, or a global batch too small to fill such micro-batches",
         safe=True,
-    )  # fmt: skip
+    )
+
+
+def _at(now: Situation, rows: int) -> Interval | None:
+    """Return slot tokens/s of a micro-batch: measured, or between its measured neighbours; None outside of them."""
+    point = now.point(rows)
+    if point is not None:
+        return point.slot_rate
+    curve = now.probe.curve if now.probe is not None else []
+    one = max((point for point in curve if point.rows < rows), key=lambda point: point.rows, default=None)
+    other = min((point for point in curve if point.rows > rows), key=lambda point: point.rows, default=None)
+    if one is None or other is None:
+        return None
+    part = (rows - one.rows) / (other.rows - one.rows)
+    step_s = one.step_s + part * (other.step_s - one.step_s)
+    return Interval(value=one.slot_tokens_per_s * one.step_s / one.rows * rows / step_s)
 
 
 def beyond_noise_scale(now: Situation) -> Advice | None:
@@ -138,11 +152,10 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
 
     To the same loss a batch B needs 1 + B / B_noise times the tokens that the smallest one needs.
     """
-    if now.run is None or now.train is None or not now.run.steps:
+    run, train = now.run, now.train
+    if run is None or train is None or not run.steps or run.steps[-1].step < max(NOISE_STEPS, 2 * train.warmup_steps):
         return None
-    if now.run.steps[-1].step < max(NOISE_STEPS, 2 * now.train.warmup_steps):
-        return None
-    rows = rows_of_this_start(now.run)
+    rows = rows_of_this_start(run)
     readings = [row.gradient_noise_scale_tokens for row in rows[len(rows) // 2 :]]
     scales = sorted(value for value in readings if value is not None)
     if len(scales) < NOISE_ROWS:
@@ -152,57 +165,182 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
     if batch <= BEYOND_NOISE_RATIO * high:
         return None
 
-    before = now.run.header.global_batch_rows
-    fewer = max(now.run.header.world_size, round(before * noise / batch))
+    before = run.header.global_batch_rows
+    fewer = max(run.header.world_size, round(before * noise / batch))
     smaller = batch * fewer / before
 
     def needed(scale: float) -> float:
         return (1 + smaller / scale) / (1 + batch / scale)
 
     change = Change(key="global_batch_rows", old=before, new=fewer)
-    if now.train.global_batch_tokens is not None:
-        change = Change(key="global_batch_tokens", old=now.train.global_batch_tokens, new=round(smaller))
-    elif now.train.global_batch_samples is not None:
-        samples = now.train.global_batch_samples
+    if train.global_batch_tokens is not None:
+        change = Change(key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller))
+    elif train.global_batch_samples is not None:
+        samples = train.global_batch_samples
         change = Change(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
+    scale = Interval(value=noise, low=low, high=high)
     return Advice(
-        rule="beyond-noise-scale",
         severity="could",
         claim=f"a global batch of {batch:,.0f} tokens is {batch / noise:.1f} times the gradient noise scale: most of "
         "its tokens only average noise that was gone already",
         evidence=(
-            Figure(name="global batch", value=batch, unit="tokens", n=len(rows), source=_run_name(now)),
-            Figure(
-                name="gradient noise scale", value=noise, unit="tokens", low=low, high=high, n=len(scales),
-                source=_run_name(now),
-            ),
+            figure("global batch", batch, "tokens", now.run_name, n=len(rows)),
+            figure("gradient noise scale", scale, "tokens", now.run_name, n=len(scales)),
         ),
-        gain=Gain(
-            of="tokens to the same loss", ratio=needed(noise), low=needed(low), high=needed(high), known="predicted"
-        ),
+        gain=Gain(of="tokens to the same loss", ratio=needed(noise), low=needed(low), high=needed(high)),
         cost=f"a change of recipe: more and smaller steps, and the learning rate with the root of the batch (times "
         f"{math.sqrt(smaller / batch):.2f}); smaller steps leave less computing to hide the exchange behind",
         changes=(change,),
         would_change="the noise scale grows as the loss falls: later in training the same batch may be right",
-    )  # fmt: skip
+    )
 
 
-def _run_name(now: Situation) -> str:
-    return f"run {now.run.directory.name}" if now.run is not None else "run"
-
-
-def _at(now: Situation, rows: int) -> Interval | None:
-    """Slot tokens/s of a micro-batch: as measured, or between its measured neighbours; None outside of them."""
-    point = now.point(rows)
-    if point is not None:
-        return point.slot_rate
-    assert now.probe is not None
-    below = [point for point in now.probe.curve if point.rows < rows]
-    above = [point for point in now.probe.curve if point.rows > rows]
-    if not below or not above:
+def padding(now: Situation) -> Advice | None:
+    """Rows that hold padding, which is computed like everything else."""
+    lost, train = _padding_within_rows(now), now.train
+    if train is None or lost is None:
         return None
-    one, other = max(below, key=lambda point: point.rows), min(above, key=lambda point: point.rows)
-    part = (rows - one.rows) / (other.rows - one.rows)
-    step_s = one.step_s + part * (other.step_s - one.step_s)
-    tokens = one.slot_tokens_per_s * one.step_s / one.rows
-    return Interval(value=tokens * rows / step_s)
+    evidence = (now.part_figure(lost, "computing of padding"),)
+    if train.layout == "packed":
+        return Advice(
+            severity="could",
+            claim=f"{lost.share:.0%} of the step computes places that hold nothing, though rows are packed: they are "
+            "too long for this dataset",
+            evidence=evidence,
+            gain=without(lost, (0.0, 0.5, 1.0)),
+            cost="samples longer than a row are cut",
+            command=now.probe_command(seq_length=train.seq_length_tokens // 2),
+            would_change="a larger dataset: a small one does not fill its last rows",
+        )
+    layout = "packed" if now.knows_the_model else "bucketed"
+    if layout == train.layout:
+        return None
+    # What is no product, and so is not counted in the part, is done at every place; nothing says how much of a step it
+    # is: at most as much as would make all go by places.
+    most = 1 / place_share(train, now.parameters)
+    low, high = (lost.share if bound is None else bound for bound in (lost.low, lost.high))
+    left = PACKED_LEAVES if layout == "packed" else 0.5
+    gain = without(
+        replace(lost, share=lost.share * (1 + most) / 2, low=low, high=high * most), (0.0, left, left + 0.15)
+    )
+    if layout == "packed" and train.device == "cuda" and now.attention_dropout == 0:
+        row = train.seq_length_tokens  # packed rows attend within samples, padded ones over the whole row
+        share = row / (6 * now.hidden_size + row)
+        gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
+    changes = [Change(key="layout", old=train.layout, new=layout)]
+    if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
+        # As many rows as hold the same tokens; a batch given in tokens or samples keeps itself.
+        tokens = statistics.median(row.real_tokens for row in now.run.steps)
+        rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
+        changes.append(Change(key="global_batch_rows", old=train.global_batch_rows, new=rows))
+    return Advice(
+        severity="should",
+        claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
+        + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
+        evidence=evidence,
+        gain=gain,
+        cost="the micro-batch is to be probed again, as attention takes other memory; the global batch in real tokens "
+        "stays, so it has fewer rows",
+        changes=tuple(changes),
+        command=now.probe_command(layout=layout),
+        would_change="samples that are all as long as a row; a global batch of hardly more rows than there are ranks",
+    )
+
+
+def empty_rows(now: Situation) -> Advice | None:
+    """A global batch that does not divide by ranks and micro-batches, so that some compute rows without samples."""
+    empty, lost = _empty_share(now), now.loss("padding", 0.0)
+    if now.train is None or lost is None or empty < EMPTY_SHARE:
+        return None
+    rows, micro_batch = now.global_batch_rows, now.train.micro_batch_rows
+    dealing = deal(rows, micro_batch, now.ranks)
+    part = lost.scaled(_share_of_empty(now, empty))
+    nearest = min(dealing.without_empty, key=lambda count: abs(count - rows), default=None)
+    if nearest is None or part.share < EMPTY_SHARE / 2:
+        return None
+    return Advice(
+        severity="could",
+        claim=f"{empty:.0%} of all rows are empty: {rows} rows do not divide by {now.ranks} ranks in micro-batches of "
+        f"at most {micro_batch}",
+        evidence=(
+            figure("empty rows", empty, "share", "the dealing of rows", known="predicted"),
+            now.part_figure(part, "computing of empty rows"),
+        ),
+        # Slots of the head are made for empty rows too, which padding within rows does not cost.
+        gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
+        cost=f"a global batch of {nearest} rows instead of {rows}, which is a change of recipe, if a small one",
+        changes=(Change(key="global_batch_rows", old=rows, new=nearest),),
+        would_change="another number of ranks",
+    )
+
+
+def _empty_share(now: Situation) -> float:
+    """Return the share of all computed rows that are empty, as they are dealt; 0 without a run."""
+    if now.run is None:
+        return 0.0
+    header = now.run.header
+    places = header.accumulation_steps * header.rows_per_microbatch_per_rank * header.world_size
+    return max(0.0, 1 - header.global_batch_rows / places) if places else 0.0
+
+
+def _share_of_empty(now: Situation, empty: float) -> float:
+    """Return the share of all padding that lies in empty rows."""
+    full = statistics.median(row.packing_efficiency for row in now.run.steps) if now.run is not None else 1.0
+    return min(1.0, empty / (1 - full)) if full < 1 else 0.0
+
+
+def _padding_within_rows(now: Situation) -> Part | None:
+    """Return the padding part without empty rows; None if that is too little."""
+    lost = now.loss("padding", PADDING_SHARE)
+    if lost is None or now.run is None or not now.run.steps:
+        return lost
+    inside = lost.scaled(1 - _share_of_empty(now, _empty_share(now)))
+    return inside if inside.share >= PADDING_SHARE else None
+
+
+def too_big(now: Situation) -> Advice | None:
+    """State that takes the room of a micro-batch: what sharing it would leave, and what that is worth."""
+    probe, profile, train = now.probe, now.profile, now.train
+    if train is None or probe is None or profile is None or train.parallel.strategy != "ddp":
+        return None
+    terms, budget_bytes, fit = probe.traced_terms_bytes, profile.constraints.memory_budget_bytes, probe.feasible_max
+    state_bytes = sum(terms.get(name, 0) for name in (Term.PARAMETERS, Term.GRADIENTS, Term.OPTIMIZER))
+    nodes = now.spread.nodes if now.spread is not None else 1
+    ranks = nodes * max(profile.local_ranks, profile.fingerprint.gpu_count)
+    if now.run is not None:
+        ranks = now.run.header.world_size
+    if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
+        return None
+    state = state_of_terms(terms)
+    layer_bytes, row_bytes = (
+        int(_LAYER_SHARE * state.parameters_bytes),
+        state.activations_bytes + state.head_and_loss_bytes,
+    )
+    taken = {
+        name: zero_share(state, stage, ranks, largest_layer_bytes=layer_bytes).total_bytes
+        for name, stage in (("ddp", 0), ("zero1", 1), ("fsdp2", 3))
+    }
+    rows = {name: max(1, int(fit + (budget_bytes - size) / row_bytes)) for name, size in taken.items()}
+    best = "zero1" if rows["zero1"] >= 0.9 * rows["fsdp2"] else "fsdp2"
+    speed = faster_with(now, rows["ddp"], rows[best])
+    gain = Gain(of="GPU memory", ratio=taken[best] / taken["ddp"])
+    if speed is not None and speed[1] >= WORTH_SHARING_RATIO:
+        gain = Gain.between(min(1.0, speed[0]), speed[1], speed[2])
+    sizes = taken | {"two tensor-parallel ranks": model_share(state, 2, 1).total_bytes}
+    return Advice(
+        severity="should" if gain.of == "real tokens/s" else "could",
+        claim=f"weights, gradients and optimizer take {state_bytes / budget_bytes:.0%} of the memory, on every rank "
+        f"the same. {best} over {ranks} ranks leaves room for {rows[best]} rows instead of {rows['ddp']}",
+        evidence=tuple(
+            figure(
+                f"memory of {fit} rows with {name}", size, "bytes", "the traced ledger, shared out", known="predicted"
+            )
+            for name, size in sizes.items()
+        ),
+        gain=gain,
+        cost="weights travel as well as gradients; within a node that costs little, between nodes it may cost more "
+        "than it brings; this trainer has no tensor parallelism",
+        changes=(Change(key="parallel.strategy", old="ddp", new=best),),
+        command=now.command("network"),
+        would_change="throughput that has levelled off: then a larger micro-batch is worth nothing",
+    )

@@ -1,12 +1,11 @@
-"""Advice on what a rank computes: number formats, head, last layer, attention."""
+"""Advice on what a rank computes, and on what its device waits for: formats, head, launches, memory, the update."""
 
-from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.core.interval import SHOWN_CONFIDENCE
-from autotune.decide.advice.gains import MOST_SHARE
-from autotune.decide.advice.situation import Situation, part_figure
+from autotune.core.advice import Advice, Change, Gain, figure
+from autotune.decide.advice.gains import MOST_SHARE, times, without
+from autotune.decide.advice.situation import Situation
+from autotune.decide.bottleneck import MATTERS_SHARE
 from trainer.peaks import peak_flops_per_s, product_format
 
-PREDICTED_SHARE = 0.15
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
 """Of computing that is matrix products, least, usual and most; the rest moves bytes, and 16 bits halve most of them."""
 REACHED_SHARE = {"tf32": (0.65, 0.8, 1.0), "fp32": (0.4, 0.55, 0.8)}
@@ -18,6 +17,17 @@ MOST_SAVED = 0.9
 """Of a step, by computing less of the head: something is always left."""
 LOW_MFU = 0.2
 """Encoders of a hundred million parameters reach twice as much on stock torch."""
+LAUNCHES_LEFT = (0.0, 0.25, 1.0)
+"""Of the wait for launches that compiling layers leaves: none, usual, nothing gained."""
+TRAFFIC_LEFT = (0.25, 0.5, 1.0)
+"""Of the wait for memory."""
+COMPILED_GAIN = (1.0, 1.1, 1.3)
+"""What fusing brings beside fewer launches: less traffic to memory."""
+LOG_INTERVAL_STEPS = 10
+SAVES_SHARE = 0.05
+"""Of all steps, from which on time between steps may well be that of saving."""
+_COMPILE = (Change(key="compile_layers", old=False, new=True),)
+_COST_OF_COMPILING = "minutes at the start of every run, and other rounding; memory is to be probed again"
 
 
 def full_precision(now: Situation) -> Advice | None:
@@ -29,27 +39,25 @@ def full_precision(now: Situation) -> Advice | None:
     fast, slow = peak_flops_per_s(gpu, "bf16"), peak_flops_per_s(gpu, now_in)
     if fast is None or slow is None:
         return None
-    share = 0.9 if now.bottleneck is None else sum(_share(now, cause) for cause in ("computation", "padding", "memory"))
+    share = 0.9 if now.bottleneck is None else now.share("computation", "padding", "memory")
     ratios = [
         1 / (1 - share + share * ((1 - products) * OTHERS_LEFT + products / max(1.0, reached * fast / slow)))
         for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
     ]
     return Advice(
-        rule="full-precision",
         severity="should",
-        claim=f"products are computed in {now_in}: {gpu} does {fast / slow:.1f} times as "
-        "many in bf16",
+        claim=f"products are computed in {now_in}: {gpu} does {fast / slow:.1f} times as many in bf16",
         evidence=(
-            Figure(name="peak in bf16", value=fast, unit="FLOP/s", known="assumed", source="NVIDIA's data sheet"),
-            Figure(name="peak as it is", value=slow, unit="FLOP/s", known="assumed", source="NVIDIA's data sheet"),
+            figure("peak in bf16", fast, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
+            figure("peak as it is", slow, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
         ),
-        gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
+        gain=Gain.between(*ratios),
         cost="products are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in 32, and activations "
         "take less memory, so probe anew",
         changes=(Change(key="precision", old="fp32", new="bf16"),),
         command=now.probe_command(precision="bf16"),
         would_change="a step that does not compute most of its time: faster products then wait for data or gradients",
-    )  # fmt: skip
+    )
 
 
 def half_precision(now: Situation) -> Advice | None:
@@ -59,24 +67,16 @@ def half_precision(now: Situation) -> Advice | None:
     if not exchanged and (foreign is None or foreign.precision != "fp16"):
         return None
     where = "gradients travel in" if exchanged else "the other trainer computes in"
-    changes = (Change(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else ()
     return Advice(
-        rule="half-precision",
         severity="should",
         claim=f"{where} fp16, which overflows above 65,504 and loses what lies below 6e-8; bf16 is as fast and has the "
         "range of fp32",
-        evidence=(
-            Figure(
-                name="largest number of fp16", value=65504.0, unit="ratio", known="assumed", source="IEEE 754 binary16"
-            ),
-        ),
-        gain=None,
+        evidence=(figure("largest number of fp16", 65504.0, "ratio", "IEEE 754 binary16", known="assumed"),),
         cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps; in "
         "transformers it is bf16=True, fp16=False",
-        changes=changes,
-        command=None,
+        changes=(Change(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else (),
         would_change="a GPU before Ampere, which has no bf16",
-    )  # fmt: skip
+    )
 
 
 def dense_head(now: Situation) -> Advice | None:
@@ -85,36 +85,25 @@ def dense_head(now: Situation) -> Advice | None:
     Products per token, in multiply-adds: the encoder's weights, and for each place of the head hidden² and hidden times
     vocabulary. Attention's own products are left out, so the gain is a little less with long rows.
     """
-    vocabulary = now.data.vocab_size if now.data is not None else None
     if now.train is None or now.train.head != "dense" or not now.knows_the_model:
         return None
-    gain = None
+    vocabulary = now.data.vocab_size if now.data is not None else None
+    places, gain = now.train.masking_probability, None
     if now.parameters is not None and vocabulary is not None:
         head = now.hidden_size * (now.hidden_size + vocabulary)
-        encoder = now.parameters - now.hidden_size * (now.hidden_size + vocabulary)
-        share = head / (head + max(1, encoder))
-        compute = now.bottleneck.part("computation") if now.bottleneck is not None else None
-        share *= 1.0 if compute is None else compute.share + (_share(now, "padding"))
-        places = now.train.masking_probability
-        ratios = [1 / (1 - min(MOST_SAVED, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)]
-        gain = Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted")
+        share = head / (head + max(1, now.parameters - head))
+        share *= now.share("computation", "padding") if now.bottleneck is not None else 1.0
+        gain = Gain.between(*(1 / (1 - min(MOST_SAVED, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)))
     return Advice(
-        rule="dense-head",
         severity="should",
-        claim="the prediction head computes all places, and the loss looks at "
-        f"{now.train.masking_probability:.0%} of them",
-        evidence=(
-            Figure(
-                name="places that are predicted", value=now.train.masking_probability, unit="share", known="assumed",
-                source="masking_probability",
-            ),
-        ),
+        claim=f"the prediction head computes all places, and the loss looks at {places:.0%} of them",
+        evidence=(figure("places that are predicted", places, "share", "masking_probability", known="assumed"),),
         gain=gain,
         cost="none: the loss is the same, and the largest block of memory goes",
         changes=(Change(key="head", old="dense", new="masked"),),
         would_change="a loss on every place",
         safe=True,
-    )  # fmt: skip
+    )
 
 
 def whole_last_layer(now: Situation) -> Advice | None:
@@ -126,15 +115,13 @@ def whole_last_layer(now: Situation) -> Advice | None:
     if train is None or train.last_layer != "all" or train.head != "masked" or not now.knows_the_model:
         return None
     saved = (1 - train.masking_probability) * 10 / 12 / now.layers
-    saved *= 1.0 if now.bottleneck is None else _share(now, "computation") + _share(now, "padding")
-    ratios = [1 / (1 - part * saved) for part in (0.4, 0.8, 1.1)]
+    saved *= 1.0 if now.bottleneck is None else now.share("computation", "padding")
     return Advice(
-        rule="whole-last-layer",
         severity="should",
         claim=f"the last of {now.layers} layers computes all places, and the loss looks at "
         f"{train.masking_probability:.0%} of them",
-        evidence=(Figure(name="layers", value=float(now.layers), unit="count", source="the model's config"),),
-        gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
+        evidence=(figure("layers", now.layers, "count", "the model's config"),),
+        gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
         cost="none: the loss is the same",
         changes=(Change(key="last_layer", old="all", new="predicted"),),
         would_change="a use for the last layer's other places",
@@ -149,26 +136,19 @@ def attention_dropout(now: Situation) -> Advice | None:
         return None
     if now.attention_dropout == 0 or train.attention == "sdpa" or not now.knows_the_model:
         return None
-    row, width = train.seq_length_tokens, now.hidden_size
-    share = row / (6 * width + row)
-    ratios = [1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0)]
+    share = train.seq_length_tokens / (6 * now.hidden_size + train.seq_length_tokens)
+    name = "attention's products over whole rows, of a layer"
     return Advice(
-        rule="attention-dropout",
         severity="could",
         claim=f"{now.attention_dropout:.0%} dropout of attention weights keeps packed rows from the kernel that "
         "computes each sample on its own",
-        evidence=(
-            Figure(
-                name="attention's products over whole rows, of a layer", value=share, unit="share", known="predicted",
-                source="the model's shape",
-            ),
-        ),
-        gain=Gain(of="real tokens/s", ratio=ratios[1], low=ratios[0], high=ratios[2], known="predicted"),
+        evidence=(figure(name, share, "share", "the model's shape", known="predicted"),),
+        gain=Gain.between(*(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))),
         cost="a change of recipe: BERT was trained with 10 % (newer encoders, ModernBERT among them, with none)",
         changes=(Change(key="attention_dropout", old=train.attention_dropout, new=0.0),),
         command=now.probe_command(attention_dropout=0),
         would_change="a small dataset, seen many times, where dropout keeps a model from learning it by heart",
-    )  # fmt: skip
+    )
 
 
 def computing(now: Situation) -> Advice | None:
@@ -178,31 +158,120 @@ def computing(now: Situation) -> Advice | None:
         return None
     part = found.part("computation")
     assert part is not None
-    evidence = [part_figure(part, "computing of real tokens", found.steps)]
-    told = ""
-    if found.mfu is not None:
-        told = f", at {found.mfu:.0%} of the device's peak"
-        if found.mfu < LOW_MFU and found.untold:
-            told += ", which is little: the GPU's counters would say why (autotune workers reads them)"
-        evidence.append(
-            Figure(
-                name="MFU", value=found.mfu, unit="share", low=found.mfu_low, high=found.mfu_high,
-                confidence=None if found.mfu_low is None else SHOWN_CONFIDENCE, n=found.steps, source=found.source,
-            )
-        )  # fmt: skip
+    mfu = now.mfu_figure()
+    told = "" if mfu is None else f", at {mfu.value:.0%} of the device's peak"
+    if mfu is not None and mfu.value < LOW_MFU and found.untold:
+        told += ", which is little: the GPU's counters would say why (autotune workers reads them)"
     return Advice(
-        rule="computing",
         severity="note",
         claim=f"computing limits: {part.share:.0%} of the step computes real tokens{told}",
-        evidence=tuple(evidence),
-        gain=None,
+        evidence=(now.part_figure(part, "computing of real tokens"), *(() if mfu is None else (mfu,))),
         cost="more devices, or a smaller model",
         would_change="faster kernels, or fewer things to compute; no loader and no network makes this step shorter",
     )
 
 
-def _share(now: Situation, cause: str) -> float:
-    part = (
-        next((one for one in now.bottleneck.parts if one.cause == cause), None) if now.bottleneck is not None else None
+def host_bound(now: Situation) -> Advice | None:
+    """A device that waits for the program."""
+    gaps = now.loss("host", MATTERS_SHARE)
+    if now.train is None or gaps is None:
+        return None
+    inside = "counters" in gaps.source
+    evidence = (now.part_figure(gaps, "device without work" if inside else "between steps"),)
+    if inside and not now.train.compile_layers:
+        return Advice(
+            severity="could",
+            claim=f"{gaps.share:.0%} of the step multiprocessors have no work: late launches, or small kernels",
+            evidence=evidence,
+            gain=times(without(gaps, LAUNCHES_LEFT), COMPILED_GAIN),
+            cost=_COST_OF_COMPILING,
+            changes=_COMPILE,
+            would_change="larger micro-batches, which take longer than their launches",
+        )
+    if inside or now.train.log_interval_steps > 1 or _saves(now):
+        return None
+    return Advice(
+        severity="could",
+        claim=f"{gaps.share:.0%} of the time goes by between steps, with every step logged",
+        evidence=evidence,
+        gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
+        cost="rows of the record are means over ten steps",
+        changes=(Change(key="log_interval_steps", old=1, new=LOG_INTERVAL_STEPS),),
+        would_change="saves that hold training up, which the run's events tell",
+        safe=True,
     )
-    return 0.0 if part is None else part.share
+
+
+def _saves(now: Situation) -> bool:
+    """Return whether the run saved so often that this is what takes the time."""
+    if now.run is None:
+        return False
+    saves = sum(event.kind in ("saved", "save_failed", "record_waits") for event in now.run.events)
+    return saves > SAVES_SHARE * max(1, len(now.run.steps))
+
+
+def memory_bound(now: Situation) -> Advice | None:
+    """Kernels that wait for the device's memory."""
+    waits = now.loss("memory", MATTERS_SHARE)
+    if now.train is None or waits is None or now.train.compile_layers:
+        return None
+    return Advice(
+        severity="could",
+        claim=f"about {waits.share:.0%} of the step kernels wait for memory, and matrix units with them",
+        evidence=(now.part_figure(waits, "kernels that wait for memory"),),
+        gain=without(waits, TRAFFIC_LEFT),
+        cost=_COST_OF_COMPILING,
+        changes=_COMPILE,
+        would_change="products in 32 bits: bf16 halves the traffic, and comes first",
+    )
+
+
+def update_bound(now: Situation) -> Advice | None:
+    """An optimizer that takes long beside a small step."""
+    updating = now.loss("update", MATTERS_SHARE)
+    if now.train is None or updating is None:
+        return None
+    ranks = now.run.header.world_size if now.run is not None else 1
+    evidence = (now.part_figure(updating, "clipping and update"),)
+    if ranks > 1 and now.nodes == 1 and now.train.parallel.strategy == "ddp":
+        return Advice(
+            severity="could",
+            claim=f"{updating.share:.0%} of the step updates weights, on every one of {ranks} ranks the same ones",
+            evidence=evidence,
+            gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
+            cost="what others updated travels once a step; each rank holds its share of the optimizer's state only",
+            changes=(Change(key="parallel.strategy", old="ddp", new="zero1"),),
+            command=now.command("network"),
+            would_change="a slow network, which costs more than it saves: measure both",
+        )
+    return Advice(
+        severity="note",
+        claim=f"{updating.share:.0%} of the step updates weights: steps are small for a model of this size",
+        evidence=evidence,
+        cost="a larger global batch has fewer updates, and is another recipe",
+        would_change="a larger global batch",
+    )
+
+
+def foreach_optimizer(now: Situation) -> Advice | None:
+    """An optimizer that makes a copy of all weights at its step, with little memory left."""
+    foreign, profile, train = now.foreign, now.profile, now.train
+    if foreign is None or foreign.optimizer != "foreach" or now.parameters is None or profile is None or train is None:
+        return None
+    copy_bytes, budget_bytes = 4 * now.parameters, profile.constraints.memory_budget_bytes
+    peak = now.peak_bytes(train.micro_batch_rows)
+    if peak is None or peak + copy_bytes < 0.95 * budget_bytes:
+        return None
+    return Advice(
+        severity="should",
+        claim="the foreach optimizer of the other trainer makes a copy as large as the weights at every step, and the "
+        "memory is nearly full",
+        evidence=(
+            figure("copy", copy_bytes, "bytes", "4 bytes a weight", known="predicted"),
+            figure("peak with a fused one", peak, "bytes", "autotune probe", known=profile.fingerprint.bytes_known),
+            figure("budget", budget_bytes, "bytes", "the profile", known="assumed"),
+        ),
+        gain=Gain(of="GPU memory", ratio=peak / (peak + copy_bytes)),
+        cost="none: the same update in one kernel; in transformers it is optim=adamw_torch_fused",
+        would_change="activations that are freed before the update and leave room for the copy",
+    )

@@ -1,17 +1,16 @@
 """What rules look at: settings, evidence, a run, its dataset and its cluster, as far as each is known."""
 
-import math
 import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autotune.core.advice import Figure
+from autotune.core.advice import Figure, figure
 from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
-from autotune.core.interval import SHOWN_CONFIDENCE
-from autotune.core.profile import Fingerprint, Profile
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
+from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import deal
 from autotune.decide.probe_command import command, probe_again
@@ -45,10 +44,8 @@ class Spread:
     """What is predicted of training on as many nodes as are meant."""
 
     nodes: int
-    efficiency: float
+    efficiency: Interval
     """Against as many times one node."""
-    efficiency_low: float | None
-    efficiency_high: float | None
     useful_nodes: int
     """Largest number that is at least 90 % efficient."""
     useful_efficiency: float
@@ -92,29 +89,24 @@ class Situation:
 
     @property
     def probe(self) -> ProbeEvidence | None:
-        """Of the profile."""
+        """Probe of the profile."""
         return self.profile.evidence.probe if self.profile is not None else None
 
     @property
     def workers(self) -> WorkersEvidence | None:
-        """Of the profile."""
+        """Sweep of loader workers of the profile."""
         return self.profile.evidence.workers if self.profile is not None else None
 
     @property
     def network(self) -> NetworkEvidence | None:
-        """Of the profile."""
+        """Network tuning of the profile."""
         return self.profile.evidence.network if self.profile is not None else None
-
-    @property
-    def fingerprint(self) -> Fingerprint | None:
-        """Of the profile."""
-        return self.profile.fingerprint if self.profile is not None else None
 
     @property
     def gpu_name(self) -> str | None:
         """As its driver calls it; None on a CPU, or where nobody wrote it down."""
-        if self.fingerprint is not None and self.fingerprint.gpu_name is not None:
-            return self.fingerprint.gpu_name
+        if self.profile is not None and self.profile.fingerprint.gpu_name is not None:
+            return self.profile.fingerprint.gpu_name
         on_gpu = self.train is not None and self.train.device == "cuda"
         return self.run.header.device if self.run is not None and on_gpu else None
 
@@ -130,9 +122,19 @@ class Situation:
 
     # Commands, as a shell takes them.
 
-    def command(self, *words: str) -> str:
-        """One of this program's."""
-        return shlex.join(["autotune", *words])
+    def command(self, command: str, *words: str) -> str:
+        """Return one of this program's commands on the profile."""
+        return shlex.join(["autotune", *command.split(), "--profile", self.profile_path, *words])
+
+    @property
+    def network_command(self) -> str:
+        """Measure the network on as many nodes as are meant."""
+        return self.command("network", *(("--slurm",) if self.nodes > 1 else ()))
+
+    @property
+    def run_name(self) -> str:
+        """Source of figures of the run."""
+        return f"run {self.run.directory.name}" if self.run is not None else "run"
 
     def probe_command(self, **changes: object) -> str:
         """Probe with the same settings but for these."""
@@ -189,6 +191,25 @@ class Situation:
             return None
         return part
 
+    def share(self, *causes: Cause) -> float:
+        """Share of the step that these causes take together; what could not be told counts as nothing."""
+        parts = self.bottleneck.parts if self.bottleneck is not None else ()
+        return sum(part.share for part in parts if part.cause in causes)
+
+    def part_figure(self, part: Part, name: str, n: int | None = None) -> Figure:
+        """Return a part of the step as evidence, of so many steps; None takes all that were looked at."""
+        if n is None and self.bottleneck is not None:
+            n = self.bottleneck.steps
+        value = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
+        return figure(name, value, "share", part.source, n=n)
+
+    def mfu_figure(self) -> Figure | None:
+        """Return the MFU as evidence; None if the device's peak is not known."""
+        found = self.bottleneck
+        if found is None or found.mfu is None:
+            return None
+        return figure("MFU", found.mfu, "share", found.source, n=found.steps)
+
     def workers_row(self, count: int) -> WorkersRow | None:
         """What was measured with so many loader workers."""
         return next((row for row in self.workers.rows if row.loader_workers == count), None) if self.workers else None
@@ -205,11 +226,6 @@ class Situation:
             if trial.trial.job == "step" and trial.outcome.kind == "measured" and _rows_of(trial.trial.measured) == rows
         ]
         return max(peaks, default=None)
-
-    @property
-    def mfu(self) -> float | None:
-        """Of the run, real tokens only."""
-        return self.bottleneck.mfu if self.bottleneck is not None else None
 
     # The model.
 
@@ -247,77 +263,10 @@ class Situation:
     def _of_model(self, key: str, default: float) -> float:
         return default if self.train is None else of_model(self.train, key, default)
 
-    # The step.
-
-    @property
-    def seconds_by_rows(self) -> tuple[float, float] | None:
-        """What a step of one micro-batch takes: fixed, and for each row; None where fewer than two sizes were measured.
-
-        A line through the points by least squares of relative errors. What is fixed holds the update as well, which
-        several micro-batches of a step share.
-        """
-        curve = self.probe.curve if self.probe is not None else []
-        if len(curve) < 2:
-            return None
-        rows, seconds = [point.rows for point in curve], [point.step_s for point in curve]
-        return line(rows, seconds)
-
-
-UPDATE_OF_FIXED = (0.5, 0.25, 0.0)
-"""Part of what is fixed that the update takes: most, usual, least. What every micro-batch pays is the rest."""
-
-
-def faster_with(now: Situation, old_rows: float, new_rows: float) -> tuple[float, float, float] | None:
-    """Rates of micro-batches of so many rows, new to old: least, usual, most; None where nobody can say.
-
-    With several micro-batches to a step only what each of them pays is saved.
-    """
-    seconds = now.seconds_by_rows
-    if seconds is None or now.train is None:
-        return None
-    fixed, per_row = seconds
-    rows = max(1.0, now.global_batch_rows / now.ranks)
-
-    def rate(micro: float, update: float) -> float:
-        count = max(1.0, rows / micro)
-        return rows / (update * fixed + count * ((1 - update) * fixed + per_row * min(micro, rows)))
-
-    low, usual, high = (rate(new_rows, part) / rate(old_rows, part) for part in UPDATE_OF_FIXED)
-    assert now.probe is not None
-    if new_rows > max(point.rows for point in now.probe.curve):  # nobody knows how far the line goes on
-        low, usual = min(1.0, low), math.sqrt(usual)
-    return low, usual, high
-
-
-def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Intercept and slope of the line with the least squared relative errors; neither is negative."""
-    weights = [1 / y**2 for y in ys]
-    total = sum(weights)
-    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
-    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
-    slope = max(0.0, slope)
-    return max(0.0, mean_y - slope * mean_x), slope
-
-
-def part_figure(part: Part, name: str, steps: int) -> Figure:
-    """A part of a step as evidence."""
-    return Figure(
-        name=name, value=part.share, unit="share", low=part.low, high=part.high,
-        confidence=None if part.low is None else SHOWN_CONFIDENCE, n=steps, source=part.source,
-    )  # fmt: skip
-
 
 def on_host(hosts: Sequence[str], rank: int | None) -> str:
     """Where a rank runs, for people who go and look; nothing where that was not recorded."""
     return f" on {hosts[rank][:64]}" if rank is not None and rank < len(hosts) else ""
-
-
-def middle(values: Sequence[float | None]) -> float | None:
-    """The median of those that are there."""
-    there = [value for value in values if value is not None]
-    return statistics.median(there) if there else None
 
 
 def _rows_of(measured: dict[str, Any]) -> int | None:

@@ -1,13 +1,16 @@
-"""All rules, and the advice that they give: ranked by what it is expected to gain."""
+"""All rules, the advice that they give, ranked by what it is expected to gain, and settings with it followed. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.advice import SEVERITIES, Advice, Figure
+from autotune.core.advice import SEVERITIES, Advice, Change
 from autotune.core.bottleneck import Cause
-from autotune.core.interval import SHOWN_CONFIDENCE
-from autotune.decide.advice import batch, compute, condition, device, loader, network, rows, size
+from autotune.decide.advice import batch, compute, condition, loader, network
 from autotune.decide.advice.situation import Situation
+from autotune.errors import BadInput
+from trainer.config import TrainConfig
+from trainer.errors import BadConfig
+from trainer.schema import parse_table
 
 Recommendation = str
 """Of the paper: ``R1`` to ``R5``."""
@@ -39,19 +42,19 @@ RULES = (
     Rule(name="below-knee", looks=batch.below_knee, covers=("R5", "host")),
     Rule(name="beyond-knee", looks=batch.beyond_knee, covers=("R5",)),
     Rule(name="beyond-noise-scale", looks=batch.beyond_noise_scale),
-    Rule(name="padding", looks=rows.padding, covers=("padding",)),
-    Rule(name="empty-rows", looks=rows.empty_rows, covers=("padding",)),
+    Rule(name="padding", looks=batch.padding, covers=("padding",)),
+    Rule(name="empty-rows", looks=batch.empty_rows, covers=("padding",)),
     Rule(name="full-precision", looks=compute.full_precision, covers=("computation", "memory")),
     Rule(name="half-precision", looks=compute.half_precision),
     Rule(name="dense-head", looks=compute.dense_head, covers=("computation",)),
     Rule(name="whole-last-layer", looks=compute.whole_last_layer, covers=("computation",)),
     Rule(name="attention-dropout", looks=compute.attention_dropout, covers=("computation",)),
-    Rule(name="host-bound", looks=device.host_bound, covers=("host",)),
-    Rule(name="memory-bound", looks=device.memory_bound, covers=("memory",)),
-    Rule(name="update-bound", looks=device.update_bound, covers=("update",)),
-    Rule(name="foreach-optimizer", looks=device.foreach_optimizer),
+    Rule(name="host-bound", looks=compute.host_bound, covers=("host",)),
+    Rule(name="memory-bound", looks=compute.memory_bound, covers=("memory",)),
+    Rule(name="update-bound", looks=compute.update_bound, covers=("update",)),
+    Rule(name="foreach-optimizer", looks=compute.foreach_optimizer),
     Rule(name="computing", looks=compute.computing, covers=("computation",)),
-    Rule(name="too-big-for-ddp", looks=size.too_big, covers=("R5",)),
+    Rule(name="too-big-for-ddp", looks=batch.too_big, covers=("R5",)),
     Rule(name="exchange", looks=network.exchange, covers=("R4", "network")),
     Rule(name="network-bound", looks=network.network_bound, covers=("R4", "network")),
     Rule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
@@ -70,11 +73,12 @@ NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
 def advise(now: Situation) -> tuple[Advice, ...]:
     """What to do, the largest expected gain first; to change nothing where nothing was found that is worth it."""
-    found = [advice for rule in RULES if (advice := rule.looks(now)) is not None]
+    found = [replace(advice, rule=rule.name) for rule in RULES if (advice := rule.looks(now)) is not None]
     if not now.intact:  # what its figures are of is not what it says
         found = [replace(one, safe=False) for one in found]
     if all(one.severity == "note" for one in found):
-        found.append(_change_nothing(now) if _is_known(now) else _too_little(now))
+        is_known = now.bottleneck is not None and now.bottleneck.decided
+        found.append(_change_nothing(now) if is_known else _too_little(now))
     return tuple(sorted(found, key=rank))
 
 
@@ -84,41 +88,67 @@ def rank(advice: Advice) -> tuple[bool, float, int]:
     return advice.severity != "must", -speedup, SEVERITIES.index(advice.severity)
 
 
-def _is_known(now: Situation) -> bool:
-    """Whether enough was looked at to say that nothing is to be done."""
-    return now.bottleneck is not None and now.bottleneck.decided
-
-
 def _too_little(now: Situation) -> Advice:
     return Advice(
         rule=TOO_LITTLE,
         severity="note",
         claim="too little is known to say what limits this training",
-        evidence=(),
-        gain=None,
         cost="minutes of this machine",
-        command=now.command("workers", "--profile", now.profile_path) if now.run is None else None,
+        command=now.command("workers") if now.run is None else None,
         would_change="a sweep of loader workers, or a longer run: both tell where a step's time goes",
     )
 
 
 def _change_nothing(now: Situation) -> Advice:
-    limit = now.bottleneck
-    figures: tuple[Figure, ...] = ()
-    if limit is not None and limit.parts:
-        first = limit.parts[0]
-        figures = (
-            Figure(name=f"largest part of the step: {first.cause}", value=first.share, unit="share", low=first.low,
-                   high=first.high, confidence=None if first.low is None else SHOWN_CONFIDENCE, n=limit.steps,
-                   source=first.source),
-        )  # fmt: skip
+    first = None if now.bottleneck is None else next(iter(now.bottleneck.parts), None)
     return Advice(
         rule=NOTHING,
         severity="note",
         claim="change nothing: of all that was looked at, nothing is worth a change",
-        evidence=figures,
-        gain=None,
+        evidence=() if first is None else (now.part_figure(first, f"largest part of the step: {first.cause}"),),
         cost="none",
-        command=None if now.profile is None else now.command("launch", "local", "--profile", now.profile_path),
+        command=None if now.profile is None else now.command("launch local"),
         would_change="another machine, model or dataset; or a figure that was not measured",
     )
+
+
+def safe_changes(advice: Iterable[Advice]) -> tuple[Change, ...]:
+    """What may be written without a second thought; of two wishes for one setting the first counts."""
+    found: dict[str, Change] = {}
+    for one in advice:
+        if one.safe:
+            for change in one.changes:
+                found.setdefault(change.key, change)
+    return tuple(found.values())
+
+
+def changes_of(train: TrainConfig, changes: Iterable[Change]) -> tuple[Change, ...]:
+    """The changes as they are of these settings: from what these say, without those that change nothing."""
+    tables = train.model_dump(mode="json")
+    found = []
+    for change in changes:
+        old = tables
+        for name in change.key.split("."):
+            old = old[name]
+        if old != change.new:
+            found.append(replace(change, old=old))
+    return tuple(found)
+
+
+def with_changes(train: TrainConfig, changes: Sequence[Change]) -> TrainConfig:
+    """The settings with these changes.
+
+    Raises:
+        BadInput: If they are no settings any more.
+    """
+    tables = train.model_dump(mode="json")
+    for change in changes:
+        *path, last = change.key.split(".")
+        table = tables
+        for name in path:
+            table = table[name]
+        table[last] = change.new
+    try:
+        return parse_table(TrainConfig, tables, where="advice")
+    except BadConfig as error:
+        raise BadInput(error.message, next_step=error.next_step) from error

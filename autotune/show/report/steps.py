@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from autotune.core.bottleneck import Bottleneck, Cause, Part
-from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.units import format_share
 from autotune.show.charts.drawing import Axis, Stack, Stacks
-from autotune.show.intervals import bounds, with_bounds
+from autotune.show.intervals import bounds, with_interval
 from autotune.show.report.document import Block, Bullets, Chart, Missing, Section, Strong, Table, Words
 from autotune.show.report.figures import plural
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
@@ -84,8 +83,8 @@ def _cells(name: str, part: Part) -> list[str | None]:
 def _limit(name: str, found: Bottleneck) -> list[Words]:
     limit = "Nothing but computing" if found.limit == "computation" else _CAUSES[found.limit].capitalize()
     decided = "" if found.decided else " (the interval leaves it open)"
-    mfu = with_bounds(found.mfu, found.mfu_low, found.mfu_high, format_share, SHOWN_CONFIDENCE)
-    peak = f"MFU {mfu}" if mfu else "MFU is not known, as the device's peak is not"
+    mfu = f"MFU {with_interval(found.mfu, format_share)}" if found.mfu else ""
+    peak = mfu or "MFU is not known, as the device's peak is not"
     rest = f" limits it{decided}; {peak}; {plural(found.steps, 'reading')}."
     limited: Words = (f"{name}: ", Strong(text=limit), rest)
     return [limited, *((f"{name}: not told: {one}.",) for one in found.untold)]

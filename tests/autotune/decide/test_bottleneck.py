@@ -180,7 +180,7 @@ class TestProfile:
         evidence = profile.evidence.model_copy(update={"workers": workers})
         found = bottleneck_of_profile(profile.model_copy(update={"evidence": evidence}))
         assert found is not None
-        assert (found.mfu, found.mfu_low) == (pytest.approx(0.4), None)  # two windows show no spread
+        assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
 
     def test_counters_are_those_of_the_chosen_count(self):
         counters = counters_of_profile(profile_of(GPU, settings(GPU)))

@@ -5,6 +5,7 @@ from typing import Any
 
 from autotune.core.advice import Advice
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
+from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
 from autotune.decide.advice import Situation, Spread
 from autotune.decide.bottleneck import bottleneck_of_run
@@ -81,7 +82,7 @@ def _of_spread(world: World) -> tuple[Scenario, Scenario]:
     def spread(nodes: int, twice: float | None = None) -> Situation:
         tokens = fixed_batch.global_batch_rows * 512 * 0.995 / (2 * nodes)
         found = Spread(
-            nodes=nodes, efficiency=efficiency(nodes), efficiency_low=None, efficiency_high=None, useful_nodes=useful(),
+            nodes=nodes, efficiency=Interval(value=efficiency(nodes)), useful_nodes=useful(),
             useful_efficiency=efficiency(useful()), tokens_per_rank=tokens, least_tokens_per_rank=60_000.0,
             twice_the_batch_efficiency=twice, source="simulated",
         )  # fmt: skip

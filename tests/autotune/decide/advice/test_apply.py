@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.core.advice import Advice, Change
-from autotune.decide.advice.apply import safe_changes, with_changes
+from autotune.decide.advice import safe_changes, with_changes
 from autotune.errors import BadInput
 from tests.autotune.profiles import example_profile
 

@@ -24,6 +24,7 @@ from autotune.core.evidence import (
     WorkersRow,
 )
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
+from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
 from autotune.core.review import Review, Standing
@@ -280,8 +281,9 @@ def example_bottleneck(source: str, note: str = "") -> Bottleneck:
         Part(cause="padding", share=0.006, source="packing_efficiency"),
     )
     return Bottleneck(
-        limit="network", decided=True, parts=parts, steps=390, source=f"{source}{note}", mfu=0.351, mfu_low=0.348,
-        mfu_high=0.354, untold=(f"how much of computing waits for the device's memory: GPM would tell{note}",),
+        limit="network", decided=True, parts=parts, steps=390, source=f"{source}{note}",
+        mfu=Interval(value=0.351, low=0.348, high=0.354, confidence=0.95),
+        untold=(f"how much of computing waits for the device's memory: GPM would tell{note}",),
     )  # fmt: skip
 
 
