@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.core.advice import Figure
-from autotune.core.evidence import ExchangeRow, NetworkEvidence, ProbeEvidence, WorkersEvidence
+from autotune.core.advice import Figure, figure
+from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
 from autotune.decide.explored import Explored, explored_setting
@@ -21,15 +21,18 @@ user set. ``asked for``: given to the measurements, whose figures hold for it al
 _PROBED_WITH = tagged(TrainConfig, Tag.PROBED)
 _OF_EXCHANGE = ("strategy", "shard_ranks", "bucket_cap_mib", "gradient_dtype")
 _OF_LOADER = tagged(DataSettings, Tag.LOADER)
+_ASKED_FOR = dict.fromkeys(("model.name", "model.config", "model.null_keys"), "model") | dict.fromkeys(
+    ("data.path", "data.dataset_hash"), "dataset"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """One setting, and why."""
 
-    key: str
+    key: str = ""
     """Dotted, without ``train``."""
-    value: Any
+    value: Any = None
     origin: Origin
     because: str
     evidence: tuple[Figure, ...] = ()
@@ -79,8 +82,7 @@ def of_key(found: Sequence[Explanation], key: str) -> tuple[Explanation, ...]:
 
 
 def _explain(profile: Profile, key: str, value: object, default: object) -> Explanation:
-    evidence = profile.evidence
-    table, _, name = key.rpartition(".")
+    evidence, (table, _, name) = profile.evidence, key.rpartition(".")
     explored = _of_exploring(profile, key)
     if explored is not None:
         found = _explored(profile, explored, key, value)
@@ -97,105 +99,85 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
     return replace(found, key=key, value=value, meaning=meaning_of(key))
 
 
-def _found(origin: Origin, because: str, evidence: Sequence[Figure] = (), rejected: Sequence[str] = ()) -> Explanation:
-    return Explanation(
-        key="", value=None, origin=origin, because=because, evidence=tuple(evidence), rejected=tuple(rejected)
-    )
-
-
 def _of_exploring(profile: Profile, key: str) -> Explored | None:
-    """What an exploration says of a setting; None where it was not explored, or where others decided it since."""
-    found, network = profile.evidence.explore, profile.evidence.network
-    if found is None:
+    """Return what an exploration says of a setting; None if it was not explored, or if others decided it since."""
+    found = profile.evidence.explore
+    if found is None or (key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile))):
         return None
-    if key == "micro_batch_rows":
-        dealt = network is not None and any(row.rows == profile.train.micro_batch_rows for row in network.exchanges)
-        if dealt or not found.adopted:
-            return None
     return explored_setting(found, key)
+
+
+def _is_dealt(profile: Profile) -> bool:
+    """Return whether network tuning chose the micro-batch, by how it deals the global batch."""
+    network, rows = profile.evidence.network, profile.train.micro_batch_rows
+    return network is not None and any(row.rows == rows for row in network.exchanges)
 
 
 def _explored(profile: Profile, found: Explored, key: str, value: object) -> Explanation:
     figures, probe = found.figures, profile.evidence.probe
     if key == "micro_batch_rows" and probe is not None:
         figures = (*figures, *_micro_batch(profile, probe).evidence)
-    if found.chosen == value:
-        return _found("measured", found.because, figures, found.rejected)
-    return _found("changed", f"{found.chosen} was chosen; {found.because}", figures, found.rejected)
+    kept = found.chosen == value
+    because = found.because if kept else f"{found.chosen} was chosen; {found.because}"
+    return Explanation(
+        origin="measured" if kept else "changed", because=because, evidence=figures, rejected=found.rejected
+    )
 
 
 def _given(profile: Profile, key: str, value: object, default: object) -> Explanation:
-    if key in ("model.name", "model.config", "model.null_keys"):
-        return _found("constraint", "the model that was asked for; another one is refused")
-    if key in ("data.path", "data.dataset_hash"):
-        return _found("constraint", "the dataset that was asked for; another one is refused")
     decides = profile.evidence.probe is not None and key in _PROBED_WITH
+    if key in _ASKED_FOR:
+        return Explanation(
+            origin="constraint", because=f"the {_ASKED_FOR[key]} that was asked for; another one is refused"
+        )
     if value == default:
-        return _found("default", f"the trainer's default{', and all figures were measured with it' if decides else ''}")
+        measured_with = ", and all figures were measured with it" if decides else ""
+        return Explanation(origin="default", because=f"the trainer's default{measured_with}")
     if decides:
-        return _found("asked for", "an option of the probe, or what it took for this device; all figures hold for it")
-    return _found("changed", f"the default is {default}; nothing that was measured decides it, so somebody set it")
+        because = "an option of the probe, or what it took for this device; all figures hold for it"
+        return Explanation(origin="asked for", because=because)
+    because = f"the default is {default}; nothing that was measured decides it, so somebody set it"
+    return Explanation(origin="changed", because=because)
 
 
 def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
-    rows = profile.train.micro_batch_rows
+    rows, known = profile.train.micro_batch_rows, profile.fingerprint.bytes_known
     curve = {point.rows: point for point in probe.curve}
     best = max(probe.curve, key=lambda point: point.slot_tokens_per_s, default=None)
-    figures = [
-        Figure.of(
-            point.slot_rate,
-            name=f"slot tokens/s at {_many(point.rows, 'row')}",
-            unit="tokens/s",
-            n=point.timed_steps,
-            source="evidence.probe.sustained" if point is probe.sustained else "evidence.probe.curve",
-        )
-        for point in dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
-    ]
-    figures += [
-        Figure(
-            name="largest that fits",
-            value=probe.feasible_max,
-            unit="rows",
-            known=profile.fingerprint.bytes_known,
-            source="evidence.probe.feasible_max",
+    told = dict.fromkeys(one for one in (probe.promised(rows), curve.get(rows), best) if one is not None)
+    budget_bytes = profile.constraints.memory_budget_bytes
+    figures = (
+        *(
+            figure(
+                f"slot tokens/s at {_many(point.rows, 'row')}", point.slot_rate, "tokens/s",
+                f"evidence.probe.{'sustained' if point is probe.sustained else 'curve'}", n=point.timed_steps,
+            )
+            for point in told
         ),
-        Figure(
-            name="its peak",
-            value=probe.feasible_peak_bytes,
-            unit="bytes",
-            known=profile.fingerprint.bytes_known,
-            source="evidence.probe.feasible_peak_bytes",
-        ),
-        Figure(
-            name="memory budget",
-            value=profile.constraints.memory_budget_bytes,
-            unit="bytes",
-            known="assumed",
-            source="constraints",
-        ),
-    ]
-    rejected = [] if best is None else [_against(point.rows, point.slot_tokens_per_s, best.rows, best.slot_tokens_per_s)
-                                        for point in probe.curve if point.rows != rows]  # fmt: skip
+        figure("largest that fits", probe.feasible_max, "rows", "evidence.probe.feasible_max", known=known),
+        figure("its peak", probe.feasible_peak_bytes, "bytes", "evidence.probe.feasible_peak_bytes", known=known),
+        figure("memory budget", budget_bytes, "bytes", "constraints", known="assumed"),
+    )  # fmt: skip
+    rejected = [_against(point, best) for point in probe.curve if point.rows != rows and best is not None]
     if probe.infeasible_min is not None:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
-    if not probe.curve:
-        return _found(profile.fingerprint.bytes_known, probe.choice, figures, rejected)
-    chosen = choose_micro_batch(
-        probe.curve, probe.feasible_max, global_rows=profile.train.global_batch_rows, ranks=probe.local_ranks
-    ).rows
-    if rows == chosen:
-        return _found("measured", probe.choice, figures, rejected)
-    network = profile.evidence.network
-    if network is not None and any(row.rows == rows for row in network.exchanges):
+    chosen, origin, because = rows, known, probe.choice
+    if probe.curve:
+        batch, ranks = profile.train.global_batch_rows, probe.local_ranks
+        chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=ranks).rows
+        origin = "measured"
+    if rows != chosen and _is_dealt(profile):
         because = f"how the chosen exchange of gradients deals the global batch; the probe chose {chosen} rows"
-        return _found("measured", because, figures, rejected)
-    return _found("changed", f"{chosen} rows were measured to be the best choice: {probe.choice}", figures, rejected)
+    elif rows != chosen:
+        origin, because = "changed", f"{chosen} rows were measured to be the best choice: {probe.choice}"
+    return Explanation(origin=origin, because=because, evidence=figures, rejected=tuple(rejected))
 
 
-def _against(rows: int, rate: float, best_rows: int, best_rate: float) -> str:
-    if rows == best_rows:
-        return f"{_many(rows, 'row')}: the fastest that was measured"
-    return f"{_many(rows, 'row')}: {rate / best_rate:.1%} of the fastest, {_many(best_rows, 'row')}"
+def _against(point: CurvePoint, best: CurvePoint) -> str:
+    if point.rows == best.rows:
+        return f"{_many(point.rows, 'row')}: the fastest that was measured"
+    share = point.slot_tokens_per_s / best.slot_tokens_per_s
+    return f"{_many(point.rows, 'row')}: {share:.1%} of the fastest, {_many(best.rows, 'row')}"
 
 
 def _many(count: int, what: str) -> str:
@@ -205,14 +187,15 @@ def _many(count: int, what: str) -> str:
 def _global_batch(profile: Profile, tokens_per_row: float) -> Explanation:
     tokens = profile.constraints.global_batch_tokens
     rows = global_batch_rows(tokens, tokens_per_row)
-    figures = [
-        Figure(name="real tokens in a row, mean", value=tokens_per_row, unit="tokens", source="evidence.probe"),
-        Figure(name="global batch", value=tokens, unit="tokens", known="assumed", source="constraints"),
-    ]
-    asked = f"the {tokens:,} real tokens that were asked for"
-    if profile.train.global_batch_rows == rows:
-        return _found("constraint", f"{rows} rows hold {asked}", figures)
-    return _found("changed", f"{rows} rows would hold {asked}", figures)
+    follows = profile.train.global_batch_rows == rows
+    return Explanation(
+        origin="constraint" if follows else "changed",
+        because=f"{rows} rows {'' if follows else 'would '}hold the {tokens:,} real tokens that were asked for",
+        evidence=(
+            figure("real tokens in a row, mean", tokens_per_row, "tokens", "evidence.probe"),
+            figure("global batch", tokens, "tokens", "constraints", known="assumed"),
+        ),
+    )
 
 
 def _swept(found: WorkersEvidence, name: str) -> bool:
@@ -221,68 +204,46 @@ def _swept(found: WorkersEvidence, name: str) -> bool:
 
 def _loader(profile: Profile, found: WorkersEvidence, name: str) -> Explanation:
     joint = found.joint if found.joint is not None and found.joint.adopted else None
-    expected = found.chosen if joint is None else getattr(joint, name)
-    because = found.choice
-    figures = [
-        Figure.of(
-            row.ratio,
-            name=f"of the ceiling, {_many(row.loader_workers, 'worker')}",
-            unit="ratio",
-            n=len(row.slot_tokens_per_s),
-            source="evidence.workers.rows",
-        )
-        for row in found.rows
-        if row.loader_workers == found.chosen
-    ]
-    rejected = [
-        f"{_many(row.loader_workers, 'worker')}: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}"
-        for row in found.rows
-        if row.loader_workers != found.chosen
-    ]
+    expected, because = (found.chosen, found.choice) if joint is None else (getattr(joint, name), _BY_JOINT_SEARCH)
+    figures, rejected = [], []
+    for row in found.rows:
+        count = _many(row.loader_workers, "worker")
+        if row.loader_workers == found.chosen:
+            n = len(row.slot_tokens_per_s)
+            figures.append(figure(f"of the ceiling, {count}", row.ratio, "ratio", "evidence.workers.rows", n=n))
+        else:
+            rejected.append(f"{count}: {row.ratio_to_ceiling:.1%} of the ceiling, {_WORDS[row.verdict]}")
     if found.refusal:
         rejected.append(found.refusal)
     if joint is not None:
-        because = "a search over workers, prefetching and pinning together found it to be faster"
-        figures.append(
-            Figure.of(
-                joint.ratio, name="to workers alone", unit="ratio", n=joint.trials, source="evidence.workers.joint"
-            )
-        )
-    if getattr(profile.train.data, name) == expected:
-        return _found("measured", because, figures, rejected)
-    return _found("changed", f"{expected} was measured to be the best choice: {because}", figures, rejected)
+        figures.append(figure("to workers alone", joint.ratio, "ratio", "evidence.workers.joint", n=joint.trials))
+    kept = getattr(profile.train.data, name) == expected
+    return Explanation(
+        origin="measured" if kept else "changed",
+        because=because if kept else f"{expected} was measured to be the best choice: {because}",
+        evidence=tuple(figures),
+        rejected=tuple(rejected),
+    )
 
 
+_BY_JOINT_SEARCH = "a search over workers, prefetching and pinning together found it to be faster"
 _WORDS = {"proven": "enough", "refuted": "too few", "open": "not decided"}
 
 
 def _exchange(profile: Profile, found: NetworkEvidence, key: str, value: object) -> Explanation:
     parallel = profile.train.parallel
-    mine = [row for row in found.exchanges if all(getattr(row, one) == getattr(parallel, one) for one in _OF_EXCHANGE)]
-    figures = [_step(row) for row in mine if row.real_tokens_per_s is not None]
-    rejected = [
-        f"{_exchange_name(row)}: {'n/a' if row.real_tokens_per_s is None else f'{row.real_tokens_per_s:,.0f}'} "
-        f"real tokens/s, {row.outcome}"
-        for row in found.exchanges
-        if row not in mine
-    ]
-    if mine:
-        return _found("measured", found.choice, figures, rejected)
-    because = f"no exchange that was measured has {key} = {value} with the settings beside it; then: {found.choice}"
-    return _found("changed", because, figures, rejected)
-
-
-def _step(row: ExchangeRow) -> Figure:
-    assert row.real_tokens_per_s is not None  # the caller has looked
-    return Figure(
-        name=f"real tokens/s, {_exchange_name(row)}",
-        value=row.real_tokens_per_s,
-        unit="tokens/s",
-        n=row.steps,
-        source="evidence.network.exchanges",
-    )
-
-
-def _exchange_name(row: ExchangeRow) -> str:
-    kind = row.strategy if row.shard_ranks is None else "hsdp"
-    return f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.micro_batches} micro-batches"
+    figures, rejected, because = [], [], found.choice
+    origin: Origin = "changed"
+    for row in found.exchanges:
+        kind, rate = row.strategy if row.shard_ranks is None else "hsdp", row.real_tokens_per_s
+        way = f"{kind}, {row.gradient_dtype}, {row.bucket_cap_mib} MiB, {row.micro_batches} micro-batches"
+        if any(getattr(row, one) != getattr(parallel, one) for one in _OF_EXCHANGE):
+            rejected.append(f"{way}: {'n/a' if rate is None else f'{rate:,.0f}'} real tokens/s, {row.outcome}")
+            continue
+        origin = "measured"
+        if rate is not None:
+            name = f"real tokens/s, {way}"
+            figures.append(figure(name, rate, "tokens/s", "evidence.network.exchanges", n=row.steps))
+    if origin == "changed":
+        because = f"no exchange that was measured has {key} = {value} with the settings beside it; then: {found.choice}"
+    return Explanation(origin=origin, because=because, evidence=tuple(figures), rejected=tuple(rejected))

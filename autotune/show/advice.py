@@ -1,16 +1,18 @@
-"""Advice and what limits a step, as text and as JSON."""
+"""Advice, what limits a step, and why settings are what they are, as text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.advice import Advice, Change, Figure, Gain, Unit
 from autotune.core.bottleneck import Bottleneck, Part
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.advice import Rule
-from autotune.show.intervals import told_bounds, with_bounds
+from autotune.decide.explain import Explanation
+from autotune.show.intervals import bounds, with_bounds, with_interval
 from autotune.show.tables import inert, text_table
 
 PART_HEADERS = ("part of the step", "share", "95 % interval", "read from")
 PART_ALIGN = "lrrl"
+_VALUE_CHARACTERS = 40
 
 
 def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
@@ -29,7 +31,8 @@ def rules_text(rules: Sequence[Rule]) -> str:
 def limit_line(limit: Bottleneck) -> str:
     """What limits, in one line."""
     part = limit.part(limit.limit)
-    share = "" if part is None else f": {_share_with_bounds(part)} of the step"
+    between = "" if part is None or part.low is None else f" ({_bounds(part)})"
+    share = "" if part is None else f": {format_share(part.share)}{between} of the step"
     sure = "" if limit.decided else " (not certain: others are as near)"
     mfu = "" if limit.mfu is None else f"; MFU {format_share(limit.mfu.value)}"
     return f"limited by {limit.limit}{share}{sure}{mfu}"
@@ -41,31 +44,81 @@ def part_cells(part: Part) -> list[str | None]:
 
 
 def gain_text(gain: Gain | None) -> str:
-    """What following advice is expected to bring."""
+    """Return what following advice is expected to bring."""
     if gain is None:
-        return "none that can be said"
+        return "none, or its size is not known"
     ratio = with_bounds(gain.ratio, gain.low, gain.high, "{:.2f}".format, gain.confidence)
     return f"{ratio} times the {gain.of}, {gain.known}"
 
 
 def figure_text(figure: Figure) -> str:
-    """One figure of the evidence, with bounds, readings and source."""
-    value = _shown(figure.value, figure.unit)
-    told = []
-    between = told_bounds(figure.low, figure.high, lambda end: _shown(end, figure.unit), figure.confidence)
-    if between is not None:
-        told.append(between)
-    if figure.n is not None:
-        told.append(f"n {figure.n:,}")
-    if figure.known != "measured":
-        told.append(figure.known)
-    told.append(figure.source)
-    return f"{figure.name} {value} ({'; '.join(told)})"
+    """Return a figure of the evidence with its interval, its count, and where it comes from."""
+    form, unit = in_unit(figure.unit)
+    count = "" if figure.n is None else f", n = {figure.n:,}"
+    asked = figure.known == "assumed" and figure.source == "constraints"
+    known = "" if figure.known == "measured" else f", {'as asked for' if asked else figure.known}"
+    return f"{figure.name}: {with_interval(figure, form)}{unit}{count}{known} [{figure.source}]"
+
+
+def in_unit(unit: Unit) -> tuple[Callable[[float], str], str]:
+    """Return how figures of a unit are written, and what follows them."""
+    form = _FORMS.get(unit)
+    return (form, "") if form else (_count, f" {unit}")
+
+
+def _count(value: float) -> str:
+    return format_count(value, digits=0 if value >= 1000 or float(value).is_integer() else 1)
+
+
+_FORMS: dict[Unit, Callable[[float], str]] = {
+    "share": format_share,
+    "ratio": "{:.3f}".format,
+    "bytes": format_bytes,
+    "bytes/s": lambda value: f"{format_bytes(value)}/s",
+    "s": format_seconds,
+    "FLOP/s": lambda value: f"{value / 1e12:,.0f} TFLOP/s",
+    "count": _count,
+}
 
 
 def change_text(change: Change) -> str:
-    """One setting."""
-    return f"train.{change.key} = {_value(change.new)} (was {_value(change.old)})"
+    """Return one setting, and what it was."""
+    return f"train.{change.key} = {setting_text(change.new)} (was {setting_text(change.old)})"
+
+
+def setting_text(value: object) -> str:
+    """Return the value of a setting as a profile has it."""
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def explanations_text(found: Sequence[Explanation]) -> str:
+    """Return all settings: those that were decided with their reasons, the others by name."""
+    decided = [one for one in found if one.origin != "default"]
+    rows = [[one.key, _short(one.value), one.origin, one.because] for one in decided]
+    defaults = [f"{one.key} = {_short(one.value)}" for one in found if one.origin == "default"]
+    parts = [text_table(("setting", "value", "origin", "because"), rows)] if rows else []
+    if defaults:
+        parts.append(f"at the trainer's default: {inert(', '.join(defaults))}")
+    return "\n\n".join(parts)
+
+
+def explanation_text(one: Explanation) -> str:
+    """Return one setting with its meaning, the figures behind it, and what was rejected."""
+    lines = [f"{one.key} = {_short(one.value)}"]
+    parts = {
+        "meaning": (one.meaning,) if one.meaning else (),
+        "origin": (f"{one.origin}: {one.because}",),
+        "evidence": tuple(figure_text(figure) for figure in one.evidence),
+        "rejected": one.rejected,
+    }
+    for name, told in parts.items():
+        lines += [f"  {'' if number else name:<8}  {inert(what)}" for number, what in enumerate(told)]
+    return "\n".join(lines)
+
+
+def _short(value: object) -> str:
+    text = setting_text(value)
+    return inert(text if len(text) <= _VALUE_CHARACTERS else f"{text[:_VALUE_CHARACTERS]}…")
 
 
 def _limit_text(limit: Bottleneck) -> str:
@@ -92,36 +145,5 @@ def _details(advice: Advice) -> Iterator[str]:
     yield f"would change this: {inert(advice.would_change)}"
 
 
-def _share_with_bounds(part: Part) -> str:
-    bounds = _bounds(part)
-    return format_share(part.share) if bounds is None else f"{format_share(part.share)} ({bounds})"
-
-
 def _bounds(part: Part) -> str | None:
-    if part.low is None or part.high is None:
-        return None
-    return f"{format_share(part.low)} to {format_share(part.high)}"
-
-
-def _shown(value: float, unit: str) -> str:
-    match unit:
-        case "share":
-            return format_share(value)
-        case "bytes":
-            return format_bytes(value)
-        case "bytes/s":
-            return f"{format_bytes(value)}/s"
-        case "s":
-            return format_seconds(value)
-        case "FLOP/s":
-            return f"{value / 1e12:,.0f} TFLOP/s"
-        case "ratio":
-            return f"{value:,.3g}"
-        case "count":
-            return format_count(value)
-        case _:
-            return f"{format_count(value)} {unit}"
-
-
-def _value(value: object) -> str:
-    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    return bounds(part.low, part.high, format_share)

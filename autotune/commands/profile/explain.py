@@ -20,8 +20,8 @@ def explain(
     """Say of each setting whether it was measured, asked for, or is a default; with the figures behind it."""
     from autotune.decide.explain import explanations, of_key
     from autotune.search.profiles import read_profile
+    from autotune.show.advice import explanation_text, explanations_text
     from autotune.show.answers import answer_json
-    from autotune.show.explain import explanation_text, explanations_text
     from autotune.show.exploration import exploration_text
 
     read = read_profile(profile).profile

@@ -312,10 +312,8 @@ def too_big(now: Situation) -> Advice | None:
     if not terms or state_bytes < STATE_SHARE * budget_bytes or ranks < 2:
         return None
     state = state_of_terms(terms)
-    layer_bytes, row_bytes = (
-        int(_LAYER_SHARE * state.parameters_bytes),
-        state.activations_bytes + state.head_and_loss_bytes,
-    )
+    layer_bytes = int(_LAYER_SHARE * state.parameters_bytes)
+    row_bytes = max(1.0, (state.activations_bytes + state.head_and_loss_bytes) / fit)
     taken = {
         name: zero_share(state, stage, ranks, largest_layer_bytes=layer_bytes).total_bytes
         for name, stage in (("ddp", 0), ("zero1", 1), ("fsdp2", 3))
@@ -332,9 +330,7 @@ def too_big(now: Situation) -> Advice | None:
         claim=f"weights, gradients and optimizer take {state_bytes / budget_bytes:.0%} of the memory, on every rank "
         f"the same. {best} over {ranks} ranks leaves room for {rows[best]} rows instead of {rows['ddp']}",
         evidence=tuple(
-            figure(
-                f"memory of {fit} rows with {name}", size, "bytes", "the traced ledger, shared out", known="predicted"
-            )
+            figure(f"memory of {fit} rows with {name}", size, "bytes", _SHARED_OUT, known="predicted")
             for name, size in sizes.items()
         ),
         gain=gain,

@@ -71,7 +71,7 @@ def half_precision(now: Situation) -> Advice | None:
         severity="should",
         claim=f"{where} fp16, which overflows above 65,504 and loses what lies below 6e-8; bf16 is as fast and has the "
         "range of fp32",
-        evidence=(figure("largest number of fp16", 65504.0, "ratio", "IEEE 754 binary16", known="assumed"),),
+        evidence=(figure("largest number of fp16", 65504, "count", "IEEE 754 binary16", known="assumed"),),
         cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps; in "
         "transformers it is bf16=True, fp16=False",
         changes=(Change(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else (),

@@ -1,11 +1,10 @@
 """Figures with their units and intervals, as words."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from autotune.core.advice import Unit
 from autotune.core.interval import Interval
-from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.core.units import format_count
 from autotune.decide.statistics import of_windows
 
 
@@ -40,23 +39,6 @@ def hours(value: float) -> str:
     if value >= 0.1:
         return f"{value:.3g} h"
     return f"{60 * value:.3g} min" if value >= 1 / 60 else f"{3600 * value:.3g} s"
-
-
-def in_unit(unit: Unit) -> Callable[[float], str]:
-    """How a figure of the evidence is written."""
-    forms: dict[Unit, Callable[[float], str]] = {
-        "share": format_share,
-        "ratio": lambda value: f"{value:.3g} times",
-        "tokens/s": lambda value: f"{count(value)} tokens/s",
-        "bytes": format_bytes,
-        "bytes/s": lambda value: f"{format_bytes(value)}/s",
-        "FLOP/s": lambda value: f"{value / 1e12:.3g} TFLOP/s",
-        "s": format_seconds,
-        "tokens": lambda value: f"{count(value)} tokens",
-        "rows": lambda value: f"{count(value)} rows",
-        "count": count,
-    }
-    return forms.get(unit, lambda value: f"{value:.4g} {unit}")
 
 
 def plural(number: int, noun: str) -> str:

@@ -1,10 +1,9 @@
 """Recommendations with their evidence, and changes of the recipe."""
 
-import json
-
-from autotune.core.advice import Advice, Change, Figure, Gain
+from autotune.core.advice import Advice, Change, Figure
 from autotune.decide.advice import rank
-from autotune.show.intervals import told_bounds, with_bounds
+from autotune.show.advice import gain_text, in_unit, setting_text
+from autotune.show.intervals import told_bounds
 from autotune.show.report.document import (
     LONG_TABLE_ROWS,
     Block,
@@ -21,7 +20,7 @@ from autotune.show.report.document import (
     blocks_of,
     sentence,
 )
-from autotune.show.report.figures import in_unit, listed, number
+from autotune.show.report.figures import listed
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 
 
@@ -39,7 +38,7 @@ def recommendations(
 
 
 def _card(about: str | None, advice: Advice, number: int) -> Section:
-    pairs: list[tuple[str, Words]] = [("Gain", (_gain(advice.gain),)), ("Cost and risk", (sentence(advice.cost),))]
+    pairs: list[tuple[str, Words]] = [("Gain", (gain_text(advice.gain),)), ("Cost and risk", (sentence(advice.cost),))]
     if advice.changes:
         pairs.append(("Change", _changes(advice.changes)))
     if advice.command is not None:
@@ -62,10 +61,10 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
 
 
 def _cells(figure: Figure) -> list[str | None]:
-    form = in_unit(figure.unit)
+    form, unit = in_unit(figure.unit)
     return [
         figure.name,
-        form(figure.value),
+        f"{form(figure.value)}{unit}",
         told_bounds(figure.low, figure.high, form, figure.confidence),
         None if figure.n is None else str(figure.n),
         figure.known,
@@ -73,25 +72,12 @@ def _cells(figure: Figure) -> list[str | None]:
     ]
 
 
-def _gain(gain: Gain | None) -> str:
-    if gain is None:
-        return "none, or nobody could say how much"
-    return f"{with_bounds(gain.ratio, gain.low, gain.high, number, gain.confidence)} times the {gain.of}, {gain.known}"
-
-
 def _changes(changes: tuple[Change, ...]) -> Words:
     words: list[str | Code | Strong] = []
     for change in changes:
-        words += [
-            "; " if words else "",
-            Code(text=f"{change.key} = {_value(change.new)}"),
-            f" (now {_value(change.old)})",
-        ]
+        setting = Code(text=f"{change.key} = {setting_text(change.new)}")
+        words += ["; " if words else "", setting, f" (now {setting_text(change.old)})"]
     return tuple(words)
-
-
-def _value(value: object) -> str:
-    return json.dumps(value, default=str)
 
 
 def _unmeasured(sections: tuple[Section, ...]) -> tuple[Block, ...]:

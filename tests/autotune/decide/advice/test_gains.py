@@ -44,5 +44,5 @@ def test_a_part_taken_away_is_as_certain_as_the_part():
 
 
 def test_what_stays_at_best_and_at_worst_is_assumed():
-    assert without(MEASURED, left=0.5, left_low=0.0, left_high=1.0).confidence is None
+    assert without(MEASURED, (0.0, 0.5, 1.0)).confidence is None
     assert times(without(MEASURED), (1.0, 1.1, 1.2)).confidence is None
