@@ -1,7 +1,7 @@
 """``autotune advise``: what to change, with evidence, ranked by what it is expected to gain."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +67,7 @@ def advise(
     from autotune.decide.advice import RULES
     from autotune.decide.advice import advise as find_advice
     from autotune.measure.host import SystemHost
-    from autotune.search.situation import situation_of, with_foreign
+    from autotune.search.situation import read_foreign, situation_of
     from autotune.show.advice import advice_text, rules_text
     from autotune.show.answers import answer_json
 
@@ -77,10 +77,11 @@ def advise(
         return
     where = place or _default_place()
     _refuse_idle_options(where, profile=profile, nodes=nodes, out=None if apply else out)
-    situation = situation_of(
+    now = situation_of(
         where, SystemHost(), profile=profile, data=data, nodes=nodes, reports=reports, candidates=_profiles()
     )
-    now = with_foreign(situation, hf_args)
+    if hf_args is not None:
+        now = replace(now, foreign=read_foreign(hf_args))
     found = find_advice(now)
     applied = _apply(now, found, out) if apply else None
     if as_json:

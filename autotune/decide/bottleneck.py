@@ -4,18 +4,17 @@ A part is told only from figures that show it. Rows of a run hold waiting, compu
 inside of computing only a GPU's counters tell, which tuning reads while steps are fed from memory.
 """
 
+import collections
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from autotune.core.bottleneck import Bottleneck, Cause, Part
 from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
-from autotune.core.interval import Interval
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
 from autotune.decide.network import expected_largest
-from autotune.decide.statistics import Estimate, of_steps, of_windows
-from autotune.decide.step_parts import parts_of_rows, uneven_share
+from autotune.decide.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
 from autotune.decide.work import place_share
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
@@ -29,6 +28,10 @@ UNCERTAIN_SHARE = 0.8
 """Of a part that was read once: it may well be so much less."""
 UNEVEN_SHARE = 0.05
 """Standard deviation of what a rank computes, from step to step, that devices do not have on rows that are alike."""
+STRAGGLER_RATIO = 1.05
+"""A rank that takes so much longer than the median holds the others up."""
+SAME_RANK_SHARE = 0.95
+"""Of what slow ranks take longer: a device that is slow is so for long, and is nearly all of it."""
 
 
 def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck | None:
@@ -42,19 +45,23 @@ def bottleneck_of_run(run: Run, counters: Counters | None = None) -> Bottleneck 
     if not rows:
         return None
     source = f"run {run.directory.name}, steps {rows[0].step} to {rows[-1].step}"
-    train = _settings_of(run)
-    return _of_rows(
-        rows,
-        source=source,
-        world_size=run.header.world_size,
-        counters=counters,
-        padding_costs=1.0 if train is None else place_share(train, run.header.parameters),
-        loads_ahead=train is None or _loads_ahead(train),
-    )
+    train = settings_of_run(run)
+    parts = parts_of_rows(rows, source, 1.0 if train is None else place_share(train, run.header.parameters))
+    launching, untold = 0.0, []
+    if run.header.world_size > 1 and any(row.communication_s is None for row in rows):
+        untold.append("waiting for gradients: this strategy does not let it be told from computing")
+    mfus = [row.mfu for row in rows if row.mfu is not None]
+    if counters is not None:
+        parts, launching = with_counters(parts, counters, uneven_share(rows))
+    elif mfus:
+        untold.append("waiting for launches or for the device's memory, inside of computing: autotune workers tells it")
+    mfu = of_steps(mfus, [1.0] * len(mfus), scale="linear") if mfus else None
+    loads_ahead = train is None or _loads_ahead(train)
+    return _weigh(parts, source, len(rows), untold, mfu, loads_ahead=loads_ahead, launching=launching)
 
 
-def _settings_of(run: Run) -> TrainConfig | None:
-    """None where another version of the trainer wrote them."""
+def settings_of_run(run: Run) -> TrainConfig | None:
+    """Return the settings of a run; None if another version of the trainer wrote them."""
     try:
         return parse_table(TrainConfig, run.header.config, where="run")
     except BadConfig:
@@ -82,47 +89,6 @@ def rows_of_this_start(run: Run) -> tuple[StepRow, ...]:
 _OF_ALL_RANKS = ("slowest_rank", "slowest_rank_ratio", "longest_data_wait_s", "longest_data_wait_rank")
 
 
-def _of_rows(
-    rows: Sequence[StepRow],
-    *,
-    source: str,
-    world_size: int,
-    counters: Counters | None,
-    padding_costs: float,
-    loads_ahead: bool,
-) -> Bottleneck:
-    """What limits these steps.
-
-    Args:
-        rows: At least one.
-        source: Where they come from, for people.
-        world_size: Ranks that took them.
-        counters: Of the device; without, waiting for its memory cannot be told from computing.
-        padding_costs: Part of computing that padding costs as well; a masked head does not compute it.
-        loads_ahead: Whether batches are made while the device is at earlier ones.
-    """
-    parts = parts_of_rows(rows, source, padding_costs)
-    launching = 0.0
-    untold = []
-    if world_size > 1 and any(row.communication_s is None for row in rows):
-        untold.append("waiting for gradients: this strategy does not let it be told from computing")
-    if counters is not None:
-        parts, launching = with_counters(parts, counters, uneven_share(rows))
-    elif any(row.mfu is not None for row in rows):
-        untold.append("waiting for launches or for the device's memory, inside of computing: autotune workers tells it")
-    weighed = _weigh(parts, source, loads_ahead=loads_ahead, launching=launching)
-    mfus = [row.mfu for row in rows if row.mfu is not None]
-    return Bottleneck(
-        limit=weighed.limit,
-        decided=weighed.decided,
-        parts=weighed.parts,
-        steps=len(rows),
-        source=source,
-        untold=tuple(untold),
-        mfu=_mfu(of_steps(mfus, [1.0] * len(mfus), scale="linear")) if mfus else None,
-    )
-
-
 def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     """What limited training when it was tuned; None where no loader workers were counted."""
     workers, probe = profile.evidence.workers, profile.evidence.probe
@@ -135,7 +101,8 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     untold = ["clipping and update, and what goes by between steps: counted as computing here; a run tells them"]
     exchange, network = _exchange(profile), profile.evidence.network
     if exchange is not None:
-        shares |= {"network": fed * exchange.travelling, "straggler": fed * (exchange.waiting - exchange.travelling)}
+        waiting, travelling = exchange
+        shares |= {"network": fed * travelling, "straggler": fed * (waiting - travelling)}
     elif workers.local_ranks > 1 and (network is None or network.compute is None):
         untold.append("waiting for gradients: autotune network tells it")
     if profile.train.layout == "bucketed":
@@ -151,17 +118,10 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         untold.append("waiting for launches or memory inside of computing: this GPU gave no counters")
     if shares.get("network", 0.0) >= MATTERS_SHARE:
         launching = 0.0  # steps in which nothing travels were shorter: no program was behind
-    weighed = _weigh(parts, source, loads_ahead=_loads_ahead(profile.train), launching=launching)
     mfus = _mfu_of_windows(row, profile)
-    return Bottleneck(
-        limit=weighed.limit,
-        decided=weighed.decided,
-        parts=weighed.parts,
-        steps=len(row.slot_tokens_per_s),
-        source=source,
-        untold=tuple(untold),
-        mfu=_mfu(of_windows(mfus, scale="linear")) if mfus else None,
-    )
+    mfu = of_windows(mfus, scale="linear") if mfus else None
+    windows, ahead = len(row.slot_tokens_per_s), _loads_ahead(profile.train)
+    return _weigh(parts, source, windows, untold, mfu, loads_ahead=ahead, launching=launching)
 
 
 def _uneven_share(profile: Profile, waiting: float) -> float:
@@ -171,23 +131,29 @@ def _uneven_share(profile: Profile, waiting: float) -> float:
     return waiting if is_uneven and profile.train.layout != "bucketed" else 0.0
 
 
-class _Weighed(NamedTuple):
-    limit: Cause
-    decided: bool
-    parts: tuple[Part, ...]
+def _weigh(
+    parts: Sequence[Part],
+    source: str,
+    steps: int,
+    untold: Sequence[str],
+    mfu: Estimate | None,
+    *,
+    loads_ahead: bool,
+    launching: float,
+) -> Bottleneck:
+    """Name the limit of steps: the largest part beside computing, with two exceptions.
 
-
-def _weigh(parts: Sequence[Part], source: str, *, loads_ahead: bool, launching: float) -> _Weighed:
-    """All parts, largest first, and the limit.
-
-    It is the largest one, with two exceptions. A loader that works ahead and is waited for all the same sets the pace:
-    whatever else is made shorter, it is waited for as much longer. So do programs that are behind their devices.
+    A loader that works ahead and is waited for all the same sets the pace: whatever else is made shorter, it is waited
+    for as much longer. So do programs that are behind their devices.
 
     Args:
         parts: Of a step, computing not among them.
         source: Where they come from.
+        steps: Number of them that were looked at.
+        untold: What these figures do not tell.
+        mfu: Model FLOPs utilisation, if it is known.
         loads_ahead: Whether the loader works ahead.
-        launching: Waiting for launches.
+        launching: Share of the step that waits for launches.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
     every = sorted([*parts, Part(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
@@ -195,18 +161,26 @@ def _weigh(parts: Sequence[Part], source: str, *, loads_ahead: bool, launching: 
     large = [one for one in losses if one.share >= MATTERS_SHARE]
     sets_the_pace = {"input": loads_ahead, "host": launching >= MATTERS_SHARE}
     first = [one for one in large if sets_the_pace.get(one.cause)]
-    if not large:
+    limit = next(iter([*first, *large]), None)
+    if limit is None:
         highest = max((one.share if one.high is None else one.high for one in losses), default=0.0)
-        return _Weighed("computation", highest < MATTERS_SHARE, tuple(every))
-    limit = (first or large)[0]
-    low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
-    others = [] if first else [one.share for one in losses if one is not limit]
-    return _Weighed(limit.cause, low >= MATTERS_SHARE and low > max(others, default=0.0), tuple(every))
-
-
-def _mfu(found: Estimate) -> Interval:
-    known = found.interval()
-    return replace(known, low=None if known.low is None else max(0.0, known.low))
+        decided = highest < MATTERS_SHARE
+    else:
+        low = limit.share * UNCERTAIN_SHARE if limit.low is None else limit.low
+        others = [] if first else [one.share for one in losses if one is not limit]
+        decided = low >= MATTERS_SHARE and low > max(others, default=0.0)
+    known = None if mfu is None else mfu.interval()
+    if known is not None and known.low is not None:
+        known = replace(known, low=max(0.0, known.low))
+    return Bottleneck(
+        limit="computation" if limit is None else limit.cause,
+        decided=decided,
+        parts=tuple(every),
+        steps=steps,
+        source=source,
+        mfu=known,
+        untold=tuple(untold),
+    )
 
 
 def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
@@ -218,30 +192,109 @@ def _mfu_of_windows(row: WorkersRow, profile: Profile) -> list[float]:
     return [] if peak is None else [flops / peak for flops in row.model_flops_per_s_per_rank]
 
 
-class _Exchange(NamedTuple):
-    waiting: float
-    """Part of a measured step in which ranks wait for gradients."""
-    travelling: float
-    """Part that it takes longer than one in which none travels."""
-
-
-def _exchange(profile: Profile) -> _Exchange | None:
-    """What exchanging gradients costs as the profile has it; None where that was not measured."""
+def _exchange(profile: Profile) -> tuple[float, float] | None:
+    """Return the shares of a step in which ranks wait for gradients, and that it is longer by; None if not measured."""
     network, parallel = profile.evidence.network, profile.train.parallel
     if network is None or network.compute is None:
         return None
+    same = ("strategy", "gradient_dtype", "bucket_cap_mib")
     for row in network.exchanges:
-        same = (row.strategy, row.gradient_dtype, row.bucket_cap_mib) == (
-            parallel.strategy, parallel.gradient_dtype, parallel.bucket_cap_mib,
-        )  # fmt: skip
-        if same and row.communication_share is not None and row.step_s is not None:
+        if row.communication_share is None or row.step_s is None:
+            continue
+        if all(getattr(row, key) == getattr(parallel, key) for key in same):
             alone_s = _alone_s(network.compute, row, network.nodes * network.ranks_per_node)
-            travelling = min(row.communication_share, max(0.0, 1 - alone_s / row.step_s))
-            return _Exchange(row.communication_share, travelling)
+            return row.communication_share, min(row.communication_share, max(0.0, 1 - alone_s / row.step_s))
     return None
 
 
 def _alone_s(compute: ComputeEvidence, row: ExchangeRow, ranks: int) -> float:
-    """A step of the slowest of so many ranks while no gradient travels."""
+    """Return the time of a step of the slowest of so many ranks while no gradient travels."""
     one_s = compute.fixed_s + (compute.micro_batch_s - compute.fixed_s) * row.rows / compute.rows
     return row.micro_batches * one_s * (1 + compute.jitter_share * expected_largest(ranks)) + compute.update_s
+
+
+def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[Part]:
+    """Return every cause's part of all steps, with bounds from blocks of neighbouring ones."""
+    whole = _shares(rows, padding_costs)
+    each = [_shares([row], padding_costs) for row in rows]
+    parts = []
+    for cause, share in whole.items():
+        count = block_count([one[cause] for one in each]) or 0
+        means = [_shares(block, padding_costs)[cause] for block in blocks(rows, count)]
+        found = of_blocks(share, means, n=len(rows)).interval()
+        low = None if found.low is None else max(0.0, found.low)
+        high = None if found.high is None else min(1.0, found.high)
+        parts.append(Part(cause=cause, share=share, low=low, high=high, source=source))
+    return parts
+
+
+def _shares(rows: Sequence[StepRow], padding_costs: float) -> dict[Cause, float]:
+    """Of the time of steps, what each cause took.
+
+    Rank 0's wait for others is first theirs for their loaders, then for the slowest one, and then the network's. What a
+    row says of all ranks is of an interval before it, and the first ones say nothing; so it is held against the others'
+    wait in the mean of steps.
+    """
+    others_s = sum(row.communication_s or 0.0 for row in rows)
+    own_data_s = sum(row.data_wait_s for row in rows)
+    longest_s = _of_all_rows(rows, [row.longest_data_wait_s for row in rows])
+    others_data_s = min(others_s, max(0.0, longest_s - own_data_s))
+    slower_s = _slower_by_rank_s(rows)
+    own_slow_s = slower_s.pop(0, 0.0)
+    others_slow_s = min(others_s - others_data_s, sum(slower_s.values()))
+    padding_s = sum((1 - row.packing_efficiency) * _own_compute_s(row) for row in rows)
+    seconds: dict[Cause, float] = {
+        "input": own_data_s + others_data_s,
+        "straggler": own_slow_s + others_slow_s,
+        "network": others_s - others_data_s - others_slow_s,
+        "update": sum(row.optimizer_s for row in rows),
+        "padding": padding_costs * padding_s,
+        "host": sum(map(_between_s, rows)),
+    }
+    whole_s = sum(row.step_s for row in rows) or 1.0
+    return {cause: part_s / whole_s for cause, part_s in seconds.items()}
+
+
+def uneven_share(rows: Sequence[StepRow]) -> float:
+    """Of the time of steps, waits for a rank that is the slowest, but another one every time, though rows are alike."""
+    slower_s = _slower_by_rank_s(rows)
+    whole_s = sum(slower_s.values())
+    if len({row.slot_tokens for row in rows}) > 1 or max(slower_s.values(), default=0.0) >= SAME_RANK_SHARE * whole_s:
+        return 0.0
+    return whole_s / sum(row.step_s for row in rows)
+
+
+def _slower_by_rank_s(rows: Sequence[StepRow]) -> dict[int, float]:
+    """What slow ranks compute longer than the median one, by rank."""
+    told = [row for row in rows if row.slowest_rank is not None]
+    found: dict[int, float] = collections.defaultdict(float)
+    for row in told:
+        assert row.slowest_rank is not None
+        found[row.slowest_rank] += _slower_by_s(row) * len(rows) / len(told)
+    return found
+
+
+def _of_all_rows(rows: Sequence[StepRow], seconds: Sequence[float | None]) -> float:
+    """The sum over all rows of what some tell."""
+    told = [one for one in seconds if one is not None]
+    return len(rows) * statistics.fmean(told) if told else 0.0
+
+
+def _slower_by_s(row: StepRow) -> float:
+    """What the slowest rank computes longer than the median one; 0 where that is hardly anything."""
+    ratio = row.slowest_rank_ratio
+    if ratio is None or ratio < STRAGGLER_RATIO:
+        return 0.0
+    # Where rank 0 is the slowest, it is its own computing that is long.
+    return row.compute_s * (1 - 1 / ratio) if row.slowest_rank == 0 else (ratio - 1) * row.compute_s
+
+
+def _own_compute_s(row: StepRow) -> float:
+    """Computing, without what only a slow rank 0 adds."""
+    return row.compute_s - (_slower_by_s(row) if row.slowest_rank == 0 else 0.0)
+
+
+def _between_s(row: StepRow) -> float:
+    """Of a step that is neither waiting nor computing nor updating: the program's own doings between steps."""
+    told = row.data_wait_s + row.compute_s + (row.communication_s or 0.0) + row.optimizer_s
+    return max(0.0, row.step_s - told)

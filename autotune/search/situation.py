@@ -2,17 +2,16 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
+from autotune.core.evidence import Scaling
 from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.corpus.find import find_files
 from autotune.corpus.sources import SOURCES
 from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of_run
 from autotune.decide.counters import counters_of_profile
 from autotune.decide.physical import check_run
 from autotune.decide.probe_command import probe_command
@@ -20,13 +19,13 @@ from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile, read_profile
-from autotune.search.scaling import known_of, predict_scaling
+from autotune.search.scaling import known_of, predict_scaling, ranks_of
 from trainer.config import Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
 from trainer.record import RUN_FILE, Run, read_run
 from trainer.resolve import profile_sha256, read_profile_tables
-from trainer.schema import parse_table, read_json
+from trainer.schema import read_json
 
 MOST_FOREIGN_BYTES = 2**20
 
@@ -41,19 +40,19 @@ def situation_of(
     reports: Path = Path("reports"),
     candidates: Sequence[Path] = (),
 ) -> Situation:
-    """What is known of whatever lies at a place: a profile, a run, or a directory with data.
+    """Return what is known of a profile (a file), a run, or a directory with data.
 
     Args:
-        place: A file is a profile.
+        place: Path of one of these.
         host: Describes the file system that the data lies on.
-        profile: That a run was started from.
-        data: Its directory; None looks where the profile says.
-        nodes: As many as are meant, of a profile.
-        reports: Where ledgers lie.
-        candidates: Profiles among which that of a run is looked for, where none is named.
+        profile: Profile that a run was started from.
+        data: Directory of the dataset; None looks where the profile says.
+        nodes: Number of nodes to predict a profile for; None takes what was measured.
+        reports: Directory of ledgers.
+        candidates: Profiles to look for that of a run in, if none is named.
 
     Raises:
-        BadInput, TrainerError: If it is nothing of these, or cannot be read.
+        BadInput, TrainerError: If it is none of these, or cannot be read.
         ProfileRefused: If the run was not started from the profile.
     """
     if place.is_file():
@@ -98,15 +97,7 @@ def situation_of_profile(
     data: Path | None = None,
     nodes: int | None = None,
 ) -> Situation:
-    """What is known after tuning.
-
-    Args:
-        stored: The profile.
-        trials: Of its ledger.
-        host: Describes the file system that the data lies on.
-        data: Its directory; None looks where the profile says.
-        nodes: As many as are meant; None takes what was measured.
-    """
+    """Return what is known after tuning, on as many nodes as are meant."""
     profile = stored.profile
     return Situation(
         train=profile.train,
@@ -115,7 +106,7 @@ def situation_of_profile(
         intact=stored.intact,
         bottleneck=bottleneck_of_profile(profile),
         trials=tuple(trials),
-        data=data_facts(data, host) if data is not None else _data_of(stored, host),
+        data=_data_of(stored, data, host),
         spread=_spread(profile, nodes),
         missing=_missing(stored, nodes),
     )
@@ -124,36 +115,31 @@ def situation_of_profile(
 def situation_of_run(
     run: Run, host: Host, *, stored: StoredProfile | None = None, data: Path | None = None
 ) -> Situation:
-    """What is known after, or in the middle of, a run.
-
-    Args:
-        run: Its record.
-        host: Describes the file system that the data lies on.
-        stored: The profile that it was started from, where that is known.
-        data: Its directory; None looks where the profile says.
-    """
+    """Return what is known after, or in the middle of, a run, and of the profile that it was started from."""
     profile = None if stored is None else stored.profile
-    counters = None if profile is None else counters_of_profile(profile)
-    facts = data_facts(data, host) if data is not None else None
-    if facts is None and stored is not None:
-        facts = _data_of(stored, host)
     return Situation(
-        train=_settings_of(run),
+        train=settings_of_run(run),
         profile=profile,
         profile_path="PROFILE" if stored is None else str(stored.path),
         intact=stored is None or stored.intact,
         run=run,
-        bottleneck=bottleneck_of_run(run, counters),
-        data=facts,
+        bottleneck=bottleneck_of_run(run, None if profile is None else counters_of_profile(profile)),
+        data=_data_of(stored, data, host),
     )
+
+
+def _data_of(stored: StoredProfile | None, data: Path | None, host: Host) -> DataFacts | None:
+    """Return what lies in the directory that is named, else in the profile's, if that is here."""
+    directory = data if data is not None or stored is None else stored.data_here()
+    return None if directory is None else data_facts(directory, host)
 
 
 _OF_THE_STEP = {*tagged(TrainConfig, Tag.SPEED), "seq_length_tokens", "device"} - {"micro_batch_rows"}
 
 
 def other_than(run: Run, stored: StoredProfile) -> list[str]:
-    """What a run computed otherwise than its profile says, so that one's figures do not hold for the other."""
-    train, settings = stored.profile.train, _settings_of(run)
+    """Return what a run computed otherwise than its profile says, so that figures of one do not hold for the other."""
+    train, settings = stored.profile.train, settings_of_run(run)
     if settings is None:
         return ["settings of another version of the trainer"]
     found = [name for name in sorted(_OF_THE_STEP) if getattr(settings, name) != getattr(train, name)]
@@ -162,14 +148,6 @@ def other_than(run: Run, stored: StoredProfile) -> list[str]:
     found += ["model"] if settings.model.config != train.model.config else []
     dataset = stored.profile.fingerprint.dataset_hash
     return found + (["dataset"] if dataset is not None and run.header.dataset_hash != dataset else [])
-
-
-def _settings_of(run: Run) -> TrainConfig | None:
-    """None where another version of the trainer wrote them, with settings that this one does not have."""
-    try:
-        return parse_table(TrainConfig, run.header.config, where=str(run.directory / RUN_FILE))
-    except TrainerError:
-        return None
 
 
 def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None:
@@ -184,41 +162,26 @@ def profile_of_run(run: Run, candidates: Sequence[Path]) -> StoredProfile | None
 
 
 def data_facts(directory: Path, host: Host) -> DataFacts | None:
-    """What lies in a directory; None where there is none."""
+    """Return what lies in a directory; None if it does not exist."""
     if not directory.is_dir():
         return None
     disk = host.facts([directory]).disks[0]
-    if (directory / MANIFEST_NAME).is_file():
-        manifest = read_manifest(directory)
-        return DataFacts(
-            path=str(directory),
-            prepared=True,
-            kinds=tuple(manifest.source.kinds),
-            raw_bytes=manifest.source.raw_bytes,
-            token_bytes=manifest.source.token_bytes,
-            filesystem=disk.filesystem_type,
-            on_network=disk.is_network,
-            vocab_size=manifest.vocab_size,
-        )
-    sizes = _raw_bytes(directory)
+    manifest = read_manifest(directory) if (directory / MANIFEST_NAME).is_file() else None
+    sizes = _raw_bytes(directory) if manifest is None else {}
     return DataFacts(
         path=str(directory),
-        prepared=False,
-        kinds=tuple(sizes),
-        raw_bytes=sum(sizes.values()) if sizes else None,
+        prepared=manifest is not None,
+        kinds=tuple(sizes if manifest is None else manifest.source.kinds),
+        raw_bytes=(sum(sizes.values()) if sizes else None) if manifest is None else manifest.source.raw_bytes,
+        token_bytes=None if manifest is None else manifest.source.token_bytes,
         filesystem=disk.filesystem_type,
         on_network=disk.is_network,
+        vocab_size=None if manifest is None else manifest.vocab_size,
     )
 
 
-def _data_of(stored: StoredProfile, host: Host) -> DataFacts | None:
-    """The dataset that a profile names, where it is here."""
-    directory = stored.data_here()
-    return None if directory is None else data_facts(directory, host)
-
-
 def read_foreign(path: Path) -> Foreign:
-    """Settings of another trainer: the JSON of transformers' ``TrainingArguments``.
+    """Read the settings of another trainer: the JSON of transformers' ``TrainingArguments``.
 
     Raises:
         BadInput, TrainerError: If it is none.
@@ -229,18 +192,8 @@ def read_foreign(path: Path) -> Foreign:
             f"{path} holds no training arguments of transformers: none of optim, fp16 and bf16 is in it",
             next_step="Write them with TrainingArguments(…).to_json_string().",
         )
-    optimizers: dict[str, Literal["fused", "foreach"]] = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
-    precision: Literal["fp16", "bf16", "fp32"] = "fp16" if said.get("fp16") is True else "fp32"
-    return Foreign(
-        source=str(path),
-        precision="bf16" if said.get("bf16") is True else precision,
-        optimizer=optimizers.get(str(said.get("optim"))),
-    )
-
-
-def with_foreign(now: Situation, path: Path | None) -> Situation:
-    """The same, with the settings of another trainer."""
-    return now if path is None else replace(now, foreign=read_foreign(path))
+    precision = next((name for name in ("bf16", "fp16") if said.get(name) is True), "fp32")
+    return Foreign(precision=precision, is_foreach=said.get("optim") == "adamw_torch")
 
 
 _SPECIFIC_FIRST = ("elf", "parquet", "jsonl", "text")
@@ -262,49 +215,49 @@ def _raw_bytes(directory: Path) -> dict[str, int]:
 
 
 def _spread(profile: Profile, nodes: int | None) -> Spread | None:
-    """What is predicted on as many nodes as are meant; None where links are not known, or one node is all there is."""
+    """Return what is predicted on as many nodes as are meant; None if links are not known, or of a single node."""
     network = profile.evidence.network
-    if network is None or profile.evidence.probe is None:
+    meant = nodes or (1 if network is None else network.nodes)
+    if profile.evidence.probe is None or meant == 1 or not _knows_links(profile):
         return None
-    meant = nodes or network.nodes
-    if meant == 1 or not any(link.scope == "between nodes" for link in network.links):
-        return None
-    known = known_of(profile, assumed=None, ranks_per_node=None, global_batch_tokens=None, sixteen_bit=False)
-    name = profile.train.model.name
-    scaling = predict_scaling(name, known, [meant], None)
-    useful = predict_scaling(name, known, [scaling.useful_nodes], None).rows[0]
-    twice = known_of(
-        profile,
-        assumed=None,
-        ranks_per_node=None,
-        global_batch_tokens=2 * scaling.global_batch_tokens,
-        sixteen_bit=False,
-    )
-    row = scaling.rows[0]
+
+    def predicted(counts: list[int], batch_tokens: int | None = None) -> Scaling:
+        known = known_of(
+            profile, assumed=None, ranks_per_node=None, global_batch_tokens=batch_tokens, sixteen_bit=False
+        )
+        return predict_scaling(profile.train.model.name, known, counts, None)
+
+    scaling = predicted([meant])
+    row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
     return Spread(
         nodes=meant,
         efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
         useful_nodes=scaling.useful_nodes,
-        useful_efficiency=useful.efficiency,
-        tokens_per_rank=scaling.global_batch_tokens / (meant * known.network.ranks_per_node),
+        useful_efficiency=predicted([scaling.useful_nodes]).rows[0].efficiency,
+        tokens_per_rank=batch_tokens / (meant * ranks_of(profile)),
         least_tokens_per_rank=scaling.least_tokens_per_rank,
-        twice_the_batch_efficiency=predict_scaling(name, twice, [meant], None).rows[0].efficiency,
+        twice_the_batch_efficiency=predicted([meant], 2 * batch_tokens).rows[0].efficiency,
         source="; ".join(scaling.sources),
     )
 
 
+def _knows_links(profile: Profile) -> bool:
+    network = profile.evidence.network
+    return network is not None and any(link.scope == "between nodes" for link in network.links)
+
+
 def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str], ...]:
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
-    found = []
-    if evidence.probe is None:
-        found.append(("the largest micro-batch", probe_command(stored.profile, str(stored.path))))
-    if evidence.workers is None:
-        found.append(("loader workers", f"autotune workers --profile {path}"))
-    if evidence.network is None and evidence.probe is not None and evidence.probe.local_ranks > 1:
-        found.append(("the exchange of gradients", f"autotune network --profile {path}"))
-    links = evidence.network.links if evidence.network is not None else []
-    if nodes is not None and nodes > 1 and not any(link.scope == "between nodes" for link in links):
-        found.append(
-            (f"links between nodes, and so what {nodes} would do", f"autotune network --profile {path} --slurm")
-        )
-    return tuple(found)
+    several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
+    network = f"autotune network --profile {path}"
+    looked_at = (
+        (evidence.probe is None, "the largest micro-batch", probe_command(stored.profile, str(stored.path))),
+        (evidence.workers is None, "loader workers", f"autotune workers --profile {path}"),
+        (evidence.network is None and several_ranks, "the exchange of gradients", network),
+        (
+            nodes is not None and nodes > 1 and not _knows_links(stored.profile),
+            f"links between nodes, and so what {nodes} would do",
+            f"{network} --slurm",
+        ),
+    )
+    return tuple((what, command) for is_missing, what, command in looked_at if is_missing)

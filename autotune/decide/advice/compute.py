@@ -256,7 +256,7 @@ def update_bound(now: Situation) -> Advice | None:
 def foreach_optimizer(now: Situation) -> Advice | None:
     """An optimizer that makes a copy of all weights at its step, with little memory left."""
     foreign, profile, train = now.foreign, now.profile, now.train
-    if foreign is None or foreign.optimizer != "foreach" or now.parameters is None or profile is None or train is None:
+    if foreign is None or not foreign.is_foreach or now.parameters is None or profile is None or train is None:
         return None
     copy_bytes, budget_bytes = 4 * now.parameters, profile.constraints.memory_budget_bytes
     peak = now.peak_bytes(train.micro_batch_rows)

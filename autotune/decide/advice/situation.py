@@ -4,7 +4,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from autotune.core.advice import Figure, figure
 from autotune.core.bottleneck import Bottleneck, Cause, Part
@@ -61,9 +61,9 @@ class Spread:
 class Foreign:
     """Settings of another trainer, as its user gave them."""
 
-    source: str
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
-    optimizer: Literal["fused", "foreach", "for-loop"] | None = None
+    precision: str = "fp32"
+    is_foreach: bool = False
+    """Whether its optimizer makes a copy of all weights at its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.decide.step_parts import parts_of_rows, uneven_share
+from autotune.decide.bottleneck import parts_of_rows, uneven_share
 from tests.autotune.decide.worlds import World, run_of, settings
 from trainer.record import StepRow
 

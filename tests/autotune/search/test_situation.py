@@ -48,7 +48,7 @@ class TestForeign:
 
     def test_arguments_of_transformers_are_read(self, tmp_path):
         found = read_foreign(self.write(tmp_path, {"optim": "adamw_torch", "fp16": True, "bf16": False}))
-        assert (found.optimizer, found.precision) == ("foreach", "fp16")
+        assert (found.is_foreach, found.precision) == (True, "fp16")
 
     @pytest.mark.parametrize("said", [[], {}, {"other": 1}])
     def test_something_else_is_refused_with_the_next_step(self, tmp_path, said):

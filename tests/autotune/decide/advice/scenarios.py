@@ -237,9 +237,6 @@ def of_compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
     full = tuned(tight, settings(tight, micro_batch_rows=most))
     tighter = replace(full, trials=(step_trial(tight, settings(tight), most),))
 
-    def with_optimizer(optimizer: str) -> Situation:
-        return replace(tighter, foreign=Foreign(source="args.json", optimizer=optimizer))
-
     def copied(advice: Advice) -> float:
         # torch's foreach AdamW holds one temporary of all weights; tests.simulators.sizes measures it.
         peak = memory_bytes(tight, settings(tight), most)
@@ -293,7 +290,8 @@ def of_compute(gpu: World, cluster: World) -> tuple[Scenario, ...]:
         ),
         Scenario(
             "foreach-optimizer", "another trainer's optimizer in a full memory",
-            lambda: with_optimizer("foreach"), lambda: with_optimizer("fused"), copied,
+            lambda: replace(tighter, foreign=Foreign(is_foreach=True)),
+            lambda: replace(tighter, foreign=Foreign()), copied,
         ),
         Scenario("computing", "good settings", ran_well, ran_padded),
         Scenario(TOO_LITTLE, "a run of one step", young, ran_well),
