@@ -20,7 +20,7 @@ Known = Literal["measured", "predicted", "assumed", "allocator"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure(Interval):
+class EvidenceFigure(Interval):
     """One figure of the evidence, with where it comes from; bounds without a confidence are a range of readings."""
 
     name: str
@@ -33,10 +33,10 @@ class Figure(Interval):
 
 def figure(
     name: str, value: float | Interval, unit: Unit, source: str, *, n: int | None = None, known: Known = "measured"
-) -> Figure:
+) -> EvidenceFigure:
     """Return a figure of the evidence, with the bounds of its value if it has them."""
     one = value if isinstance(value, Interval) else Interval(value=float(value))
-    return Figure(
+    return EvidenceFigure(
         name=name, value=one.value, low=one.low, high=one.high, confidence=one.confidence, unit=unit, n=n, known=known,
         source=source,
     )  # fmt: skip
@@ -74,7 +74,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SettingChange:
     """One setting of ``[train]`` that the advice would set."""
 
     key: str
@@ -92,12 +92,12 @@ class Advice:
     severity: Severity
     claim: str
     """One sentence, with the figure that carries it."""
-    evidence: tuple[Figure, ...] = ()
+    evidence: tuple[EvidenceFigure, ...] = ()
     gain: Gain | None = None
     """None if there is none, or if its size is not known."""
     cost: str
     """What it costs and risks."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
     """Of the profile."""
     command: str | None = None
     """What to run, exactly."""

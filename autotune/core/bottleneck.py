@@ -16,7 +16,7 @@ gradients. ``straggler``: all wait for the slowest rank. ``host``: the device wa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StepPart:
     """One part of a step's time."""
 
     cause: Cause
@@ -28,7 +28,7 @@ class Part:
     source: str = ""
     """What it was read from."""
 
-    def scaled(self, factor: float) -> "Part":
+    def scaled(self, factor: float) -> "StepPart":
         """Return the part times a positive factor, with its bounds."""
         low, high = (None if bound is None else bound * factor for bound in (self.low, self.high))
         return replace(self, share=self.share * factor, low=low, high=high)
@@ -43,7 +43,7 @@ class Bottleneck:
     do, one that sets the pace comes first: a loader, or a program, that is behind the device."""
     decided: bool
     """Whether the interval of the limit lies clear of what would name another one."""
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     """Largest first."""
     steps: int
     """So many steps, or windows of steps, were looked at."""
@@ -54,6 +54,6 @@ class Bottleneck:
     untold: tuple[str, ...] = ()
     """What could not be told from these figures, and what would tell it."""
 
-    def part(self, cause: Cause) -> Part | None:
+    def part(self, cause: Cause) -> StepPart | None:
         """The part of a cause; None where it could not be told."""
         return next((one for one in self.parts if one.cause == cause), None)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.core.bottleneck import Bottleneck, Cause, Part
+from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
@@ -110,7 +110,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
     elif probe is not None:
         empty = 1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens)
         shares["padding"] = place_share(profile.train, probe.parameters) * empty * (1 - sum(shares.values()))
-    parts = [Part(cause=cause, share=share, source=source) for cause, share in shares.items()]
+    parts = [StepPart(cause=cause, share=share, source=source) for cause, share in shares.items()]
     counters, launching = counters_of(row, profile), 0.0
     if counters is not None:
         parts, launching = with_counters(parts, counters, _uneven_share(profile, shares.get("straggler", 0.0)))
@@ -132,7 +132,7 @@ def _uneven_share(profile: Profile, waiting: float) -> float:
 
 
 def _weigh(
-    parts: Sequence[Part],
+    parts: Sequence[StepPart],
     source: str,
     steps: int,
     untold: Sequence[str],
@@ -156,7 +156,7 @@ def _weigh(
         launching: Share of the step that waits for launches.
     """
     rest = max(0.0, 1 - sum(one.share for one in parts))
-    every = sorted([*parts, Part(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
+    every = sorted([*parts, StepPart(cause="computation", share=rest, source=source)], key=lambda one: -one.share)
     losses = [one for one in every if one.cause != "computation"]
     large = [one for one in losses if one.share >= MATTERS_SHARE]
     sets_the_pace = {"input": loads_ahead, "host": launching >= MATTERS_SHARE}
@@ -213,7 +213,7 @@ def _alone_s(compute: ComputeEvidence, row: ExchangeRow, ranks: int) -> float:
     return row.micro_batches * one_s * (1 + compute.jitter_share * expected_largest(ranks)) + compute.update_s
 
 
-def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[Part]:
+def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) -> list[StepPart]:
     """Return every cause's part of all steps, with bounds from blocks of neighbouring ones."""
     whole = _shares(rows, padding_costs)
     each = [_shares([row], padding_costs) for row in rows]
@@ -224,7 +224,7 @@ def parts_of_rows(rows: Sequence[StepRow], source: str, padding_costs: float) ->
         found = of_blocks(share, means, n=len(rows)).interval()
         low = None if found.low is None else max(0.0, found.low)
         high = None if found.high is None else min(1.0, found.high)
-        parts.append(Part(cause=cause, share=share, low=low, high=high, source=source))
+        parts.append(StepPart(cause=cause, share=share, low=low, high=high, source=source))
     return parts
 
 

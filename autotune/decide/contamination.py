@@ -23,7 +23,7 @@ SLOWED_SAMPLES_TOLERATED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
+class GpuHolders:
     """What is taken of one GPU at one moment, and by whom as far as the driver lists it."""
 
     gpu: str
@@ -39,7 +39,7 @@ def is_above_baseline(baseline_bytes: int | Unavailable, used_bytes: int | Unava
     return used_bytes - baseline_bytes > MEMORY_TOLERANCE_BYTES
 
 
-def describe_growth(use: GpuUse, baseline_bytes: int | Unavailable, waited_s: float) -> str:
+def describe_growth(use: GpuHolders, baseline_bytes: int | Unavailable, waited_s: float) -> str:
     """Say that a GPU's memory did not come back, how much is taken, and by whom."""
     return (
         f"{use.gpu} still holds {format_bytes(_or_none(use.used_bytes))} after {format_seconds(waited_s)} of waiting, "
@@ -82,7 +82,7 @@ def judge(outcome: Outcome, reasons: Sequence[str]) -> Outcome:
     return outcome
 
 
-def describe_other_users(use: GpuUse, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
+def describe_other_users(use: GpuHolders, limit_bytes: int = MAX_UNEXPLAINED_GPU_BYTES) -> str | None:
     """Say who uses a GPU that this program has not touched yet; None where it looks free.
 
     Args:

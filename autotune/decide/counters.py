@@ -7,7 +7,7 @@ and the update. What is known of these is taken out first.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core.bottleneck import Cause, Part
+from autotune.core.bottleneck import Cause, StepPart
 from autotune.core.evidence import WorkersRow
 from autotune.core.profile import Profile
 
@@ -83,7 +83,7 @@ def counters_of_profile(profile: Profile) -> Counters | None:
     return None if row is None else counters_of(row, profile)
 
 
-def with_counters(parts: Sequence[Part], counters: Counters, uneven: float = 0.0) -> tuple[list[Part], float]:
+def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float = 0.0) -> tuple[list[StepPart], float]:
     """Parts of a step with what counters tell of its computing, and the wait for launches among them.
 
     Multiprocessors without work in a step that is fed, and in which nobody is waited for, wait for launches, beyond
@@ -102,7 +102,9 @@ def with_counters(parts: Sequence[Part], counters: Counters, uneven: float = 0.0
     if inside.gaps is not None:
         waiting = computing * inside.gaps + uneven
         before = found.get("host")
-        found["host"] = Part(cause="host", share=waiting + (before.share if before else 0.0), source=counters.source)
+        found["host"] = StepPart(
+            cause="host", share=waiting + (before.share if before else 0.0), source=counters.source
+        )
         computing *= 1 - inside.gaps
         if "padding" in found:
             found["padding"] = found["padding"].scaled(1 - inside.gaps)
@@ -119,7 +121,7 @@ def with_counters(parts: Sequence[Part], counters: Counters, uneven: float = 0.0
             found["padding"] = padding.scaled(1 - inside.moving)
         elif padding is not None:
             waits -= padding.share * inside.moving
-        found["memory"] = Part(cause="memory", share=waits, source=counters.source)
+        found["memory"] = StepPart(cause="memory", share=waits, source=counters.source)
     return list(found.values()), waiting
 
 
@@ -133,7 +135,7 @@ class _Inside:
     """Part of the rest in which kernels wait for memory."""
 
 
-def _inside(found: dict[Cause, Part], counters: Counters) -> _Inside:
+def _inside(found: dict[Cause, StepPart], counters: Counters) -> _Inside:
     """What the counters of a window are without what else it holds.
 
     Memory is looked at twice: as what products leave of the time, going by the matrix units, in which kernels that do

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.core.advice import Figure, figure
+from autotune.core.advice import EvidenceFigure, figure
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
@@ -35,7 +35,7 @@ class Explanation:
     value: Any = None
     origin: Origin
     because: str
-    evidence: tuple[Figure, ...] = ()
+    evidence: tuple[EvidenceFigure, ...] = ()
     rejected: tuple[str, ...] = ()
     """What else was measured, and what spoke against it."""
     meaning: str | None = None

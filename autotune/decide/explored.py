@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from autotune.core.advice import Figure, figure
+from autotune.core.advice import EvidenceFigure, figure
 from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
 from autotune.core.knobs import KNOBS
 
@@ -15,7 +15,7 @@ class Explored(NamedTuple):
     chosen: object
     """Its value after the exploration."""
     because: str
-    figures: tuple[Figure, ...]
+    figures: tuple[EvidenceFigure, ...]
     rejected: tuple[str, ...]
 
 
@@ -27,7 +27,7 @@ def explored_setting(found: ExploreEvidence, key: str) -> Explored | None:
     return Explored(getattr(found.chosen, key), because, _proof(found), _others(found, key))
 
 
-def _proof(found: ExploreEvidence) -> tuple[Figure, ...]:
+def _proof(found: ExploreEvidence) -> tuple[EvidenceFigure, ...]:
     """What was held against the unexplored settings."""
     if found.candidate == found.unexplored:
         return ()

@@ -23,7 +23,7 @@ _REQUIRED_LIBRARIES = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Unsuitable:
     """Something about this machine that a measurement would suffer from."""
 
     severity: Severity
@@ -31,7 +31,7 @@ class Finding:
     next_step: str
 
 
-def find_unsuitable(machine: MachineFacts) -> tuple[Finding, ...]:
+def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     """Name what would spoil a measurement here, the worst first; empty when nothing would."""
     findings = [
         *_about_place(machine.slurm),
@@ -43,95 +43,95 @@ def find_unsuitable(machine: MachineFacts) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def _about_place(slurm: SlurmFacts) -> Iterator[Finding]:
+def _about_place(slurm: SlurmFacts) -> Iterator[Unsuitable]:
     if slurm.is_login_node:
-        yield Finding(
+        yield Unsuitable(
             severity="warning",
             claim="sbatch is on PATH and this is not a SLURM job: it looks like a login node, shared and without GPUs.",
             next_step="Look from inside a job: srun --gpus=1 autotune doctor",
         )
 
 
-def _about_gpu(gpu: GpuStatus) -> Iterator[Finding]:
+def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
     index = gpu.facts.index
     yield from _about_gpu_users(gpu)
     faults = () if isinstance(gpu.sample, Unavailable) else throttle_faults(gpu.sample.throttle_reasons)
     if faults:
-        yield Finding(
+        yield Unsuitable(
             severity="fault",
             claim=f"GPU {index} is slowed down now: {', '.join(faults)}.",
             next_step="Let it cool, check its fans, air flow and power supply, or take another GPU.",
         )
     if gpu.facts.mig_enabled:
-        yield Finding(
+        yield Unsuitable(
             severity="fault",
             claim=f"MIG is on for GPU {index}: a trial would get a slice, and NVML's figures are those of all of it.",
             next_step=f"Take a GPU without MIG, or have it turned off: nvidia-smi -i {index} -mig 0",
         )
     if gpu.facts.compute_mode == "prohibited":
-        yield Finding(
+        yield Unsuitable(
             severity="fault",
             claim=f"GPU {index} is in compute mode 'prohibited': no process can use it.",
             next_step=f"Take another GPU, or have the mode changed: nvidia-smi -i {index} -c DEFAULT",
         )
 
 
-def _about_gpu_users(gpu: GpuStatus) -> Iterator[Finding]:
+def _about_gpu_users(gpu: GpuStatus) -> Iterator[Unsuitable]:
     index = gpu.facts.index
     used_bytes = None if isinstance(gpu.sample, Unavailable) else gpu.sample.used_bytes
     step = f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows who uses it."
     if not isinstance(gpu.processes, Unavailable) and gpu.processes:
         users = ", ".join(f"pid {user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes)
-        yield Finding(severity="fault", claim=f"Another process computes on GPU {index}: {users}.", next_step=step)
+        yield Unsuitable(severity="fault", claim=f"Another process computes on GPU {index}: {users}.", next_step=step)
     elif used_bytes is not None and used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
         # The driver may hide the processes of other containers and other users.
         claim = f"{format_bytes(used_bytes)} of GPU {index} are taken though no process on it can be seen from here."
-        yield Finding(severity="warning", claim=claim, next_step=step)
+        yield Unsuitable(severity="warning", claim=claim, next_step=step)
 
 
-def _about_missing_gpus(machine: MachineFacts) -> Iterator[Finding]:
+def _about_missing_gpus(machine: MachineFacts) -> Iterator[Unsuitable]:
     if not machine.gpus and not machine.gpu_unreadable:
-        yield Finding(
+        yield Unsuitable(
             severity="note",
             claim=f"There is no GPU to measure: {machine.gpu_absent or 'no reason was given'}.",
             next_step="Trials here run on the CPU; for a GPU's figures run the same commands on a machine that has it.",
         )
         return
     for line in machine.gpu_unreadable:
-        yield Finding(
+        yield Unsuitable(
             severity="warning" if machine.gpus else "fault",
             claim=f"A GPU cannot be described: {line}.",
             next_step=f"{MEND_NVML}; or leave it out: CUDA_VISIBLE_DEVICES.",
         )
 
 
-def _about_host(host: HostFacts) -> Iterator[Finding]:
+def _about_host(host: HostFacts) -> Iterator[Unsuitable]:
     load, cpus = host.load_average_1min, host.allotted_cpus
     if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
-        yield Finding(
+        yield Unsuitable(
             severity="warning",
             claim=f"The load average is {load:.2f} with {cpus} allotted CPUs: loader workers would compete for them.",
             next_step="Wait until the machine is quiet, or take a whole node (sbatch --exclusive).",
         )
     if host.shm_free_bytes is not None and host.shm_free_bytes < MIN_SHM_BYTES:
-        yield Finding(
+        yield Unsuitable(
             severity="warning",
             claim=f"/dev/shm has {format_bytes(host.shm_free_bytes)} free: loader workers pass batches through it.",
             next_step="Enlarge it (for a container: --shm-size=8g), or free what lies there.",
         )
     for disk in host.disks:
         if disk.is_network:
-            yield Finding(
+            yield Unsuitable(
                 severity="warning",
                 claim=f"{disk.path} lies on a network file system ({disk.filesystem_type}): reading depends on others.",
                 next_step="Copy the dataset to a disk of this node first, and measure from there.",
             )
 
 
-def _about_libraries(machine: MachineFacts) -> Iterator[Finding]:
+def _about_libraries(machine: MachineFacts) -> Iterator[Unsuitable]:
     for name in _REQUIRED_LIBRARIES:
         if name not in machine.versions:
-            yield Finding(
+            yield Unsuitable(
                 severity="fault",
                 claim=f"{name} is not installed for this Python: no trial can run.",
                 next_step=f"Install it: python -m pip install {name}",

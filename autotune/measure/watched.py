@@ -6,7 +6,7 @@ from autotune.core.hardware import Unavailable
 from autotune.core.outcome import Contaminated, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.contamination import (
-    GpuUse,
+    GpuHolders,
     describe_company,
     describe_growth,
     describe_other_users,
@@ -128,8 +128,8 @@ def other_users(
     return tuple(clause for use in uses if (clause := describe_other_users(use, limit_bytes)) is not None)
 
 
-def _use(monitor: GpuMonitor, uuid: str, used_bytes: int | Unavailable) -> GpuUse:
-    return GpuUse(gpu=_name(monitor, uuid), used_bytes=used_bytes, processes=monitor.compute_processes(uuid))
+def _use(monitor: GpuMonitor, uuid: str, used_bytes: int | Unavailable) -> GpuHolders:
+    return GpuHolders(gpu=_name(monitor, uuid), used_bytes=used_bytes, processes=monitor.compute_processes(uuid))
 
 
 def _name(monitor: GpuMonitor, uuid: str) -> str:

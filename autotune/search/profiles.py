@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune import __version__
-from autotune.core.advice import Change
+from autotune.core.advice import SettingChange
 from autotune.core.evidence import BaselineEvidence, Evidence, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
@@ -204,7 +204,7 @@ _BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
 """Settings that leave what a micro-batch takes as it is."""
 
 
-def with_advice(profile: Profile, changes: Sequence[Change]) -> Profile:
+def with_advice(profile: Profile, changes: Sequence[SettingChange]) -> Profile:
     """The profile with advice followed; what was measured of another step is no longer said of it.
 
     Raises:

@@ -10,7 +10,7 @@ from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.corpus.find import find_files
 from autotune.corpus.sources import SOURCES
-from autotune.decide.advice import DataFacts, Foreign, Situation, Spread
+from autotune.decide.advice import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, settings_of_run
 from autotune.decide.counters import counters_of_profile
 from autotune.decide.physical import check_run
@@ -214,7 +214,7 @@ def _raw_bytes(directory: Path) -> dict[str, int]:
     return dict(sorted(((kind, size) for kind, size in found.items() if size), key=lambda one: -one[1]))
 
 
-def _spread(profile: Profile, nodes: int | None) -> Spread | None:
+def _spread(profile: Profile, nodes: int | None) -> NodesMeant | None:
     """Return what is predicted on as many nodes as are meant; None if links are not known, or of a single node."""
     network = profile.evidence.network
     meant = nodes or (1 if network is None else network.nodes)
@@ -229,7 +229,7 @@ def _spread(profile: Profile, nodes: int | None) -> Spread | None:
 
     scaling = predicted([meant])
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
-    return Spread(
+    return NodesMeant(
         nodes=meant,
         efficiency=Interval.of(row.efficiency, row.efficiency_low, row.efficiency_high, CONFIDENCE),
         useful_nodes=scaling.useful_nodes,

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core.advice import Advice, Change, Figure, Gain, Unit
-from autotune.core.bottleneck import Bottleneck, Part
+from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, Unit
+from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.decide.advice import Rule
+from autotune.decide.advice import AdviceRule
 from autotune.decide.explain import Explanation
 from autotune.show.intervals import bounds, with_bounds, with_interval
 from autotune.show.tables import inert, text_table
@@ -22,7 +22,7 @@ def advice_text(advice: Sequence[Advice], limit: Bottleneck | None) -> str:
     return "\n\n".join(parts)
 
 
-def rules_text(rules: Sequence[Rule]) -> str:
+def rules_text(rules: Sequence[AdviceRule]) -> str:
     """What is looked for."""
     rows = [[rule.name, ", ".join(rule.covers) or None, rule.looks_for] for rule in rules]
     return text_table(("rule", "covers", "looks for"), rows)
@@ -38,7 +38,7 @@ def limit_line(limit: Bottleneck) -> str:
     return f"limited by {limit.limit}{share}{sure}{mfu}"
 
 
-def part_cells(part: Part) -> list[str | None]:
+def part_cells(part: StepPart) -> list[str | None]:
     """One part of a step."""
     return [part.cause, format_share(part.share), _bounds(part), part.source]
 
@@ -51,7 +51,7 @@ def gain_text(gain: Gain | None) -> str:
     return f"{ratio} times the {gain.of}, {gain.known}"
 
 
-def figure_text(figure: Figure) -> str:
+def figure_text(figure: EvidenceFigure) -> str:
     """Return a figure of the evidence with its interval, its count, and where it comes from."""
     form, unit = in_unit(figure.unit)
     count = "" if figure.n is None else f", n = {figure.n:,}"
@@ -81,7 +81,7 @@ _FORMS: dict[Unit, Callable[[float], str]] = {
 }
 
 
-def change_text(change: Change) -> str:
+def change_text(change: SettingChange) -> str:
     """Return one setting, and what it was."""
     return f"train.{change.key} = {setting_text(change.new)} (was {setting_text(change.old)})"
 
@@ -145,5 +145,5 @@ def _details(advice: Advice) -> Iterator[str]:
     yield f"would change this: {inert(advice.would_change)}"
 
 
-def _bounds(part: Part) -> str | None:
+def _bounds(part: StepPart) -> str | None:
     return bounds(part.low, part.high, format_share)

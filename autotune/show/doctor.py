@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from autotune.core.hardware import DiskFacts, GpuStatus, HostFacts, MachineFacts, SlurmFacts, Unavailable
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.decide.suitability import Finding
+from autotune.decide.suitability import Unsuitable
 from autotune.show.tables import inert, text_table
 
 _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 
 
-def doctor_text(machine: MachineFacts, findings: Sequence[Finding]) -> str:
+def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     """Render the facts, section by section, and then the findings; no final newline."""
     sections = (
         ("Host", _pairs(_host_rows(machine))),
@@ -119,7 +119,7 @@ def _slurm_rows(slurm: SlurmFacts, seconds_left: float | None) -> Iterator[tuple
         yield "time left", format_seconds(seconds_left)
 
 
-def _finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _finding_lines(findings: Sequence[Unsuitable]) -> Iterator[str]:
     if not findings:
         yield "nothing found"
     for finding in findings:

@@ -1,11 +1,11 @@
 """Advice with evidence: what is known of a training, looked at by a table of rules. Pure."""
 
-from autotune.decide.advice.situation import DataFacts, Foreign, Situation, Spread
+from autotune.decide.advice.situation import DataFacts, Foreign, NodesMeant, Situation
 from autotune.decide.advice.table import (
     NOTHING,
     RULES,
     TOO_LITTLE,
-    Rule,
+    AdviceRule,
     advise,
     changes_of,
     rank,
@@ -17,11 +17,11 @@ __all__ = [
     "NOTHING",
     "RULES",
     "TOO_LITTLE",
+    "AdviceRule",
     "DataFacts",
     "Foreign",
-    "Rule",
+    "NodesMeant",
     "Situation",
-    "Spread",
     "advise",
     "changes_of",
     "rank",

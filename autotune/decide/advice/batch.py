@@ -4,9 +4,9 @@ import math
 import statistics
 from dataclasses import replace
 
-from autotune.core.advice import Advice, Change, Gain, figure
+from autotune.core.advice import Advice, Gain, SettingChange, figure
 from autotune.core.allocations import Term
-from autotune.core.bottleneck import Part
+from autotune.core.bottleneck import StepPart
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.interval import Interval
 from autotune.decide.advice.gains import faster_with, times, without
@@ -55,7 +55,7 @@ def beyond_memory(now: Situation) -> Advice | None:
             figure("its peak", probe.feasible_peak_bytes, "bytes", _PROBE, known=known),
         ),
         cost="none: the global batch stays, in more micro-batches",
-        changes=(Change(key="micro_batch_rows", old=rows, new=rows_with_headroom(probe.feasible_max, limit)),),
+        changes=(SettingChange(key="micro_batch_rows", old=rows, new=rows_with_headroom(probe.feasible_max, limit)),),
         would_change="more memory than where it was probed",
         safe=True,
     )
@@ -91,7 +91,7 @@ def beyond_knee(now: Situation) -> Advice | None:
         evidence=(figure(name, speed, "ratio", _PROBE, n=there.timed_steps),),
         gain=memory,
         cost="none that was seen; the memory it frees has room for longer rows or a larger model",
-        changes=(Change(key="micro_batch_rows", old=rows, new=chosen),),
+        changes=(SettingChange(key="micro_batch_rows", old=rows, new=chosen),),
         would_change="gradients that travel slowly: a larger last micro-batch hides more of their exchange",
         safe=now.nodes == 1,
     )
@@ -126,7 +126,7 @@ def below_knee(now: Situation) -> Advice | None:
         ),
         gain=gain,
         cost="memory that was shown to be there; the global batch stays, in fewer micro-batches",
-        changes=(Change(key="micro_batch_rows", old=rows, new=chosen),),
+        changes=(SettingChange(key="micro_batch_rows", old=rows, new=chosen),),
         would_change="less memory than where it was probed, or a global batch too small to fill such micro-batches",
         safe=True,
     )
@@ -172,12 +172,12 @@ def beyond_noise_scale(now: Situation) -> Advice | None:
     def needed(scale: float) -> float:
         return (1 + smaller / scale) / (1 + batch / scale)
 
-    change = Change(key="global_batch_rows", old=before, new=fewer)
+    change = SettingChange(key="global_batch_rows", old=before, new=fewer)
     if train.global_batch_tokens is not None:
-        change = Change(key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller))
+        change = SettingChange(key="global_batch_tokens", old=train.global_batch_tokens, new=round(smaller))
     elif train.global_batch_samples is not None:
         samples = train.global_batch_samples
-        change = Change(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
+        change = SettingChange(key="global_batch_samples", old=samples, new=max(1, round(samples * fewer / before)))
     scale = Interval(value=noise, low=low, high=high)
     return Advice(
         severity="could",
@@ -227,12 +227,12 @@ def padding(now: Situation) -> Advice | None:
         row = train.seq_length_tokens  # packed rows attend within samples, padded ones over the whole row
         share = row / (6 * now.hidden_size + row)
         gain = times(gain, (1.0, 1 + share / 2, 1 + 2 * share))
-    changes = [Change(key="layout", old=train.layout, new=layout)]
+    changes = [SettingChange(key="layout", old=train.layout, new=layout)]
     if layout == "packed" and now.run is not None and not train.global_batch_tokens and not train.global_batch_samples:
         # As many rows as hold the same tokens; a batch given in tokens or samples keeps itself.
         tokens = statistics.median(row.real_tokens for row in now.run.steps)
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
-        changes.append(Change(key="global_batch_rows", old=train.global_batch_rows, new=rows))
+        changes.append(SettingChange(key="global_batch_rows", old=train.global_batch_rows, new=rows))
     return Advice(
         severity="should",
         claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
@@ -269,7 +269,7 @@ def empty_rows(now: Situation) -> Advice | None:
         # Slots of the head are made for empty rows too, which padding within rows does not cost.
         gain=times(without(part, (0.0, 0.0, 0.5)), (1.0, 1.03, 1.1)),
         cost=f"a global batch of {nearest} rows instead of {rows}, which is a change of recipe, if a small one",
-        changes=(Change(key="global_batch_rows", old=rows, new=nearest),),
+        changes=(SettingChange(key="global_batch_rows", old=rows, new=nearest),),
         would_change="another number of ranks",
     )
 
@@ -289,7 +289,7 @@ def _share_of_empty(now: Situation, empty: float) -> float:
     return min(1.0, empty / (1 - full)) if full < 1 else 0.0
 
 
-def _padding_within_rows(now: Situation) -> Part | None:
+def _padding_within_rows(now: Situation) -> StepPart | None:
     """Return the padding part without empty rows; None if that is too little."""
     lost = now.loss("padding", PADDING_SHARE)
     if lost is None or now.run is None or not now.run.steps:
@@ -336,7 +336,7 @@ def too_big(now: Situation) -> Advice | None:
         gain=gain,
         cost="weights travel as well as gradients; within a node that costs little, between nodes it may cost more "
         "than it brings; this trainer has no tensor parallelism",
-        changes=(Change(key="parallel.strategy", old="ddp", new=best),),
+        changes=(SettingChange(key="parallel.strategy", old="ddp", new=best),),
         command=now.command("network"),
         would_change="throughput that has levelled off: then a larger micro-batch is worth nothing",
     )

@@ -1,6 +1,6 @@
 """Advice on what a rank computes, and on what its device waits for: formats, head, launches, memory, the update."""
 
-from autotune.core.advice import Advice, Change, Gain, figure
+from autotune.core.advice import Advice, Gain, SettingChange, figure
 from autotune.decide.advice.gains import MOST_SHARE, times, without
 from autotune.decide.advice.situation import Situation
 from autotune.decide.bottleneck import MATTERS_SHARE
@@ -26,7 +26,7 @@ COMPILED_GAIN = (1.0, 1.1, 1.3)
 LOG_INTERVAL_STEPS = 10
 SAVES_SHARE = 0.05
 """Of all steps, from which on time between steps may well be that of saving."""
-_COMPILE = (Change(key="compile_layers", old=False, new=True),)
+_COMPILE = (SettingChange(key="compile_layers", old=False, new=True),)
 _COST_OF_COMPILING = "minutes at the start of every run, and other rounding; memory is to be probed again"
 
 
@@ -54,7 +54,7 @@ def full_precision(now: Situation) -> Advice | None:
         gain=Gain.between(*ratios),
         cost="products are rounded to 8 bits of mantissa; weights, sums and the optimizer stay in 32, and activations "
         "take less memory, so probe anew",
-        changes=(Change(key="precision", old="fp32", new="bf16"),),
+        changes=(SettingChange(key="precision", old="fp32", new="bf16"),),
         command=now.probe_command(precision="bf16"),
         would_change="a step that does not compute most of its time: faster products then wait for data or gradients",
     )
@@ -74,7 +74,7 @@ def half_precision(now: Situation) -> Advice | None:
         evidence=(figure("largest number of fp16", 65504, "count", "IEEE 754 binary16", known="assumed"),),
         cost="bf16 has 8 bits of mantissa for fp16's 11: a change of recipe, for the better where fp16 skips steps; in "
         "transformers it is bf16=True, fp16=False",
-        changes=(Change(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else (),
+        changes=(SettingChange(key="parallel.gradient_dtype", old="fp16", new="bf16"),) if exchanged else (),
         would_change="a GPU before Ampere, which has no bf16",
     )
 
@@ -100,7 +100,7 @@ def dense_head(now: Situation) -> Advice | None:
         evidence=(figure("places that are predicted", places, "share", "masking_probability", known="assumed"),),
         gain=gain,
         cost="none: the loss is the same, and the largest block of memory goes",
-        changes=(Change(key="head", old="dense", new="masked"),),
+        changes=(SettingChange(key="head", old="dense", new="masked"),),
         would_change="a loss on every place",
         safe=True,
     )
@@ -123,7 +123,7 @@ def whole_last_layer(now: Situation) -> Advice | None:
         evidence=(figure("layers", now.layers, "count", "the model's config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
         cost="none: the loss is the same",
-        changes=(Change(key="last_layer", old="all", new="predicted"),),
+        changes=(SettingChange(key="last_layer", old="all", new="predicted"),),
         would_change="a use for the last layer's other places",
         safe=True,
     )
@@ -145,7 +145,7 @@ def attention_dropout(now: Situation) -> Advice | None:
         evidence=(figure(name, share, "share", "the model's shape", known="predicted"),),
         gain=Gain.between(*(1 / (1 - min(MOST_SHARE, part * share)) for part in (0.0, 0.5, 2.0))),
         cost="a change of recipe: BERT was trained with 10 % (newer encoders, ModernBERT among them, with none)",
-        changes=(Change(key="attention_dropout", old=train.attention_dropout, new=0.0),),
+        changes=(SettingChange(key="attention_dropout", old=train.attention_dropout, new=0.0),),
         command=now.probe_command(attention_dropout=0),
         would_change="a small dataset, seen many times, where dropout keeps a model from learning it by heart",
     )
@@ -196,7 +196,7 @@ def host_bound(now: Situation) -> Advice | None:
         evidence=evidence,
         gain=without(gaps, (1 / LOG_INTERVAL_STEPS, 1 / LOG_INTERVAL_STEPS, 1.0)),
         cost="rows of the record are means over ten steps",
-        changes=(Change(key="log_interval_steps", old=1, new=LOG_INTERVAL_STEPS),),
+        changes=(SettingChange(key="log_interval_steps", old=1, new=LOG_INTERVAL_STEPS),),
         would_change="saves that hold training up, which the run's events tell",
         safe=True,
     )
@@ -240,7 +240,7 @@ def update_bound(now: Situation) -> Advice | None:
             evidence=evidence,
             gain=without(updating, (1 / ranks, 2 / ranks, 1.0)),
             cost="what others updated travels once a step; each rank holds its share of the optimizer's state only",
-            changes=(Change(key="parallel.strategy", old="ddp", new="zero1"),),
+            changes=(SettingChange(key="parallel.strategy", old="ddp", new="zero1"),),
             command=now.command("network"),
             would_change="a slow network, which costs more than it saves: measure both",
         )

@@ -3,7 +3,7 @@
 import shlex
 import statistics
 
-from autotune.core.advice import Advice, Figure, figure
+from autotune.core.advice import Advice, EvidenceFigure, figure
 from autotune.core.outcome import Contaminated
 from autotune.core.trial import FinishedTrial
 from autotune.decide.advice.situation import Situation
@@ -104,5 +104,5 @@ def _detail(trials: list[FinishedTrial]) -> str:
     return str(getattr(trials[-1].outcome, "detail", ""))[:200]
 
 
-def _void(trials: list[FinishedTrial], now: Situation) -> Figure:
+def _void(trials: list[FinishedTrial], now: Situation) -> EvidenceFigure:
     return figure("trials that were void", len(trials), "count", "ledger", n=len(now.trials))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.core.advice import Gain
-from autotune.core.bottleneck import Part
+from autotune.core.bottleneck import StepPart
 from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.decide.advice.situation import Situation
 
@@ -18,7 +18,7 @@ UPDATE_OF_FIXED = (0.5, 0.25, 0.0)
 """Share of a step's fixed time that the update takes: most, usual, least. Every micro-batch pays the rest."""
 
 
-def without(part: Part, left: Range | None = None) -> Gain:
+def without(part: StepPart, left: Range | None = None) -> Gain:
     """Return the gain in tokens/s if only these shares of a part are left; None leaves nothing of it."""
     least, usual, most = left or (0.0, 0.0, 0.0)
     low, high = (part.share if bound is None else bound for bound in (part.low, part.high))

@@ -4,7 +4,7 @@ import shlex
 import statistics
 from collections import Counter
 
-from autotune.core.advice import Advice, Change, Figure, Gain, figure
+from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.core.evidence import WorkersRow
 from autotune.core.interval import CONFIDENCE, Interval
 from autotune.core.units import format_seconds
@@ -75,7 +75,7 @@ def staging(now: Situation) -> Advice | None:
         evidence=tuple(evidence),
         gain=None if waits is None else without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
         cost="the copy, before the first step, and room on the nodes' disks",
-        changes=(Change(key="data.stage_to", old=None, new="$TMPDIR"),),
+        changes=(SettingChange(key="data.stage_to", old=None, new="$TMPDIR"),),
         command=f'autotune data stage {shlex.quote(now.data_path)} --to "$TMPDIR"',
         would_change="memory of the nodes that holds all of the dataset from the first epoch on",
     )
@@ -98,7 +98,7 @@ def more_workers(now: Situation) -> Advice | None:
             evidence=(evidence, _ratio_figure(chosen)),
             gain=_measured_gain(now.workers_row(count), chosen) or without(waits, (0.0, 0.0, LEFT_WAITING_SHARE)),
             cost=f"{workers.chosen - count} more processes on each rank, and their memory",
-            changes=(Change(key="data.loader_workers", old=count, new=workers.chosen),),
+            changes=(SettingChange(key="data.loader_workers", old=count, new=workers.chosen),),
             would_change="a processor with fewer cores, or slower storage than where they were counted",
             safe=True,
         )
@@ -166,7 +166,7 @@ def fewer_workers(now: Situation) -> Advice | None:
         evidence=(_ratio_figure(chosen),),
         gain=memory,
         cost="none that was seen: the bound of the measured ratio is in the evidence",
-        changes=(Change(key="data.loader_workers", old=count, new=workers.chosen),),
+        changes=(SettingChange(key="data.loader_workers", old=count, new=workers.chosen),),
         would_change="slower storage or processors than where they were counted",
         safe=now.run is None,
     )
@@ -189,7 +189,7 @@ def undecided_workers(now: Situation) -> Advice | None:
     )
 
 
-def _ratio_figure(row: WorkersRow) -> Figure:
+def _ratio_figure(row: WorkersRow) -> EvidenceFigure:
     name = f"{row.loader_workers} loader workers, of the step on batches from memory"
     return figure(name, row.ratio, "ratio", "autotune workers", n=len(row.slot_tokens_per_s))
 

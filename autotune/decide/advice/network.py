@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 
-from autotune.core.advice import Advice, Change, Figure, Gain, figure
+from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange, figure
 from autotune.core.evidence import ExchangeRow
 from autotune.core.interval import Interval
 from autotune.core.trial import LinkFigures
@@ -35,14 +35,16 @@ def exchange(now: Situation) -> Advice | None:
     ratio = best.ratio if mine.ratio is None else Interval(value=best.ratio.value / mine.ratio.value)
     if ratio.value < WORTH_RATIO:
         return None
-    wanted = [Change(key=f"parallel.{key}", old=getattr(parallel, key), new=getattr(best, key)) for key in _OF_EXCHANGE]
+    settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _OF_EXCHANGE]
     return Advice(
         severity="should",
         claim=f"gradients travel faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
         evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that is proven")),
         gain=Gain.measured(ratio),
         cost="none that was seen; the sums of gradients are rounded in another order",
-        changes=tuple(change for change in wanted if change.old != change.new),
+        changes=tuple(
+            SettingChange(key=f"parallel.{key}", old=old, new=new) for key, old, new in settings if old != new
+        ),
         would_change="another network, or another number of nodes",
         safe=best.strategy == parallel.strategy,
     )
@@ -164,7 +166,9 @@ def uneven_ranks(now: Situation) -> Advice | None:
     if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
         return None
     packed = now.train.layout == "packed"
-    changes = () if packed or not now.knows_the_model else (Change(key="layout", old=now.train.layout, new="packed"),)
+    changes = (
+        () if packed or not now.knows_the_model else (SettingChange(key="layout", old=now.train.layout, new="packed"),)
+    )
     return Advice(
         severity="could",
         claim=f"{lost.share:.0%} of the step all ranks wait for one that takes longer, each time another one",
@@ -202,7 +206,7 @@ def slow_link(now: Situation) -> Advice | None:
     )
 
 
-def _exchange_figure(row: ExchangeRow, name: str) -> Figure:
+def _exchange_figure(row: ExchangeRow, name: str) -> EvidenceFigure:
     way = f"{row.strategy}, {row.bucket_cap_mib} MiB buckets, {row.micro_batches} times {row.rows} rows"
     rate = row.real_tokens_per_s or math.nan
     return figure(f"{name}: {way}", rate, "tokens/s", "autotune network", n=row.steps)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.core.advice import Figure, figure
-from autotune.core.bottleneck import Bottleneck, Cause, Part
+from autotune.core.advice import EvidenceFigure, figure
+from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence, WorkersRow
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.profile import Profile
@@ -40,7 +40,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class NodesMeant:
     """What is predicted of training on as many nodes as are meant."""
 
     nodes: int
@@ -80,7 +80,7 @@ class Situation:
     bottleneck: Bottleneck | None = None
     trials: tuple[FinishedTrial, ...] = ()
     data: DataFacts | None = None
-    spread: Spread | None = None
+    spread: NodesMeant | None = None
     foreign: Foreign | None = None
     missing: tuple[tuple[str, str], ...] = field(default=())
     """What was not measured and the command that would, found by whoever put this together."""
@@ -184,7 +184,7 @@ class Situation:
 
     # What was measured.
 
-    def loss(self, cause: Cause, least: float) -> Part | None:
+    def loss(self, cause: Cause, least: float) -> StepPart | None:
         """The part of a step that a cause takes; None below ``least``, or where it could not be told."""
         part = self.bottleneck.part(cause) if self.bottleneck is not None else None
         if part is None or (part.share if part.low is None else part.low) < least:
@@ -196,14 +196,14 @@ class Situation:
         parts = self.bottleneck.parts if self.bottleneck is not None else ()
         return sum(part.share for part in parts if part.cause in causes)
 
-    def part_figure(self, part: Part, name: str, n: int | None = None) -> Figure:
+    def part_figure(self, part: StepPart, name: str, n: int | None = None) -> EvidenceFigure:
         """Return a part of the step as evidence, of so many steps; None takes all that were looked at."""
         if n is None and self.bottleneck is not None:
             n = self.bottleneck.steps
         value = Interval.of(part.share, part.low, part.high, SHOWN_CONFIDENCE)
         return figure(name, value, "share", part.source, n=n)
 
-    def mfu_figure(self) -> Figure | None:
+    def mfu_figure(self) -> EvidenceFigure | None:
         """Return the MFU as evidence; None if the device's peak is not known."""
         found = self.bottleneck
         if found is None or found.mfu is None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.advice import SEVERITIES, Advice, Change
+from autotune.core.advice import SEVERITIES, Advice, SettingChange
 from autotune.core.bottleneck import Cause
 from autotune.decide.advice import batch, compute, condition, loader, network
 from autotune.decide.advice.situation import Situation
@@ -17,7 +17,7 @@ Recommendation = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AdviceRule:
     """One thing that may be wrong."""
 
     name: str
@@ -32,41 +32,41 @@ class Rule:
 
 
 RULES = (
-    Rule(name="raw-data", looks=loader.raw_data, covers=("R1", "input")),
-    Rule(name="staging", looks=loader.staging, covers=("R2", "input")),
-    Rule(name="more-workers", looks=loader.more_workers, covers=("R3", "input")),
-    Rule(name="starved-rank", looks=loader.starved_rank, covers=("input",)),
-    Rule(name="fewer-workers", looks=loader.fewer_workers, covers=("R3",)),
-    Rule(name="undecided-workers", looks=loader.undecided_workers, covers=("R3",)),
-    Rule(name="beyond-memory", looks=batch.beyond_memory, covers=("R5",)),
-    Rule(name="below-knee", looks=batch.below_knee, covers=("R5", "host")),
-    Rule(name="beyond-knee", looks=batch.beyond_knee, covers=("R5",)),
-    Rule(name="beyond-noise-scale", looks=batch.beyond_noise_scale),
-    Rule(name="padding", looks=batch.padding, covers=("padding",)),
-    Rule(name="empty-rows", looks=batch.empty_rows, covers=("padding",)),
-    Rule(name="full-precision", looks=compute.full_precision, covers=("computation", "memory")),
-    Rule(name="half-precision", looks=compute.half_precision),
-    Rule(name="dense-head", looks=compute.dense_head, covers=("computation",)),
-    Rule(name="whole-last-layer", looks=compute.whole_last_layer, covers=("computation",)),
-    Rule(name="attention-dropout", looks=compute.attention_dropout, covers=("computation",)),
-    Rule(name="host-bound", looks=compute.host_bound, covers=("host",)),
-    Rule(name="memory-bound", looks=compute.memory_bound, covers=("memory",)),
-    Rule(name="update-bound", looks=compute.update_bound, covers=("update",)),
-    Rule(name="foreach-optimizer", looks=compute.foreach_optimizer),
-    Rule(name="computing", looks=compute.computing, covers=("computation",)),
-    Rule(name="too-big-for-ddp", looks=batch.too_big, covers=("R5",)),
-    Rule(name="exchange", looks=network.exchange, covers=("R4", "network")),
-    Rule(name="network-bound", looks=network.network_bound, covers=("R4", "network")),
-    Rule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
-    Rule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
-    Rule(name="slow-rank", looks=network.slow_rank, covers=("straggler",)),
-    Rule(name="uneven-ranks", looks=network.uneven_ranks, covers=("straggler",)),
-    Rule(name="slow-link", looks=network.slow_link, covers=("network",)),
-    Rule(name="thermal", looks=condition.thermal),
-    Rule(name="company", looks=condition.company),
-    Rule(name="utilisation", looks=condition.utilisation),
-    Rule(name="edited", looks=condition.edited),
-    Rule(name="not-measured", looks=condition.not_measured),
+    AdviceRule(name="raw-data", looks=loader.raw_data, covers=("R1", "input")),
+    AdviceRule(name="staging", looks=loader.staging, covers=("R2", "input")),
+    AdviceRule(name="more-workers", looks=loader.more_workers, covers=("R3", "input")),
+    AdviceRule(name="starved-rank", looks=loader.starved_rank, covers=("input",)),
+    AdviceRule(name="fewer-workers", looks=loader.fewer_workers, covers=("R3",)),
+    AdviceRule(name="undecided-workers", looks=loader.undecided_workers, covers=("R3",)),
+    AdviceRule(name="beyond-memory", looks=batch.beyond_memory, covers=("R5",)),
+    AdviceRule(name="below-knee", looks=batch.below_knee, covers=("R5", "host")),
+    AdviceRule(name="beyond-knee", looks=batch.beyond_knee, covers=("R5",)),
+    AdviceRule(name="beyond-noise-scale", looks=batch.beyond_noise_scale),
+    AdviceRule(name="padding", looks=batch.padding, covers=("padding",)),
+    AdviceRule(name="empty-rows", looks=batch.empty_rows, covers=("padding",)),
+    AdviceRule(name="full-precision", looks=compute.full_precision, covers=("computation", "memory")),
+    AdviceRule(name="half-precision", looks=compute.half_precision),
+    AdviceRule(name="dense-head", looks=compute.dense_head, covers=("computation",)),
+    AdviceRule(name="whole-last-layer", looks=compute.whole_last_layer, covers=("computation",)),
+    AdviceRule(name="attention-dropout", looks=compute.attention_dropout, covers=("computation",)),
+    AdviceRule(name="host-bound", looks=compute.host_bound, covers=("host",)),
+    AdviceRule(name="memory-bound", looks=compute.memory_bound, covers=("memory",)),
+    AdviceRule(name="update-bound", looks=compute.update_bound, covers=("update",)),
+    AdviceRule(name="foreach-optimizer", looks=compute.foreach_optimizer),
+    AdviceRule(name="computing", looks=compute.computing, covers=("computation",)),
+    AdviceRule(name="too-big-for-ddp", looks=batch.too_big, covers=("R5",)),
+    AdviceRule(name="exchange", looks=network.exchange, covers=("R4", "network")),
+    AdviceRule(name="network-bound", looks=network.network_bound, covers=("R4", "network")),
+    AdviceRule(name="too-many-nodes", looks=network.too_many_nodes, covers=("R4", "network")),
+    AdviceRule(name="below-t-min", looks=network.below_t_min, covers=("R4", "network")),
+    AdviceRule(name="slow-rank", looks=network.slow_rank, covers=("straggler",)),
+    AdviceRule(name="uneven-ranks", looks=network.uneven_ranks, covers=("straggler",)),
+    AdviceRule(name="slow-link", looks=network.slow_link, covers=("network",)),
+    AdviceRule(name="thermal", looks=condition.thermal),
+    AdviceRule(name="company", looks=condition.company),
+    AdviceRule(name="utilisation", looks=condition.utilisation),
+    AdviceRule(name="edited", looks=condition.edited),
+    AdviceRule(name="not-measured", looks=condition.not_measured),
 )
 NOTHING, TOO_LITTLE = "change-nothing", "too-little-known"
 
@@ -112,9 +112,9 @@ def _change_nothing(now: Situation) -> Advice:
     )
 
 
-def safe_changes(advice: Iterable[Advice]) -> tuple[Change, ...]:
+def safe_changes(advice: Iterable[Advice]) -> tuple[SettingChange, ...]:
     """What may be written without a second thought; of two wishes for one setting the first counts."""
-    found: dict[str, Change] = {}
+    found: dict[str, SettingChange] = {}
     for one in advice:
         if one.safe:
             for change in one.changes:
@@ -122,7 +122,7 @@ def safe_changes(advice: Iterable[Advice]) -> tuple[Change, ...]:
     return tuple(found.values())
 
 
-def changes_of(train: TrainConfig, changes: Iterable[Change]) -> tuple[Change, ...]:
+def changes_of(train: TrainConfig, changes: Iterable[SettingChange]) -> tuple[SettingChange, ...]:
     """The changes as they are of these settings: from what these say, without those that change nothing."""
     tables = train.model_dump(mode="json")
     found = []
@@ -135,7 +135,7 @@ def changes_of(train: TrainConfig, changes: Iterable[Change]) -> tuple[Change, .
     return tuple(found)
 
 
-def with_changes(train: TrainConfig, changes: Sequence[Change]) -> TrainConfig:
+def with_changes(train: TrainConfig, changes: Sequence[SettingChange]) -> TrainConfig:
     """The settings with these changes.
 
     Raises:

@@ -1,6 +1,6 @@
 """Recommendations with their evidence, and changes of the recipe."""
 
-from autotune.core.advice import Advice, Change, Figure
+from autotune.core.advice import Advice, EvidenceFigure, SettingChange
 from autotune.decide.advice import rank
 from autotune.show.advice import gain_text, in_unit, setting_text
 from autotune.show.intervals import told_bounds
@@ -40,7 +40,7 @@ def recommendations(
 def _card(about: str | None, advice: Advice, number: int) -> Section:
     pairs: list[tuple[str, Words]] = [("Gain", (gain_text(advice.gain),)), ("Cost and risk", (sentence(advice.cost),))]
     if advice.changes:
-        pairs.append(("Change", _changes(advice.changes)))
+        pairs.append(("SettingChange", _changes(advice.changes)))
     if advice.command is not None:
         pairs.append(("Run", (Code(text=advice.command),)))
     pairs.append(("What would change this", (sentence(advice.would_change),)))
@@ -60,7 +60,7 @@ def _card(about: str | None, advice: Advice, number: int) -> Section:
     )
 
 
-def _cells(figure: Figure) -> list[str | None]:
+def _cells(figure: EvidenceFigure) -> list[str | None]:
     form, unit = in_unit(figure.unit)
     return [
         figure.name,
@@ -72,7 +72,7 @@ def _cells(figure: Figure) -> list[str | None]:
     ]
 
 
-def _changes(changes: tuple[Change, ...]) -> Words:
+def _changes(changes: tuple[SettingChange, ...]) -> Words:
     words: list[str | Code | Strong] = []
     for change in changes:
         setting = Code(text=f"{change.key} = {setting_text(change.new)}")

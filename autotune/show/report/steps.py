@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.core.bottleneck import Bottleneck, Cause, Part
+from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.units import format_share
 from autotune.show.charts.drawing import Axis, Stack, Stacks
 from autotune.show.intervals import bounds, with_interval
@@ -70,7 +70,7 @@ def _parts_words(found: Bottleneck) -> str:
     return ", ".join(f"{_CAUSES[part.cause]} {format_share(part.share)}" for part in found.parts)
 
 
-def _cells(name: str, part: Part) -> list[str | None]:
+def _cells(name: str, part: StepPart) -> list[str | None]:
     return [
         name,
         _CAUSES[part.cause],

@@ -8,7 +8,7 @@ from autotune.core.hardware import GpuProcess, GpuSample, Unavailable
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.decide.contamination import (
     MEMORY_TOLERANCE_BYTES,
-    GpuUse,
+    GpuHolders,
     describe_company,
     describe_growth,
     describe_other_users,
@@ -19,7 +19,7 @@ from autotune.decide.contamination import (
 
 GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
-FREE = GpuUse(gpu="GPU 3", used_bytes=GIB // 2, processes=())
+FREE = GpuHolders(gpu="GPU 3", used_bytes=GIB // 2, processes=())
 SAMPLE = GpuSample(
     time_s=1.0,
     utilisation=1.0,
@@ -56,7 +56,7 @@ def test_missing_readings_are_not_above_the_baseline(baseline, used):
     ],
 )
 def test_growth_is_told_with_gpu_bytes_and_holders(processes, words):
-    use = GpuUse(gpu="GPU 3", used_bytes=int(3.5 * GIB), processes=processes)
+    use = GpuHolders(gpu="GPU 3", used_bytes=int(3.5 * GIB), processes=processes)
     expected = f"GPU 3 still holds 3.5 GiB after 30 s of waiting, and held 512 MiB before the first trial {words}"
     assert describe_growth(use, GIB // 2, 30.0) == expected
 

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.bottleneck import Part
+from autotune.core.bottleneck import StepPart
 from autotune.decide.counters import Counters, data_share, with_counters
 from tests.autotune.decide.worlds import World, profile_of, settings
 
 shares = st.floats(0, 0.3)
 
 
-def parts(**known: float) -> list[Part]:
-    return [Part(cause=cause, share=share) for cause, share in known.items()]  # type: ignore[arg-type]
+def parts(**known: float) -> list[StepPart]:
+    return [StepPart(cause=cause, share=share) for cause, share in known.items()]  # type: ignore[arg-type]
 
 
 def window(**changes: object):
@@ -22,7 +22,7 @@ def window(**changes: object):
     return evidence.rows[0].model_copy(update=changes)
 
 
-def told(known: list[Part], counters: Counters, uneven: float = 0.0) -> dict[str, float]:
+def told(known: list[StepPart], counters: Counters, uneven: float = 0.0) -> dict[str, float]:
     return {one.cause: one.share for one in with_counters(known, counters, uneven)[0]}
 
 

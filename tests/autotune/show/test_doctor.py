@@ -12,7 +12,7 @@ from autotune.core.hardware import (
     SlurmFacts,
     Unavailable,
 )
-from autotune.decide.suitability import Finding
+from autotune.decide.suitability import Unsuitable
 from autotune.show.doctor import doctor_text
 from tests.fakes import FakeHost
 
@@ -99,13 +99,13 @@ def test_machine_without_gpu_says_why():
 
 
 def test_findings_are_listed_with_their_next_step():
-    finding = Finding(severity="fault", claim="It burns.", next_step="Leave.")
+    finding = Unsuitable(severity="fault", claim="It burns.", next_step="Leave.")
     text = doctor_text(MACHINE, (finding,))
     assert text.endswith("  fault:   It burns.\n           Leave.")
 
 
 def test_hostile_names_cannot_steer_the_terminal():
     host = replace(HOST, cpu_model="\x1b[2Jmodel\nfault: fake")
-    text = doctor_text(replace(MACHINE, host=host), (Finding(severity="note", claim="\x07", next_step="\r"),))
+    text = doctor_text(replace(MACHINE, host=host), (Unsuitable(severity="note", claim="\x07", next_step="\r"),))
     assert not any(ord(character) < 32 for character in text.replace("\n", ""))
     assert "\\x1b[2Jmodel fault: fake" in text

@@ -7,7 +7,7 @@ from autotune.core.advice import Advice
 from autotune.core.evidence import ExchangeRow, NetworkEvidence
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured
-from autotune.decide.advice import Situation, Spread
+from autotune.decide.advice import NodesMeant, Situation
 from autotune.decide.bottleneck import bottleneck_of_run
 from tests.autotune.decide.advice.scenarios import Scenario, ran, rates, speed, trial_of, tuned, with_evidence
 from tests.autotune.decide.worlds import World, settings, settings_with
@@ -81,7 +81,7 @@ def _of_spread(world: World) -> tuple[Scenario, Scenario]:
 
     def spread(nodes: int, twice: float | None = None) -> Situation:
         tokens = fixed_batch.global_batch_rows * 512 * 0.995 / (2 * nodes)
-        found = Spread(
+        found = NodesMeant(
             nodes=nodes, efficiency=Interval(value=efficiency(nodes)), useful_nodes=useful(),
             useful_efficiency=efficiency(useful()), tokens_per_rank=tokens, least_tokens_per_rank=60_000.0,
             twice_the_batch_efficiency=twice, source="simulated",

@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.core.advice import Advice
-from autotune.core.bottleneck import Part
+from autotune.core.bottleneck import StepPart
 from autotune.decide.advice import advise
 from autotune.decide.advice.gains import times, without
 from tests.autotune.decide.advice.scenarios import scenarios
@@ -10,7 +10,7 @@ CONFIDENCES = {0.95, 0.96, 0.98}
 """Of bounds that tell noise, of a ratio of two that decide, and of bounds that decide."""
 READINGS = {"gradient noise scale"}
 """Figures whose bounds are the middle half of what was read."""
-MEASURED = Part(cause="input", share=0.2, low=0.18, high=0.22)
+MEASURED = StepPart(cause="input", share=0.2, low=0.18, high=0.22)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_without_bounds_there_is_no_confidence(every):
 
 def test_a_part_taken_away_is_as_certain_as_the_part():
     assert without(MEASURED).confidence == 0.95
-    assert without(Part(cause="input", share=0.2)).confidence is None
+    assert without(StepPart(cause="input", share=0.2)).confidence is None
 
 
 def test_what_stays_at_best_and_at_worst_is_assumed():

@@ -6,8 +6,8 @@ Every text that a report takes from files ends in ``note``, so that a hostile on
 import math
 from pathlib import Path
 
-from autotune.core.advice import Advice, Change, Figure, Gain
-from autotune.core.bottleneck import Bottleneck, Part
+from autotune.core.advice import Advice, EvidenceFigure, Gain, SettingChange
+from autotune.core.bottleneck import Bottleneck, StepPart
 from autotune.core.evidence import (
     BaselineEvidence,
     ComputeEvidence,
@@ -273,12 +273,12 @@ def _trial(number: int, note: str) -> FinishedTrial:
 def example_bottleneck(source: str, note: str = "") -> Bottleneck:
     """Mostly computing, and some of everything."""
     parts = (
-        Part(cause="computation", share=0.862, low=0.855, high=0.868, source=f"compute_s{note}"),
-        Part(cause="network", share=0.071, low=0.066, high=0.077, source=f"communication_s{note}"),
-        Part(cause="update", share=0.031, low=0.030, high=0.032, source="optimizer_s"),
-        Part(cause="host", share=0.022, low=0.015, high=0.028, source="what is left of step_s"),
-        Part(cause="input", share=0.008, low=0.006, high=0.011, source="data_wait_s"),
-        Part(cause="padding", share=0.006, source="packing_efficiency"),
+        StepPart(cause="computation", share=0.862, low=0.855, high=0.868, source=f"compute_s{note}"),
+        StepPart(cause="network", share=0.071, low=0.066, high=0.077, source=f"communication_s{note}"),
+        StepPart(cause="update", share=0.031, low=0.030, high=0.032, source="optimizer_s"),
+        StepPart(cause="host", share=0.022, low=0.015, high=0.028, source="what is left of step_s"),
+        StepPart(cause="input", share=0.008, low=0.006, high=0.011, source="data_wait_s"),
+        StepPart(cause="padding", share=0.006, source="packing_efficiency"),
     )
     return Bottleneck(
         limit="network", decided=True, parts=parts, steps=390, source=f"{source}{note}",
@@ -289,23 +289,26 @@ def example_bottleneck(source: str, note: str = "") -> Bottleneck:
 
 def example_advice(note: str = "") -> tuple[Advice, ...]:
     """One of each severity."""
-    figure = Figure(
+    figure = EvidenceFigure(
         name=f"waiting for gradients{note}", value=0.071, unit="share", low=0.066, high=0.077, confidence=0.95, n=390,
         source=f"runs/20261122T034808Z{note}",
     )  # fmt: skip
     return (
         Advice(
             rule="thermal", severity="must", claim=f"GPU 1 slows down for heat in 31% of all samples{note}",
-            evidence=(Figure(name="temperature", value=88.0, unit="°C", n=1200, source=f"NVML{note}"),), gain=None,
+            evidence=(EvidenceFigure(name="temperature", value=88.0, unit="°C", n=1200, source=f"NVML{note}"),),
             cost=f"the node is missing while it is repaired{note}", command="autotune doctor",
             would_change=f"a day without such samples{note}",
         ),
         Advice(
             rule="exposed-network", severity="should", claim=f"7.1% of a step waits for gradients{note}",
-            evidence=(figure, Figure(name="T_min", value=234_000, unit="tokens", known="predicted", source="formula")),
+            evidence=(
+                figure,
+                EvidenceFigure(name="T_min", value=234_000, unit="tokens", known="predicted", source="formula"),
+            ),
             gain=Gain(of="real tokens/s", ratio=1.052, low=1.041, high=1.066, known="predicted"),
             cost="16-bit sums of gradients change the recipe",
-            changes=(Change(key="parallel.gradient_dtype", old="fp32", new=f"bf16{note}"),),
+            changes=(SettingChange(key="parallel.gradient_dtype", old="fp32", new=f"bf16{note}"),),
             command="autotune network --profile profiles/bert-120m-h100-nvl.toml --slurm",
             would_change="faster links, or a larger global batch", safe=True,
         ),
