@@ -89,7 +89,7 @@ class Advice:
 
     rule: str = ""
     """Name of the rule, such as ``padding``; the table of rules sets it."""
-    severity: Severity
+    severity: Severity = "should"
     claim: str
     """One sentence, with the figure that carries it."""
     evidence: tuple[EvidenceFigure, ...] = ()

@@ -101,10 +101,8 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
     waiting = 0.0
     if inside.gaps is not None:
         waiting = computing * inside.gaps + uneven
-        before = found.get("host")
-        found["host"] = StepPart(
-            cause="host", share=waiting + (before.share if before else 0.0), source=counters.source
-        )
+        before = found["host"].share if "host" in found else 0.0
+        found["host"] = StepPart(cause="host", share=waiting + before, source=counters.source)
         computing *= 1 - inside.gaps
         if "padding" in found:
             found["padding"] = found["padding"].scaled(1 - inside.gaps)

@@ -66,7 +66,10 @@ def drifts(
     if profile is None or not run.steps:
         return ()
     achieved, expected = run_rate(run), expected_rate(profile, run.header.world_size)
-    found = (_speed(run, expected, achieved), _mfu(run, expected, achieved), _memory(profile, run, trials))
+    unknown = f"nothing known of {run.header.world_size} ranks"
+    source = unknown if expected is None else f"{expected.known}: {expected.source}"
+    speed = _drift("real tokens/s", expected, source, achieved)
+    found = (speed, _mfu(run, expected, unknown, achieved), _memory(profile, run, trials))
     if not otherwise and intact:
         return found
     why = f"trained otherwise ({', '.join(otherwise)})" if otherwise else "the profile was edited"
@@ -86,19 +89,14 @@ def verdict_of(expected: Estimate, achieved: Estimate) -> str:
     return "within noise" if change.low <= 1 <= change.high else f"drift: {way}, beyond noise"
 
 
-def _speed(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
-    source = _unknown(run) if expected is None else f"{expected.known}: {expected.source}"
-    return _drift("real tokens/s", expected, source, achieved)
-
-
-def _mfu(run: Run, expected: Rate | None, achieved: Rate | None) -> Drift:
+def _mfu(run: Run, expected: Rate | None, unknown: str, achieved: Rate | None) -> Drift:
     """What the expected rate makes of the peak, by the FLOPs of a non-padding token that the run itself counted."""
     steps = settled_steps(run) or run.steps
     shares = [step.mfu / step.real_tokens_per_s for step in steps if step.mfu and step.real_tokens_per_s > 0]
     if not shares:
-        unknown = "the device's peak is not known"
-        return Drift(quantity="MFU", expected=None, expected_source=unknown, achieved=None, verdict=unknown)
-    source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else _unknown(run)
+        no_peak = "the device's peak is not known"
+        return Drift(quantity="MFU", expected=None, expected_source=no_peak, achieved=None, verdict=no_peak)
+    source = f"{expected.known}: its real tokens/s times the FLOPs of one" if expected else unknown
     return _drift("MFU", expected, source, achieved, statistics.median(shares))
 
 
@@ -113,9 +111,9 @@ def _drift(
         verdict = verdict_of(expected.estimate, achieved.estimate)
     return Drift(
         quantity=quantity,
-        expected=_known(expected, factor),
+        expected=None if expected is None else expected.interval.scaled(factor),
         expected_source=source,
-        achieved=_known(achieved, factor),
+        achieved=None if achieved is None else achieved.interval.scaled(factor),
         ratio=ratio,
         verdict=verdict,
     )
@@ -161,11 +159,3 @@ def _is_of(profile: Profile, measured: dict[str, object], rows: int) -> bool:
         return False
     train = profile.train.model_dump(mode="json")
     return all(config.get(name, train[name]) == train[name] for name in _OF_MEMORY)
-
-
-def _unknown(run: Run) -> str:
-    return f"nothing known of {run.header.world_size} ranks"
-
-
-def _known(rate: Rate | None, factor: float) -> Interval | None:
-    return None if rate is None else rate.interval.scaled(factor)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.core.hardware import GpuStatus, HostFacts, MachineFacts, SlurmFacts, Unavailable, throttle_faults
+from autotune.core.hardware import GpuStatus, HostFacts, MachineFacts, Unavailable, throttle_faults
 from autotune.core.units import format_bytes
 
 Severity = Literal["fault", "warning", "note"]
@@ -31,108 +31,70 @@ class Unsuitable:
     next_step: str
 
 
+_Told = tuple[Severity, str, str]
+"""Severity, claim, and next step."""
+
+
 def find_unsuitable(machine: MachineFacts) -> tuple[Unsuitable, ...]:
     """Name what would spoil a measurement here, the worst first; empty when nothing would."""
-    findings = [
-        *_about_place(machine.slurm),
-        *(finding for gpu in machine.gpus for finding in _about_gpu(gpu)),
-        *_about_missing_gpus(machine),
-        *_about_host(machine.host),
-        *_about_libraries(machine),
-    ]
+    told = [*(one for gpu in machine.gpus for one in _about_gpu(gpu)), *_about_missing_gpus(machine)]
+    told += [*_about_host(machine.host), *_about_software(machine)]
+    findings = [Unsuitable(severity=severity, claim=claim, next_step=next_step) for severity, claim, next_step in told]
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def _about_place(slurm: SlurmFacts) -> Iterator[Unsuitable]:
-    if slurm.is_login_node:
-        yield Unsuitable(
-            severity="warning",
-            claim="sbatch is on PATH and this is not a SLURM job: it looks like a login node, shared and without GPUs.",
-            next_step="Look from inside a job: srun --gpus=1 autotune doctor",
-        )
-
-
-def _about_gpu(gpu: GpuStatus) -> Iterator[Unsuitable]:
-    index = gpu.facts.index
-    yield from _about_gpu_users(gpu)
-    faults = () if isinstance(gpu.sample, Unavailable) else throttle_faults(gpu.sample.throttle_reasons)
-    if faults:
-        yield Unsuitable(
-            severity="fault",
-            claim=f"GPU {index} is slowed down now: {', '.join(faults)}.",
-            next_step="Let it cool, check its fans, air flow and power supply, or take another GPU.",
-        )
-    if gpu.facts.mig_enabled:
-        yield Unsuitable(
-            severity="fault",
-            claim=f"MIG is on for GPU {index}: a trial would get a slice, and NVML's figures are those of all of it.",
-            next_step=f"Take a GPU without MIG, or have it turned off: nvidia-smi -i {index} -mig 0",
-        )
-    if gpu.facts.compute_mode == "prohibited":
-        yield Unsuitable(
-            severity="fault",
-            claim=f"GPU {index} is in compute mode 'prohibited': no process can use it.",
-            next_step=f"Take another GPU, or have the mode changed: nvidia-smi -i {index} -c DEFAULT",
-        )
-
-
-def _about_gpu_users(gpu: GpuStatus) -> Iterator[Unsuitable]:
-    index = gpu.facts.index
-    used_bytes = None if isinstance(gpu.sample, Unavailable) else gpu.sample.used_bytes
-    step = f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows who uses it."
+def _about_gpu(gpu: GpuStatus) -> Iterator[_Told]:
+    index, sample = gpu.facts.index, None if isinstance(gpu.sample, Unavailable) else gpu.sample
+    used_bytes = None if sample is None else sample.used_bytes
+    free_it = f"Wait until it is free, or choose another GPU; nvidia-smi -i {index} shows who uses it."
     if not isinstance(gpu.processes, Unavailable) and gpu.processes:
         users = ", ".join(f"pid {user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes)
-        yield Unsuitable(severity="fault", claim=f"Another process computes on GPU {index}: {users}.", next_step=step)
+        yield "fault", f"Another process computes on GPU {index}: {users}.", free_it
     elif used_bytes is not None and used_bytes > MAX_UNEXPLAINED_GPU_BYTES:
         # The driver may hide the processes of other containers and other users.
         claim = f"{format_bytes(used_bytes)} of GPU {index} are taken though no process on it can be seen from here."
-        yield Unsuitable(severity="warning", claim=claim, next_step=step)
+        yield "warning", claim, free_it
+    faults = () if sample is None else throttle_faults(sample.throttle_reasons)
+    if faults:
+        cool = "Let it cool, check its fans, air flow and power supply, or take another GPU."
+        yield "fault", f"GPU {index} is slowed down now: {', '.join(faults)}.", cool
+    if gpu.facts.mig_enabled:
+        claim = f"MIG is on for GPU {index}: a trial would get a slice, and NVML's figures are those of all of it."
+        yield "fault", claim, f"Take a GPU without MIG, or have it turned off: nvidia-smi -i {index} -mig 0"
+    if gpu.facts.compute_mode == "prohibited":
+        claim = f"GPU {index} is in compute mode 'prohibited': no process can use it."
+        yield "fault", claim, f"Take another GPU, or have the mode changed: nvidia-smi -i {index} -c DEFAULT"
 
 
-def _about_missing_gpus(machine: MachineFacts) -> Iterator[Unsuitable]:
+def _about_missing_gpus(machine: MachineFacts) -> Iterator[_Told]:
     if not machine.gpus and not machine.gpu_unreadable:
-        yield Unsuitable(
-            severity="note",
-            claim=f"There is no GPU to measure: {machine.gpu_absent or 'no reason was given'}.",
-            next_step="Trials here run on the CPU; for a GPU's figures run the same commands on a machine that has it.",
-        )
-        return
+        claim = f"There is no GPU to measure: {machine.gpu_absent or 'no reason was given'}."
+        elsewhere = "Trials here run on the CPU; for a GPU's figures run the same commands on a machine that has it."
+        yield "note", claim, elsewhere
     for line in machine.gpu_unreadable:
-        yield Unsuitable(
-            severity="warning" if machine.gpus else "fault",
-            claim=f"A GPU cannot be described: {line}.",
-            next_step=f"{MEND_NVML}; or leave it out: CUDA_VISIBLE_DEVICES.",
-        )
+        leave_out = f"{MEND_NVML}; or leave it out: CUDA_VISIBLE_DEVICES."
+        yield "warning" if machine.gpus else "fault", f"A GPU cannot be described: {line}.", leave_out
 
 
-def _about_host(host: HostFacts) -> Iterator[Unsuitable]:
-    load, cpus = host.load_average_1min, host.allotted_cpus
+def _about_host(host: HostFacts) -> Iterator[_Told]:
+    load, cpus, shm_bytes = host.load_average_1min, host.allotted_cpus, host.shm_free_bytes
     if load is not None and load > MAX_LOAD_PER_ALLOTTED_CPU * cpus:
-        yield Unsuitable(
-            severity="warning",
-            claim=f"The load average is {load:.2f} with {cpus} allotted CPUs: loader workers would compete for them.",
-            next_step="Wait until the machine is quiet, or take a whole node (sbatch --exclusive).",
-        )
-    if host.shm_free_bytes is not None and host.shm_free_bytes < MIN_SHM_BYTES:
-        yield Unsuitable(
-            severity="warning",
-            claim=f"/dev/shm has {format_bytes(host.shm_free_bytes)} free: loader workers pass batches through it.",
-            next_step="Enlarge it (for a container: --shm-size=8g), or free what lies there.",
-        )
+        claim = f"The load average is {load:.2f} with {cpus} allotted CPUs: loader workers would compete for them."
+        yield "warning", claim, "Wait until the machine is quiet, or take a whole node (sbatch --exclusive)."
+    if shm_bytes is not None and shm_bytes < MIN_SHM_BYTES:
+        claim = f"/dev/shm has {format_bytes(shm_bytes)} free: loader workers pass batches through it."
+        yield "warning", claim, "Enlarge it (for a container: --shm-size=8g), or free what lies there."
     for disk in host.disks:
         if disk.is_network:
-            yield Unsuitable(
-                severity="warning",
-                claim=f"{disk.path} lies on a network file system ({disk.filesystem_type}): reading depends on others.",
-                next_step="Copy the dataset to a disk of this node first, and measure from there.",
-            )
+            claim = f"{disk.path} lies on a network file system ({disk.filesystem_type}): reading depends on others."
+            yield "warning", claim, "Copy the dataset to a disk of this node first, and measure from there."
 
 
-def _about_libraries(machine: MachineFacts) -> Iterator[Unsuitable]:
+def _about_software(machine: MachineFacts) -> Iterator[_Told]:
+    if machine.slurm.is_login_node:
+        claim = "sbatch is on PATH and this is not a SLURM job: it looks like a login node, shared and without GPUs."
+        yield "warning", claim, "Look from inside a job: srun --gpus=1 autotune doctor"
     for name in _REQUIRED_LIBRARIES:
         if name not in machine.versions:
-            yield Unsuitable(
-                severity="fault",
-                claim=f"{name} is not installed for this Python: no trial can run.",
-                next_step=f"Install it: python -m pip install {name}",
-            )
+            claim = f"{name} is not installed for this Python: no trial can run."
+            yield "fault", claim, f"Install it: python -m pip install {name}"

@@ -14,17 +14,6 @@ from autotune.decide.advice.table import (
 )
 
 __all__ = [
-    "NOTHING",
-    "RULES",
-    "TOO_LITTLE",
-    "AdviceRule",
-    "DataFacts",
-    "Foreign",
-    "NodesMeant",
-    "Situation",
-    "advise",
-    "changes_of",
-    "rank",
-    "safe_changes",
-    "with_changes",
-]
+    "NOTHING", "RULES", "TOO_LITTLE", "AdviceRule", "DataFacts", "Foreign", "NodesMeant", "Situation", "advise",
+    "changes_of", "rank", "safe_changes", "with_changes",
+]  # fmt: skip

@@ -118,7 +118,6 @@ def below_knee(now: Situation) -> Advice | None:
     if now.global_batch_rows > rows * now.ranks and shared is not None:  # the update of every step is shared out
         gain = Gain.between(shared[0], shared[1], max(shared[2], ratio.value))
     return Advice(
-        severity="should",
         claim=f"micro-batches of {rows} rows leave the device idle: {chosen} rows fit, and are faster",
         evidence=(
             figure(f"tokens/s with {rows} rows", here, "tokens/s", _PROBE),
@@ -234,7 +233,6 @@ def padding(now: Situation) -> Advice | None:
         rows = max(1, round(tokens / (train.seq_length_tokens * (1 - PACKED_LEAVES))))
         changes.append(SettingChange(key="global_batch_rows", old=train.global_batch_rows, new=rows))
     return Advice(
-        severity="should",
         claim=f"{lost.share:.0%} of the step computes padding: {layout} rows hold "
         + ("several samples, none of which attends to another" if layout == "packed" else "samples of like length"),
         evidence=evidence,

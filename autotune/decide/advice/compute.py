@@ -4,6 +4,7 @@ from autotune.core.advice import Advice, Gain, SettingChange, figure
 from autotune.decide.advice.gains import MOST_SHARE, times, without
 from autotune.decide.advice.situation import Situation
 from autotune.decide.bottleneck import MATTERS_SHARE
+from autotune.decide.work import LAYERS
 from trainer.peaks import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)
@@ -45,7 +46,6 @@ def full_precision(now: Situation) -> Advice | None:
         for products, reached in zip(PRODUCTS_SHARE, REACHED_SHARE[now_in], strict=True)
     ]
     return Advice(
-        severity="should",
         claim=f"products are computed in {now_in}: {gpu} does {fast / slow:.1f} times as many in bf16",
         evidence=(
             figure("peak in bf16", fast, "FLOP/s", "NVIDIA's data sheet", known="assumed"),
@@ -68,7 +68,6 @@ def half_precision(now: Situation) -> Advice | None:
         return None
     where = "gradients travel in" if exchanged else "the other trainer computes in"
     return Advice(
-        severity="should",
         claim=f"{where} fp16, which overflows above 65,504 and loses what lies below 6e-8; bf16 is as fast and has the "
         "range of fp32",
         evidence=(figure("largest number of fp16", 65504, "count", "IEEE 754 binary16", known="assumed"),),
@@ -95,7 +94,6 @@ def dense_head(now: Situation) -> Advice | None:
         share *= now.share("computation", "padding") if now.bottleneck is not None else 1.0
         gain = Gain.between(*(1 / (1 - min(MOST_SAVED, share * part * (1 - places))) for part in (0.75, 1.0, 1.5)))
     return Advice(
-        severity="should",
         claim=f"the prediction head computes all places, and the loss looks at {places:.0%} of them",
         evidence=(figure("places that are predicted", places, "share", "masking_probability", known="assumed"),),
         gain=gain,
@@ -114,13 +112,13 @@ def whole_last_layer(now: Situation) -> Advice | None:
     train = now.train
     if train is None or train.last_layer != "all" or train.head != "masked" or not now.knows_the_model:
         return None
-    saved = (1 - train.masking_probability) * 10 / 12 / now.layers
+    layers = int(now.of_model("num_hidden_layers", LAYERS))
+    saved = (1 - train.masking_probability) * 10 / 12 / layers
     saved *= 1.0 if now.bottleneck is None else now.share("computation", "padding")
     return Advice(
-        severity="should",
-        claim=f"the last of {now.layers} layers computes all places, and the loss looks at "
+        claim=f"the last of {layers} layers computes all places, and the loss looks at "
         f"{train.masking_probability:.0%} of them",
-        evidence=(figure("layers", now.layers, "count", "the model's config"),),
+        evidence=(figure("layers", layers, "count", "the model's config"),),
         gain=Gain.between(*(1 / (1 - part * saved) for part in (0.4, 0.8, 1.1))),
         cost="none: the loss is the same",
         changes=(SettingChange(key="last_layer", old="all", new="predicted"),),
@@ -263,7 +261,6 @@ def foreach_optimizer(now: Situation) -> Advice | None:
     if peak is None or peak + copy_bytes < 0.95 * budget_bytes:
         return None
     return Advice(
-        severity="should",
         claim="the foreach optimizer of the other trainer makes a copy as large as the weights at every step, and the "
         "memory is nearly full",
         evidence=(

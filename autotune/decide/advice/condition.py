@@ -36,7 +36,6 @@ def company(now: Situation) -> Advice | None:
     if not shared:
         return None
     return Advice(
-        severity="should",
         claim=f"somebody else used the GPU in {len(shared)} trials: {_detail(shared)}",
         evidence=(_void(shared, now),),
         cost="a node of one's own: with SLURM, --exclusive in the site file",

@@ -39,7 +39,6 @@ def raw_data(now: Situation) -> Advice | None:
     low, usual, high = TOKENS_PER_RAW[kind]
     ratio = Interval(value=usual, low=low, high=high)
     return Advice(
-        severity="should",
         claim=f"{data.path} holds raw data ({', '.join(data.kinds)}): as token ids, made once, it is read much faster",
         evidence=(
             figure("raw files", data.raw_bytes, "bytes", data.path),
@@ -70,7 +69,6 @@ def staging(now: Situation) -> Advice | None:
     if data is not None and data.token_bytes is not None:
         evidence.append(figure("dataset", data.token_bytes, "bytes", data.path))
     return Advice(
-        severity="should",
         claim=f"the dataset lies on {kind}, which all nodes and other people read: copy it to each node's own disk",
         evidence=tuple(evidence),
         gain=None if waits is None else without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
@@ -92,7 +90,6 @@ def more_workers(now: Situation) -> Advice | None:
     known = workers is not None and workers.fed and not workers.undecided_between and workers.joint is None
     if workers is not None and chosen is not None and chosen.verdict == "proven" and known and workers.chosen > count:
         return Advice(
-            severity="should",
             claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers; "
             f"{workers.chosen} were measured to be enough",
             evidence=(evidence, _ratio_figure(chosen)),
@@ -105,7 +102,6 @@ def more_workers(now: Situation) -> Advice | None:
     if workers is not None and workers.fed and workers.chosen == count and now.run is None:
         return None
     return Advice(
-        severity="should",
         claim=f"{waits.share:.0%} of the step waits for data with {count} loader workers",
         evidence=(evidence,),
         gain=without(waits, (0.0, LEFT_WAITING_SHARE, 1.0)),
@@ -130,7 +126,6 @@ def starved_rank(now: Situation) -> Advice | None:
     if not rank or times < PERSISTENT_SHARE * len(rows) or longest_s < BEHIND_RATIO * own_s:
         return None
     return Advice(
-        severity="should",
         claim=f"rank {rank}{on_host(now.run.header.hosts, rank)} waits {format_seconds(longest_s)} of a step for its "
         f"loader where rank 0 waits {format_seconds(own_s)}, and every step waits for it",
         evidence=(

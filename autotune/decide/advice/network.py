@@ -37,7 +37,6 @@ def exchange(now: Situation) -> Advice | None:
         return None
     settings = [(key, getattr(parallel, key), getattr(best, key)) for key in _OF_EXCHANGE]
     return Advice(
-        severity="should",
         claim=f"gradients travel faster with {best.strategy} and buckets of {best.bucket_cap_mib} MiB",
         evidence=(_exchange_figure(mine, "as it is"), _exchange_figure(best, "best that is proven")),
         gain=Gain.measured(ratio),
@@ -58,7 +57,6 @@ def network_bound(now: Situation) -> Advice | None:
     if now.network is not None and now.network.exchanges and now.run is None:
         return None
     return Advice(
-        severity="should",
         claim=f"{waits.share:.0%} of the step waits for gradients",
         evidence=(now.part_figure(waits, "waiting for gradients"),),
         gain=without(waits, (0.25, 0.5, 1.0)),
@@ -77,7 +75,6 @@ def too_many_nodes(now: Situation) -> Advice | None:
     known, useful = spread.efficiency, spread.useful_efficiency
     ratio = known.scaled(1 / useful)
     return Advice(
-        severity="should",
         claim=f"on {spread.nodes} nodes this global batch trains at {known.value:.0%} of what they could; "
         f"{spread.useful_nodes} are the most that reach 90 %",
         evidence=(
@@ -129,7 +126,6 @@ def slow_rank(now: Situation) -> Advice | None:
         return None
     where = on_host(now.run.header.hosts, rank)
     return Advice(
-        severity="should",
         claim=f"rank {rank}{where} computes {ratio:.2f} times as long as the median rank, and every step waits for it",
         evidence=(
             now.part_figure(lost, "waiting for it", len(rows)),
@@ -150,7 +146,6 @@ def _slow_products(now: Situation) -> Advice | None:
         return None
     rank, share = min(slow.items(), key=lambda one: one[1])
     return Advice(
-        severity="should",
         claim=f"rank {rank} multiplies at {share:.0%} of the median rank's speed, and every step would wait for it",
         evidence=(figure("its speed, of the median", share, "ratio", "links", n=len(rates)),),
         gain=Gain.between(1.0, 1 / share, 1 / share),
@@ -165,10 +160,9 @@ def uneven_ranks(now: Situation) -> Advice | None:
     lost = now.loss("straggler", MATTERS_SHARE)
     if now.run is None or now.train is None or lost is None or slow_rank(now) is not None:
         return None
-    packed = now.train.layout == "packed"
-    changes = (
-        () if packed or not now.knows_the_model else (SettingChange(key="layout", old=now.train.layout, new="packed"),)
-    )
+    layout = now.train.layout
+    packs = now.knows_the_model and layout != "packed"
+    changes = (SettingChange(key="layout", old=layout, new="packed"),) if packs else ()
     return Advice(
         severity="could",
         claim=f"{lost.share:.0%} of the step all ranks wait for one that takes longer, each time another one",
@@ -195,7 +189,6 @@ def slow_link(now: Situation) -> Advice | None:
     share = rates[name] / max(rates.values())
     waits = now.bottleneck.part("network") if now.bottleneck is not None else None
     return Advice(
-        severity="should",
         claim=f"the link from node {name} has {share:.0%} of the fastest one's speed, and every exchange passes it",
         evidence=(figure("its speed, of the fastest", share, "ratio", "autotune network", n=len(rates)),),
         # A ring is as fast as its slowest link, so the wait for gradients shrinks as the travelling does, or more.

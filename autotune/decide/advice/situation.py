@@ -14,7 +14,7 @@ from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import deal
 from autotune.decide.probe_command import command, probe_again
-from autotune.decide.work import HIDDEN_SIZE, LAYERS, of_model
+from autotune.decide.work import HIDDEN_SIZE, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
 from trainer.record import Run
@@ -109,11 +109,6 @@ class Situation:
             return self.profile.fingerprint.gpu_name
         on_gpu = self.train is not None and self.train.device == "cuda"
         return self.run.header.device if self.run is not None and on_gpu else None
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """Memory of one rank."""
-        return self.profile.constraints.memory_budget_bytes if self.profile is not None else None
 
     @property
     def data_path(self) -> str:
@@ -234,15 +229,14 @@ class Situation:
         """Whether its parts are known to this project: only such models can be packed, or have a narrow head."""
         return self.train is not None and self.train.model.config["model_type"] in FAMILIES
 
+    def of_model(self, key: str, default: float) -> float:
+        """Return a number of the model's config; the default if nothing is known of the model."""
+        return default if self.train is None else of_model(self.train, key, default)
+
     @property
     def hidden_size(self) -> int:
         """Width of the model."""
-        return int(self._of_model("hidden_size", HIDDEN_SIZE))
-
-    @property
-    def layers(self) -> int:
-        """How many it has."""
-        return int(self._of_model("num_hidden_layers", LAYERS))
+        return int(self.of_model("hidden_size", HIDDEN_SIZE))
 
     @property
     def attention_dropout(self) -> float:
@@ -251,7 +245,7 @@ class Situation:
             return self.train.attention_dropout
         modern = self.train is not None and self.train.model.config["model_type"] == "modernbert"
         name = "attention_dropout" if modern else "attention_probs_dropout_prob"
-        return float(self._of_model(name, 0.0 if modern else 0.1))
+        return float(self.of_model(name, 0.0 if modern else 0.1))
 
     @property
     def parameters(self) -> int | None:
@@ -259,9 +253,6 @@ class Situation:
         if self.run is not None:
             return self.run.header.parameters
         return self.profile.parameters if self.profile is not None else None
-
-    def _of_model(self, key: str, default: float) -> float:
-        return default if self.train is None else of_model(self.train, key, default)
 
 
 def on_host(hosts: Sequence[str], rank: int | None) -> str:
