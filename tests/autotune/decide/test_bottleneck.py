@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.bottleneck import Bottleneck
+from autotune.core.profile import Profile
 from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
 from autotune.decide.counters import Counters, counters_of_profile
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
@@ -25,8 +26,6 @@ def judged(seed: int) -> tuple[SimulatedRun, Bottleneck, Bottleneck]:
     one = simulated_run(seed)
     of_run = bottleneck_of_run(one.run, counters_of_profile(one.profile))
     of_profile = bottleneck_of_profile(one.profile)
-    assert of_run is not None
-    assert of_profile is not None
     return one, of_run, of_profile
 
 
@@ -56,12 +55,22 @@ class TestSimulatedRuns:
 GPU = World()
 
 
+def found_in(run, counters=None, **changed) -> Bottleneck:
+    """What is said of a run, with every row changed, or of a profile."""
+    if isinstance(run, Profile):
+        found = bottleneck_of_profile(run)
+    else:
+        steps = [row.model_copy(update={key: told(row) for key, told in changed.items()}) for row in run.steps]
+        found = bottleneck_of_run(replace(run, steps=tuple(steps)), counters)
+    assert found is not None
+    return found
+
+
 class TestRun:
     def test_the_first_step_does_not_count(self):
         run = run_of(GPU, settings(GPU))
         slow = run.steps[0].model_copy(update={"data_wait_s": 1e6, "step_s": 1e6})
-        found = bottleneck_of_run(replace(run, steps=(slow, *run.steps[1:])))
-        assert found is not None
+        found = found_in(replace(run, steps=(slow, *run.steps[1:])))
         assert found.limit == "computation"
 
     def test_nothing_is_said_before_the_second_step(self):
@@ -69,58 +78,43 @@ class TestRun:
         assert bottleneck_of_run(replace(run, steps=run.steps[:1])) is None
 
     def test_few_steps_show_no_spread(self):
-        found = bottleneck_of_run(run_of(GPU, settings(GPU), steps=4))
-        assert found is not None
+        found = found_in(run_of(GPU, settings(GPU), steps=4))
         assert all(part.low is None for part in found.parts)
 
     def test_a_slow_rank_is_no_slow_network(self):
         world = World(nodes=1, ranks_per_node=4, slow_rank=1.5)
-        found = bottleneck_of_run(run_of(world, settings(world)))
-        assert found is not None
+        found = found_in(run_of(world, settings(world)))
         assert found.limit == "straggler"
-        network = found.part("network")
-        assert network is not None
-        assert network.share < 0.02
+        assert found.part("network").share < 0.02
 
     def test_another_rank_that_waits_for_its_loader_is_no_slow_network(self):
         world = World(nodes=1, ranks_per_node=4)
         run = run_of(world, settings(world))
         late_s = 0.5 * run.steps[0].step_s
-        rows = [
-            row.model_copy(
-                update={
-                    "step_s": row.step_s + late_s, "communication_s": (row.communication_s or 0.0) + late_s,
-                    "longest_data_wait_s": row.data_wait_s + late_s, "longest_data_wait_rank": 2,
-                }
-            )
-            for row in run.steps
-        ]  # fmt: skip
-        found = bottleneck_of_run(replace(run, steps=tuple(rows)))
-        assert found is not None
+        found = found_in(
+            run,
+            step_s=lambda row: row.step_s + late_s,
+            communication_s=lambda row: (row.communication_s or 0.0) + late_s,
+            longest_data_wait_s=lambda row: row.data_wait_s + late_s,
+            longest_data_wait_rank=lambda _: 2,
+        )
         assert found.limit == "input"
-        waits, network = found.part("input"), found.part("network")
-        assert waits is not None
-        assert network is not None
-        assert waits.share == pytest.approx(1 / 3, abs=0.03)
-        assert network.share < 0.02
+        assert found.part("input").share == pytest.approx(1 / 3, abs=0.03)
+        assert found.part("network").share < 0.02
 
     def test_a_wait_of_all_ranks_counts_once(self):
         world = World(nodes=1, ranks_per_node=4, load_s_per_row=2e-3)
         run = run_of(world, settings(world))
-        before = bottleneck_of_run(run)
-        rows = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in run.steps]
-        assert bottleneck_of_run(replace(run, steps=tuple(rows))) == before
+        assert found_in(run, longest_data_wait_s=lambda row: row.data_wait_s) == found_in(run)
 
     @pytest.mark.parametrize(("workers", "limit"), [(2, "input"), (0, "network")])
     def test_a_loader_that_works_ahead_sets_the_pace_however_long_other_waits_are(self, workers, limit):
         world = World(gpu_name=None, nodes=2)
         run = run_of(world, settings(world, data__loader_workers=workers))
         step_s = run.steps[0].step_s
-        waits = {"data_wait_s": 0.5 * step_s, "communication_s": 1.0 * step_s, "step_s": 2.5 * step_s}
-        rows = [row.model_copy(update=waits | {"slowest_rank_ratio": 1.0}) for row in run.steps]
-        found = bottleneck_of_run(replace(run, steps=tuple(rows)))
-        assert found is not None
-        assert found.limit == limit
+        waits = {"data_wait_s": 0.5, "communication_s": 1.0, "step_s": 2.5, "slowest_rank_ratio": 1.0 / step_s}
+        changed = {key: lambda _, share=share: share * step_s for key, share in waits.items()}
+        assert found_in(run, **changed).limit == limit
 
     def test_what_a_later_row_tells_of_the_first_step_does_not_count(self):
         world = World(nodes=1, ranks_per_node=4)
@@ -129,23 +123,19 @@ class TestRun:
         first, second, *others = run.steps
         waits = [row.model_copy(update={"longest_data_wait_s": row.data_wait_s}) for row in others]
         late = second.model_copy(update={"longest_data_wait_s": 100.0, "longest_data_wait_rank": 1})
-        found = bottleneck_of_run(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
-        assert found is not None
+        found = found_in(replace(run, steps=(first.model_copy(update=unknown), late, *waits)))
         assert found.limit == "computation"
 
     def test_computing_and_waiting_that_cannot_be_told_apart_is_said(self):
         world = World(nodes=2, node_bytes_per_s=1e11)
         run = run_of(world, settings(world))
-        rows = [row.model_copy(update={"communication_s": None}) for row in run.steps]
-        found = bottleneck_of_run(replace(run, steps=tuple(rows)))
-        assert found is not None
+        found = found_in(run, communication_s=lambda _: None)
         assert any("gradients" in words for words in found.untold)
 
     def test_counters_tell_launches_from_computing(self):
         run = run_of(GPU, settings(GPU))
         idle = Counters(busy_share=0.5, tensor_share=0.2, memory_share=0.2, source="counters")
-        found = bottleneck_of_run(run, idle)
-        assert found is not None
+        found = found_in(run, idle)
         assert found.limit == "host"
         assert not any("launches" in words for words in found.untold)
 
@@ -160,29 +150,21 @@ class TestProfile:
     def test_a_slow_loader_is_seen_at_the_count_that_the_profile_has(self):
         world = World(load_s_per_row=2e-3)
         train = settings(world, data__loader_workers=1)
-        found = bottleneck_of_profile(profile_of(world, train))
+        found = found_in(profile_of(world, train))
         true = step(world, train)
-        assert found is not None
         assert found.limit == "input"
-        part = found.part("input")
-        assert part is not None
-        assert part.share == pytest.approx(true.data_wait_s / true.step_s, rel=0.1)
+        assert found.part("input").share == pytest.approx(true.data_wait_s / true.step_s, rel=0.1)
 
     def test_how_far_from_the_roof_is_told_where_windows_counted_it(self):
         profile = profile_of(GPU, settings(GPU))
-        assert profile.evidence.workers is not None
-        before = bottleneck_of_profile(profile)
-        assert before is not None
-        assert before.mfu is None
+        assert found_in(profile).mfu is None
         flops = [0.38 * 835e12, 0.42 * 835e12]
         rows = [row.model_copy(update={"model_flops_per_s_per_rank": flops}) for row in profile.evidence.workers.rows]
         workers = profile.evidence.workers.model_copy(update={"rows": rows})
         evidence = profile.evidence.model_copy(update={"workers": workers})
-        found = bottleneck_of_profile(profile.model_copy(update={"evidence": evidence}))
-        assert found is not None
+        found = found_in(profile.model_copy(update={"evidence": evidence}))
         assert (found.mfu.value, found.mfu.low) == (pytest.approx(0.4), None)  # two windows show no spread
 
     def test_counters_are_those_of_the_chosen_count(self):
         counters = counters_of_profile(profile_of(GPU, settings(GPU)))
-        assert counters is not None
         assert counters.busy_share == 1

@@ -21,14 +21,9 @@ GIB = 2**30
 UNKNOWN = Unavailable(reason="NVML: Insufficient Permissions")
 FREE = GpuHolders(gpu="GPU 3", used_bytes=GIB // 2, processes=())
 SAMPLE = GpuSample(
-    time_s=1.0,
-    utilisation=1.0,
-    used_bytes=GIB,
-    power_w=700.0,
-    sm_clock_mhz=1700,
-    throttle_reasons=("sw_power_cap",),
+    time_s=1.0, utilisation=1.0, used_bytes=GIB, power_w=700.0, sm_clock_mhz=1700, throttle_reasons=("sw_power_cap",),
     temperature_c=61,
-)
+)  # fmt: skip
 sizes = st.integers(0, 200 * GIB)
 
 

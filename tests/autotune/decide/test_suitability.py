@@ -19,55 +19,28 @@ from autotune.core.hardware import (
 from autotune.decide.suitability import SEVERITIES, find_unsuitable
 
 GIB = 2**30
+CAP = "sw_power_cap"
+SHARED = DiskFacts(path="/d", filesystem_type="lustre", free_bytes=None, is_network=True)
 HOST = HostFacts(
-    cpus_online=8,
-    cpus_affinity=8,
-    cpus_quota=None,
-    cpus_slurm=4,
-    ram_total_bytes=64 * GIB,
-    ram_available_bytes=32 * GIB,
-    ram_limit_source="the system",
-    ram_limit_bytes=None,
-    shm_free_bytes=8 * GIB,
-    cpu_model=None,
-    platform="Linux",
-    python_version="3.11.0",
-    load_average_1min=0.5,
-    disks=(DiskFacts(path=".", filesystem_type="ext4", free_bytes=GIB, is_network=False),),
-    nics=(),
-)
+    cpus_online=8, cpus_affinity=8, cpus_quota=None, cpus_slurm=4, ram_total_bytes=64 * GIB, ram_available_bytes=32 *
+    GIB, ram_limit_source="the system", ram_limit_bytes=None, shm_free_bytes=8 * GIB, cpu_model=None, platform="Linux",
+    python_version="3.11.0", load_average_1min=0.5, disks=(DiskFacts(path=".", filesystem_type="ext4", free_bytes=GIB,
+    is_network=False),), nics=(),
+)  # fmt: skip
 CARD = GpuFacts(
-    uuid="GPU-a",
-    index=3,
-    name="Card",
-    total_bytes=80 * GIB,
-    mig_enabled=False,
-    power_cap_w=350.0,
-    compute_mode="default",
-    driver="550.1",
-    compute_capability=(9, 0),
-)
+    uuid="GPU-a", index=3, name="Card", total_bytes=80 * GIB, mig_enabled=False, power_cap_w=350.0,
+    compute_mode="default", driver="550.1", compute_capability=(9, 0),
+)  # fmt: skip
 SAMPLE = GpuSample(
-    time_s=1.0,
-    utilisation=0.0,
-    used_bytes=GIB // 2,
-    power_w=70.0,
-    sm_clock_mhz=345,
-    throttle_reasons=("gpu_idle",),
+    time_s=1.0, utilisation=0.0, used_bytes=GIB // 2, power_w=70.0, sm_clock_mhz=345, throttle_reasons=("gpu_idle",),
     temperature_c=30,
-)
+)  # fmt: skip
 GPU = GpuStatus(facts=CARD, sample=SAMPLE, processes=())
 QUIET = MachineFacts(
-    time_utc=datetime(2025, 1, 1, tzinfo=UTC),
-    host=HOST,
-    gpus=(GPU,),
-    gpu_absent=None,
-    gpu_unreadable=(),
-    slurm=SlurmFacts(
-        job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",), node_name="n1"
-    ),
-    versions={"torch": "2.10", "transformers": "5.0"},
-)
+    time_utc=datetime(2025, 1, 1, tzinfo=UTC), host=HOST, gpus=(GPU,), gpu_absent=None, gpu_unreadable=(),
+    slurm=SlurmFacts( job_id="1", end_time_s=None, nodes=1, tasks=1, gpus_per_node=1, commands=("sbatch",),
+    node_name="n1" ), versions={"torch": "2.10", "transformers": "5.0"},
+)  # fmt: skip
 
 
 def with_gpu(**changes):
@@ -78,14 +51,15 @@ def with_host(**changes):
     return replace(QUIET, host=replace(HOST, **changes))
 
 
-def test_quiet_machine_has_no_findings():
-    assert find_unsuitable(QUIET) == ()
+UNKNOWN = Unavailable(reason="no permission")
+UNREAD = replace(
+    with_gpu(sample=UNKNOWN, processes=UNKNOWN), host=replace(HOST, load_average_1min=None, shm_free_bytes=None)
+)
+CAPPED = with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP,)))
 
 
-def test_figures_that_are_missing_are_no_findings():
-    unknown = Unavailable(reason="no permission")
-    machine = replace(with_gpu(sample=unknown, processes=unknown), host=replace(HOST, load_average_1min=None))
-    machine = replace(machine, host=replace(machine.host, shm_free_bytes=None))
+@pytest.mark.parametrize("machine", [QUIET, UNREAD, CAPPED], ids=["quiet", "unread", "capped"])
+def test_quiet_machines_missing_figures_and_power_caps_are_no_findings(machine):
     assert find_unsuitable(machine) == ()
 
 
@@ -94,19 +68,11 @@ def test_figures_that_are_missing_are_no_findings():
     [
         (with_host(load_average_1min=2.1), "warning", "load average is 2.10 with 4 allotted CPUs"),
         (with_host(shm_free_bytes=GIB - 1), "warning", "/dev/shm"),
-        (
-            with_host(disks=(DiskFacts(path="/d", filesystem_type="lustre", free_bytes=None, is_network=True),)),
-            "warning",
-            "/d lies on a network file system (lustre)",
-        ),
+        (with_host(disks=(SHARED,)), "warning", "/d lies on a network file system (lustre)"),
         (with_gpu(processes=(GpuProcess(pid=42, used_bytes=GIB),)), "fault", "GPU 3: pid 42 (1 GiB)"),
         (with_gpu(processes=(GpuProcess(pid=42, used_bytes=None),)), "fault", "pid 42 (n/a)"),
         (with_gpu(sample=replace(SAMPLE, used_bytes=9 * GIB)), "warning", "9 GiB of GPU 3 are taken"),
-        (
-            with_gpu(sample=replace(SAMPLE, throttle_reasons=("sw_power_cap", "hw_thermal"))),
-            "fault",
-            "now: hw_thermal.",
-        ),
+        (with_gpu(sample=replace(SAMPLE, throttle_reasons=(CAP, "hw_thermal"))), "fault", "now: hw_thermal."),
         (with_gpu(facts=replace(CARD, mig_enabled=True)), "fault", "MIG is on for GPU 3"),
         (with_gpu(facts=replace(CARD, compute_mode="prohibited")), "fault", "prohibited"),
         (replace(QUIET, gpus=(), gpu_absent="no driver"), "note", "no GPU to measure: no driver"),
@@ -122,11 +88,6 @@ def test_each_spoiler_is_named_with_a_next_step(machine, severity, words):
     assert finding.severity == severity
     assert words in finding.claim
     assert finding.next_step
-
-
-def test_power_cap_is_an_operating_state():
-    capped = replace(SAMPLE, throttle_reasons=("sw_power_cap",))
-    assert find_unsuitable(with_gpu(sample=capped)) == ()
 
 
 def test_worst_findings_come_first():

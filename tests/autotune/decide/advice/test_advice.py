@@ -1,0 +1,181 @@
+"""Every rule has a scenario in which following it delivers what it promised, and one in which it is silent."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.advice import SEVERITIES, Advice, Gain, SettingChange
+from autotune.core.bottleneck import StepPart
+from autotune.decide.advice import NOTHING, RULES, TOO_LITTLE, Situation, advise, safe_changes, with_changes
+from autotune.decide.advice.gains import times, without
+from autotune.errors import BadInput
+from tests.autotune.decide.advice.scenarios import ran, scenarios, tuned
+from tests.autotune.decide.worlds import World, settings
+from tests.autotune.profiles import example_profile
+
+EVERY = scenarios()
+CONFIDENCES = {0.95, 0.96, 0.98}
+"""Of bounds that tell noise, of a ratio of two that decide, and of bounds that decide."""
+READINGS = {"gradient noise scale"}
+"""Figures whose bounds are the middle half of what was read."""
+MEASURED = StepPart(cause="input", share=0.2, low=0.18, high=0.22)
+GPU = World()
+TOLERANCE = 0.1
+"""Of a promise without an interval."""
+PAPER = {"R1", "R2", "R3", "R4", "R5"}
+CAUSES = {"input", "padding", "network", "straggler", "host", "memory", "update", "computation"}
+
+
+def test_every_rule_has_a_scenario_and_no_scenario_is_of_no_rule():
+    assert {one.rule for one in EVERY} == {rule.name for rule in RULES} | {NOTHING, TOO_LITTLE}
+
+
+def test_rules_cover_the_paper_and_every_bottleneck():
+    assert {covered for rule in RULES for covered in rule.covers} == PAPER | CAUSES
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda one: f"{one.rule}: {one.what}")
+class TestScenario:
+    def test_the_rule_speaks_with_evidence_cost_and_what_would_change_it(self, scenario):
+        advice = scenario.spoken()
+        assert advice is not None
+        assert advice.claim
+        assert advice.cost
+        assert advice.would_change
+        said_in_words = advice.rule in ("half-precision", "foreach-optimizer")  # of another trainer
+        assert advice.severity in ("must", "note") or advice.changes or advice.command or said_in_words
+
+    def test_the_rule_is_silent_where_there_is_nothing_to_say(self, scenario):
+        assert scenario.is_silent()
+
+    def test_following_it_delivers_what_was_promised(self, scenario):
+        advice = scenario.spoken()
+        assert advice is not None
+        if scenario.delivered is None:
+            # Nothing is promised in words; raw data and full memories are followed for real by benchmarks.advice.
+            assert advice.gain is None or advice.rule == "raw-data"
+            return
+        assert advice.gain is not None
+        delivered = scenario.delivered(advice)
+        low = advice.gain.ratio * (1 - TOLERANCE) if advice.gain.low is None else advice.gain.low
+        high = advice.gain.ratio * (1 + TOLERANCE) if advice.gain.high is None else advice.gain.high
+        assert low * 0.98 <= delivered <= high * 1.02
+        # Wide intervals promise nothing: what is likeliest must be near as well, on the right side of nothing.
+        assert (delivered - 1) * (advice.gain.ratio - 1) > 0
+        assert 0.5 < (delivered - 1) / (advice.gain.ratio - 1) < 2
+
+
+class TestOrder:
+    def test_what_fails_comes_first_then_what_gains_most(self):
+        now = tuned(GPU, settings(GPU, precision="fp32"), micro_batch_rows=10**6)
+        found = advise(now)
+        assert found[0].severity == "must"
+        speedups = [1.0 if one.gain is None else one.gain.speedup for one in found[1:]]
+        assert speedups == sorted(speedups, reverse=True)
+
+    def test_money_is_no_time(self):
+        hours = Gain(of="GPU-hours", ratio=0.4, known="predicted")
+        tokens = Gain(of="tokens to the same loss", ratio=0.5, known="predicted")
+        assert (hours.speedup, tokens.speedup) == (1.0, 2.0)
+
+
+class TestNothing:
+    def test_good_settings_are_left_alone(self):
+        found = advise(ran(GPU, settings(GPU)))
+        assert NOTHING in [one.rule for one in found]
+        assert all(one.severity == "note" for one in found)
+
+    def test_it_is_not_said_beside_something_to_do(self):
+        assert NOTHING not in [one.rule for one in advise(ran(GPU, settings(GPU, layout="padded")))]
+
+    def test_an_empty_situation_has_nothing_to_do(self):
+        assert [one.rule for one in advise(Situation(train=None))] == [TOO_LITTLE]
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Advice]:
+    return [advice for scenario in EVERY for advice in advise(scenario.speaks())]
+
+
+def test_names_are_unique_and_severities_known(every):
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert {one.severity for one in every} <= set(SEVERITIES)
+    assert {one.rule for one in every} <= {rule.name for rule in RULES} | {NOTHING, TOO_LITTLE}
+
+
+@pytest.mark.parametrize("rule", ["beyond-memory", "foreach-optimizer"])
+@pytest.mark.parametrize(("driver", "known"), [("580.1", "measured"), ("0.0 (nullgpu)", "allocator")])
+def test_peaks_of_a_pretended_gpu_are_evidence_of_the_allocator(rule, driver, known):
+    now = tuned(GPU, settings(GPU), micro_batch_rows=10**6)
+    if rule == "foreach-optimizer":
+        now = next(one.speaks() for one in EVERY if one.rule == rule)
+    here = now.profile.fingerprint.model_copy(update={"driver": driver})
+    now = replace(now, profile=now.profile.model_copy(update={"fingerprint": here}))
+    [found] = [one for one in advise(now) if one.rule == rule]
+    assert [one.known for one in found.evidence if "peak" in one.name] == [known]
+
+
+def test_a_run_without_a_profile_is_enough_for_advice():
+    now = replace(ran(GPU, settings(GPU, layout="padded")), data=None)
+    assert "padding" in [one.rule for one in advise(now)]
+
+
+def test_bounds_of_measured_figures_name_their_confidence(every):
+    bounded = [figure for advice in every for figure in advice.evidence if figure.low is not None]
+    assert bounded
+    for figure in bounded:
+        is_interval = figure.known != "assumed" and figure.name not in READINGS
+        assert (figure.confidence in CONFIDENCES) == is_interval, figure
+
+
+def test_gains_name_a_confidence_only_where_nothing_is_assumed(every):
+    bounded = [advice.gain for advice in every if advice.gain is not None and advice.gain.low is not None]
+    assert all(gain.confidence in CONFIDENCES for gain in bounded if gain.known == "measured")
+    assert any(gain.confidence is None for gain in bounded)
+
+
+def test_without_bounds_there_is_no_confidence(every):
+    figures = [figure for advice in every for figure in advice.evidence]
+    gains = [advice.gain for advice in every if advice.gain is not None]
+    assert all(one.confidence is None for one in [*figures, *gains] if one.low is None)
+
+
+def test_a_part_taken_away_is_as_certain_as_the_part():
+    assert without(MEASURED).confidence == 0.95
+    assert without(StepPart(cause="input", share=0.2)).confidence is None
+
+
+def test_what_stays_at_best_and_at_worst_is_assumed():
+    assert without(MEASURED, (0.0, 0.5, 1.0)).confidence is None
+    assert times(without(MEASURED), (1.0, 1.1, 1.2)).confidence is None
+
+
+def advice(*changes: SettingChange, safe: bool = True) -> Advice:
+    return Advice(
+        rule="x", severity="should", claim="", evidence=(), gain=None, cost="", changes=changes, would_change="",
+        safe=safe,
+    )  # fmt: skip
+
+
+def test_only_safe_changes_count_and_the_first_of_two_wishes():
+    found = safe_changes(
+        [
+            advice(SettingChange(key="micro_batch_rows", old=2, new=4)),
+            advice(
+                SettingChange(key="micro_batch_rows", old=2, new=8),
+                SettingChange(key="head", old="dense", new="masked"),
+            ),
+            advice(SettingChange(key="precision", old="fp32", new="bf16"), safe=False),
+        ]
+    )
+    assert [(change.key, change.new) for change in found] == [("micro_batch_rows", 4), ("head", "masked")]
+
+
+def test_dotted_keys_reach_inner_tables():
+    train = with_changes(example_profile().train, [SettingChange(key="data.loader_workers", old=1, new=5)])
+    assert train.data.loader_workers == 5
+
+
+def test_settings_that_are_none_are_refused():
+    with pytest.raises(BadInput):
+        with_changes(example_profile().train, [SettingChange(key="micro_batch_rows", old=2, new=0)])
