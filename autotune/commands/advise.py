@@ -115,12 +115,9 @@ def _default_place() -> Path:
     profiles = _profiles()
     if len(profiles) == 1:
         return profiles[0]
-    there = (
-        f"there are {len(profiles)} profiles in {_PROFILES}/"
-        if profiles
-        else f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/"
-    )
-    raise UsageError(there, next_step=_NAME_ONE)
+    none = f"there is no run in {_RUNS}/ and no profile in {_PROFILES}/"
+    several = f"there are {len(profiles)} profiles in {_PROFILES}/"
+    raise UsageError(several if profiles else none, next_step=_NAME_ONE)
 
 
 def _profiles() -> list[Path]:
@@ -155,12 +152,8 @@ def _apply(now: "Situation", found: "tuple[Advice, ...]", out: Path | None) -> A
         raise UsageError(f"--out {path} is the profile itself", next_step="Name another file; the old one stays.")
     advised = with_advice(now.profile, changes)
     kept = write_profile(path, rebased(advised, old, path))
-    return Applied(
-        profile=str(path),
-        of=str(old),
-        kept=None if kept is None else str(kept),
-        changes=tuple(change_text(change) for change in changes),
-    )
+    told = tuple(change_text(change) for change in changes)
+    return Applied(profile=str(path), of=str(old), kept=None if kept is None else str(kept), changes=told)
 
 
 def _applied_text(applied: Applied | None) -> str:

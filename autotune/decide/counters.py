@@ -96,45 +96,37 @@ def with_counters(parts: Sequence[StepPart], counters: Counters, uneven: float =
             for long, programs that hand out work from step to step.
     """
     found = {one.cause: one for one in parts}
-    inside = _inside(found, counters)
+    gaps, moving = _inside(found, counters)
     computing = max(0.0, 1 - sum(one.share for one in parts if one.cause != "padding"))
     waiting = 0.0
-    if inside.gaps is not None:
-        waiting = computing * inside.gaps + uneven
+    if gaps is not None:
+        waiting = computing * gaps + uneven
         before = found["host"].share if "host" in found else 0.0
         found["host"] = StepPart(cause="host", share=waiting + before, source=counters.source)
-        computing *= 1 - inside.gaps
+        computing *= 1 - gaps
         if "padding" in found:
-            found["padding"] = found["padding"].scaled(1 - inside.gaps)
+            found["padding"] = found["padding"].scaled(1 - gaps)
         for cause in ("straggler", "network"):
             if cause in found:
                 taken = min(uneven, found[cause].share)
                 found[cause] = found[cause].scaled(1 - taken / found[cause].share) if taken else found[cause]
                 uneven -= taken
-    if inside.moving is not None:
-        waits = computing * inside.moving
+    if moving is not None:
+        waits = computing * moving
         padding = found.get("padding")
         if padding is not None and waits >= padding.share:
             # What is moved for padding counts once, as the larger of the two.
-            found["padding"] = padding.scaled(1 - inside.moving)
+            found["padding"] = padding.scaled(1 - moving)
         elif padding is not None:
-            waits -= padding.share * inside.moving
+            waits -= padding.share * moving
         found["memory"] = StepPart(cause="memory", share=waits, source=counters.source)
     return list(found.values()), waiting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Inside:
-    """Of computing, without waits and updates; None where counters do not tell."""
+def _inside(found: dict[Cause, StepPart], counters: Counters) -> tuple[float | None, float | None]:
+    """Return the share of computing in which no kernel has work, and that of the rest in which they wait for memory.
 
-    gaps: float | None
-    """Part in which no kernel has work."""
-    moving: float | None
-    """Part of the rest in which kernels wait for memory."""
-
-
-def _inside(found: dict[Cause, StepPart], counters: Counters) -> _Inside:
-    """What the counters of a window are without what else it holds.
+    The counters of a window hold waits and updates as well, which are taken out; None if they do not tell.
 
     Memory is looked at twice: as what products leave of the time, going by the matrix units, in which kernels that do
     neither would count as well; and as the traffic beyond that of products, in which they would not. Between the two
@@ -157,4 +149,4 @@ def _inside(found: dict[Cause, StepPart], counters: Counters) -> _Inside:
         traffic = max(0.0, counters.memory_share - MOVING_REACH * updating) / running
         beyond = max(0.0, traffic - PRODUCT_TRAFFIC * products) / MOVING_REACH
         moving = min(1.0, (1 - products + beyond) / 2)
-    return _Inside(gaps=gaps, moving=moving)
+    return gaps, moving

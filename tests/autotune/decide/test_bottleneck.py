@@ -112,8 +112,8 @@ class TestRun:
         world = World(gpu_name=None, nodes=2)
         run = run_of(world, settings(world, data__loader_workers=workers))
         step_s = run.steps[0].step_s
-        waits = {"data_wait_s": 0.5, "communication_s": 1.0, "step_s": 2.5, "slowest_rank_ratio": 1.0 / step_s}
-        changed = {key: lambda _, share=share: share * step_s for key, share in waits.items()}
+        waits = {"data_wait_s": 0.5 * step_s, "communication_s": 1.0 * step_s, "step_s": 2.5 * step_s}
+        changed = {key: lambda _, value=value: value for key, value in (waits | {"slowest_rank_ratio": 1.0}).items()}
         assert found_in(run, **changed).limit == limit
 
     def test_what_a_later_row_tells_of_the_first_step_does_not_count(self):
