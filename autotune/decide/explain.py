@@ -161,7 +161,8 @@ def _micro_batch(profile: Profile, probe: ProbeEvidence) -> Explanation:
     rejected = [_against(point, best) for point in probe.curve if point.rows != rows and best is not None]
     if probe.infeasible_min is not None:
         rejected.append(f"{probe.infeasible_min} rows: refused for want of memory")
-    chosen, origin, because = rows, known, probe.choice
+    origin: Origin = known
+    chosen, because = rows, probe.choice
     if probe.curve:
         batch, ranks = profile.train.global_batch_rows, probe.local_ranks
         chosen = choose_micro_batch(probe.curve, probe.feasible_max, global_rows=batch, ranks=ranks).rows
