@@ -14,8 +14,8 @@ from autotune.core.evidence import ComputeEvidence, ExchangeRow, WorkersRow
 from autotune.core.profile import Profile
 from autotune.decide.counters import Counters, counters_of, data_share, row_of, with_counters
 from autotune.decide.network import expected_largest
+from autotune.decide.shape import place_share
 from autotune.decide.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
-from autotune.decide.work import place_share
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
 from trainer.peaks import peak_flops_per_s, product_format

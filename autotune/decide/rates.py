@@ -5,7 +5,7 @@ What a report expects of a run and what a comparison holds against each other ar
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.core.evidence import ScalingRow
@@ -18,6 +18,8 @@ from trainer.record import Run, StepRow
 WARM_UP_SHARE, MOST_WARM_UP_ROWS = 0.1, 20
 """Of a run's logged steps: caches, clocks and allocators settle in them."""
 
+ReadFrom = Literal["training", "windows", "steps", "scaling", "run"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
@@ -29,7 +31,7 @@ class Rate:
     """With bounds as they were measured."""
     known: Literal["measured", "predicted"] = "measured"
     ranks: int
-    read_from: Literal["training", "windows", "steps", "scaling", "run"]
+    read_from: ReadFrom
     source: str
 
     @property
@@ -118,10 +120,8 @@ def _by_steps(profile: Profile) -> Rate | None:
     if probe is None or fill is None or point is None:
         return None
     interval = point.slot_rate.scaled(fill)
-    return Rate(
-        estimate=of_bounds(interval, point.timed_steps), interval=interval, ranks=probe.local_ranks, read_from="steps",
-        source="steps on full rows, times the share of rows that holds tokens",
-    )  # fmt: skip
+    source = "steps on full rows, times the share of rows that holds tokens"
+    return _rate(of_bounds(interval, point.timed_steps), probe.local_ranks, "steps", source, interval)
 
 
 def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
@@ -131,18 +131,13 @@ def _scaled(row: ScalingRow, predicted: ScalingRow, ranks: int) -> Rate:
         for end in (predicted.efficiency_low, predicted.efficiency_high)
     )
     interval = Interval.of(row.real_tokens_per_s, low, high, CONFIDENCE)
-    return Rate(
-        estimate=of_bounds(interval),
-        interval=interval,
-        known="measured" if row.measured else "predicted",
-        ranks=ranks,
-        read_from="scaling",
-        source=f"the scaling curve, {row.nodes} nodes",
-    )
+    rate = _rate(of_bounds(interval), ranks, "scaling", f"the scaling curve, {row.nodes} nodes", interval)
+    return replace(rate, known="measured" if row.measured else "predicted")
 
 
-def _rate(estimate: Estimate, ranks: int, read_from: Literal["training", "windows", "run"], source: str) -> Rate:
-    return Rate(estimate=estimate, interval=estimate.interval(), ranks=ranks, read_from=read_from, source=source)
+def _rate(estimate: Estimate, ranks: int, read_from: ReadFrom, source: str, interval: Interval | None = None) -> Rate:
+    known = estimate.interval() if interval is None else interval
+    return Rate(estimate=estimate, interval=known, ranks=ranks, read_from=read_from, source=source)
 
 
 def _positive(figures: Sequence[float]) -> list[float]:

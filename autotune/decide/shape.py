@@ -8,13 +8,16 @@ import numpy.typing as npt
 
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.core.network import GradientPart
-from autotune.decide.work import HIDDEN_SIZE, LAYERS, layer_weights, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
 from trainer.peaks import ModelWork
 
 Int64 = npt.NDArray[np.int64]
 
+HIDDEN_SIZE, LAYERS = 768, 12
+"""Where a config leaves them out: BERT's, and those of most encoders."""
+_NARROW_PARTS = 10 / 12
+"""Of a layer, that only its result needs: queries, output and MLP, but neither keys nor values."""
 _VOCAB_MULTIPLE = 64
 """Rows of the table of embeddings come in whole tiles."""
 _PARTS_PER_LAYER = 4
@@ -111,3 +114,37 @@ def _reaches(train: TrainConfig, layers: int) -> tuple[int | None, ...]:
     if isinstance(kinds, list) and len(kinds) == layers:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     return tuple(window if number % every else None for number in range(layers))
+
+
+def of_model(train: TrainConfig, key: str, default: float) -> float:
+    """A number of the model's config."""
+    value = train.model.config.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def layer_weights(train: TrainConfig) -> float:
+    """Of one layer's matrices."""
+    hidden = of_model(train, "hidden_size", HIDDEN_SIZE)
+    inner = of_model(train, "intermediate_size", 4 * hidden)
+    gated = 3 if train.model.config["model_type"] == "modernbert" else 2
+    return 4 * hidden**2 + gated * hidden * inner
+
+
+def place_share(train: TrainConfig, parameters: int | None) -> float:
+    """Return the share of a step's products that grows with all places, padding included.
+
+    The rest grows with places to predict: of a masked head, and of ten of the last layer's twelve parts. Counted in
+    multiply-adds with weights; attention's own products are left out.
+
+    Args:
+        train: With the model's config.
+        parameters: Of the model; without them nothing is known of its vocabulary, and all counts.
+    """
+    if parameters is None or train.head == "dense" or train.model.config["model_type"] not in FAMILIES:
+        return 1.0
+    hidden, layers = of_model(train, "hidden_size", HIDDEN_SIZE), of_model(train, "num_hidden_layers", LAYERS)
+    body = layers * layer_weights(train)
+    embedded = max(0.0, parameters - body)  # of which the table of embeddings is by far the most
+    narrow = _NARROW_PARTS * layer_weights(train) if train.last_layer == "predicted" else 0.0
+    predicted = train.masking_probability * (embedded + hidden**2 + narrow)
+    return (body - narrow) / (body - narrow + predicted)

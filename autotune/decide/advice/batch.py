@@ -13,9 +13,9 @@ from autotune.decide.advice.gains import faster_with, times, without
 from autotune.decide.advice.situation import Situation
 from autotune.decide.bottleneck import rows_of_this_start
 from autotune.decide.choose import choose_micro_batch, deal, rows_with_headroom
+from autotune.decide.shape import place_share
 from autotune.decide.sharding import model_share, state_of_terms, zero_share
 from autotune.decide.statistics import difference, of_bounds
-from autotune.decide.work import place_share
 
 WORTH_RATIO = 1.02
 """Within two per cent nothing is faster than anything."""

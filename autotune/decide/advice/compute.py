@@ -4,7 +4,7 @@ from autotune.core.advice import Advice, Gain, SettingChange, figure
 from autotune.decide.advice.gains import MOST_SHARE, times, without
 from autotune.decide.advice.situation import Situation
 from autotune.decide.bottleneck import MATTERS_SHARE
-from autotune.decide.work import LAYERS
+from autotune.decide.shape import LAYERS
 from trainer.peaks import peak_flops_per_s, product_format
 
 PRODUCTS_SHARE = (0.65, 0.8, 0.9)

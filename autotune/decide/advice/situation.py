@@ -14,7 +14,7 @@ from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
 from autotune.decide.choose import deal
 from autotune.decide.probe_command import command, probe_again
-from autotune.decide.work import HIDDEN_SIZE, of_model
+from autotune.decide.shape import HIDDEN_SIZE, of_model
 from trainer.config import TrainConfig
 from trainer.families import FAMILIES
 from trainer.record import Run
