@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from autotune.core.bottleneck import Bottleneck
 from autotune.core.profile import Profile
-from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run
+from autotune.decide.bottleneck import bottleneck_of_profile, bottleneck_of_run, parts_of_rows, uneven_share
 from autotune.decide.counters import Counters, counters_of_profile
 from tests.autotune.decide.worlds import World, profile_of, run_of, settings, step
 from tests.autotune.profiles import example_profile
 from tests.simulators.machines import CAUSES
 from tests.simulators.runs import SimulatedRun, simulated_run
+from trainer.record import StepRow
 
 RUNS = 120
 """The benchmark takes 400."""
@@ -168,3 +169,40 @@ class TestProfile:
     def test_counters_are_those_of_the_chosen_count(self):
         counters = counters_of_profile(profile_of(GPU, settings(GPU)))
         assert counters.busy_share == 1
+
+
+TWO = World(ranks_per_node=2, slow_rank=1.5)
+
+
+def rows(**changes: object) -> list[StepRow]:
+    return [row.model_copy(update=changes) for row in run_of(TWO, settings(TWO), steps=12).steps]
+
+
+def share(of: list[StepRow], cause: str) -> float:
+    return next(part.share for part in parts_of_rows(of, "x", 1.0) if part.cause == cause)
+
+
+class TestRowsOfAllRanks:
+    """What rows tell of all ranks: late, and not in every row."""
+
+    def test_rows_that_do_not_tell_of_all_ranks_yet_are_taken_for_like_the_others(self):
+        told = rows()
+        late = [row.model_copy(update={"slowest_rank": None, "slowest_rank_ratio": None}) for row in told[:6]] + told[
+            6:
+        ]
+        assert share(late, "straggler") == pytest.approx(share(told, "straggler"), rel=0.05)
+
+    def test_waits_of_another_rank_are_taken_for_like_those_that_are_told(self):
+        wait_s = 0.2 * rows()[0].step_s
+        told = rows(longest_data_wait_s=wait_s)
+        late = [row.model_copy(update={"longest_data_wait_s": None}) for row in told[:6]] + told[6:]
+        assert share(late, "input") == pytest.approx(share(told, "input"), rel=0.05)
+
+    def test_one_slow_rank_is_not_uneven(self):
+        assert uneven_share(rows()) == 0
+
+    def test_another_slow_rank_every_time_is_uneven_where_rows_are_alike(self):
+        turns = [row.model_copy(update={"slowest_rank": number % 2}) for number, row in enumerate(rows())]
+        assert uneven_share(turns) > 0.1
+        widths = [row.model_copy(update={"slot_tokens": 1000 + number}) for number, row in enumerate(turns)]
+        assert uneven_share(widths) == 0
