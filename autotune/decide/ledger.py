@@ -140,11 +140,10 @@ def _windows(records: Iterable[TrialRecord]) -> Iterator[FeedFigures]:
             yield FeedFigures.of(outcome)
 
 
-def _slot_rate(figures: StepFigures) -> object:
-    """As the probe computes it; None where a stranger's figures are none."""
-    seconds = [one for one in figures.step_s if isinstance(one, float | int) and one > 0]
-    tokens = figures.slot_tokens_per_step
-    return tokens / statistics.median(seconds) if seconds and isinstance(tokens, float | int) else None
+def _slot_rate(figures: StepFigures) -> float | None:
+    """Return the rate as the probe computes it."""
+    seconds = [one for one in figures.step_s if one > 0]
+    return figures.slot_tokens_per_step / statistics.median(seconds) if seconds else None
 
 
 def _is_among(figure: float, found: Iterable[object]) -> bool:
