@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.core.trial import TrialRecord
 from autotune.decide.ledger import check_ledger, ledger_sha256, own_records
 from tests.autotune.profiles import FINGERPRINT, example_profile
 from tests.autotune.trials import record, records_of_example
