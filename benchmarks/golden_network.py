@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from autotune.core.network import Exchange, GradientPart, Link, Network, RankCompute
 from autotune.decide.network import hidden_bound_s, step_time
-from autotune.decide.scaling import Load, Predicted, best, exchanges
+from autotune.decide.scaling import Load, PredictedStep, best, exchanges
 from benchmarks.bars import Bar
 
 ROW_TOKENS = 512
@@ -61,7 +61,7 @@ def bound(of: RankCompute, rows: int, micro_batches: int, nodes: int) -> float:
     return alone / hidden_bound_s(of, rows, micro_batches, Exchange(), network(nodes))
 
 
-def tuned(sequences: int, nodes: int = 128) -> Predicted:
+def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
     """The best exchange of the 120 M model in bf16 with a global batch of so many sequences.
 
     Raises:

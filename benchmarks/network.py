@@ -20,11 +20,10 @@ from typing import Any
 
 from autotune.core.network import MIB, Exchange
 from autotune.core.trial import ExchangeFigures
-from autotune.decide.network import step_time
+from autotune.decide.network import compute_of, step_time
 from autotune.measure.clock import SystemClock
 from autotune.measure.together import TogetherMachine
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.rank_compute import compute_of
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger
 from benchmarks import golden_network, useful_nodes
@@ -170,12 +169,12 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")
-        fit = tuning.fits["between"]
+        fit = tuning.fits["between nodes"]
         rows = []
         for kept, (micro_batches, exchange) in zip(measured, PREDICTED, strict=True):
             ratios, steps, withouts = [], [], []
             for one in kept:
-                compute = replace(compute_of(one.around, 0.0), slowdown_share=tuning.slowdown_share)
+                compute = replace(compute_of(one.around, 0.0).of_rank, slowdown_share=tuning.slowdown_share)
                 time = step_time(compute, ROWS, micro_batches, exchange, tuning.network())
                 steps.append(statistics.median(one.travelled.step_s))
                 withouts.append(statistics.median(one.around.step_s))
@@ -184,7 +183,7 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
             rows.append(
                 {
                     "hosts": count, "bits_per_s": rate, "micro_batches": micro_batches, "exchange": exchange.name,
-                    "latency_s": fit.latency_s.value, "bytes_per_s": fit.bytes_per_s.value,
+                    "latency_s": fit.latency_s, "bytes_per_s": fit.bytes_per_s,
                     "without_s": statistics.median(withouts), "slowdown_share": tuning.slowdown_share,
                     "measured_s": middle, "predicted_s": statistics.median(ratios) * middle,
                 }

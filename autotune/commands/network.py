@@ -39,7 +39,7 @@ def network(
     from autotune.search.profiles import probed_here, read_profile, report_directory
     from autotune.show.answers import answer_json
     from autotune.show.network import network_text
-    from autotune.tuning.network import NetworkAsked, tune_network
+    from autotune.tuning.network import tune_network
     from autotune.tuning.together import nodes_here
     from trainer.dataset import read_manifest
 
@@ -63,8 +63,11 @@ def network(
         return
     if not here:
         refuse_login_node(["autotune", *arguments_of(context)])
-    asked = NetworkAsked(
-        data=stored.data_dir(data),
+    directory = stored.data_dir(data)
+    found, _ = tune_network(
+        stored,
+        read_manifest(directory),
+        data=directory,
         reports=reports,
         minutes=minutes,
         nodes=nodes or nodes_here(),
@@ -72,5 +75,4 @@ def network(
         links_only=links_only,
         trial_timeout_s=trial_timeout,
     )
-    found, _ = tune_network(stored, asked, read_manifest(asked.data))
     print(answer_json(found) if as_json else network_text(found, profile))

@@ -189,10 +189,10 @@ def tune_between_nodes(
     reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
-    from autotune.tuning.between_nodes import BetweenNodes, measure_between_nodes
+    from autotune.tuning.between_nodes import measure_between_nodes
 
-    asked = BetweenNodes(found=tuned, data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
-    _say(measure_between_nodes(asked), as_json=False)
+    found = measure_between_nodes(tuned, data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
+    _say(found, as_json=False)
 
 
 def _second(first: JobRequest, number: str, asked: "TuneAsked") -> JobRequest:

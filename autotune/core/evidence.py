@@ -7,7 +7,7 @@ from pydantic import Field
 
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.interval import CONFIDENCE, SHOWN_CONFIDENCE, Interval
-from autotune.core.network import Scope
+from autotune.core.network import GradientPart, Link, RankCompute, Scope
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
 
@@ -227,6 +227,20 @@ class LinkEvidence(Table):
     worst_error_share: NonNegativeFloat
     """Of the straight line at any size."""
 
+    @property
+    def link(self) -> Link:
+        """The likely link."""
+        return Link(latency_s=self.latency_s, bytes_per_s=self.bytes_per_s)
+
+    @property
+    def ends(self) -> tuple[Link, Link] | None:
+        """The link at the worse and at the better end of its bounds; None without bounds."""
+        slow, fast = self.bytes_per_s_low, self.bytes_per_s_high
+        late, early = self.latency_s_high, self.latency_s_low
+        if slow is None or fast is None or late is None or early is None:
+            return None
+        return Link(latency_s=late, bytes_per_s=slow), Link(latency_s=early, bytes_per_s=fast)
+
 
 class ComputeEvidence(Table):
     """What a step costs a rank while all ranks compute and no gradient travels."""
@@ -248,6 +262,20 @@ class ComputeEvidence(Table):
     """Of gradients in the order in which they are ready, small ones together."""
     gradient_ready_shares: list[Share]
     """After which part of backward each is."""
+
+    @property
+    def of_rank(self) -> RankCompute:
+        """The same for any number of rows."""
+        parts = zip(self.gradient_elements, self.gradient_ready_shares, strict=True)
+        return RankCompute(
+            row_s=(self.micro_batch_s - self.fixed_s) / self.rows,
+            micro_batch_s=self.fixed_s,
+            update_s=self.update_s,
+            gradients=tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in parts),
+            forward_share=self.forward_share,
+            jitter_share=self.jitter_share,
+            slowdown_share=self.slowdown_share,
+        )
 
 
 class ExchangeRow(Table):

@@ -3,13 +3,14 @@
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.interval import CONFIDENCE, Interval
-from autotune.core.network import Link
+from autotune.core.evidence import LinkEvidence
+from autotune.core.interval import CONFIDENCE
+from autotune.core.network import Scope
+from autotune.core.trial import LinkFigures
 from autotune.decide.network import tree_hops
 
 Array = npt.NDArray[np.float64]
@@ -24,25 +25,8 @@ SLOW_MEMBER_SHARE = 0.8
 """Of the median of its kind; below, a link or a rank is named as slow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFit:
-    """A link as fitted; ``members`` went round the ring."""
-
-    latency_s: Interval
-    """Of one hop."""
-    bytes_per_s: Interval
-    members: int
-    worst_error_share: float
-    """Of the fit at any size from a MiB on: what a straight line does not tell."""
-
-    @property
-    def link(self) -> Link:
-        """Its middle."""
-        return Link(latency_s=self.latency_s.value, bytes_per_s=self.bytes_per_s.value)
-
-
 def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
-    """Which part of its time a device loses to a message that travels meanwhile, 0 to 1.
+    """Return which part of its time a device loses to a message that travels meanwhile, 0 to 1.
 
     Args:
         ended_s: When each of several products ended, all launched with the message, in order.
@@ -57,17 +41,20 @@ def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> flo
     return min(1.0, max(0.0, 1 - (done + part) * alone_s / seconds)) if seconds > 0 else 0.0
 
 
-def fit_link(times: Sequence[tuple[float, float]], members: int, *, trees: bool = False) -> LinkFit:
+def fit_link(
+    times: Sequence[tuple[float, float]], members: int, scope: Scope = "between nodes", *, trees: bool = False
+) -> LinkEvidence:
     """Fit latency and bandwidth to all-reduces of a ring of so many.
 
     t = 2(k - 1)(a + n/(kB)) with latency a and bandwidth B. The latency is what the smallest message takes; the
     bandwidth that of messages of at least a MiB, as large as DDP's smallest bucket, by least squares of relative
-    errors of their medians. What lies between may differ: caches, and protocols for small messages. Intervals are those
-    of repeats drawn anew, size by size; there are none where a size was not repeated.
+    errors of their medians. What lies between may differ: caches, and protocols for small messages. Bounds are those
+    of repeats drawn again, size by size; there are none if no size was repeated.
 
     Args:
         times: Bytes and seconds, one pair for each repeat.
         members: Ranks of one node, or nodes with one rank each; two at least.
+        scope: Which ranks the link joins.
         trees: Whether the smallest message may have gone down a tree, in fewer hops.
 
     Raises:
@@ -86,20 +73,26 @@ def fit_link(times: Sequence[tuple[float, float]], members: int, *, trees: bool 
     medians = np.array([statistics.median(by_size[size]) for size in sizes])
     draw = np.random.default_rng(len(times))
     found = [_line(sizes, medians)]
-    for _ in range(RESAMPLES):
+    for _ in range(RESAMPLES if told else 0):
         again = [float(np.median(draw.choice(by_size[size], len(by_size[size])))) for size in sizes]
         found.append(_line(sizes, np.array(again)))
-    lines = np.array(found)
+    starts, slopes = np.array(found).T
     hops = 2 * (members - 1)
-    small_hops = min(hops, tree_hops(members)) if trees else hops
-    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
-    fitted = lines[0, 0] + lines[0, 1] * sizes
-    # One hop carries 1/k of the bytes.
-    return LinkFit(
-        latency_s=_interval(lines[:, 0] / small_hops, told=told),
-        bytes_per_s=_interval(hops / members / np.maximum(lines[:, 1], 1e-30), told=told),
+    latencies_s = starts / (min(hops, tree_hops(members)) if trees else hops)
+    rates = hops / members / np.maximum(slopes, 1e-30)  # one hop carries 1/k of the bytes
+    bounds: dict[str, float] = {}
+    if told:
+        tail = (1 - CONFIDENCE) / 2
+        for name, values in (("latency_s", latencies_s), ("bytes_per_s", rates)):
+            low, high = np.quantile(values, [tail, 1 - tail])
+            bounds |= {f"{name}_low": float(low), f"{name}_high": float(high)}
+    return LinkEvidence(
+        scope=scope,
         members=members,
-        worst_error_share=float(np.abs(fitted / medians - 1)[large].max()),
+        latency_s=float(latencies_s[0]),
+        bytes_per_s=float(rates[0]),
+        worst_error_share=float(np.abs((starts[0] + slopes[0] * sizes) / medians - 1)[_large(sizes)].max()),
+        **bounds,
     )
 
 
@@ -109,7 +102,7 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
     The slope has an intercept of its own that is forgotten: what a link lends to a message after a rest, or takes from
     every message for a start, is not bandwidth.
     """
-    large = sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
+    large = _large(sizes)
     weights = 1 / seconds[large]
     columns = np.stack([weights, sizes[large] * weights], axis=1)
     (_, slope), *_ = np.linalg.lstsq(columns, np.ones(len(weights)), rcond=None)
@@ -118,53 +111,37 @@ def _line(sizes: Array, seconds: Array) -> tuple[float, float]:
     return max(0.0, float(seconds[0] - slope * sizes[0])), float(slope)
 
 
-def _interval(values: Array, *, told: bool) -> Interval:
-    if not told:
-        return Interval(value=float(values[0]))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
-    return Interval(value=float(values[0]), low=float(low), high=float(high), confidence=CONFIDENCE)
+def _large(sizes: Array) -> npt.NDArray[np.bool_]:
+    """Return which sizes tell the bandwidth; all if fewer than two are that large."""
+    return sizes >= LEAST_BYTES if (sizes >= LEAST_BYTES).sum() > 1 else sizes > 0
 
 
 def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
-    """Who is slow among equals: the name, and its rate over the median of all; two can only be told by both."""
+    """Return who is slow among equals, each with its rate over the median of all."""
     if not rates:
         return {}
     middle = statistics.median(rates.values())
     return {name: rate / middle for name, rate in rates.items() if rate < SLOW_MEMBER_SHARE * middle}
 
 
-def link_warnings(
-    neighbours_bytes_per_s: Sequence[float],
-    products_flops_per_s: Sequence[float],
-    ranks_per_node: int,
-    *,
-    bytes_per_s: float | None,
-    interface: str | None,
-    interface_bytes_per_s: float | None,
-) -> list[str]:
-    """What people should look at before they pay for more of it, a sentence each.
+def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
+    """Return what people should look at before they pay for more of it, a sentence each.
 
     Args:
-        neighbours_bytes_per_s: Between each node and the next, the last one and the first.
-        products_flops_per_s: Of each rank.
-        ranks_per_node: To say where a rank is.
+        links: As measured.
         bytes_per_s: Between nodes as fitted; None where there is one node.
-        interface: That carries messages, if known.
-        interface_bytes_per_s: What it says of itself; None where it says nothing.
     """
-    found = _slow_links(neighbours_bytes_per_s)
-    ranks = {str(rank): rate for rank, rate in enumerate(products_flops_per_s)}
+    found = _slow_links(links.neighbours_bytes_per_s)
+    ranks, each = {str(rank): rate for rank, rate in enumerate(links.products_flops_per_s)}, links.ranks_per_node
     for name, share in slow_members(ranks).items():
-        where = f"rank {name} (node {int(name) // ranks_per_node}, local rank {int(name) % ranks_per_node})"
+        where = f"rank {name} (node {int(name) // each}, local rank {int(name) % each})"
         found.append(f"{where} multiplies at {share:.0%} of the median rank's speed, and every step waits for it")
-    if bytes_per_s is not None and interface_bytes_per_s:
-        share = bytes_per_s / interface_bytes_per_s
-        if share < SLOW_LINK_SHARE:
-            found.append(
-                f"all-reduces reach {share:.0%} of what {interface or 'the interface'} says it can "
-                f"({8 * interface_bytes_per_s / 1e9:g} Gbit/s): look for another interface, or for who else uses it"
-            )
+    says = links.interface_bytes_per_s
+    if bytes_per_s is not None and says and bytes_per_s / says < SLOW_LINK_SHARE:
+        found.append(
+            f"all-reduces reach {bytes_per_s / says:.0%} of what {links.interface or 'the interface'} says it can "
+            f"({8 * says / 1e9:g} Gbit/s): look for another interface, or for who else uses it"
+        )
     return found
 
 
@@ -203,7 +180,7 @@ _TRANSPORTS = (
 
 
 def nccl_transport(log: str) -> tuple[str, str | None] | None:
-    """What carries NCCL's messages between nodes, and over which device; from its own log of ``NCCL_DEBUG=INFO``."""
+    """Return what carries NCCL's messages between nodes, and over which device, from its ``NCCL_DEBUG=INFO`` log."""
     for pattern, name in _TRANSPORTS:
         if (match := pattern.search(log)) is not None:
             return name, match[1].split(":")[0]

@@ -11,12 +11,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autotune.core.evidence import ComputeEvidence
 from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, GradientPart, Link, Network, RankCompute
+from autotune.core.trial import ExchangeFigures
 
 FIRST_BUCKET_BYTES, DEFAULT_CAP_BYTES = MIB, 25 * MIB
 """DDP's first bucket is small, so that something travels early, where buckets have their default size (torch 2.13,
 nn/parallel/distributed.py); where another is asked for, it is as large as the others."""
 FP32_BYTES = 4
+LEAST_PART_ELEMENTS = 2**17
+"""Smaller gradients are kept together with the next: finer than DDP's smallest bucket, of 2¹⁸ in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ def all_reduce_s(size_bytes: float, network: Network) -> float:
 
 
 def tree_hops(members: int) -> int:
-    """One after the other, up and down again."""
+    """Return the hops of a message up and down a tree."""
     return 2 * math.ceil(math.log2(members))
 
 
@@ -89,26 +93,60 @@ def gather_s(size_bytes: float, network: Network) -> float:
     return all_reduce_s(size_bytes, network) / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """Gradients that leave together."""
-
-    elements: int
-    ready_share: float
-    """After which part of backward all of it is there."""
-
-
 @functools.lru_cache(maxsize=64)  # the same few, for each of hundreds of numbers of nodes
-def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[Bucket, ...]:
-    """As DDP lays them out: in order of readiness, each closed by the gradient that fills it."""
-    found, elements = [], 0
-    limit = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
+def buckets(gradients: tuple[GradientPart, ...], cap_bytes: int) -> tuple[GradientPart, ...]:
+    """Return DDP's buckets: in order of readiness, each closed by the gradient that fills it."""
+    first = FIRST_BUCKET_BYTES if cap_bytes == DEFAULT_CAP_BYTES else cap_bytes
+    return _merged(gradients, first // FP32_BYTES, cap_bytes // FP32_BYTES)
+
+
+def merged(gradients: Sequence[tuple[int, float]]) -> tuple[GradientPart, ...]:
+    """Return gradients, small ones together with the next, so that a profile can hold them."""
+    parts = tuple(GradientPart(elements=elements, ready_share=ready) for elements, ready in gradients)
+    return _merged(parts, LEAST_PART_ELEMENTS, LEAST_PART_ELEMENTS)
+
+
+def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tuple[GradientPart, ...]:
+    found: list[GradientPart] = []
+    elements = 0
     for number, part in enumerate(gradients):
         elements += part.elements
-        if elements * FP32_BYTES >= limit or number == len(gradients) - 1:
-            found.append(Bucket(elements=elements, ready_share=part.ready_share))
-            elements, limit = 0, cap_bytes
+        if elements >= (later if found else first) or number == len(gradients) - 1:
+            found.append(GradientPart(elements=elements, ready_share=part.ready_share))
+            elements = 0
     return tuple(found)
+
+
+def compute_of(whole: ExchangeFigures, fixed_s: float) -> ComputeEvidence:
+    """Return what a rank computes, from steps of one micro-batch in which nothing travels.
+
+    Args:
+        whole: These steps, of all ranks.
+        fixed_s: Part of a micro-batch's time that does not grow with its rows.
+    """
+    ranks = len(whole.compute_s_by_rank)
+    # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
+    deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
+    jitter_share = statistics.median(deviations) if ranks > 1 else 0.0
+    # The measured steps wait for the slowest of these ranks already.
+    alone = 1 / (1 + jitter_share * expected_largest(ranks)) if ranks else 1.0
+    parts = merged(whole.gradients)
+    return ComputeEvidence(
+        rows=whole.rows,
+        micro_batch_s=alone * computed_s(whole),
+        fixed_s=alone * fixed_s,
+        update_s=whole.update_s,
+        forward_share=whole.forward_share or 1 / 3,
+        jitter_share=jitter_share,
+        slowdown_share=0.0,
+        gradient_elements=[part.elements for part in parts],
+        gradient_ready_shares=[part.ready_share for part in parts],
+    )
+
+
+def computed_s(figures: ExchangeFigures) -> float:
+    """Return forward and backward of a step in which nothing travels, waiting for the slowest rank included."""
+    return max(1e-9, statistics.median(figures.step_s) - figures.update_s)
 
 
 def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network) -> StepTime:

@@ -7,7 +7,7 @@ which ends the scaling of a fixed batch. Efficiency is always against one node w
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.core.network import MIB, Exchange, Network, RankCompute
 from autotune.decide.network import StepTime, hidden_bound_s, step_time
@@ -17,6 +17,15 @@ BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
 MORE_MICRO_BATCHES = 2
 AS_FAST_SHARE = 0.005
 """What an exchange must gain before it is preferred to a simpler one: no model tells less apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """A rank's share of a step."""
+
+    micro_batches: int
+    rows: int
+    """Of each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +43,8 @@ class Load:
         """Of a step."""
         return self.global_batch_rows * self.real_tokens_per_row
 
-    def dealings(self, ranks: int) -> "tuple[Dealt, ...]":
-        """The ways to deal the global batch to ranks that may be fastest; none where some would have no row.
+    def dealings(self, ranks: int) -> tuple[Dealt, ...]:
+        """Return the splits of the global batch that may be fastest; none where some ranks would have no row.
 
         As few micro-batches as fit, or a few more: the fullest rank decides, and another division may fill it better.
         """
@@ -50,16 +59,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
-    """A rank's share of a step."""
-
-    micro_batches: int
-    rows: int
-    """Of each micro-batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class PredictedStep:
     """The step at so many nodes with one exchange."""
 
     nodes: int
@@ -67,17 +67,28 @@ class Predicted:
     exchange: Exchange
     time: StepTime
     real_tokens_per_s: float
-    efficiency: float | None
+    efficiency: float | None = None
     """Against as many times one node; None until that is known."""
-    bound_efficiency: float | None
+    bound_efficiency: float | None = None
     """The same if every micro-batch could hide the exchange: what no strategy can exceed."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How it is trained, as rows of evidence name it."""
+        return {
+            "strategy": self.exchange.strategy,
+            "gradient_dtype": self.exchange.gradient_dtype,
+            "bucket_cap_mib": self.exchange.bucket_cap_bytes // MIB,
+            "micro_batches": self.dealt.micro_batches,
+            "rows": self.dealt.rows,
+        }
 
 
 Limit = Literal["computation", "network", "stragglers", "update"]
 
 
 def limit_of(time: StepTime) -> tuple[Limit, float | None]:
-    """What costs most beside computing, and which part of the step; computing itself where nothing costs 1 %."""
+    """Return what costs most beside computing, and which part of the step; computing if nothing costs 1 %."""
     losses: dict[Limit, float] = {
         "network": time.exposed_s + time.slowdown_s,
         "stragglers": time.straggling_s,
@@ -89,7 +100,7 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
 
 
 def exchanges(*, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",)) -> tuple[Exchange, ...]:
-    """What may be chosen from, the simplest first.
+    """Return what may be chosen from, the simplest first.
 
     Args:
         sixteen_bit: Whether gradients may travel in 16 bits, which changes the recipe: only after an equal-loss check.
@@ -107,38 +118,39 @@ def exchanges(*, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",)) -> tup
     return tuple(found)
 
 
-def predict(load: Load, network: Network, exchange: Exchange) -> Predicted | None:
-    """The step with one exchange, dealt in the fastest way; None where there are fewer rows than ranks.
+def predict(
+    load: Load, network: Network, exchange: Exchange, dealings: Sequence[Dealt] | None = None
+) -> PredictedStep | None:
+    """Return the step with one exchange, dealt in the fastest way; None if there are fewer rows than ranks.
 
     FSDP2 adds micro-batches up in what it sends, so with accumulation it sends 32 bits, and 16 bits cannot be had.
+
+    Args:
+        load: What is to be trained.
+        network: With as many nodes as are meant.
+        exchange: Of gradients.
+        dealings: To choose from; None takes the load's.
     """
     found = [
         (step_time(load.compute, dealt.rows, dealt.micro_batches, exchange, network), dealt)
-        for dealt in load.dealings(network.ranks)
+        for dealt in (load.dealings(network.ranks) if dealings is None else dealings)
         if not (exchange.strategy == "fsdp2" and exchange.gradient_dtype != "fp32" and dealt.micro_batches > 1)
     ]
     if not found:
         return None
     time, dealt = min(found, key=lambda one: one[0].step_s)
-    return Predicted(
-        nodes=network.nodes,
-        dealt=dealt,
-        exchange=exchange,
-        time=time,
-        real_tokens_per_s=load.real_tokens / time.step_s,
-        efficiency=None,
-        bound_efficiency=None,
-    )
+    rate = load.real_tokens / time.step_s
+    return PredictedStep(nodes=network.nodes, dealt=dealt, exchange=exchange, time=time, real_tokens_per_s=rate)
 
 
 def one_node_rate(load: Load, network: Network, among: Sequence[Exchange]) -> float | None:
-    """Real tokens/s of the fastest exchange on one node, against which efficiency is."""
+    """Return real tokens/s of the fastest exchange on one node, against which efficiency is."""
     alone = [predict(load, replace(network, nodes=1), exchange) for exchange in among]
     return max((one.real_tokens_per_s for one in alone if one is not None), default=None)
 
 
-def best(load: Load, network: Network, among: Sequence[Exchange], of_one: float | None = None) -> Predicted | None:
-    """The fastest exchange; of those that are as fast, the first.
+def best(load: Load, network: Network, among: Sequence[Exchange], of_one: float | None = None) -> PredictedStep | None:
+    """Return the fastest exchange; of those that are as fast, the first.
 
     Args:
         load: What is to be trained.
@@ -162,8 +174,15 @@ def best(load: Load, network: Network, among: Sequence[Exchange], of_one: float 
     )
 
 
+def scale(load: Load, network: Network, among: Sequence[Exchange], counts: Iterable[int]) -> list[PredictedStep]:
+    """Return the best at each of these numbers of nodes, left out where there are more ranks than rows."""
+    of_one = one_node_rate(load, network, among)
+    found = (best(load, replace(network, nodes=nodes), among, of_one) for nodes in counts)
+    return [one for one in found if one is not None]
+
+
 def efficiency_by_nodes(load: Load, network: Network, among: Sequence[Exchange]) -> Callable[[int], float | None]:
-    """Efficiency at so many nodes; None where the batch cannot be dealt to them."""
+    """Return the efficiency by nodes; None where the batch cannot be dealt to them."""
     of_one = one_node_rate(load, network, among)
 
     def efficient(nodes: int) -> float | None:
@@ -179,7 +198,7 @@ LOOKED_AHEAD = 1.3
 
 
 def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, known: int = 1) -> int:
-    """The largest number of nodes that is efficient enough; 1 always is.
+    """Return the largest number of nodes that is efficient enough; 1 always is.
 
     Efficiency falls with the nodes, and goes up and down where the batch divides badly: one that is useful may follow
     many that are not. So none is left out, and some are looked at behind the last.
@@ -191,33 +210,16 @@ def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, know
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(ALWAYS_LOOKED_AT, LOOKED_AHEAD * useful)):
-        if _at_least(efficient(nodes)):
+        if (efficient(nodes) or 0.0) >= USEFUL_EFFICIENCY:
             useful = nodes
         nodes += 1
     return useful
 
 
-def _at_least(efficiency: float | None) -> bool:
-    return efficiency is not None and efficiency >= USEFUL_EFFICIENCY
+def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int, now: int) -> list[tuple[str, int]]:
+    """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first.
 
-
-def scale(load: Load, network: Network, among: Sequence[Exchange], counts: Iterable[int]) -> list[Predicted]:
-    """The best at each of these numbers of nodes, left out where there are more ranks than rows."""
-    of_one = one_node_rate(load, network, among)
-    found = (best(load, replace(network, nodes=nodes), among, of_one) for nodes in counts)
-    return [one for one in found if one is not None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
-    """What would make more nodes useful, and how many."""
-
-    change: Literal["16-bit gradients", "twice the global batch", "four times the global batch", "twice the bandwidth"]
-    useful_nodes: int
-
-
-def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int, now: int) -> list[Lever]:
-    """What lifts the number of useful nodes, each alone; a larger batch is advice, never chosen.
+    A larger batch is advice, never chosen.
 
     Args:
         load: As it is.
@@ -226,18 +228,15 @@ def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: 
         most_nodes: To be considered.
         now: As many as are useful without any of it.
     """
-
-    def useful(of: Load, over: Network, exchanges_: Sequence[Exchange]) -> int:
-        return useful_nodes(efficiency_by_nodes(of, over, exchanges_), most_nodes, now)
-
-    between = replace(network.between, bytes_per_s=2 * network.between.bytes_per_s)
-    found = [
-        Lever(change="twice the bandwidth", useful_nodes=useful(load, replace(network, between=between), among)),
-    ]
+    wider = replace(network, between=replace(network.between, bytes_per_s=2 * network.between.bytes_per_s))
+    changes = [("twice the bandwidth", load, wider, list(among))]
     for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
-        larger = replace(load, global_batch_rows=factor * load.global_batch_rows)
-        found.append(Lever(change=change, useful_nodes=useful(larger, network, among)))  # type: ignore[arg-type]
+        changes.append((change, replace(load, global_batch_rows=factor * load.global_batch_rows), network, list(among)))
     if all(one.gradient_dtype == "fp32" for one in among):
         halved = [*among, *(replace(one, gradient_dtype="bf16") for one in among)]
-        found.append(Lever(change="16-bit gradients", useful_nodes=useful(load, network, halved)))
-    return sorted((one for one in found if one.useful_nodes > now), key=lambda one: -one.useful_nodes)
+        changes.append(("16-bit gradients", load, network, halved))
+    found = [
+        (change, useful_nodes(efficiency_by_nodes(of, over, exchanges_), most_nodes, now))
+        for change, of, over, exchanges_ in changes
+    ]
+    return sorted(((change, nodes) for change, nodes in found if nodes > now), key=lambda one: -one[1])

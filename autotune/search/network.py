@@ -5,21 +5,21 @@ default in each of them, so that what a machine's minutes do to a figure they do
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotune.core.evidence import ComputeEvidence, ExchangeRow, LinkEvidence
 from autotune.core.interval import Interval
 from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
 from autotune.core.outcome import Measured, Outcome, describe
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
-from autotune.decide.links import LinkFit, fit_link
-from autotune.decide.network import all_reduce_factor, step_time
-from autotune.decide.scaling import Dealt, Load, exchanges, predict
+from autotune.decide.links import fit_link
+from autotune.decide.network import all_reduce_factor, compute_of, computed_s, step_time
+from autotune.decide.scaling import Dealt, Load, PredictedStep, exchanges, predict
 from autotune.decide.statistics import ratio_of
 from autotune.errors import BadInput, Undecided
-from autotune.search.rank_compute import compute_of, computed_s
 from autotune.search.rounds import Rounds, turn
 from autotune.search.trials import TrialRunner
 from trainer.config import GradientDtype, ParallelSettings, TrainConfig
@@ -68,25 +68,17 @@ class NetworkRequest:
         return "bf16" if self.config.device == "cuda" else "fp16"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """An exchange at a dealing of the global batch."""
-
-    exchange: Exchange
-    dealt: Dealt
-    predicted_step_s: float
-
-
 @dataclass(slots=True, kw_only=True)
-class Tried:
-    """What measuring a candidate gave."""
+class MeasuredExchange:
+    """A candidate, and what measuring it gave."""
 
-    candidate: Candidate
+    candidate: PredictedStep
     real_tokens: float
     """Of the user's global batch, whatever places a dealing leaves empty."""
     further_s: float
     """What those micro-batches take that are not measured, as predicted: a measured step has four at most."""
     figures: list[ExchangeFigures] = field(default_factory=list)
+    """Of each round."""
     outcome: str = "not measured"
 
     @property
@@ -95,14 +87,37 @@ class Tried:
         steps = [second + self.further_s for one in self.figures for second in one.step_s]
         return statistics.median(steps) if steps else None
 
-    @property
-    def added_micro_batches(self) -> int:
-        """Those that are not measured."""
-        return max(0, self.candidate.dealt.micro_batches - MOST_MICRO_BATCHES)
-
     def rates(self) -> list[float]:
-        """Real tokens/s of the median step of each round."""
+        """Return real tokens/s of the median step of each round."""
         return [self.real_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
+
+    def evidence(self, ranks_per_node: int, ratio: Interval | None) -> ExchangeRow:
+        """Return the row of the profile.
+
+        Args:
+            ranks_per_node: As measured.
+            ratio: Real tokens/s over the default's; None if there is none.
+        """
+        step_s, exchange = self.step_s, self.candidate.exchange
+        waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
+        waiting = None if step_s is None or not waits else min(1.0, sorted(waits)[len(waits) // 2] / step_s)
+        further = max(0, self.candidate.dealt.micro_batches - MOST_MICRO_BATCHES)
+        bounds: dict[str, Any] = {} if ratio is None else {"ratio_low": ratio.low, "ratio_high": ratio.high}
+        return ExchangeRow(
+            **self.candidate.settings,
+            shard_ranks=ranks_per_node if exchange.shard_within_nodes else None,
+            predicted_step_s=self.candidate.time.step_s,
+            step_s=step_s,
+            steps=sum(len(figures.step_s) for figures in self.figures),
+            real_tokens_per_s=None if step_s is None else self.real_tokens / step_s,
+            compute_share=None if waiting is None else 1 - waiting,
+            communication_share=waiting,
+            peak_bytes=max((figures.peak_bytes for figures in self.figures if figures.peak_bytes), default=None),
+            added_micro_batches=further if self.figures else 0,
+            ratio_to_default=None if ratio is None else ratio.value,
+            **bounds,
+            outcome=self.outcome,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,16 +127,17 @@ class NetworkTuning:
     request: NetworkRequest
     runner: TrialRunner
     links: LinkFigures | None = None
-    fits: dict[str, LinkFit] = field(default_factory=dict)
-    """Of links that have two ends here, by ``within`` and ``between``."""
-    compute: RankCompute | None = None
-    tried: list[Tried] = field(default_factory=list)
+    fits: dict[str, LinkEvidence] = field(default_factory=dict)
+    """Of links that have two ends here, by their scope."""
+    compute: ComputeEvidence | None = None
+    tried: list[MeasuredExchange] = field(default_factory=list)
+    """The default first."""
     equal_loss: str | None = None
     slowdown_share: float = 0.0
     all_reduce_factor: float = 1.0
 
     def run(self) -> None:
-        """Everything in its order: links, steps in which nothing travels, the loss, and what promises most.
+        """Measure in this order: links, steps in which nothing travels, the loss, and what promises most.
 
         Raises:
             Undecided: If links or those steps could not be measured.
@@ -130,52 +146,48 @@ class NetworkTuning:
         self.measure_compute()
         plain = self.candidates(sixteen_bit=False)
         halved = self.candidates(sixteen_bit=True)
-        fastest = min(one.predicted_step_s for one in plain)
+        fastest = min(one.time.step_s for one in plain)
         # Another recipe has to be worth something, and its check takes minutes.
-        worth = min(one.predicted_step_s for one in halved) < (1 - HALVED_WORTH_SHARE) * fastest
+        worth = min(one.time.step_s for one in halved) < (1 - HALVED_WORTH_SHARE) * fastest
         self.measure(halved if worth and self.check_loss() else plain)
 
-    def measure_links(self) -> LinkFigures:
-        """Messages and matrix products.
+    def measure_links(self) -> None:
+        """Measure messages and matrix products.
 
         Raises:
             Undecided: If they could not be measured.
         """
-        measured = {
-            "sizes_bytes": list(SIZES_BYTES[self.request.config.device]),
-            "repeats": REPEATS,
-            "seconds": SIZE_SECONDS,
-        }
-        outcome = self._run("links", measured, "links")
-        if not isinstance(outcome, Measured):
-            raise _undecided("the links", outcome)
-        self.links = links = LinkFigures.of(outcome)
-        for name, times, members in (
-            ("within", links.within, links.ranks_per_node),
-            ("between", links.between, links.nodes),
-        ):
-            if times:
-                self.fits[name] = fit_link(times, members, trees=has_trees(links.backend))
+        sizes = list(SIZES_BYTES[self.request.config.device])
+        outcome = self._run("links", {"sizes_bytes": sizes, "repeats": REPEATS, "seconds": SIZE_SECONDS}, "links")
+        self.links = links = LinkFigures.of(_measured(outcome, "the links"))
+        if links.within:
+            self.fits["within nodes"] = fit_link(
+                links.within, links.ranks_per_node, "within nodes", trees=self._has_trees
+            )
+        if links.between:
+            self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=self._has_trees)
         self.all_reduce_factor = all_reduce_factor(links.all, self.network())
         self.slowdown_share = links.slowdown_share
-        return links
+
+    @property
+    def _has_trees(self) -> bool:
+        return self.links is not None and self.links.backend.startswith("nccl")
 
     def network(self) -> Network:
-        """As measured; where there is one node, what is between nodes is not known, and is as what is within."""
-        fits = {name: fit.link for name, fit in self.fits.items()}
-        within = fits.get("within")
-        between = fits.get("between", within or Link(latency_s=0.0, bytes_per_s=1e30))
+        """Return the network as measured; between nodes it is as within, if there is one node only."""
+        fits = {scope: fit.link for scope, fit in self.fits.items()}
+        within = fits.get("within nodes")
         return Network(
             nodes=self.request.nodes,
             ranks_per_node=self.request.ranks_per_node,
-            between=between,
+            between=fits.get("between nodes", within or Link(latency_s=0.0, bytes_per_s=1e30)),
             within=within,
-            trees=self.links is not None and has_trees(self.links.backend),
+            trees=self._has_trees,
             all_reduce_factor=self.all_reduce_factor,
         )
 
-    def measure_compute(self) -> RankCompute:
-        """Steps in which nothing travels, at the profile's micro-batch and at half of it.
+    def measure_compute(self) -> None:
+        """Measure steps in which nothing travels, at the profile's micro-batch and at half of it.
 
         Raises:
             Undecided: If they could not be measured.
@@ -188,10 +200,9 @@ class NetworkTuning:
             row_s = (computed_s(whole) - computed_s(half)) / (rows - rows // 2)
             fixed_s = min(max(0.0, computed_s(whole) - rows * row_s), computed_s(whole))
         self.compute = compute_of(whole, fixed_s)
-        return self.compute
 
     def load(self) -> Load:
-        """What is to be trained.
+        """Return what is to be trained.
 
         Raises:
             ValueError: If nothing was measured yet.
@@ -199,18 +210,19 @@ class NetworkTuning:
         if self.compute is None:
             raise ValueError("compute first")
         return Load(
-            compute=replace(self.compute, slowdown_share=self.slowdown_share),
+            compute=replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
             global_batch_rows=self.request.config.global_batch_rows,
             real_tokens_per_row=self.request.real_tokens_per_row,
             most_rows=self.request.most_rows,
         )
 
-    def candidates(self, *, sixteen_bit: bool) -> list[Candidate]:
-        """The default, then of each strategy and dtype what is predicted to be fastest, the fastest first."""
-        load, network = self.load(), self.network()
-        found = [self.default()]
-        by_kind: dict[tuple[str, str, bool], Candidate] = {}
-        for exchange in exchanges(sixteen_bit=sixteen_bit, strategies=self._strategies()):
+    def candidates(self, *, sixteen_bit: bool) -> list[PredictedStep]:
+        """Return the default, then of each strategy and dtype what is predicted to be fastest, the fastest first."""
+        load, network, default = self.load(), self.network(), self.default()
+        by_kind: dict[tuple[str, str, bool], PredictedStep] = {}
+        two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
+        strategies = [one for one in self.request.strategies if one != "hsdp" or two_levels]
+        for exchange in exchanges(sixteen_bit=sixteen_bit, strategies=strategies):
             wide = exchange.gradient_dtype == "fp32"
             one = exchange if wide else replace(exchange, gradient_dtype=self.request.half)
             predicted = predict(load, network, one)
@@ -218,9 +230,9 @@ class NetworkTuning:
                 continue
             kind = (one.strategy, one.gradient_dtype, one.shard_within_nodes)
             before = by_kind.get(kind)
-            if before is None or predicted.time.step_s < 0.995 * before.predicted_step_s:
-                by_kind[kind] = Candidate(exchange=one, dealt=predicted.dealt, predicted_step_s=predicted.time.step_s)
-        promising = sorted(by_kind.values(), key=lambda one: one.predicted_step_s)
+            if before is None or predicted.time.step_s < 0.995 * before.time.step_s:
+                by_kind[kind] = predicted
+        promising = sorted(by_kind.values(), key=lambda one: one.time.step_s)
         # One of each strategy is shown, whatever is predicted of it.
         kept = [
             one
@@ -228,16 +240,17 @@ class NetworkTuning:
             if number < CANDIDATES
             or one.exchange.strategy not in {other.exchange.strategy for other in promising[:number]}
         ]
-        same = found[0].exchange, found[0].dealt
-        return found + [one for one in kept if (one.exchange, one.dealt) != same]
+        same = default.exchange, default.dealt
+        return [default, *(one for one in kept if (one.exchange, one.dealt) != same)]
 
-    def default(self) -> Candidate:
-        """What the trainer would do untold: DDP at the probed micro-batch."""
+    def default(self) -> PredictedStep:
+        """Return what the trainer would do untold: DDP at the probed micro-batch."""
         config = self.request.config
         exchange = Exchange(bucket_cap_bytes=ParallelSettings().bucket_cap_mib * MIB)
         dealt = dealt_as(config, self.request.ranks, config.micro_batch_rows)
-        time = step_time(self.load().compute, dealt.rows, dealt.micro_batches, exchange, self.network())
-        return Candidate(exchange=exchange, dealt=dealt, predicted_step_s=time.step_s)
+        found = predict(self.load(), self.network(), exchange, [dealt])
+        assert found is not None
+        return found
 
     def check_loss(self) -> bool:
         """Train with 32-bit and with 16-bit gradients from the same start, and see whether the loss is the same.
@@ -247,13 +260,8 @@ class NetworkTuning:
         default = self.default()
         every: list[tuple[float, ...]] = []
         for dtype in ("fp32", self.request.half):
-            exchange = replace(default.exchange, gradient_dtype=dtype)
-            outcome = self._exchange(
-                replace(default, exchange=exchange),
-                LOSS_STEPS,
-                f"equal loss, {dtype}",
-                warmup_steps=CHECK_WARM_UP_STEPS,
-            )
+            exchange, label = replace(default.exchange, gradient_dtype=dtype), f"equal loss, {dtype}"
+            outcome = self._exchange(exchange, default.dealt, LOSS_STEPS, label, warmup_steps=CHECK_WARM_UP_STEPS)
             if not isinstance(outcome, Measured):
                 self.equal_loss = f"not checked: with {dtype} gradients the run {describe(outcome)}"
                 return False
@@ -265,15 +273,15 @@ class NetworkTuning:
         self.equal_loss = verdict.told
         return verdict.equal
 
-    def measure(self, candidates: Sequence[Candidate]) -> None:
-        """Rounds of all that still run, until the budget is used up or three rounds are there.
+    def measure(self, candidates: Sequence[PredictedStep]) -> None:
+        """Measure rounds of all that still run, until the budget is used up or three rounds are there.
 
         Raises:
             Undecided: If the default did not run, so that there is nothing to compare with.
         """
         load, network = self.load(), self.network()
         self.tried = [
-            Tried(
+            MeasuredExchange(
                 candidate=one,
                 real_tokens=load.real_tokens,
                 further_s=further_s(load.compute, one.dealt, one.exchange, network),
@@ -286,21 +294,20 @@ class NetworkTuning:
             for one in turn(number, self.tried):
                 if number and not one.figures:
                     continue
-                label = f"round {number + 1}: {one.candidate.exchange.name}"
+                exchange, dealt = one.candidate.exchange, one.candidate.dealt
+                label = f"round {number + 1}: {exchange.name}"
                 try:
-                    outcome = self._exchange(one.candidate, EXCHANGE_STEPS, label, number)
+                    outcome = self._exchange(exchange, dealt, EXCHANGE_STEPS, label, number)
                 except BadInput as error:  # of the recipe and this strategy together; others may do
                     one.outcome = f"refused: {error.message}"
                     continue
                 one.outcome = describe(outcome)
-                if isinstance(outcome, Measured):
-                    one.figures.append(ExchangeFigures.of(outcome))
-                elif one is self.tried[0]:
-                    raise _undecided("the default exchange", outcome)
+                if isinstance(outcome, Measured) or one is self.tried[0]:
+                    one.figures.append(ExchangeFigures.of(_measured(outcome, "the default exchange")))
         self._learn_slowdown()
 
-    def fastest(self) -> tuple[Tried, Interval | None]:
-        """What to use, and by how much it is faster than the default; the default where nothing is proven to be."""
+    def fastest(self) -> tuple[MeasuredExchange, Interval | None]:
+        """Return what to use, and by how much it is faster than the default; the default where nothing is proven to be."""
         default = self.tried[0]
         best, gain = default, None
         for one in self.tried[1:]:
@@ -310,8 +317,8 @@ class NetworkTuning:
                 best, gain = one, ratio
         return best, gain
 
-    def micro_batch_rows(self, candidate: Candidate) -> int:
-        """The largest micro-batch with which the trainer deals as this candidate; as probed, where that does.
+    def micro_batch_rows(self, candidate: PredictedStep) -> int:
+        """Return the largest micro-batch with which the trainer deals as this candidate; as probed, where that does.
 
         What is kept is for other numbers of ranks too, so it is no smaller than it must be.
         """
@@ -321,75 +328,48 @@ class NetworkTuning:
         found = range(self.request.most_rows, dealt.rows, -1)
         return next((rows for rows in found if dealt_as(config, ranks, rows) == dealt), dealt.rows)
 
-    def against(self, default: Tried, one: Tried) -> Interval | None:
-        """Real tokens/s over the default's, rounds against each other; None where one of them failed."""
+    def against(self, default: MeasuredExchange, one: MeasuredExchange) -> Interval | None:
+        """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
         pairs = list(zip(one.rates(), default.rates(), strict=False))
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def _learn_slowdown(self) -> None:
-        """What the default's steps lost beyond what was predicted while something travelled."""
+        """Take the default's steps for what they lost beyond what was predicted while something travelled."""
         default = self.tried[0]
         if default.step_s is None or self.compute is None:
             return
         dealt, exchange = default.candidate.dealt, default.candidate.exchange
-        time = step_time(self.compute, dealt.rows, dealt.micro_batches, exchange, self.network())
+        time = step_time(self.compute.of_rank, dealt.rows, dealt.micro_batches, exchange, self.network())
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 
-    def _strategies(self) -> list[str]:
-        two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
-        return [one for one in self.request.strategies if one != "hsdp" or two_levels]
-
     def steps_without(self, rows: int, steps: int = COMPUTE_STEPS, number: int = 0) -> ExchangeFigures:
-        """Steps of one micro-batch in which nothing travels.
+        """Measure steps of one micro-batch in which nothing travels.
 
         Raises:
             Undecided: If they could not be measured.
         """
         measured = {"config": self._config(rows, 1, Exchange()), "steps": steps, "travels": False, "round": number}
         outcome = self._run("exchange", measured, f"{rows} rows, nothing travels")
-        if not isinstance(outcome, Measured):
-            raise _undecided(f"steps of {rows} rows", outcome)
-        return ExchangeFigures.of(outcome)
+        return ExchangeFigures.of(_measured(outcome, f"steps of {rows} rows"))
 
     def steps_with(
         self, rows: int, micro_batches: int, exchange: Exchange, steps: int = EXCHANGE_STEPS, number: int = 0
     ) -> ExchangeFigures:
-        """Steps whose gradients travel.
+        """Measure steps whose gradients travel.
 
         Raises:
             Undecided: If they could not be measured.
         """
-        outcome = self._travel(rows, micro_batches, exchange, steps=steps, label=exchange.name, number=number)
-        if not isinstance(outcome, Measured):
-            raise _undecided(f"steps with {exchange.name}", outcome)
-        return ExchangeFigures.of(outcome)
+        dealt = Dealt(micro_batches=micro_batches, rows=rows)
+        outcome = self._exchange(exchange, dealt, steps, exchange.name, number)
+        return ExchangeFigures.of(_measured(outcome, f"steps with {exchange.name}"))
 
     def _exchange(
-        self, candidate: Candidate, steps: int, label: str, number: int = 0, *, warmup_steps: int | None = None
+        self, exchange: Exchange, dealt: Dealt, steps: int, label: str, number: int = 0, **train: object
     ) -> Outcome:
-        dealt = candidate.dealt
-        micro_batches = min(MOST_MICRO_BATCHES, dealt.micro_batches)
-        return self._travel(
-            dealt.rows, micro_batches, candidate.exchange, steps=steps, label=label, number=number,
-            warmup_steps=warmup_steps,
-        )  # fmt: skip
-
-    def _travel(
-        self,
-        rows: int,
-        micro_batches: int,
-        exchange: Exchange,
-        *,
-        steps: int,
-        label: str,
-        number: int,
-        warmup_steps: int | None = None,
-    ) -> Outcome:
-        config = self._config(rows, micro_batches, exchange)
-        if warmup_steps is not None:
-            config["warmup_steps"] = warmup_steps
+        config = self._config(dealt.rows, min(MOST_MICRO_BATCHES, dealt.micro_batches), exchange) | train
         return self._run("exchange", {"config": config, "steps": steps, "travels": True, "round": number}, label)
 
     def _config(self, rows: int, micro_batches: int, exchange: Exchange) -> dict[str, Any]:
@@ -406,24 +386,16 @@ class NetworkTuning:
         )
         return changed.model_dump(mode="json", exclude_none=True)
 
-    def _run(self, job: Any, measured: dict[str, Any], label: str) -> Outcome:  # noqa: ANN401 - a literal
-        measured = measured | {"nodes": self.request.nodes, "ranks_per_node": self.request.ranks_per_node}
-        trial = Trial(
-            job=job,
-            measured=measured,
-            place={"data_dir": self.request.data_dir},
-            timeout_s=self.request.trial_timeout_s,
-        )
+    def _run(self, job: Any, measured: Mapping[str, Any], label: str) -> Outcome:  # noqa: ANN401 - a literal
+        asked = self.request
+        measured = {**measured, "nodes": asked.nodes, "ranks_per_node": asked.ranks_per_node}
+        place = {"data_dir": asked.data_dir}
+        trial = Trial(job=job, measured=measured, place=place, timeout_s=asked.trial_timeout_s)
         return Rounds(runner=self.runner).run(trial, label)
 
 
-def has_trees(backend: str) -> bool:
-    """Whether messages may go down a tree."""
-    return backend.startswith("nccl")
-
-
 def parallel_settings(exchange: Exchange, ranks_per_node: int) -> dict[str, Any]:
-    """What of ``[train.parallel]`` an exchange decides."""
+    """Return what an exchange decides of ``[train.parallel]``."""
     found = {
         "strategy": exchange.strategy,
         "shard_ranks": ranks_per_node if exchange.shard_within_nodes else None,
@@ -435,21 +407,22 @@ def parallel_settings(exchange: Exchange, ranks_per_node: int) -> dict[str, Any]
 
 
 def further_s(compute: RankCompute, dealt: Dealt, exchange: Exchange, network: Network) -> float:
-    """What those micro-batches of a step take that are not measured, gathered weights included; predicted."""
+    """Return what those micro-batches of a step take that are not measured, weights included; predicted."""
     few = min(MOST_MICRO_BATCHES, dealt.micro_batches)
     whole, part = (step_time(compute, dealt.rows, count, exchange, network) for count in (dealt.micro_batches, few))
     return whole.step_s - part.step_s
 
 
 def dealt_as(config: TrainConfig, ranks: int, rows: int) -> Dealt:
-    """As the trainer deals: so many rows at most in a micro-batch, all micro-batches alike."""
+    """Return the trainer's own split: so many rows at most in a micro-batch, all micro-batches alike."""
     micro_batches = -(-config.global_batch_rows // (rows * ranks))
     return Dealt(micro_batches=micro_batches, rows=-(-config.global_batch_rows // (micro_batches * ranks)))
 
 
-def _undecided(what: str, outcome: Outcome) -> Undecided:
-    detail = "" if isinstance(outcome, Measured) else outcome.detail
-    return Undecided(
-        f"{what} could not be measured: {describe(outcome)}: {detail[:500]}",
+def _measured(outcome: Outcome, what: str) -> Measured:
+    if isinstance(outcome, Measured):
+        return outcome
+    raise Undecided(
+        f"{what} could not be measured: {describe(outcome)}: {outcome.detail[:500]}",
         next_step="See what the message says; --trial-timeout gives a measurement more time.",
     )

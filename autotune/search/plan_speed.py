@@ -9,7 +9,7 @@ from autotune.decide.rates import expected_rate, tuned_rate
 from autotune.decide.scaling import Load, exchanges
 from autotune.decide.shape import gradients_of_shape
 from autotune.decide.spread import Spread, spread
-from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, Known, known_of
+from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, ScalingModel, known_of
 from trainer.config import TrainConfig
 from trainer.peaks import peak_flops_per_s, product_format
 
@@ -156,7 +156,7 @@ def _as_measured(profile: Profile, fleet: Fleet) -> Spread | None:
     )
 
 
-def _known(profile: Profile, fleet: Fleet, line: Assumed | None) -> Known | None:
+def _known(profile: Profile, fleet: Fleet, line: Assumed | None) -> ScalingModel | None:
     """What ``scale`` would start from; None if no probe says what rows cost and how large the model is."""
     probe, network = profile.evidence.probe, profile.evidence.network
     computed = network is not None and network.compute is not None

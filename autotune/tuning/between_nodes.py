@@ -1,6 +1,5 @@
 """What follows a tuning of one node: the network between the nodes of this job, for each of its profiles."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.tuning import TuningResult
@@ -8,7 +7,7 @@ from autotune.measure.clock import SystemClock
 from autotune.search.profiles import probed_here, read_profile
 from autotune.tuning.baseline import BaselineAsked, compare_recipes
 from autotune.tuning.bench import open_bench
-from autotune.tuning.network import NetworkAsked, tune_network
+from autotune.tuning.network import tune_network
 from autotune.tuning.report import build_report
 from autotune.tuning.together import nodes_here
 from autotune.tuning.tune import next_steps
@@ -19,50 +18,40 @@ BASELINE_MINUTES = 2.0
 """At most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BetweenNodes:
-    """What is to be measured."""
+def measure_between_nodes(
+    found_by: Path, *, data: Path, reports: Path, minutes: float, trial_timeout_s: float
+) -> TuningResult:
+    """Measure the network for each profile, what it is worth if that was known, and write the report again.
 
-    found: Path
-    """What the tuning left: profiles, the report, and whether it measured what settings are worth."""
-    data: Path
-    reports: Path
-    minutes: float
-    """For the network of each profile."""
-    trial_timeout_s: float
-
-
-def measure_between_nodes(asked: BetweenNodes) -> TuningResult:
-    """Measure the network for each profile, what it is worth if that was known, and write the report anew."""
+    Args:
+        found_by: What the tuning left: profiles, the report, and whether it measured what settings are worth.
+        data: The dataset.
+        reports: Directory of reports.
+        minutes: For the network of each profile.
+        trial_timeout_s: Of one measurement.
+    """
     clock = SystemClock()
     began_s = clock.monotonic_s()
-    found, manifest = read_json(asked.found), read_manifest(asked.data)
+    found, manifest = read_json(found_by), read_manifest(data)
     paths, waited_s = [Path(one) for one in found["profiles"]], 0.0
     for path in paths:
         stored = read_profile(path)
-        network = NetworkAsked(
-            data=asked.data,
-            reports=asked.reports,
-            minutes=asked.minutes,
-            nodes=nodes_here(),
-            ranks=probed_here(stored, refusals=[]).local_ranks,
-            trial_timeout_s=asked.trial_timeout_s,
-        )
-        waited_s += tune_network(stored, network, manifest)[1]
+        ranks = probed_here(stored, refusals=[]).local_ranks
+        waited_s += tune_network(
+            stored, manifest, data=data, reports=reports, minutes=minutes, nodes=nodes_here(), ranks=ranks,
+            trial_timeout_s=trial_timeout_s,
+        )[1]  # fmt: skip
         if not found["with_baseline"]:
             continue
         stored = read_profile(path)  # another exchange, and what the old settings were worth is no longer said
-        with open_bench(stored.profile.train.device, asked.data) as bench:
+        with open_bench(stored.profile.train.device, data) as bench:
             worth = BaselineAsked(
-                data=asked.data,
-                reports=asked.reports,
-                minutes=min(BASELINE_MINUTES, asked.minutes),
-                trial_timeout_s=asked.trial_timeout_s,
+                data=data, reports=reports, minutes=min(BASELINE_MINUTES, minutes), trial_timeout_s=trial_timeout_s
             )
             compare_recipes(bench, stored, probed_here(stored, refusals=[]), worth, manifest)
         waited_s += bench.server.waited_s
     if found["report"] is not None:
-        build_report(paths, asked.reports, Path(found["report"]), data=asked.data)
+        build_report(paths, reports, Path(found["report"]), data=data)
     return TuningResult(
         profiles=tuple(found["profiles"]),
         report=found["report"],

@@ -1,41 +1,46 @@
-"""The network stage: links and steps of ranks together, and the fastest exchange, written into the profile."""
+"""What is measured between ranks: the network stage with the fastest exchange, and steps on more nodes."""
 
 import contextlib
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.core.defaults import TRIAL_TIMEOUT_S
-from autotune.core.evidence import NetworkEvidence
+from autotune.core.evidence import NetworkEvidence, Scaling, ScalingRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
 from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.network_evidence import evidence, links_in_place_of
 from autotune.search.profiles import StoredProfile, report_directory, with_links, with_network
+from autotune.search.scaling import ScalingModel, measured_row, predict_scaling, with_measured
+from autotune.show.answers import plain
 from autotune.store import write_atomically
 from autotune.tuning.bench import check_belongs, trial_runner
 from autotune.tuning.display import PLAIN, Display
-from autotune.tuning.together import TogetherBench, open_together
+from autotune.tuning.together import TogetherBench, nodes_here, open_together
 from trainer.batch import in_rows
-from trainer.dataset import Manifest, TokenDataset
+from trainer.dataset import Manifest, TokenDataset, read_manifest
+from trainer.events import utc_now
+from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
+from trainer.progress import progress
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkAsked:
-    """How the network is to be measured."""
-
-    data: Path
-    reports: Path
-    minutes: float
-    nodes: int
-    ranks: int
-    """On each."""
-    links_only: bool = False
-    trial_timeout_s: float = TRIAL_TIMEOUT_S
+SCALING_STEPS = 8
 
 
 def tune_network(
-    stored: StoredProfile, asked: NetworkAsked, manifest: Manifest, display: Display = PLAIN
+    stored: StoredProfile,
+    manifest: Manifest,
+    display: Display = PLAIN,
+    *,
+    data: Path,
+    reports: Path,
+    minutes: float,
+    nodes: int,
+    ranks: int,
+    links_only: bool = False,
+    trial_timeout_s: float = TRIAL_TIMEOUT_S,
 ) -> tuple[NetworkEvidence, float]:
     """Measure with ranks that run together, and write what was found into the profile.
 
@@ -48,21 +53,29 @@ def tune_network(
         ProfileRefused: If the profile is of another machine, model or dataset.
         Undecided: If links or steps could not be measured.
     """
-    train = stored.profile.train
-    place = report_directory(stored.path, asked.reports)
-    with open_together(train.device, asked.data, place, asked.nodes, asked.ranks) as bench:
+    train, place = stored.profile.train, report_directory(stored.path, reports)
+    with open_together(train.device, data, place, nodes, ranks) as bench:
         fingerprint = bench.fingerprint(train.model, manifest)
         check_belongs(stored, fingerprint)
-        request = _request(bench, stored, asked.data, 60 * asked.minutes, asked.trial_timeout_s)
-        with display.show(f"network {train.model.name}", most_s=60 * asked.minutes) as update:
-            trials = 1 if asked.links_only else 20
+        request = _request(bench, stored, data, 60 * minutes, trial_timeout_s)
+        with display.show(f"network {train.model.name}", most_s=60 * minutes) as update:
+            trials = 1 if links_only else 20
             runner = trial_runner(bench.machine, place / "ledger", fingerprint, update, trials, display=display)
             tuning = NetworkTuning(request=request, runner=runner)
-            if asked.links_only:
+            if links_only:
                 tuning.measure_links()
             else:
                 tuning.run()
-    return _keep(stored, tuning), bench.machine.waited_s
+    found = evidence(tuning)
+    if tuning.tried:
+        chosen = tuning.fastest()[0].candidate
+        rows = tuning.micro_batch_rows(chosen)
+        changed = with_network(stored.profile, found, chosen.exchange, rows, runner)
+    else:  # links alone change nothing about how it trains
+        found = links_in_place_of(stored.profile.evidence.network, found)
+        changed = with_links(stored.profile, found, runner)
+    write_atomically(stored.path, profile_to_toml(changed))
+    return found, bench.machine.waited_s
 
 
 def _request(
@@ -94,15 +107,63 @@ def _request(
     )
 
 
-def _keep(stored: StoredProfile, tuning: NetworkTuning) -> NetworkEvidence:
-    """Write what was found into the profile; links alone change nothing about how it trains."""
-    found = evidence(tuning)
-    if tuning.tried:
-        chosen, _ = tuning.fastest()
-        rows = tuning.micro_batch_rows(chosen.candidate)
-        changed = with_network(stored.profile, found, chosen.candidate.exchange, rows, tuning.runner)
-    else:
-        found = links_in_place_of(stored.profile.evidence.network, found)
-        changed = with_links(stored.profile, found, tuning.runner)
-    write_atomically(stored.path, profile_to_toml(changed))
-    return found
+def scale_profile(
+    stored: StoredProfile,
+    known: ScalingModel,
+    counts: Sequence[int],
+    *,
+    data: Path | None,
+    reports: Path,
+    trial_timeout_s: float,
+) -> Scaling:
+    """Predict training on these numbers of nodes, and measure it on those that this job has.
+
+    The prediction is written before anything is measured, so that nobody can fit it afterwards.
+    """
+    place = report_directory(stored.path, reports)
+    predicted = predict_scaling(stored.profile.train.model.name, known, counts, _rows_per_epoch(stored, data))
+    kept = {"predicted_utc": utc_now(), **plain(predicted)}
+    write_atomically(place / "scaling-predicted.json", json.dumps(kept, indent=1) + "\n")
+    there, measured = nodes_here(), {}
+    if there < 2:
+        return predicted
+    for row in predicted.rows:
+        if row.nodes <= there:
+            step = measured[row.nodes] = _on_nodes(stored, known, row, stored.data_dir(data), place, trial_timeout_s)
+            sys.stderr.write(
+                f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
+            )
+    return with_measured(predicted, measured)
+
+
+def _on_nodes(
+    stored: StoredProfile, known: ScalingModel, row: ScalingRow, data_dir: Path, place: Path, trial_timeout_s: float
+) -> ScalingRow:
+    """Measure steps on so many nodes, with the exchange that was predicted to be best there."""
+    train, load = stored.profile.train, known.load
+    ranks = known.network.ranks_per_node  # as predicted: another number would have another dealing
+    with open_together(train.device, data_dir, place, row.nodes, ranks, alone=True) as bench:
+        request = NetworkRequest(
+            config=train.model_copy(update={"global_batch_rows": load.global_batch_rows}),
+            data_dir=str(data_dir.resolve()),
+            nodes=row.nodes,
+            ranks_per_node=bench.ranks_per_node,
+            most_rows=load.most_rows,
+            real_tokens_per_row=load.real_tokens_per_row,
+            budget_s=trial_timeout_s,
+            trial_timeout_s=trial_timeout_s,
+        )
+        with progress(f"scale {train.model.name}, {row.nodes} nodes") as update:
+            here = bench.fingerprint(train.model, read_manifest(data_dir))
+            runner = trial_runner(bench.machine, place / "ledger", here, update, expected_trials=1)
+            return measured_row(NetworkTuning(request=request, runner=runner), known, row, SCALING_STEPS)
+
+
+def _rows_per_epoch(stored: StoredProfile, data: Path | None) -> float | None:
+    """Return the rows of one pass over the dataset; None if it is not here."""
+    directory, probe = stored.data_here(data), stored.profile.evidence.probe
+    if probe is None or directory is None:
+        return None
+    train = read_manifest(directory).train
+    tokens = sum(shard.tokens for shard in train.shards) + SPECIAL_TOKENS_PER_SAMPLE * train.samples
+    return tokens / probe.mean_real_tokens_per_row

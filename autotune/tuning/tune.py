@@ -30,7 +30,7 @@ from autotune.tuning.baseline import BaselineAsked, compare_recipes
 from autotune.tuning.bench import Bench, open_bench
 from autotune.tuning.explore import ExploreAsked, explore_settings
 from autotune.tuning.live import TuningView
-from autotune.tuning.network import NetworkAsked, tune_network
+from autotune.tuning.network import tune_network
 from autotune.tuning.probe import Places, Prepared, ProbeAsked, prepare, probe_one
 from autotune.tuning.report import build_report
 from autotune.tuning.together import nodes_here
@@ -275,15 +275,11 @@ class Tuning:
 
     def _network(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
         stored, probe = self._stored(stage.model)
-        asked = NetworkAsked(
-            data=self.asked.probe.data,
-            reports=self.asked.probe.reports,
-            minutes=self._minutes(stage),
-            nodes=self._nodes,
-            ranks=probe.local_ranks,
-            trial_timeout_s=self.asked.probe.trial_timeout_s,
-        )
-        found, waited_s = tune_network(stored, asked, manifest, bench.display)
+        asked = self.asked.probe
+        found, waited_s = tune_network(
+            stored, manifest, bench.display, data=asked.data, reports=asked.reports, minutes=self._minutes(stage),
+            nodes=self._nodes, ranks=probe.local_ranks, trial_timeout_s=asked.trial_timeout_s,
+        )  # fmt: skip
         self.waited_s += waited_s
         return found.choice
 

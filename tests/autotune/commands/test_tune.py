@@ -232,15 +232,15 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
     assert left == {"profiles": ["p/tiny-cpu.toml"], "report": "r/report.html", "with_baseline": True}
     asked = []
 
-    def measure(one):
-        asked.append(one)
+    def measure(found_by, **others):
+        asked.append((str(found_by), others["minutes"], others["trial_timeout_s"]))
         return told.result
 
     monkeypatch.setattr(between_nodes, "measure_between_nodes", measure)
     command = ["tune-between-nodes", "reports/jobs/tune-7.json", "--data", "data", "--minutes", "4.7"]
     capsys.readouterr()
     assert run([*command, "--trial-timeout", "60", "--reports", "reports"]) == 0
-    assert (str(asked[0].found), asked[0].minutes, asked[0].trial_timeout_s) == ("reports/jobs/tune-7.json", 4.7, 60.0)
+    assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]
     assert "profile: p/tiny-cpu.toml" in capsys.readouterr().out
 
 

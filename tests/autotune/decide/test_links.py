@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from autotune.core.trial import LinkFigures
 from autotune.decide.links import fit_link, link_warnings, lost_share, nccl_transport, slow_members
 
 SIZES = tuple(2**exponent for exponent in range(12, 27, 2))
@@ -20,43 +21,44 @@ def times(latency_s, bytes_per_s, members, *, noise=0.0, repeats=8, seed=0):
 @pytest.mark.parametrize("members", [2, 4, 16])
 def test_a_link_is_found_again(members):
     fit = fit_link(times(30e-6, 2.5e9, members), members)
-    assert fit.latency_s.value == pytest.approx(30e-6, rel=1e-3)
-    assert fit.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    assert fit.latency_s == pytest.approx(30e-6, rel=1e-3)
+    assert fit.bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
     assert fit.worst_error_share < 1e-3
 
 
 def test_noise_widens_the_interval_around_the_truth():
     fit = fit_link(times(30e-6, 2.5e9, 4, noise=0.05), 4)
-    low, high = fit.bytes_per_s.low, fit.bytes_per_s.high
+    low, high = fit.bytes_per_s_low, fit.bytes_per_s_high
     assert low < 2.5e9 < high
+    assert [link.bytes_per_s for link in fit.ends] == [low, high]
     assert high / low < 1.2
 
 
 def test_a_link_that_lends_to_small_messages_keeps_its_bandwidth():
     # A shaped link lets the first 256 KiB after a rest through at once.
     lent = [(size, max(1e-3, seconds - 2**18 / 24e6)) for size, seconds in times(1e-4, 24e6, 2)]
-    assert fit_link(lent, 2).bytes_per_s.value == pytest.approx(24e6, rel=0.01)
+    assert fit_link(lent, 2).bytes_per_s == pytest.approx(24e6, rel=0.01)
 
 
 def test_one_outlier_changes_nothing():
     found = times(30e-6, 2.5e9, 2)
     found[-1] = (found[-1][0], 10 * found[-1][1])
-    assert fit_link(found, 2).bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    assert fit_link(found, 2).bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
 
 
 def test_a_small_message_may_have_gone_down_a_tree():
     fit = fit_link(times(30e-6, 2.5e9, 16), 16, trees=True)
-    assert fit.latency_s.value == pytest.approx(30e-6 * 30 / 8, rel=1e-3)  # 8 hops of 16 nodes, instead of 30
-    assert fit.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    assert fit.latency_s == pytest.approx(30e-6 * 30 / 8, rel=1e-3)  # 8 hops of 16 nodes, instead of 30
+    assert fit.bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
 
 
 def test_sizes_that_were_not_repeated_add_nothing_and_alone_have_no_interval():
     often = times(30e-6, 2.5e9, 2, repeats=4)
     fit = fit_link([*often, (2**28, 10.0)], 2)
-    assert fit.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
+    assert fit.bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
     once = fit_link(times(30e-6, 2.5e9, 2, repeats=1), 2)
-    assert once.bytes_per_s.value == pytest.approx(2.5e9, rel=1e-3)
-    assert (once.bytes_per_s.low, once.latency_s.high) == (None, None)
+    assert once.bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
+    assert (once.bytes_per_s_low, once.latency_s_high, once.ends) == (None, None, None)
 
 
 @pytest.mark.parametrize(("found", "members"), [([(4096, 1e-4)], 2), (times(1e-5, 1e9, 2), 1)])
@@ -72,7 +74,11 @@ def test_who_is_slow_is_named():
 
 
 def warnings(neighbours=(), products=(1.0, 1.0), *, reached=None, says=None):
-    return link_warnings(neighbours, products, 2, bytes_per_s=reached, interface="eth0", interface_bytes_per_s=says)
+    links = LinkFigures(
+        all=(), within=(), between=(), neighbours_bytes_per_s=neighbours, products_flops_per_s=products, nodes=2,
+        ranks_per_node=2, backend="gloo", transport="TCP", interface="eth0", interface_bytes_per_s=says,
+    )  # fmt: skip
+    return link_warnings(links, reached)
 
 
 def test_a_slow_link_a_slow_rank_and_an_unreached_interface_are_said():

@@ -11,6 +11,7 @@ from autotune.decide.network import (
     expected_largest,
     hidden_bound_s,
     least_tokens_per_rank,
+    merged,
     step_time,
 )
 
@@ -148,3 +149,12 @@ def test_nothing_is_faster_than_the_bound(rows, micro_batches, nodes, strategy):
 def test_sixteen_thousand_ranks_are_no_trouble():
     over = network(2048, ranks=8, between=Link(latency_s=1e-5, bytes_per_s=5e9))
     assert math.isfinite(step_time(compute(jitter_share=0.01), 4, 1, Exchange(), over).step_s)
+
+
+def test_small_gradients_are_kept_together_and_none_is_lost():
+    many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
+    found = merged(many)
+    assert sum(part.elements for part in found) == sum(count for count, _ in many)
+    assert all(2**17 <= part.elements < 2**17 + 1007 for part in found[:-1])  # finer than DDP's first bucket
+    assert found[-1].elements > 10_000_000
+    assert found[-1].ready_share == 1.0

@@ -1,6 +1,7 @@
 """Ranks that join once and run trial after trial: real torchrun, two ranks of this host."""
 
 import importlib.metadata
+from dataclasses import replace
 
 import pytest
 
@@ -101,10 +102,7 @@ def test_the_one_slow_link_of_three_hosts_is_named(tmp_path):
     except MachineLacks as error:
         pytest.skip(f"no network namespaces here: {error.message}")
     assert (figures.nodes, figures.interface) == (3, "eth0")
-    (warning,) = link_warnings(
-        figures.neighbours_bytes_per_s, [1.0, 1.0, 1.0], 1, bytes_per_s=None, interface=None,
-        interface_bytes_per_s=None,
-    )  # fmt: skip
+    (warning,) = link_warnings(replace(figures, products_flops_per_s=(1.0, 1.0, 1.0)), None)
     assert "both links of node 2" in warning
 
 

@@ -5,9 +5,7 @@ import pytest
 from autotune.core.network import Link, Network
 from autotune.decide.network import all_reduce_factor, all_reduce_s
 from autotune.errors import Undecided
-from autotune.search.network_evidence import compute_evidence, evidence, links_in_place_of
-from autotune.search.rank_compute import merged
-from autotune.search.scaling import compute_from
+from autotune.search.network_evidence import evidence, links_in_place_of
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 
@@ -22,21 +20,21 @@ def test_links_and_computing_are_found_again(tmp_path):
     between = tuning.network().between
     assert between.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
     assert between.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
-    assert tuning.compute.row_s == pytest.approx(COMPUTE.row_s, rel=1e-6)
-    assert tuning.compute.micro_batch_s == pytest.approx(COMPUTE.micro_batch_s, rel=1e-6)
+    assert tuning.load().compute.row_s == pytest.approx(COMPUTE.row_s, rel=1e-6)
+    assert tuning.load().compute.micro_batch_s == pytest.approx(COMPUTE.micro_batch_s, rel=1e-6)
     assert tuning.slowdown_share == pytest.approx(0.0, abs=1e-3)
 
 
 def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path):
     for one in tuned(tmp_path, Cluster(nodes=4)).tried:
         if one.step_s is not None:
-            assert one.candidate.predicted_step_s == pytest.approx(one.step_s, rel=0.02)
+            assert one.candidate.time.step_s == pytest.approx(one.step_s, rel=0.02)
 
 
 def test_what_computing_loses_meanwhile_is_in_what_is_predicted(tmp_path):
     tuning = tuned(tmp_path, Cluster(slowdown_share=0.3, link=Link(latency_s=1e-4, bytes_per_s=4e8)))
     for one in tuning.tried:
-        assert one.candidate.predicted_step_s == pytest.approx(one.step_s, rel=0.02)
+        assert one.candidate.time.step_s == pytest.approx(one.step_s, rel=0.02)
     assert tuning.slowdown_share == pytest.approx(0.3, abs=0.01)  # and found again in the default's steps
 
 
@@ -152,7 +150,7 @@ def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
     assert tuning.tried[0].candidate.dealt.micro_batches == 20
     assert tuning.tried[0].figures[0].micro_batches == 4
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
-    assert tuning.tried[0].step_s == pytest.approx(tuning.tried[0].candidate.predicted_step_s, rel=0.02)
+    assert tuning.tried[0].step_s == pytest.approx(tuning.tried[0].candidate.time.step_s, rel=0.02)
 
 
 def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
@@ -181,19 +179,3 @@ def test_links_alone_are_evidence_too(tmp_path):
     found = evidence(tuning)
     assert (found.compute, found.exchanges, found.useful_nodes) == (None, [], None)
     assert found.links[0].scope == "between nodes"
-
-
-def test_what_a_rank_computes_survives_the_profile():
-    kept = compute_evidence(COMPUTE, 4)
-    back = compute_from(type(kept).model_validate(kept.model_dump(mode="json")))
-    assert back.forward_backward_s(7) == pytest.approx(COMPUTE.forward_backward_s(7))
-    assert back.gradients == COMPUTE.gradients
-
-
-def test_small_gradients_are_kept_together_and_none_is_lost():
-    many = [(1000 + number % 7, number / 500) for number in range(1, 500)] + [(10_000_000, 1.0)]
-    found = merged(many)
-    assert sum(part.elements for part in found) == sum(count for count, _ in many)
-    assert all(2**17 <= part.elements < 2**17 + 1007 for part in found[:-1])  # finer than DDP's first bucket
-    assert found[-1].elements > 10_000_000
-    assert found[-1].ready_share == 1.0

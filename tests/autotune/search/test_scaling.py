@@ -5,7 +5,7 @@ import pytest
 from autotune.core.evidence import CurvePoint
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network_evidence import evidence
-from autotune.search.scaling import Assumed, MeasuredStep, assumed_gradients, known_of, predict_scaling, with_measured
+from autotune.search.scaling import Assumed, known_of, measured_row, predict_scaling, with_measured
 from tests.autotune.profiles import example_profile
 from tests.autotune.search.exchanges import Cluster, tuning_on
 
@@ -30,10 +30,7 @@ def probed(**evidence_changes):
 
 
 def known(profile, **options):
-    return known_of(
-        profile,
-        **{"assumed": CARD, "ranks_per_node": 2, "global_batch_tokens": None, "sixteen_bit": False} | options,
-    )
+    return known_of(profile, **{"assumed": CARD, "ranks_per_node": 2} | options)
 
 
 def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
@@ -46,7 +43,7 @@ def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed()
 
 
 def test_gradients_by_shape_add_up_to_the_model_and_embeddings_come_last():
-    parts = assumed_gradients(probed())
+    parts = known(probed()).load.compute.gradients
     assert sum(part.elements for part in parts) == pytest.approx(500_000, rel=0.001)
     assert parts[-1].ready_share == 1.0
     assert parts[-1].elements == 500_000 - 2 * (4 * 64**2 + 2 * 64 * 256)
@@ -89,25 +86,19 @@ def test_more_ranks_than_rows_are_refused_with_a_way_out():
 
 def test_measured_rows_stand_behind_the_predicted_ones_against_the_measured_node():
     predicted = predict_scaling("tiny", known(probed()), [1, 2, 4], None)
+    one, two, _ = predicted.rows
     measured = {
-        1: MeasuredStep(step_s=2.0, real_tokens=1000.0, added_micro_batches=0),
-        2: MeasuredStep(step_s=1.25, real_tokens=1000.0, added_micro_batches=3),
+        1: one.model_copy(update={"measured": True, "real_tokens_per_s": 500.0}),
+        2: two.model_copy(update={"measured": True, "real_tokens_per_s": 800.0}),
     }
     rows = with_measured(predicted, measured).rows
     assert [(row.nodes, row.measured) for row in rows] == [(1, False), (2, False), (4, False), (1, True), (2, True)]
     assert rows[-1].efficiency == pytest.approx(0.8)
-    assert rows[-1].added_micro_batches == 3
 
 
 def test_without_a_measured_node_what_was_measured_is_held_against_a_predicted_one_and_it_is_said():
     predicted = predict_scaling("tiny", known(probed()), [2, 4], None)
-    as_predicted = {
-        row.nodes: MeasuredStep(
-            step_s=row.step_s, real_tokens=row.real_tokens_per_s * row.step_s, added_micro_batches=0
-        )
-        for row in predicted.rows
-    }
-    found = with_measured(predicted, as_predicted)
+    found = with_measured(predicted, {row.nodes: row for row in predicted.rows})
     assert [row.efficiency for row in found.rows[2:]] == pytest.approx([row.efficiency for row in found.rows[:2]])
     assert "as predicted" in found.sources[-1]
 
@@ -129,3 +120,16 @@ def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():
     load = known(probed()).load
     seconds_per_token = 2 / 3 * load.compute.forward_backward_s(load.most_rows) / (load.most_rows * 100)
     assert found.least_tokens_per_rank == pytest.approx(2 * 4 * 500_000 / 2.5e9 / seconds_per_token, rel=0.001)
+
+
+def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_as_predicted(tmp_path):
+    model = known(probed(network=None), ranks_per_node=1, global_batch_tokens=6400)
+    row = predict_scaling("tiny", model, [2], None).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
+    cluster = Cluster()
+    found = measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
+    (trial,) = cluster.trials
+    assert trial.measured["config"]["global_batch_rows"] == 4 * 4 * 2
+    assert (found.measured, found.added_micro_batches) == (True, 4)
+    four_s = 4 * model.load.compute.forward_backward_s(4)
+    assert found.step_s == pytest.approx(cluster.run(trial).figures["step_s"][0] + four_s)
+    assert found.real_tokens_per_s == pytest.approx(6400 / found.step_s)

@@ -7,7 +7,7 @@ import pytest
 from autotune.core.profile import profile_to_toml
 from autotune.errors import ProfileRefused
 from autotune.tuning import between_nodes
-from autotune.tuning.between_nodes import BASELINE_MINUTES, BetweenNodes, measure_between_nodes
+from autotune.tuning.between_nodes import BASELINE_MINUTES, measure_between_nodes
 from tests.autotune.profiles import example_profile
 from tests.fakes import FakeClock
 
@@ -18,7 +18,7 @@ class Measured:
     def __init__(self, clock):
         self.clock, self.calls = clock, []
 
-    def tune_network(self, stored, asked, manifest):
+    def tune_network(self, stored, manifest, **asked):
         self.clock.sleep(40.0)
         self.calls.append(("network", stored.path.stem, asked))
         # The exchange that was chosen is in the profile from here on.
@@ -52,7 +52,7 @@ def measured(monkeypatch):
 
 
 @pytest.fixture
-def asked(tmp_path):
+def measure(tmp_path):
     def make(minutes=10.0, evidence=None, **told):
         paths = []
         for name in ("a-cpu", "b-cpu"):
@@ -62,22 +62,22 @@ def asked(tmp_path):
             paths.append(str(path))
         found = {"profiles": paths, "report": "r/report.html", "with_baseline": True} | told
         (tmp_path / "tune-7.json").write_text(json.dumps(found))
-        return BetweenNodes(
-            found=tmp_path / "tune-7.json", data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes,
+        return measure_between_nodes(
+            tmp_path / "tune-7.json", data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes,
             trial_timeout_s=60.0,
         )  # fmt: skip
 
     return make
 
 
-def test_the_network_of_each_profile_is_measured_then_what_that_is_worth_and_the_report_written_anew(measured, asked):
-    result = measure_between_nodes(asked())
+def test_the_network_of_each_profile_is_measured_then_what_that_is_worth_and_the_report_written_anew(measured, measure):
+    result = measure()
     assert [call[:2] for call in measured.calls] == [
         ("network", "a-cpu"), ("baseline", "a-cpu"), ("network", "b-cpu"), ("baseline", "b-cpu"),
         ("report", ["a-cpu", "b-cpu"]),
     ]  # fmt: skip
     network = measured.calls[0][2]
-    assert (network.nodes, network.ranks, network.minutes, network.trial_timeout_s) == (2, 1, 10.0, 60.0)
+    assert [network[name] for name in ("nodes", "ranks", "minutes", "trial_timeout_s")] == [2, 1, 10.0, 60.0]
     assert measured.calls[1][2].minutes == BASELINE_MINUTES
     assert [path.rpartition("/")[2] for path in result.profiles] == ["a-cpu.toml", "b-cpu.toml"]
     assert result.report == "r/report.html"
@@ -86,18 +86,18 @@ def test_the_network_of_each_profile_is_measured_then_what_that_is_worth_and_the
     assert "--nodes 2" in result.next_steps[-1]
 
 
-def test_what_was_not_known_before_is_not_measured_now(measured, asked):
-    measure_between_nodes(asked(with_baseline=False, report=None))
+def test_what_was_not_known_before_is_not_measured_now(measured, measure):
+    measure(with_baseline=False, report=None)
     assert [call[0] for call in measured.calls] == ["network", "network"]
 
 
-def test_what_settings_are_worth_takes_no_longer_than_the_network(measured, asked):
-    measure_between_nodes(asked(minutes=1.0))
+def test_what_settings_are_worth_takes_no_longer_than_the_network(measured, measure):
+    measure(minutes=1.0)
     assert measured.calls[1][2].minutes == 1.0
 
 
-def test_a_profile_that_was_never_probed_is_refused(measured, asked):
+def test_a_profile_that_was_never_probed_is_refused(measured, measure):
     evidence = example_profile().evidence.model_copy(update={"probe": None})
     with pytest.raises(ProfileRefused, match="no probed micro-batch"):
-        measure_between_nodes(asked(evidence={"evidence": evidence}))
+        measure(evidence={"evidence": evidence})
     assert measured.calls == []

@@ -70,9 +70,9 @@ class Stages:
         self.does("workers", stored.profile.train.model.name, asked)
         return stored.profile.evidence.workers
 
-    def tune_network(self, stored, asked, manifest, display):
-        self.does("network", stored.profile.train.model.name, asked)
-        self.network = asked
+    def tune_network(self, stored, manifest, display, **asked):
+        self.network = SimpleNamespace(**asked)
+        self.does("network", stored.profile.train.model.name, self.network)
         return SimpleNamespace(choice="ddp, bf16"), RANKS_S
 
     def compare_recipes(self, bench, stored, probe, asked, manifest):
