@@ -11,10 +11,8 @@ from autotune.decide.comparison import gate
 from autotune.errors import AutotuneError
 from autotune.measure.host import SystemHost
 from autotune.search.compare import compare_paths
-from autotune.search.plan import Asked as PlanAsked
-from autotune.search.plan import plan
-from autotune.search.prediction import Asked as EstimateAsked
-from autotune.search.prediction import find_target, predict, settings_of_step
+from autotune.search.plan import PlanRequest, plan
+from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
 from autotune.search.profiles import read_profile
 from autotune.search.situation import situation_of
 from autotune.tuning.probe import ProbeAsked
@@ -24,7 +22,7 @@ from trainer.presets import model_settings
 from trainer.progress import progress
 
 __all__ = [
-    "AutotuneError", "EstimateAsked", "Goal", "PlanAsked", "ProbeAsked", "SystemHost",
+    "AutotuneError", "Goal", "PlanRequest", "PredictionRequest", "ProbeAsked", "SystemHost",
     "TrainerError", "TuneAsked", "Tuning", "advise", "compare_paths", "find_target", "gate", "model_settings", "plan",
     "predict", "progress", "read_profile", "settings_of_step", "situation_of",
 ]  # fmt: skip

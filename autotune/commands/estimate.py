@@ -57,14 +57,14 @@ def estimate(
 ) -> None:
     """Predict the largest micro-batch that fits, and where the memory goes, without a GPU and without running it."""
     from autotune.decide.probe_command import command
-    from autotune.search.prediction import Asked, find_target, predict, settings_of_step
+    from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
     from autotune.show.answers import answer_json
     from autotune.show.estimate import estimate_text
     from trainer.presets import model_settings
     from trainer.progress import progress
 
     models = {name: model_settings(name) for name in model}
-    asked = Asked(
+    asked = PredictionRequest(
         configs=tuple(
             settings_of_step(
                 one,

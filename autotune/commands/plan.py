@@ -1,13 +1,12 @@
 """``autotune plan``: steps, time, cost, memory and disk of the intended training, before it is paid for."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from autotune.commands.completion import cards, models, profiles
-from autotune.commands.options import AsJson, ProfileData
+from autotune.commands.options import AsJson, ProfileData, parsed
 from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
@@ -72,22 +71,25 @@ def plan(
 ) -> None:
     """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
     from autotune.core.units import parse_amount, parse_bits_per_s
-    from autotune.search.plan import Asked, plan
+    from autotune.search.plan import PlanRequest, plan
     from autotune.search.scaling import Assumed
     from autotune.show.answers import answer_json
     from autotune.show.plan import plan_text
     from trainer.progress import progress
 
+    def amount(text: str | None, option: str) -> float | None:
+        return None if text is None else parsed(parse_amount, text, option)
+
     goal = _goal(
         {
-            "tokens": (tokens, None if tokens is None else _told(parse_amount, tokens, "--tokens")),
+            "tokens": (tokens, amount(tokens, "--tokens")),
             "epochs": (epochs, epochs),
-            "flops": (flops, None if flops is None else _told(parse_amount, flops, "--flops")),
+            "flops": (flops, amount(flops, "--flops")),
             "hours": (hours, hours),
             "steps": (steps, steps),
         }
     )
-    asked = Asked(
+    asked = PlanRequest(
         source=_source(model, profile, seq_length, precision),
         model_argument=model or "",
         goal=goal,
@@ -97,11 +99,9 @@ def plan(
         price_per_device_hour=price_per_gpu_hour,
         data=data,
         vocab_size=vocab_size,
-        global_batch_tokens=None
-        if global_batch_tokens is None
-        else _told(parse_amount, global_batch_tokens, "--global-batch-tokens"),
-        links=None if bandwidth is None else Assumed(bits_per_s=_told(parse_bits_per_s, bandwidth, "--bandwidth")),
-        tokens_per_s=None if tokens_per_s is None else _told(parse_amount, tokens_per_s, "--tokens-per-s"),
+        global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
+        links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
+        tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
         tensor_ranks=tensor_ranks,
         pipeline_stages=pipeline_stages,
     )
@@ -113,21 +113,18 @@ def plan(
 def _goal(said: "dict[GoalKind, tuple[object, float | None]]") -> "Goal | None":
     from autotune.core.plan import Goal
 
-    given = {kind: (text, amount) for kind, (text, amount) in said.items() if amount is not None}
+    given = [(kind, text, amount) for kind, (text, amount) in said.items() if amount is not None]
     if len(given) > 1:
         raise UsageError(
-            f"{' and '.join(f'--{kind}' for kind in given)} each say how long to train",
+            f"{' and '.join(f'--{kind}' for kind, _, _ in given)} each say how long to train",
             next_step="Give one of them; the plan says what the others come to.",
         )
-    for kind, (text, amount) in given.items():
-        if amount is None or not 0 < amount < float("inf"):
-            raise UsageError(f"--{kind} {_plain(text)}: not a positive number", next_step=f"Correct --{kind}.")
-        return Goal(kind=kind, amount=amount, source=f"--{kind} {_plain(text)}")
+    for kind, text, amount in given:
+        source = f"--{kind} {text:g}" if isinstance(text, float) else f"--{kind} {text}"
+        if not 0 < amount < float("inf"):
+            raise UsageError(f"{source}: not a positive number", next_step=f"Correct --{kind}.")
+        return Goal(kind=kind, amount=amount, source=source)
     return None
-
-
-def _plain(said: object) -> str:
-    return f"{said:g}" if isinstance(said, float) else str(said)
 
 
 def _source(
@@ -153,13 +150,3 @@ def _source(
     return settings_of_step(
         model_settings(model or ""), "cuda", layout=None, precision=precision, seq_length_tokens=length
     )
-
-
-_T = TypeVar("_T")
-
-
-def _told(parse: Callable[[str], _T], text: str, option: str) -> _T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", next_step=f"Correct {option}.") from error

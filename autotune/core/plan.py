@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from autotune.core.interval import Interval
+
 Basis = Literal["given", "measured", "predicted", "assumed"]
 BASES: tuple[Basis, ...] = ("given", "measured", "predicted", "assumed")
 """From the best known to the least."""
@@ -17,24 +19,22 @@ GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A figure and what it rests on, in the unit that its name says."""
+class PlanFigure(Interval):
+    """A figure and what it rests on; with bounds if it follows from a measured interval."""
 
-    value: float
-    low: float | None = None
-    """Lower end of the interval of the measured value that it follows from; None without one."""
-    high: float | None = None
-    """Upper end."""
-    confidence: float | None = None
-    """Of the interval."""
     basis: Basis
-    """What it rests on."""
     source: str
     """Where it comes from, in words."""
 
+    @classmethod
+    def measured(cls, known: Interval, source: str) -> "PlanFigure":
+        """Return a measured value with its bounds."""
+        low, high, confidence = known.low, known.high, known.confidence
+        return cls(value=known.value, low=low, high=high, confidence=confidence, basis="measured", source=source)
 
-def derived(compute: Callable[..., float], *of: Figure, source: str) -> Figure:
-    """Return what follows from figures; if one of them was measured with an interval, its ends are carried along.
+
+def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> PlanFigure:
+    """Return what follows from figures; if one of them has an interval, its ends are carried along.
 
     Args:
         compute: Of the figures' values, monotone in each.
@@ -48,17 +48,11 @@ def derived(compute: Callable[..., float], *of: Figure, source: str) -> Figure:
         at, one = bounded[0], of[bounded[0]]
         low, high = sorted(compute(*values[:at], end, *values[at + 1 :]) for end in (one.low, one.high))
         confidence = one.confidence
-    return Figure(
-        value=compute(*values),
-        low=low,
-        high=high,
-        confidence=confidence,
-        basis=derived_basis(*of),
-        source=source,
-    )
+    value, basis = compute(*values), derived_basis(*of)
+    return PlanFigure(value=value, low=low, high=high, confidence=confidence, basis=basis, source=source)
 
 
-def derived_basis(*of: Figure) -> Basis:
+def derived_basis(*of: PlanFigure) -> Basis:
     """Return what follows from figures: given if all are, assumed if one is, else predicted."""
     weakest = max((one.basis for one in of), key=BASES.index)
     return weakest if weakest in ("given", "assumed") else "predicted"

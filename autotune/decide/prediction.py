@@ -10,15 +10,13 @@ from trainer.config import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class PredictedModel:
     """Prediction for one model on one GPU, or in an amount of memory."""
 
     model: str
-    """Its name."""
     config: TrainConfig
     """Settings of the step; batches do not count."""
     parameters: int
-    """Of the model."""
     attention: str
     """The kernel that the trace took."""
     attention_reason: str
@@ -48,7 +46,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedModel:
     """Why nothing is predicted of a model."""
 
     exit_code: int
@@ -64,9 +62,9 @@ class Answer:
     """The GPU, or the amount of memory."""
     reserve_bytes: int
     """Of the GPU's memory, left out of the budget."""
-    models: tuple[Predicted, ...]
+    models: tuple[PredictedModel, ...]
     """Those that fit."""
-    refused: Mapping[str, Refused]
+    refused: Mapping[str, RefusedModel]
     """Models that do not fit or cannot be predicted, and why."""
     what_if: tuple[Mapping[str, Any], ...]
     """Alternatives, each with its settings, ``rows`` that fit, ``real_tokens`` of them and a ``note``; ``rows`` is null

@@ -307,7 +307,7 @@ class NetworkTuning:
         self._learn_slowdown()
 
     def fastest(self) -> tuple[MeasuredExchange, Interval | None]:
-        """Return what to use, and by how much it is faster than the default; the default where nothing is proven to be."""
+        """Return what to use, and by how much it is proven to be faster than the default; else the default."""
         default = self.tried[0]
         best, gain = default, None
         for one in self.tried[1:]:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from autotune.core.network import Link, Network, RankCompute
-from autotune.core.plan import Basis, Figure, Fleet
+from autotune.core.network import Network, RankCompute
+from autotune.core.plan import Basis, Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.decide.rates import expected_rate, tuned_rate
 from autotune.decide.scaling import Load, exchanges
 from autotune.decide.shape import gradients_of_shape
-from autotune.decide.spread import Spread, spread
-from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, ScalingModel, known_of
+from autotune.decide.spread import AllRanks, spread
+from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from trainer.config import TrainConfig
 from trainer.peaks import peak_flops_per_s, product_format
 
@@ -24,9 +24,13 @@ LINE_BITS_PER_S = 100e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a rank is given to do."""
+    """What ranks are given to do, and on what."""
 
-    flops_per_token: Figure | None
+    train: TrainConfig
+    fleet: Fleet
+    profile: Profile | None
+    """That was measured on these machines."""
+    flops_per_token: PlanFigure | None
     tokens_per_row: float
     batch_rows: int
     most_rows: int
@@ -36,27 +40,14 @@ class Work:
     """The simplest of the trainer's under which the model fits: ``ddp``, ``zero1`` or ``fsdp2``."""
 
 
-def rank_rate(train: TrainConfig, fleet: Fleet, profile: Profile | None, work: Work) -> Figure | str:
-    """Return the real tokens/s of one rank on one node; without one, why.
-
-    Args:
-        train: Settings of the step.
-        fleet: The machines.
-        profile: That was measured on these.
-        work: What a rank has to do.
-    """
-    measured = None if profile is None else tuned_rate(profile)
+def rank_rate(work: Work) -> PlanFigure | str:
+    """Return the real tokens/s of one rank on one node; without one, why."""
+    train, fleet = work.train, work.fleet
+    measured = None if work.profile is None else tuned_rate(work.profile)
     if measured is not None:
         ranks = measured.ranks
-        known = measured.interval.scaled(1 / ranks)
-        return Figure(
-            value=known.value,
-            low=known.low,
-            high=known.high,
-            confidence=known.confidence,
-            basis="measured",
-            source=f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}",
-        )
+        source = f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}"
+        return PlanFigure.measured(measured.interval.scaled(1 / ranks), source)
     if fleet.device == "cpu":
         return "no rate was measured on this CPU, and none can be assumed of a CPU"
     kind = product_format(train.precision, tf32=train.tf32)
@@ -67,40 +58,31 @@ def rank_rate(train: TrainConfig, fleet: Fleet, profile: Profile | None, work: W
         return f"what {train.model.name} computes for a token is not known"
     # That share is of real tokens without padding; padded rows cost their padding as well.
     full = work.tokens_per_row / train.seq_length_tokens if train.layout == "padded" else 1.0
-    return Figure(
+    return PlanFigure(
         value=full * MFU * peak / work.flops_per_token.value,
         basis="assumed",
         source=f"{peak / 1e12:g} TFLOP/s {kind} (dense, data sheet) times an assumed {MFU_SOURCE}",
     )
 
 
-def on_all(
-    train: TrainConfig,
-    fleet: Fleet,
-    profile: Profile | None,
-    work: Work,
-    *,
-    rate: Figure,
-    assumed: Assumed | None,
-    own_batch: bool,
-) -> Spread | None:
-    """Return all ranks together; None if the batch cannot be dealt to them.
+def on_all(work: Work, *, rate: PlanFigure, assumed: Assumed | None, own_batch: bool) -> AllRanks:
+    """Return all ranks together.
 
     Args:
-        train: Settings of the step.
-        fleet: The machines.
-        profile: That was measured on these.
-        work: What a rank has to do.
+        work: What they have to do.
         rate: Of one rank.
         assumed: What the user says of links between nodes.
         own_batch: Whether the batch is the profile's, so that what was measured with it counts.
     """
-    if profile is not None and own_batch and assumed is None and (found := _as_measured(profile, fleet)) is not None:
+    train, fleet, profile = work.train, work.fleet, work.profile
+    if own_batch and assumed is None and (found := _as_measured(work)) is not None:
         return found
     network = None if profile is None else profile.evidence.network
-    measured = network is not None and any(link.scope == "between nodes" for link in network.links)
-    line = assumed or (None if measured else Assumed(bits_per_s=LINE_BITS_PER_S))
-    known = None if profile is None else _known(profile, fleet, line)
+    line = assumed or (None if joins_nodes(network) else Assumed(bits_per_s=LINE_BITS_PER_S))
+    probe, known = None if profile is None else profile.evidence.probe, None
+    computed = network is not None and network.compute is not None
+    if profile is not None and probe is not None and (computed or (probe.curve and probe.parameters is not None)):
+        known = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
     compute = RankCompute(  # a rank whose rows cost what the rate says, and nothing else
         row_s=work.tokens_per_row / rate.value,
         micro_batch_s=0.0,
@@ -113,8 +95,6 @@ def on_all(
         real_tokens_per_row=work.tokens_per_row,
         most_rows=max(1, work.most_rows),
     )
-    strategies = ("fsdp2", "hsdp") if work.strategy == "fsdp2" else (work.strategy,)
-    among = exchanges(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
     links: tuple[Basis, str]
     if known is not None and line is None:
         links, over = ("predicted", f"predicted: {known.sources[1]}"), known.network
@@ -124,43 +104,27 @@ def on_all(
             f"node links of {line.bits_per_s / 1e9:g} Gbit/s assumed, {100 * ASSUMED_LINE_SHARE:.0f} % of it reached; "
             "nothing is lost within nodes"
         )
-        between = Link(latency_s=line.latency_s, bytes_per_s=ASSUMED_LINE_SHARE * line.bits_per_s / 8)
-        ranks = fleet.ranks_per_node
-        over = Network(nodes=2, ranks_per_node=ranks, between=between, trees=fleet.device == "cuda")
-        links = ("assumed", told)
+        trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
+        links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
+    strategies = ("fsdp2", "hsdp") if work.strategy == "fsdp2" else (work.strategy,)
+    among = exchanges(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
     return spread(rate, load, over, among=among, nodes=fleet.nodes, links=links)
 
 
-def _as_measured(profile: Profile, fleet: Fleet) -> Spread | None:
-    """A step of the same batch on as many nodes, if it ran."""
-    network = profile.evidence.network
-    if network is None or network.ranks_per_node != fleet.ranks_per_node:
+def _as_measured(work: Work) -> AllRanks | None:
+    """Return a step of the same batch on as many nodes, if it ran."""
+    profile, fleet = work.profile, work.fleet
+    network = None if profile is None else profile.evidence.network
+    if profile is None or network is None or network.ranks_per_node != fleet.ranks_per_node:
         return None
     row = next((row for row in network.scaling if row.nodes == fleet.nodes and row.measured), None)
     rate = expected_rate(profile, fleet.ranks)
     if row is None or rate is None or rate.read_from != "scaling":
         return None
-    source, known = f"measured on {row.nodes} nodes", rate.interval
-    return Spread(
-        tokens_per_s=Figure(
-            value=rate.value,
-            low=known.low,
-            high=known.high,
-            confidence=known.confidence,
-            basis="measured",
-            source=source,
-        ),
-        efficiency=Figure(value=min(1.0, row.efficiency), basis="measured", source=source),
+    source = f"measured on {row.nodes} nodes"
+    return AllRanks(
+        tokens_per_s=PlanFigure.measured(rate.interval, source),
+        efficiency=PlanFigure(value=min(1.0, row.efficiency), basis="measured", source=source),
         micro_batches=row.micro_batches,
         rows=row.rows,
     )
-
-
-def _known(profile: Profile, fleet: Fleet, line: Assumed | None) -> ScalingModel | None:
-    """What ``scale`` would start from; None if no probe says what rows cost and how large the model is."""
-    probe, network = profile.evidence.probe, profile.evidence.network
-    computed = network is not None and network.compute is not None
-    if probe is None or not (computed or (probe.curve and probe.parameters is not None)):
-        return None
-    ranks = fleet.ranks_per_node
-    return known_of(profile, assumed=line, ranks_per_node=ranks, global_batch_tokens=None, sixteen_bit=False)

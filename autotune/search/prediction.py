@@ -13,8 +13,8 @@ from autotune.core.rows import RowContents
 from autotune.core.units import floor_gib, format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
 from autotune.decide.memory import ledger
-from autotune.decide.prediction import Answer, Predicted, Refused
-from autotune.decide.sharding import fewest_that_share, shares, state_of_terms
+from autotune.decide.prediction import Answer, PredictedModel, RefusedModel
+from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms
 from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
@@ -35,7 +35,7 @@ from trainer.progress import Update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PredictionRequest:
     """What is to be predicted."""
 
     configs: tuple[TrainConfig, ...]
@@ -55,15 +55,7 @@ class Asked:
 def settings_of_step(
     model: ModelSettings, device: Literal["cuda", "cpu"], *, layout: str | None, precision: str | None, **others: object
 ) -> TrainConfig:
-    """Return the trainer's settings; None takes the default of the model or the device.
-
-    Args:
-        model: Of the training.
-        device: What trains.
-        layout: What a sequence holds.
-        precision: Of matrix multiplications.
-        others: Further settings of the trainer.
-    """
+    """Return the trainer's settings with others of its settings; None takes the default of the model or the device."""
     return TrainConfig.model_validate(
         {
             "model": model,
@@ -89,7 +81,7 @@ class Target:
 
 
 def predict(
-    asked: Asked, target: Target, *, what_if: bool, update: Update
+    asked: PredictionRequest, target: Target, *, what_if: bool, update: Update
 ) -> tuple[Answer, Mapping[str, AutotuneError]]:
     """Predict for every model; one that does not fit, or can only be run, keeps no other from its answer.
 
@@ -100,21 +92,22 @@ def predict(
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
-        predicted: list[Predicted] = []
+        tracer = _Tracer(asked=asked, target=target, machine=machine)
+        predicted: list[PredictedModel] = []
         refused: dict[str, AutotuneError] = {}
         for number, config in enumerate(asked.configs):
             update(number, len(asked.configs), f"tracing {config.model.name}")
             try:
-                predicted.append(_predict_one(asked, config, target, machine))
+                predicted.append(tracer.predict(config))
             except (CannotTrace, DoesNotFit) as error:
                 refused[config.model.name] = error
-        alternatives = tuple(_what_ifs(asked, target, machine, update)) if what_if else ()
+        alternatives = tuple(tracer.what_ifs(update)) if what_if else ()
     answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
         models=tuple(predicted),
         refused={
-            name: Refused(exit_code=error.exit_code, message=error.message, next_step=error.next_step)
+            name: RefusedModel(exit_code=error.exit_code, message=error.message, next_step=error.next_step)
             for name, error in refused.items()
         },
         what_if=alternatives,
@@ -122,7 +115,7 @@ def predict(
     return answer, refused
 
 
-def find_target(asked: Asked) -> Target:
+def find_target(asked: PredictionRequest) -> Target:
     """The card that is meant, and how much of it may be used.
 
     Raises:
@@ -167,152 +160,138 @@ def _card_here() -> Card | None:
     return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
 
 
-def _predict_one(asked: Asked, config: TrainConfig, target: Target, machine: Machine) -> Predicted:
-    rows_hold = contents(asked, config)
-    estimate = estimate_model(_request(asked, config), machine, _room(asked, target))
-    usual = target.expected.usual
-    rows = predicted_rows(estimate, target.budget_bytes, usual, max_rows=asked.max_rows)
-    if not rows:
-        raise _does_not_fit(asked, config, target, estimate, machine)
-    found = ledger(estimate.law, rows, usual)
-    low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
-    several = asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1
-    return Predicted(
-        model=config.model.name,
-        config=config,
-        parameters=estimate.parameters,
-        attention=estimate.attention,
-        attention_reason=estimate.attention_reason,
-        budget_bytes=target.budget_bytes,
-        rows=rows,
-        rows_low=min(low, rows),
-        rows_high=max(high, rows),
-        limited=rows == asked.max_rows,
-        ledger=found,
-        per_row_bytes=_per_row(estimate, rows),
-        real_tokens=None if rows_hold.assumed else rows * rows_hold.mean_real_tokens,
-        samples=None if rows_hold.assumed else rows * rows_hold.mean_samples,
-        traces=estimate.traces,
-        shares=shares(
-            state_of_terms(found.terms_bytes),
-            asked.ranks,
-            largest_layer_bytes=int(estimate.law.largest_parameter_bytes),
-            tensor_ranks=asked.tensor_ranks,
-            pipeline_stages=asked.pipeline_stages,
-            budget_bytes=target.budget_bytes,
-        )
-        if several
-        else (),
-    )
-
-
-def _per_row(estimate: Estimate, rows: int) -> float:
-    """On average between so many rows and twice as many: of few rows the peak may lie where rows do not count."""
-    peaks = [float(estimate.law.running_bytes(count).max()) for count in (rows, 2 * rows)]
-    return (peaks[1] - peaks[0]) / rows
-
-
-def _room(asked: Asked, target: Target) -> Room:
-    return Room(budget_bytes=target.budget_bytes, surroundings=target.expected.usual, max_rows=asked.max_rows)
-
-
-def _request(asked: Asked, config: TrainConfig) -> EstimateRequest:
-    rows = contents(asked, config)
-    return EstimateRequest(
-        config=config,
-        vocab_size=rows.vocab_size,
-        special_ids=rows.special_ids,
-        documents_per_row=rows.documents,
-        micro_batches=2 if asked.accumulate else 1,
-        ranks=asked.ranks,
-    )
-
-
-def contents(asked: Asked, config: TrainConfig) -> RowContents:
-    """Return what rows hold with these settings: of the dataset that is named, else assumed.
-
-    Raises:
-        TrainerError: If what is named is no dataset.
-    """
+def _contents(asked: PredictionRequest, config: TrainConfig) -> RowContents:
+    """Return what rows hold with these settings: of the dataset that is named, else assumed."""
     if asked.data is None:
         return assumed_contents(asked.vocab_size, config.layout, config.seq_length_tokens)
     return contents_of(asked.data, config.layout, config.seq_length_tokens)
 
 
-def _does_not_fit(
-    asked: Asked, config: TrainConfig, target: Target, estimate: Estimate, machine: Machine
-) -> DoesNotFit:
-    """Say which term is the largest, and which single change would make a row fit."""
-    found = ledger(estimate.law, 1, target.expected.usual)
-    term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
-    helps = []
-    for option, value in (("precision", "bf16"), ("checkpointing", "full"), ("head", "masked")):
-        if getattr(config, option) != value:
-            rows, _ = _rows_or_why(asked, config.model_copy(update={option: value}), target, machine)
-            helps += [f"--{option} {value} ({rows} rows)"] if rows else []
-    advice = f"Predicted to fit with {' or '.join(helps)}." if helps else "No single setting is predicted to be enough."
-    largest = int(estimate.law.largest_parameter_bytes)
-    shared = fewest_that_share(found.terms_bytes, target.budget_bytes, largest_layer_bytes=largest)
-    otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
-    otherwise += [] if shared is None else [f"a state that is shared by {shared.words}"]
-    return DoesNotFit(
-        f"not even one row of {config.seq_length_tokens} tokens of {config.model.name} is predicted to fit "
-        f"{format_bytes(target.budget_bytes)}: it needs {format_bytes(found.peak_bytes)}, of which {term} "
-        f"{format_bytes(size)}",
-        next_step=f"{advice} Otherwise: {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tracer:
+    """Predicts from traces of the step."""
 
+    asked: PredictionRequest
+    target: Target
+    machine: Machine
 
-def _what_ifs(asked: Asked, target: Target, machine: Machine, update: Update) -> Iterator[Mapping[str, Any]]:
-    on_gpu = asked.configs[0].device == "cuda"
-    combinations = [
-        (config, precision, attention, checkpointing, head)
-        for config in asked.configs
-        for precision, attention, checkpointing, head in itertools.product(
-            ("bf16", "fp32"),
-            # Encoders that this project does not know keep their own attention.
-            (("varlen", "sdpa") if on_gpu else ("sdpa",)) if _is_known(config) else ("auto",),
-            ("none", "selective", "full"),
-            ("masked", "dense"),
+    def predict(self, config: TrainConfig) -> PredictedModel:
+        asked, target, hold = self.asked, self.target, _contents(self.asked, config)
+        estimate, rows = self._traced(config)
+        if not rows:
+            raise self._does_not_fit(config, estimate)
+        found = ledger(estimate.law, rows, target.expected.usual)
+        low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
+        # Between so many rows and twice as many: of few rows the peak may lie where rows do not count.
+        peaks = [float(estimate.law.running_bytes(count).max()) for count in (rows, 2 * rows)]
+        shared: tuple[Share, ...] = ()
+        if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
+            shared = shares(
+                state_of_terms(found.terms_bytes),
+                asked.ranks,
+                largest_layer_bytes=int(estimate.law.largest_parameter_bytes),
+                tensor_ranks=asked.tensor_ranks,
+                pipeline_stages=asked.pipeline_stages,
+                budget_bytes=target.budget_bytes,
+            )
+        return PredictedModel(
+            model=config.model.name,
+            config=config,
+            parameters=estimate.parameters,
+            attention=estimate.attention,
+            attention_reason=estimate.attention_reason,
+            budget_bytes=target.budget_bytes,
+            rows=rows,
+            rows_low=min(low, rows),
+            rows_high=max(high, rows),
+            limited=rows == asked.max_rows,
+            ledger=found,
+            per_row_bytes=(peaks[1] - peaks[0]) / rows,
+            real_tokens=None if hold.assumed else rows * hold.mean_real_tokens,
+            samples=None if hold.assumed else rows * hold.mean_samples,
+            traces=estimate.traces,
+            shares=shared,
         )
-        if (precision, attention) != ("fp32", "varlen")  # there is no such kernel
-    ]
-    for number, (config, precision, attention, checkpointing, head) in enumerate(combinations):
-        model = config.model.name
-        update(number, len(combinations), f"what if: {model} {precision} {attention} {checkpointing} {head}")
-        found: dict[bool, tuple[int | None, str]] = {}
-        for layout in ("packed", "padded") if _is_known(config) else ("padded",):
-            settings = {
-                "precision": precision,
-                "attention": attention,
-                "checkpointing": checkpointing,
-                "head": head,
-                "layout": layout,
-            }
-            without_dropout = {"attention_dropout": 0.0} if attention == "varlen" else {}
-            changed = config.model_copy(update=settings | without_dropout)
-            # How rows are filled changes what they take only where documents are computed one by one.
-            same = attention == "varlen" and layout == "packed"
-            if same not in found:
-                found[same] = _rows_or_why(asked, changed, target, machine)
-            rows, note = found[same]
-            hold = contents(asked, changed)
-            tokens = None if hold.assumed or rows is None else rows * hold.mean_real_tokens
-            shown = settings | {"attention": attention if _is_known(config) else "row"}
-            yield {"model": model, **shown, "rows": rows, "real_tokens": tokens, "note": note}
+
+    def _traced(self, config: TrainConfig) -> tuple[Estimate, int]:
+        """Return the estimate with these settings, and the rows that fit."""
+        asked, target, hold = self.asked, self.target, _contents(self.asked, config)
+        request = EstimateRequest(
+            config=config,
+            vocab_size=hold.vocab_size,
+            special_ids=hold.special_ids,
+            documents_per_row=hold.documents,
+            micro_batches=2 if asked.accumulate else 1,
+            ranks=asked.ranks,
+        )
+        budget, usual, most = target.budget_bytes, target.expected.usual, asked.max_rows
+        estimate = estimate_model(request, self.machine, Room(budget_bytes=budget, surroundings=usual, max_rows=most))
+        return estimate, predicted_rows(estimate, budget, usual, max_rows=most)
+
+    def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
+        """Return what fits with these settings, and a word on it: if there is no answer, why."""
+        try:
+            rows = self._traced(config)[1]
+        except BadInput:
+            return None, "not possible"
+        except CannotTrace:
+            return None, "not traced"
+        return rows, "or more" if rows == self.asked.max_rows else ""
+
+    def _does_not_fit(self, config: TrainConfig, estimate: Estimate) -> DoesNotFit:
+        """Say which term is the largest, and which single change would make a row fit."""
+        budget = self.target.budget_bytes
+        found = ledger(estimate.law, 1, self.target.expected.usual)
+        term, size = max(found.terms_bytes.items(), key=lambda item: item[1])
+        helps = []
+        for option, value in (("precision", "bf16"), ("checkpointing", "full"), ("head", "masked")):
+            if getattr(config, option) != value:
+                rows, _ = self._rows_or_why(config.model_copy(update={option: value}))
+                helps += [f"--{option} {value} ({rows} rows)"] if rows else []
+        advice = "No single setting is predicted to be enough."
+        if helps:
+            advice = f"Predicted to fit with {' or '.join(helps)}."
+        largest = int(estimate.law.largest_parameter_bytes)
+        shared = fewest_that_share(found.terms_bytes, budget, largest_layer_bytes=largest)
+        otherwise = ["more memory", "a shorter --seq-length", "a smaller --model"]
+        otherwise += [] if shared is None else [f"a state that is shared by {shared.words}"]
+        return DoesNotFit(
+            f"not even one row of {config.seq_length_tokens} tokens of {config.model.name} is predicted to fit "
+            f"{format_bytes(budget)}: it needs {format_bytes(found.peak_bytes)}, of which {term} {format_bytes(size)}",
+            next_step=f"{advice} Otherwise: {', '.join(otherwise[:-1])}, or {otherwise[-1]}.",
+        )
+
+    def what_ifs(self, update: Update) -> Iterator[Mapping[str, Any]]:
+        on_gpu = self.asked.configs[0].device == "cuda"
+        combinations = [
+            (config, dict(zip(("precision", "attention", "checkpointing", "head"), values, strict=True)))
+            for config in self.asked.configs
+            for values in itertools.product(
+                ("bf16", "fp32"),
+                # Encoders that this project does not know keep their own attention.
+                (("varlen", "sdpa") if on_gpu else ("sdpa",)) if _is_known(config) else ("auto",),
+                ("none", "selective", "full"),
+                ("masked", "dense"),
+            )
+            if values[:2] != ("fp32", "varlen")  # there is no such kernel
+        ]
+        for number, (config, settings) in enumerate(combinations):
+            model, known, varlen = config.model.name, _is_known(config), settings["attention"] == "varlen"
+            update(number, len(combinations), f"what if: {model} {' '.join(settings.values())}")
+            without_dropout = {"attention_dropout": 0.0} if varlen else {}
+            found: dict[bool, tuple[int | None, str]] = {}
+            for layout in ("packed", "padded") if known else ("padded",):
+                changed = config.model_copy(update={**settings, "layout": layout, **without_dropout})
+                # How rows are filled changes what they take only where documents are computed one by one.
+                same = varlen and layout == "packed"
+                if same not in found:
+                    found[same] = self._rows_or_why(changed)
+                rows, note = found[same]
+                hold = _contents(self.asked, changed)
+                tokens = None if hold.assumed or rows is None else rows * hold.mean_real_tokens
+                shown = settings | {"attention": settings["attention"] if known else "row", "layout": layout}
+                yield {"model": model, **shown, "rows": rows, "real_tokens": tokens, "note": note}
 
 
 def _is_known(config: TrainConfig) -> bool:
     return config.model.config["model_type"] in FAMILIES
-
-
-def _rows_or_why(asked: Asked, config: TrainConfig, target: Target, machine: Machine) -> tuple[int | None, str]:
-    """What fits with these settings, and a word on it: where there is no answer, why."""
-    try:
-        estimate = estimate_model(_request(asked, config), machine, _room(asked, target))
-    except BadInput:
-        return None, "not possible"
-    except CannotTrace:
-        return None, "not traced"
-    rows = predicted_rows(estimate, target.budget_bytes, target.expected.usual, max_rows=asked.max_rows)
-    return rows, "or more" if rows == asked.max_rows else ""

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.core.allocations import Term
 from autotune.core.units import format_bytes, format_count
 from autotune.decide.memory import Ledger
-from autotune.decide.prediction import Answer, Predicted
+from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share
 from autotune.show.tables import text_table
 
@@ -58,7 +58,7 @@ def shares_table(shares: Sequence[Share]) -> str:
     return text_table(headers, rows, align="lrrrrl")
 
 
-def _summary(predicted: Sequence[Predicted]) -> str:
+def _summary(predicted: Sequence[PredictedModel]) -> str:
     headers = ("model", "parameters", "rows", "range", "slot tokens", "real tokens", "samples", "peak", "one more row")
     rows: list[list[str | None]] = [
         [
@@ -77,7 +77,7 @@ def _summary(predicted: Sequence[Predicted]) -> str:
     return text_table(headers, rows, align="lrrrrrrrr")
 
 
-def _one(one: Predicted) -> str:
+def _one(one: PredictedModel) -> str:
     config = one.config
     said = (
         f"{config.model.name}: {config.layout} rows of {config.seq_length_tokens}, {config.precision}, "

@@ -3,10 +3,9 @@
 import textwrap
 from collections.abc import Callable, Iterator
 
-from autotune.core.plan import Figure
+from autotune.core.plan import PlanFigure
 from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
-from autotune.decide.compute_optimal import LIMITS, SOURCE, was_fitted
-from autotune.decide.plan import MemoryPlan, Plan
+from autotune.decide.plan import OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
 from autotune.show.estimate import shares_table
 from autotune.show.intervals import bounds, confidence_words
 from autotune.show.tables import inert, text_table
@@ -70,7 +69,7 @@ def _figures(plan: Plan) -> str:
     return text_table(("", "plan", "interval", "basis"), rows, align="lrll")
 
 
-def _row(name: str, figure: Figure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
+def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
     if figure is None:
         return [name, None, "", missing]
     between = bounds(figure.low, figure.high, form)
@@ -92,7 +91,8 @@ def _sources(plan: Plan) -> Iterator[str]:
         yield (
             f"compute-optimal for {plan.flops_6n.value:.3g} FLOPs, predicted: "
             f"{format_amount(plan.optimal.parameters)} parameters on {format_amount(plan.optimal.tokens)} tokens "
-            f"({SOURCE}); {LIMITS}" + ("" if was_fitted(plan.optimal) else "; no model of that size was fitted")
+            f"({OPTIMUM_SOURCE}); {OPTIMUM_LIMITS}"
+            + ("" if plan.optimal.was_fitted else "; no model of that size was fitted")
         )
 
 

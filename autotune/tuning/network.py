@@ -129,7 +129,9 @@ def scale_profile(
         return predicted
     for row in predicted.rows:
         if row.nodes <= there:
-            step = measured[row.nodes] = _on_nodes(stored, known, row, stored.data_dir(data), place, trial_timeout_s)
+            step = measured[row.nodes] = _on_nodes(
+                stored, known, row, data_dir=stored.data_dir(data), place=place, trial_timeout_s=trial_timeout_s
+            )
             sys.stderr.write(
                 f"{predicted.name}: {row.nodes} nodes: {step.step_s:.4g} s a step, predicted {row.step_s:.4g} s\n"
             )
@@ -137,7 +139,7 @@ def scale_profile(
 
 
 def _on_nodes(
-    stored: StoredProfile, known: ScalingModel, row: ScalingRow, data_dir: Path, place: Path, trial_timeout_s: float
+    stored: StoredProfile, known: ScalingModel, row: ScalingRow, *, data_dir: Path, place: Path, trial_timeout_s: float
 ) -> ScalingRow:
     """Measure steps on so many nodes, with the exchange that was predicted to be best there."""
     train, load = stored.profile.train, known.load

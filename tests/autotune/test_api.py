@@ -53,7 +53,7 @@ def test_an_estimate_is_what_fits_or_an_error():
     def predicted(memory):
         model = ModelSettings(name="tiny", config=TINY)
         config = api.settings_of_step(model, "cpu", layout=None, precision=None, seq_length_tokens=32)
-        asked = api.EstimateAsked(
+        asked = api.PredictionRequest(
             configs=(config,), gpu=None, memory=memory, data=None, vocab_size=30_522, ranks=1, accumulate=True,
             tensor_ranks=1, pipeline_stages=1, max_rows=64,
         )  # fmt: skip

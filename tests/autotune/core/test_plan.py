@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.plan import BASES, Figure, derived, derived_basis
+from autotune.core.plan import BASES, PlanFigure, derived, derived_basis
 
 positive = st.floats(1e-6, 1e12)
 bases = st.sampled_from(BASES)
@@ -10,7 +10,7 @@ bases = st.sampled_from(BASES)
 
 def figure(value, basis="measured", share=0.0):
     low, high = (value * (1 - share), value * (1 + share)) if share else (None, None)
-    return Figure(
+    return PlanFigure(
         value=value, low=low, high=high, confidence=0.95 if share else None, basis=basis, source="s"
     )  # fmt: skip
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.plan import Figure
+from autotune.core.plan import PlanFigure
 from autotune.decide.plan import EXPORTED_BYTES_PER_PARAMETER, disk_of
 from tests.trainer.checkpoints import state_of
 from tests.trainer.oracles import SHAPES, config_of, training_of
@@ -14,7 +14,7 @@ from trainer.parallel import join_ranks
 
 
 def parameters(count):
-    return Figure(value=count, basis="measured", source="counted")
+    return PlanFigure(value=count, basis="measured", source="counted")
 
 
 def planned(count, settings, steps):
@@ -74,5 +74,5 @@ def test_without_checkpoints_the_model_stays():
 
 def test_bytes_are_predicted_from_what_was_counted_and_assumed_from_what_was_assumed():
     assert disk_of(parameters(10), CheckpointSettings(), 1)[0].basis == "predicted"
-    assumed = Figure(value=10, basis="assumed", source="a vocabulary")
+    assumed = PlanFigure(value=10, basis="assumed", source="a vocabulary")
     assert disk_of(assumed, CheckpointSettings(), 1)[1].basis == "assumed"

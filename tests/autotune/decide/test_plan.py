@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.core.plan import Figure, Fleet, Goal
-from autotune.decide.plan import Inputs, MemoryPlan, plan_of
+from autotune.core.plan import Fleet, Goal, PlanFigure
+from autotune.decide.plan import MemoryPlan, Optimal, PlanInputs, optimal_for, plan_of
 from autotune.decide.sharding import Share, StateBytes
-from autotune.decide.spread import Spread
 from autotune.errors import BadInput
 from trainer.config import CheckpointSettings
 
@@ -19,10 +18,10 @@ shares = st.floats(0, 0.8)
 
 def measured(value, share=0.0):
     low, high = (value * (1 - share), value * (1 + share)) if share else (None, None)
-    return Figure(value=value, low=low, high=high, basis="measured", source="here")
+    return PlanFigure(value=value, low=low, high=high, basis="measured", source="here")
 
 
-def known(kind="tokens", amount=1e9, *, total=None, **changes) -> Inputs:
+def known(kind="tokens", amount=1e9, *, total=None, **changes) -> PlanInputs:
     total = total or measured(1e6)
     values = {
         "model": "m",
@@ -33,15 +32,15 @@ def known(kind="tokens", amount=1e9, *, total=None, **changes) -> Inputs:
         "tokens_per_row": measured(500.0),
         "tokens_per_pass": measured(1e9),
         "batch_rows": 1000,
-        "rate": measured(total.value / 32),
-        "spread": Spread(tokens_per_s=total, efficiency=None, micro_batches=1, rows=32),
+        "rank_tokens_per_s": measured(total.value / 32),
+        "tokens_per_s": total,
         "checkpoint": CheckpointSettings(),
         "power_w": measured(600.0),
         "price_per_device_hour": 2.0,
         "memory": None,
         "next_command": "next",
     }
-    return Inputs(**values | changes)
+    return PlanInputs(**values | changes)
 
 
 def test_a_plan_by_hand():
@@ -104,7 +103,7 @@ def test_steps_hold_all_tokens_and_no_more_than_they_must(tokens):
 
 
 def test_one_assumption_makes_everything_after_it_assumed_and_nothing_before_it():
-    rate = Figure(value=1e6, basis="assumed", source="a share of a peak")
+    rate = PlanFigure(value=1e6, basis="assumed", source="a share of a peak")
     found = plan_of(known(total=rate))
     assert found.wall_s.low is found.cost.high is None
     assert {one.basis for one in (found.wall_s, found.device_hours, found.cost, found.energy_kwh)} == {"assumed"}
@@ -112,7 +111,7 @@ def test_one_assumption_makes_everything_after_it_assumed_and_nothing_before_it(
 
 
 def test_without_a_rate_there_is_no_time_and_everything_else():
-    found = plan_of(known(rate=None, spread=None, rate_missing="nobody knows"))
+    found = plan_of(known(rank_tokens_per_s=None, tokens_per_s=None, rate_missing="nobody knows"))
     assert found.wall_s is found.cost is found.energy_kwh is found.device_hours is None
     assert found.steps.value == 2000
     assert found.optimal is not None
@@ -129,7 +128,10 @@ def test_without_parameters_there_is_neither_compute_nor_disk():
     [
         ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
         ({"kind": "flops", "parameters": None, "memory_missing": "not traced"}, "--tokens"),
-        ({"kind": "hours", "rate": None, "spread": None, "rate_missing": "no peak"}, "--tokens-per-s"),
+        (
+            {"kind": "hours", "rank_tokens_per_s": None, "tokens_per_s": None, "rate_missing": "no peak"},
+            "--tokens-per-s",
+        ),
     ],
 )
 def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
@@ -165,29 +167,17 @@ def test_tokens_far_from_compute_optimal_are_said(amount, said):
 
 
 def test_inefficient_nodes_are_said_with_how_many_are_useful():
-    total = Figure(value=1e6, basis="assumed", source="s")
-    slow = Spread(
-        tokens_per_s=total,
-        efficiency=Figure(value=0.5, basis="assumed", source="lines"),
-        micro_batches=1,
-        rows=2,
-        useful_nodes=2,
-    )
-    said = words(amount=2e9, spread=slow)
+    slow = PlanFigure(value=0.5, basis="assumed", source="lines")
+    said = words(amount=2e9, efficiency=slow, useful_nodes=2)
     assert "4 nodes are 50.0 % efficient (assumed)" in said
     assert "2 nodes are useful" in said
     assert "autotune scale" in said
-    fine = dataclasses.replace(slow, efficiency=Figure(value=0.95, basis="assumed", source="lines"))
-    assert words(amount=2e9, spread=fine) == ""
+    assert words(amount=2e9, efficiency=dataclasses.replace(slow, value=0.95)) == ""
 
 
 def test_the_same_tokens_are_shown_on_fewer_nodes():
-    total = measured(1e6)
-    spread = Spread(
-        tokens_per_s=total, efficiency=measured(0.5), micro_batches=1, rows=1, by_nodes={1: 1.0, 2: 0.8, 4: 0.5},
-        useful_nodes=1,
-    )  # fmt: skip
-    found = plan_of(known(amount=3.6e9, spread=spread, rate=measured(62_500.0)))
+    there = {"amount": 3.6e9, "efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}, "rank_tokens_per_s": measured(62_500.0)}
+    found = plan_of(known(**there))
     assert [(one.nodes, one.efficiency) for one in found.by_nodes] == [(1, 1.0), (2, 0.8), (4, 0.5)]
     last = found.by_nodes[-1]
     assert last.tokens_per_s == pytest.approx(1e6)
@@ -195,7 +185,7 @@ def test_the_same_tokens_are_shown_on_fewer_nodes():
     assert last.device_hours == pytest.approx(found.device_hours.value)
     assert last.cost == pytest.approx(found.cost.value)
     assert found.by_nodes[0].device_hours == pytest.approx(last.device_hours / 2)
-    free = plan_of(known(amount=3.6e9, spread=spread, rate=measured(62_500.0), price_per_device_hour=None))
+    free = plan_of(known(**there, price_per_device_hour=None))
     assert {one.cost for one in free.by_nodes} == {None}
 
 
@@ -210,7 +200,10 @@ def memory(**fits):
         Share(name=name, total_bytes=3, held=NOTHING_HELD, fits=fit, trains_here=name != "TP 2")
         for name, fit in fits.items()
     )
-    return MemoryPlan(shares=shares, micro_batch_rows=1, most_rows=0, source="a trace")
+    return MemoryPlan(
+        shares=shares, micro_batch_rows=1, most_rows=0, source="a trace", parameters=measured(1e8), state=NOTHING_HELD,
+        largest_bytes=1,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -224,3 +217,25 @@ def memory(**fits):
 def test_a_model_that_does_not_fit_alone_is_said_with_what_makes_it_fit(fits, said):
     assert said in words(amount=2e9, memory=memory(**fits))
     assert "fit" not in words(amount=2e9, memory=memory(DDP=True))
+
+
+@pytest.mark.parametrize(
+    ("compute", "parameters", "tokens"), [(6e23, 70.7e9, 1.41e12), (1e24, 91.3e9, 1.83e12), (5.88e23, 70e9, 1.4e12)]
+)
+def test_the_compute_optimum_has_known_sizes_and_takes_just_that_compute(compute, parameters, tokens):
+    found = optimal_for(compute)
+    assert found.parameters == pytest.approx(parameters, rel=0.003)
+    assert found.tokens == pytest.approx(tokens, rel=0.004)
+    assert 6 * found.parameters * found.tokens == pytest.approx(compute)
+
+
+@given(st.floats(1e12, 1e28), st.floats(1.01, 1e4))
+def test_more_compute_wants_both_larger_and_by_the_square_root(compute, factor):
+    less, more = optimal_for(compute), optimal_for(factor * compute)
+    assert more.parameters / less.parameters == pytest.approx(factor**0.5)
+    assert more.tokens / less.tokens == pytest.approx(factor**0.5)
+
+
+def test_small_models_were_not_fitted():
+    assert not Optimal(parameters=1e6, tokens=2e7).was_fitted
+    assert Optimal(parameters=1e9, tokens=2e10).was_fitted

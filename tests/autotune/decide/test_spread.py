@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.network import GradientPart, Link, Network, RankCompute
-from autotune.core.plan import Figure
+from autotune.core.plan import PlanFigure
 from autotune.decide.scaling import USEFUL_EFFICIENCY, Load, exchanges
-from autotune.decide.spread import spread
+from autotune.decide.spread import AllRanks, spread
 
 DDP = exchanges(sixteen_bit=False)
 TOKENS_PER_ROW = 500.0
@@ -27,7 +27,9 @@ def spread_of(rate, nodes, load=None, over=None, among=DDP):
 
 def rate(value=50_000.0, share=0.0, basis="measured"):
     low, high = (value * (1 - share), value * (1 + share)) if share else (None, None)
-    return Figure(value=value, low=low, high=high, confidence=0.95 if share else None, basis=basis, source="windows")
+    return PlanFigure(
+        value=value, low=low, high=high, confidence=0.95 if share else None, basis=basis, source="windows"
+    )
 
 
 def test_one_node_is_as_many_ranks_as_it_has():
@@ -36,11 +38,11 @@ def test_one_node_is_as_many_ranks_as_it_has():
     assert found.tokens_per_s.low == pytest.approx(180_000)
     assert found.tokens_per_s.basis == "predicted"
     assert found.efficiency is None
-    assert found.by_nodes == {}
+    assert found.efficiency_by_nodes == {}
 
 
 def test_fewer_rows_than_ranks_are_no_training():
-    assert spread_of(rate(), 4, load_of(rows=7)) is None
+    assert spread_of(rate(), 4, load_of(rows=7)) == AllRanks()
 
 
 @given(st.floats(1e3, 1e7), st.floats(0, 0.5), st.floats(1e7, 1e9), st.integers(2, 40), st.integers(80, 5000))
@@ -56,8 +58,8 @@ def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(
         assert total.low is None
     assert total.basis == found.efficiency.basis == "assumed"
     assert found.efficiency.low is None
-    assert found.by_nodes[nodes] == pytest.approx(efficiency)
-    assert list(found.by_nodes) == sorted(found.by_nodes)
+    assert found.efficiency_by_nodes[nodes] == pytest.approx(efficiency)
+    assert list(found.efficiency_by_nodes) == sorted(found.efficiency_by_nodes)
 
 
 def test_a_faster_rank_waits_longer_for_the_same_exchange():
@@ -69,8 +71,8 @@ def test_how_many_nodes_are_useful_is_said_where_they_are_not_all_and_only_there
     wrong = spread_of(rate(5e5), 16, load_of(rows=4096))
     assert wrong.efficiency.value < USEFUL_EFFICIENCY
     assert wrong.useful_nodes < 16
-    assert set(wrong.by_nodes) == {1, wrong.useful_nodes, 16}
+    assert set(wrong.efficiency_by_nodes) == {1, wrong.useful_nodes, 16}
     enough = spread_of(rate(5e5), 16, load_of(rows=4096 * 64))
     assert enough.efficiency.value >= USEFUL_EFFICIENCY
     assert enough.useful_nodes is None
-    assert set(enough.by_nodes) == {1, 8, 16}
+    assert set(enough.efficiency_by_nodes) == {1, 8, 16}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.core.evidence import Evidence, GpuUse
 from autotune.core.plan import Goal
-from autotune.search.plan import Asked
+from autotune.search.plan import PlanRequest
 from autotune.search.prediction import settings_of_step
 from autotune.search.profiles import StoredProfile
 from tests.autotune.search.test_scaling import probed
@@ -15,8 +15,8 @@ TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 ON_A_CARD = {"device": "cuda", "gpu_name": "NVIDIA H100 NVL", "gpu_total_bytes": 95_830 * 2**20, "gpu_count": 2}
 
 
-def asked(source, **changes) -> Asked:
-    return Asked(**{"source": source, "model_argument": "", "goal": TOKENS} | changes)
+def asked(source, **changes) -> PlanRequest:
+    return PlanRequest(**{"source": source, "model_argument": "", "goal": TOKENS} | changes)
 
 
 def stored(profile, path=Path("profiles/p.toml")) -> StoredProfile:

@@ -1,17 +1,17 @@
 import dataclasses
 import json
 
-from autotune.core.plan import Figure, Fleet, Goal
-from autotune.decide.compute_optimal import Optimal
-from autotune.decide.plan import MemoryPlan, NodesRow, Plan, plan_of
+from autotune.core.plan import Fleet, Goal, PlanFigure
+from autotune.decide.plan import MemoryPlan, NodesRow, Optimal, Plan, plan_of
 from autotune.decide.sharding import Share
 from autotune.show.answers import answer_json
 from autotune.show.plan import WIDTH, plan_text
 from tests.autotune.decide.test_plan import NOTHING_HELD, known
+from trainer.config import CheckpointSettings
 
 
 def figure(value, *, share=0.1, basis="assumed", confidence=None):
-    return Figure(
+    return PlanFigure(
         value=value,
         low=value * (1 - share),
         high=value * (1 + share),
@@ -41,9 +41,14 @@ def example(**changes) -> Plan:
         "fleet": Fleet(device="cuda", name="NVIDIA H100 NVL", nodes=128, ranks_per_node=2, memory_bytes=94 * 10**9),
         "goal": Goal(kind="tokens", amount=45.2e9, source="--tokens 45.2B"),
         "parameters": figure(109.5e6),
-        "tokens": Figure(value=45.2e9, basis="given", source="--tokens 45.2B"),
+        "tokens": PlanFigure(value=45.2e9, basis="given", source="--tokens 45.2B"),
         "batch_tokens": figure(6e7),
         "micro_batches": 2,
+        "flops_per_token": None,
+        "tokens_per_row": figure(500),
+        "tokens_per_pass": None,
+        "batch_rows": 100,
+        "checkpoint": CheckpointSettings(),
         "steps": figure(754),
         "passes": figure(1.5),
         "rank_tokens_per_s": figure(4e5, basis="measured", confidence=0.95),
@@ -61,7 +66,15 @@ def example(**changes) -> Plan:
         "checkpoint_bytes": figure(1.3e9),
         "disk_bytes": figure(6e9),
         "by_nodes": by_nodes,
-        "memory": MemoryPlan(shares=shares, micro_batch_rows=64, most_rows=400, source="a trace"),
+        "memory": MemoryPlan(
+            shares=shares,
+            micro_batch_rows=64,
+            most_rows=400,
+            source="a trace",
+            parameters=figure(109.5e6),
+            state=NOTHING_HELD,
+            largest_bytes=1,
+        ),
         "memory_missing": None,
         "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
         "left_out": ("queues, starts and restarts", "energy of hosts, network and cooling"),
