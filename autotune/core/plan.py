@@ -34,13 +34,7 @@ class PlanFigure(Interval):
 
 
 def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> PlanFigure:
-    """Return what follows from figures; if one of them has an interval, its ends are carried along.
-
-    Args:
-        compute: Of the figures' values, monotone in each.
-        of: The figures.
-        source: How it follows, in words.
-    """
+    """Return what follows from figures; ends of an interval go through ``compute``, which is monotone."""
     values = [one.value for one in of]
     low = high = confidence = None
     bounded = [number for number, one in enumerate(of) if one.low is not None and one.high is not None]

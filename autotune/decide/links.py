@@ -28,10 +28,8 @@ SLOW_MEMBER_SHARE = 0.8
 def lost_share(ended_s: Sequence[float], travel_s: float, alone_s: float) -> float:
     """Return which part of its time a device loses to a message that travels meanwhile, 0 to 1.
 
-    Args:
-        ended_s: When each of several products ended, all launched with the message, in order.
-        travel_s: When the message was there.
-        alone_s: What a product takes while nothing travels.
+    Products end at ``ended_s``, all launched with the message that was there at ``travel_s``; alone one takes
+    ``alone_s``.
     """
     done = sum(one_s <= travel_s for one_s in ended_s)
     # The product under way then is counted in part; if all had ended before, time counts to the last of them.
@@ -125,12 +123,7 @@ def slow_members(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def link_warnings(links: LinkFigures, bytes_per_s: float | None) -> list[str]:
-    """Return what people should look at before they pay for more of it, a sentence each.
-
-    Args:
-        links: As measured.
-        bytes_per_s: Between nodes as fitted; None where there is one node.
-    """
+    """Return what people should look at before they pay for more of it, a sentence each."""
     found = _slow_links(links.neighbours_bytes_per_s)
     ranks, each = {str(rank): rate for rank, rate in enumerate(links.products_flops_per_s)}, links.ranks_per_node
     for name, share in slow_members(ranks).items():

@@ -73,9 +73,7 @@ def tree_hops(members: int) -> int:
 def all_reduce_factor(times: Sequence[tuple[float, float]], network: Network) -> float:
     """What all-reduces of all ranks took, of what their links make of them; 1 where nothing can be told.
 
-    Args:
-        times: Bytes and seconds; small ones, which the latency rules, are left out.
-        network: Of several nodes of several ranks.
+    Small ones, which the latency rules, are left out.
     """
     if network.nodes == 1 or network.ranks_per_node == 1:
         return 1.0
@@ -118,12 +116,7 @@ def _merged(gradients: tuple[GradientPart, ...], first: int, later: int) -> tupl
 
 
 def compute_of(whole: ExchangeFigures, fixed_s: float) -> ComputeEvidence:
-    """Return what a rank computes, from steps of one micro-batch in which nothing travels.
-
-    Args:
-        whole: These steps, of all ranks.
-        fixed_s: Part of a micro-batch's time that does not grow with its rows.
-    """
+    """Return what a rank computes, from steps of one micro-batch in which nothing travels."""
     ranks = len(whole.compute_s_by_rank)
     # How much a rank's own steps differ; a rank that is always slower is named elsewhere, and no matter of chance.
     deviations = [statistics.pstdev(steps) / statistics.fmean(steps) for steps in whole.compute_s_by_rank]
@@ -171,18 +164,12 @@ def step_time(compute: RankCompute, rows: float, micro_batches: int, exchange: E
         exposed, travels = exposed + weights, travels + weights
     elif exchange.strategy == "fsdp2":
         update /= network.ranks_per_node if exchange.shard_within_nodes else network.ranks
-    return StepTime(
-        compute_s=computed,
-        straggling_s=late,
-        slowdown_s=slowdown,
-        exposed_s=exposed,
-        update_s=update,
-        exchange_s=travels,
-    )
+    parts = {"straggling_s": late, "slowdown_s": slowdown, "exposed_s": exposed, "update_s": update}
+    return StepTime(compute_s=computed, **parts, exchange_s=travels)
 
 
 def _bucketed(compute: RankCompute, alone: float, exchange: Exchange, network: Network) -> tuple[float, float, float]:
-    """Seconds exposed, lost to slowdown, and travelled, of the last micro-batch of DDP."""
+    """Return seconds exposed, lost to slowdown, and travelled, of the last micro-batch of DDP."""
     forward = alone * compute.forward_share
     backward = alone - forward
     width = ELEMENT_BYTES[exchange.gradient_dtype]
@@ -200,7 +187,7 @@ def _bucketed(compute: RankCompute, alone: float, exchange: Exchange, network: N
 def _sharded(
     compute: RankCompute, alone: float, micro_batches: int, exchange: Exchange, network: Network
 ) -> tuple[float, float, float]:
-    """The same of FSDP2: weights come before each pass over the layers, gradients go behind the last.
+    """Return the same of FSDP2: weights come before each pass over the layers, gradients go behind the last.
 
     Left out: that the first layer's weights, and the last one's gradient, hide behind nothing.
     """
@@ -241,13 +228,9 @@ def expected_largest(ranks: int) -> float:
 def least_tokens_per_rank(flops_per_s: float, element_bytes: int, bytes_per_s: float) -> float:
     """T_min: tokens of a step and rank whose whole backward takes as long as a ring all-reduce over many nodes.
 
-    4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N. A bound, not what DDP does: under accumulation
+    4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N; F is achieved by one rank, b is of an element of a
+    gradient, B of a node's NIC. A bound, not what DDP does: under accumulation
     only the last micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
-
-    Args:
-        flops_per_s: F, achieved by one rank.
-        element_bytes: b, of a gradient on its way.
-        bytes_per_s: B, of a node's network card.
     """
     return flops_per_s * element_bytes / (2 * bytes_per_s)
 

@@ -173,9 +173,9 @@ def plan_of(known: PlanInputs) -> Plan:
     steps = asked
     if goal.kind != "steps":
         steps = derived(lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told)
-    passes = asked
-    if goal.kind != "epochs":
-        passes = _if_known(lambda all_, one: all_ / one, tokens, known.tokens_per_pass, source="tokens of the dataset")
+    passes = _if_known(lambda all_, one: all_ / one, tokens, known.tokens_per_pass, source="tokens of the dataset")
+    if goal.kind == "epochs":
+        passes = asked
     wall = _if_known(
         lambda all_, rate: all_ / rate, tokens, known.tokens_per_s, source="tokens by the rate of all ranks"
     )

@@ -55,10 +55,7 @@ def probe_command(profile: Profile, path: str) -> str:
 def probe_again(train: TrainConfig, profile: Profile | None, **others: object) -> str:
     """Return the probe of these settings.
 
-    Args:
-        train: Settings of the step.
-        profile: Whose budget, headroom and ranks are to hold again; None leaves them open.
-        others: Options beside the settings, or instead of them.
+    Budget, headroom and ranks are the profile's; None leaves them open. Others stand beside the settings, or instead.
     """
     limits = None if profile is None else profile.constraints
     probe = None if profile is None else profile.evidence.probe

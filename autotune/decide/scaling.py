@@ -124,12 +124,6 @@ def predict(
     """Return the step with one exchange, dealt in the fastest way; None if there are fewer rows than ranks.
 
     FSDP2 adds micro-batches up in what it sends, so with accumulation it sends 32 bits, and 16 bits cannot be had.
-
-    Args:
-        load: What is to be trained.
-        network: With as many nodes as are meant.
-        exchange: Of gradients.
-        dealings: To choose from; None takes the load's.
     """
     found = [
         (step_time(load.compute, dealt.rows, dealt.micro_batches, exchange, network), dealt)
@@ -150,14 +144,7 @@ def one_node_rate(load: Load, network: Network, among: Sequence[Exchange]) -> fl
 
 
 def best(load: Load, network: Network, among: Sequence[Exchange], of_one: float | None = None) -> PredictedStep | None:
-    """Return the fastest exchange; of those that are as fast, the first.
-
-    Args:
-        load: What is to be trained.
-        network: With as many nodes as are meant.
-        among: What may be chosen from.
-        of_one: ``one_node_rate``, where it is known already.
-    """
+    """Return the fastest exchange; of those that are as fast, the first."""
     found = [one for one in (predict(load, network, exchange) for exchange in among) if one is not None]
     if not found:
         return None
@@ -203,10 +190,7 @@ def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, know
     Efficiency falls with the nodes, and goes up and down where the batch divides badly: one that is useful may follow
     many that are not. So none is left out, and some are looked at behind the last.
 
-    Args:
-        efficient: Efficiency at so many nodes; None where the batch cannot be dealt.
-        most_nodes: To be considered.
-        known: So many are useful for certain; no fewer are looked at.
+    So many as are ``known`` are useful for certain; no fewer are looked at.
     """
     useful = nodes = known
     while nodes <= min(most_nodes, max(ALWAYS_LOOKED_AT, LOOKED_AHEAD * useful)):
@@ -220,13 +204,6 @@ def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: 
     """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first.
 
     A larger batch is advice, never chosen.
-
-    Args:
-        load: As it is.
-        network: Its number of nodes does not matter.
-        among: What may be chosen from.
-        most_nodes: To be considered.
-        now: As many as are useful without any of it.
     """
     wider = replace(network, between=replace(network.between, bytes_per_s=2 * network.between.bytes_per_s))
     changes = [("twice the bandwidth", load, wider, list(among))]

@@ -1,7 +1,7 @@
 """Memory of one GPU when several share a model's state, layers or matrices: formulas, not measurements."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.core.allocations import Term, is_activations
@@ -13,15 +13,11 @@ class StateBytes:
     """Memory of one GPU at its peak, for one micro-batch: alone, or as a share of a model that several hold."""
 
     parameters_bytes: int
-    """Weights that stay."""
     gradients_bytes: int
-    """Gradients of these."""
     optimizer_bytes: int
-    """State of the optimizer."""
     activations_bytes: int
     """Activations kept for backward."""
     head_and_loss_bytes: int
-    """Prediction head and loss."""
     temporaries_bytes: int
     """Blocks that come and go in a step."""
     outside_bytes: int
@@ -46,15 +42,12 @@ class Share:
     """Memory of one GPU under one way of sharing a model."""
 
     name: str
-    """Of the way."""
     trains_here: bool
     """Whether this project's trainer can; the others are formulas for comparison."""
     total_bytes: int
-    """Everything at the peak."""
     fits: bool | None
     """Whether that is within the budget; None without one."""
     held: StateBytes
-    """The same term by term."""
 
 
 def state_of_terms(terms_bytes: Mapping[str, int]) -> StateBytes:
@@ -78,22 +71,13 @@ def zero_share(state: StateBytes, stage: int, ranks: int, *, largest_layer_bytes
     together at a time (Rajbhandari et al. 2020, figure 1). Left out: a layer that FSDP gathers ahead, and its whole
     gradient before it is reduced. With ``largest_layer_bytes`` above half of the parameters, ZeRO-3 on two ranks can
     need more than none.
-
-    Args:
-        state: The whole model's, as on one GPU.
-        stage: 0 for plain data parallelism, to 3.
-        ranks: Data-parallel ranks.
-        largest_layer_bytes: Parameters of the largest unit that is gathered at once, such as a layer or the embedding.
     """
     optimizer_ranks, gradient_ranks, parameter_ranks = (1 if stage < first else ranks for first in (1, 2, 3))
-    return StateBytes(
+    return replace(
+        state,
         parameters_bytes=_share(state.parameters_bytes, parameter_ranks),
         gradients_bytes=_share(state.gradients_bytes, gradient_ranks),
         optimizer_bytes=_share(state.optimizer_bytes, optimizer_ranks),
-        activations_bytes=state.activations_bytes,
-        head_and_loss_bytes=state.head_and_loss_bytes,
-        temporaries_bytes=state.temporaries_bytes,
-        outside_bytes=state.outside_bytes,
         gathered_bytes=largest_layer_bytes if parameter_ranks > 1 else 0,
     )
 
@@ -111,19 +95,16 @@ def model_share(state: StateBytes, tensor_ranks: int, pipeline_stages: int) -> S
     Left out: uneven stages; an embedding table that is tied to the head and kept on both ends; norms and biases that
     tensor parallelism keeps whole; other schedules. Temporaries and non-PyTorch memory count in full.
     """
-    parts = 24 + 10 * tensor_ranks
+    parts, ranks = 24 + 10 * tensor_ranks, tensor_ranks * pipeline_stages
 
     def on_stage(micro_batches: int, head_and_loss_bytes: int) -> StateBytes:
-        return StateBytes(
-            parameters_bytes=_share(state.parameters_bytes, tensor_ranks * pipeline_stages),
-            gradients_bytes=_share(state.gradients_bytes, tensor_ranks * pipeline_stages),
-            optimizer_bytes=_share(state.optimizer_bytes, tensor_ranks * pipeline_stages),
-            activations_bytes=_share(
-                state.activations_bytes * micro_batches * parts, pipeline_stages * tensor_ranks * 34
-            ),
+        return replace(
+            state,
+            parameters_bytes=_share(state.parameters_bytes, ranks),
+            gradients_bytes=_share(state.gradients_bytes, ranks),
+            optimizer_bytes=_share(state.optimizer_bytes, ranks),
+            activations_bytes=_share(state.activations_bytes * micro_batches * parts, ranks * 34),
             head_and_loss_bytes=_share(head_and_loss_bytes, tensor_ranks),
-            temporaries_bytes=state.temporaries_bytes,
-            outside_bytes=state.outside_bytes,
         )
 
     last = on_stage(1, state.head_and_loss_bytes)
@@ -141,16 +122,7 @@ def shares(
     pipeline_stages: int = 1,
     budget_bytes: int | None = None,
 ) -> tuple[Share, ...]:
-    """Return one row for each way of sharing: ZeRO among all ranks, then tensor and pipeline parallelism, each alone.
-
-    Args:
-        state: The whole model's, as on one GPU.
-        ranks: Data-parallel ranks; with one there is nothing for ZeRO to share.
-        largest_layer_bytes: As for ``zero_share``.
-        tensor_ranks: Of the tensor-parallel row; 1 leaves it out.
-        pipeline_stages: Of the pipeline row; 1 leaves it out.
-        budget_bytes: Of each rank.
-    """
+    """Return each way of sharing: ZeRO among all ranks, then tensor and pipeline parallelism, each alone."""
     names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)") if ranks > 1 else ("one rank alone",)
     found = [
         (name, stage != 2, zero_share(state, stage, ranks, largest_layer_bytes=largest_layer_bytes))
@@ -192,13 +164,7 @@ SHARED_AMONG = (2, 4, 8, 16, 32, 64)
 
 
 def fewest_that_share(terms_bytes: Mapping[str, int], budget_bytes: int, *, largest_layer_bytes: int) -> Sharing | None:
-    """Return the fewest ranks that hold a model which does not fit one of them; None if none of these numbers does.
-
-    Args:
-        terms_bytes: The memory breakdown of a rank alone.
-        budget_bytes: Of each rank.
-        largest_layer_bytes: As for ``zero_share``.
-    """
+    """Return the fewest ranks that hold a model which does not fit one of them; None if none of these numbers does."""
     state = state_of_terms(terms_bytes)
     strategies: tuple[tuple[Literal["zero1", "fsdp2"], int], ...] = (("zero1", 1), ("fsdp2", 3))
     for ranks in SHARED_AMONG:

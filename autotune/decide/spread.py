@@ -31,13 +31,8 @@ def spread(
 ) -> AllRanks:
     """Return all ranks together.
 
-    Args:
-        rate: Real tokens/s of one rank, on one node.
-        load: What a rank computes; how long it takes is set to the rate.
-        network: Its number of nodes does not matter.
-        among: Exchanges to choose from.
-        nodes: That are meant.
-        links: What is said of the network rests on, and where it comes from.
+    ``rate`` is of one rank on one node, and the load is set to it; ``links`` say what the network rests on, and its
+    source. The network's number of nodes does not matter.
     """
     ranks = nodes * network.ranks_per_node
     dealings = load.dealings(ranks)

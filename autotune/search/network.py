@@ -92,12 +92,7 @@ class MeasuredExchange:
         return [self.real_tokens / (statistics.median(one.step_s) + self.further_s) for one in self.figures]
 
     def evidence(self, ranks_per_node: int, ratio: Interval | None) -> ExchangeRow:
-        """Return the row of the profile.
-
-        Args:
-            ranks_per_node: As measured.
-            ratio: Real tokens/s over the default's; None if there is none.
-        """
+        """Return the row of the profile."""
         step_s, exchange = self.step_s, self.candidate.exchange
         waits = [figures.communication_s for figures in self.figures if figures.communication_s is not None]
         waiting = None if step_s is None or not waits else min(1.0, sorted(waits)[len(waits) // 2] / step_s)

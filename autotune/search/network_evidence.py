@@ -18,9 +18,7 @@ _OF_LINKS = (*_AS_MEASURED, "links", "all_reduce_factor", "warnings", "products_
 def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEvidence:
     """Return what is known of links and, if steps were measured, of exchanges and of how far nodes are useful.
 
-    Args:
-        tuning: Its links are measured.
-        counts: Numbers of nodes to predict; powers of two when there are none.
+    Predicted for powers of two nodes, unless counts are given.
 
     Raises:
         ValueError: If no links were measured.

@@ -73,15 +73,6 @@ def traced(
 ) -> MemoryPlan | CannotTrace:
     """Trace the trainer's step now, as ``autotune estimate`` does.
 
-    Args:
-        train: Settings of the step.
-        fleet: The machines.
-        expected: What lies around the traced allocations.
-        contents: What sequences hold.
-        update: Told what is going on.
-        vocab_assumed: Whether the vocabulary is a default.
-        rows_per_rank: Of a step: a micro-batch need not be larger.
-
     Raises:
         BadInput: If transformers cannot build the model.
     """

@@ -68,11 +68,7 @@ def rank_rate(work: Work) -> PlanFigure | str:
 def on_all(work: Work, *, rate: PlanFigure, assumed: Assumed | None, own_batch: bool) -> AllRanks:
     """Return all ranks together.
 
-    Args:
-        work: What they have to do.
-        rate: Of one rank.
-        assumed: What the user says of links between nodes.
-        own_batch: Whether the batch is the profile's, so that what was measured with it counts.
+    ``own_batch`` says whether the batch is the profile's, so that what was measured with it counts.
     """
     train, fleet, profile = work.train, work.fleet, work.profile
     if own_batch and assumed is None and (found := _as_measured(work)) is not None:

@@ -110,12 +110,6 @@ def known_of(
 def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], samples_per_epoch: float | None) -> Scaling:
     """Return the efficiency at these numbers of nodes, and how many are useful.
 
-    Args:
-        name: Of the model, for tables and charts.
-        known: Of ``known_of``.
-        counts: Numbers of nodes; those with more ranks than rows are left out.
-        samples_per_epoch: Rows of one pass over the dataset; None where that is not known.
-
     Raises:
         BadInput: If every one of them has more ranks than the global batch has rows.
     """

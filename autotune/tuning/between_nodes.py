@@ -23,12 +23,7 @@ def measure_between_nodes(
 ) -> TuningResult:
     """Measure the network for each profile, what it is worth if that was known, and write the report again.
 
-    Args:
-        found_by: What the tuning left: profiles, the report, and whether it measured what settings are worth.
-        data: The dataset.
-        reports: Directory of reports.
-        minutes: For the network of each profile.
-        trial_timeout_s: Of one measurement.
+    ``found_by`` is what the tuning left: profiles, the report, and whether it measured what settings are worth.
     """
     clock = SystemClock()
     began_s = clock.monotonic_s()
