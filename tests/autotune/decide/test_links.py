@@ -34,16 +34,13 @@ def test_noise_widens_the_interval_around_the_truth():
     assert high / low < 1.2
 
 
-def test_a_link_that_lends_to_small_messages_keeps_its_bandwidth():
+def test_one_outlier_changes_nothing_and_what_a_link_lends_to_small_messages_is_no_bandwidth():
+    outlier = times(30e-6, 2.5e9, 2)
+    outlier[-1] = (outlier[-1][0], 10 * outlier[-1][1])
+    assert fit_link(outlier, 2).bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
     # A shaped link lets the first 256 KiB after a rest through at once.
     lent = [(size, max(1e-3, seconds - 2**18 / 24e6)) for size, seconds in times(1e-4, 24e6, 2)]
     assert fit_link(lent, 2).bytes_per_s == pytest.approx(24e6, rel=0.01)
-
-
-def test_one_outlier_changes_nothing():
-    found = times(30e-6, 2.5e9, 2)
-    found[-1] = (found[-1][0], 10 * found[-1][1])
-    assert fit_link(found, 2).bytes_per_s == pytest.approx(2.5e9, rel=1e-3)
 
 
 def test_a_small_message_may_have_gone_down_a_tree():
@@ -115,12 +112,6 @@ def test_what_computing_loses_to_a_message_is_counted_to_parts_of_a_product():
     for slowed in (1.0, 1.25, 2.0):
         ended_s = [(number + 1) * alone_s * slowed for number in range(300)]
         assert lost_share(ended_s, 3.3e-3, alone_s) == pytest.approx(1 - 1 / slowed, abs=1e-9)
-
-
-def test_a_message_that_outlasts_all_products_is_told_by_those_that_ran_beside_it():
+    # A message that outlasts all products is told by those that ran beside it; beside which nothing ran, by nothing.
     assert lost_share([50e-6, 100e-6], 1e-3, 40e-6) == pytest.approx(0.2)
-
-
-def test_a_message_beside_which_nothing_ran_tells_nothing():
-    assert lost_share([], 1e-3, 40e-6) == 0
-    assert lost_share([50e-6], 0.0, 40e-6) == 0
+    assert lost_share([], 1e-3, 40e-6) == lost_share([50e-6], 0.0, 40e-6) == 0

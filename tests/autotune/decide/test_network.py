@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
 from autotune.decide.network import (
+    all_reduce_factor,
     all_reduce_s,
     buckets,
     expected_largest,
@@ -158,3 +160,12 @@ def test_small_gradients_are_kept_together_and_none_is_lost():
     assert all(2**17 <= part.elements < 2**17 + 1007 for part in found[:-1])  # finer than DDP's first bucket
     assert found[-1].elements > 10_000_000
     assert found[-1].ready_share == 1.0
+
+
+def test_what_all_ranks_take_beyond_their_links_counts():
+    over = network(2, ranks=2, within=CARD)
+    times = [(size, 1.5 * all_reduce_s(size, over)) for size in (2**12, 2**20, 2**24)]
+    factor = all_reduce_factor(times, over)
+    assert factor == pytest.approx(1.5)
+    assert all_reduce_s(2**20, replace(over, all_reduce_factor=factor)) == pytest.approx(times[1][1])
+    assert all_reduce_factor(times, replace(over, ranks_per_node=1)) == 1.0

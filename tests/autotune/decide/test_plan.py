@@ -83,6 +83,7 @@ def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
 @given(amounts, st.floats(1.0, 100.0), shares)
 def test_more_tokens_take_no_less_of_anything(tokens, factor, share):
     less, more = (plan_of(known(amount=n, total=measured(1e6, share))) for n in (tokens, tokens * factor))
+    assert less.steps.value == max(1, math.ceil(tokens / 500_000))  # all tokens, and no more than they must
     for name in ("steps", "wall_s", "device_hours", "cost", "energy_kwh", "flops_6n", "passes"):
         assert getattr(more, name).value >= getattr(less, name).value
     assert more.optimal.parameters >= less.optimal.parameters
@@ -94,12 +95,6 @@ def test_time_and_cost_are_bounded_by_the_rate(tokens, share):
     for figure in (found.wall_s, found.device_hours, found.cost, found.energy_kwh):
         assert figure.low <= figure.value <= figure.high
     assert found.wall_s.high == pytest.approx(tokens / (1e6 * (1 - share)))
-
-
-@given(amounts)
-def test_steps_hold_all_tokens_and_no_more_than_they_must(tokens):
-    found = plan_of(known(amount=tokens))
-    assert found.steps.value == max(1, math.ceil(tokens / 500_000))
 
 
 def test_one_assumption_makes_everything_after_it_assumed_and_nothing_before_it():
@@ -152,18 +147,16 @@ def words(**changes) -> str:
     return "\n".join(plan_of(known(**changes)).warnings)
 
 
-def test_a_plan_near_the_optimum_over_few_passes_needs_no_warning():
-    assert words(amount=2e9) == ""
-
-
 def test_many_passes_are_said_with_their_source():
     assert "Muennighoff et al. 2023" in words(amount=41e9)
     assert "Muennighoff" not in words(amount=39e9)
 
 
-@pytest.mark.parametrize(("amount", "said"), [(1e8, "smaller model on more tokens"), (1e11, "larger model on fewer")])
+@pytest.mark.parametrize(
+    ("amount", "said"), [(1e8, "smaller model on more tokens"), (1e11, "larger model on fewer"), (2e9, "")]
+)
 def test_tokens_far_from_compute_optimal_are_said(amount, said):
-    assert said in words(amount=amount)
+    assert (said in words(amount=amount)) if said else words(amount=amount) == ""
 
 
 def test_inefficient_nodes_are_said_with_how_many_are_useful():

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.network import Link, Network
-from autotune.decide.network import all_reduce_factor, all_reduce_s
+from autotune.core.network import Link
 from autotune.errors import Undecided
 from autotune.search.network_evidence import evidence, links_in_place_of
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
@@ -15,47 +14,57 @@ def tuned(tmp_path, cluster, **changes):
     return tuning
 
 
-def test_links_and_computing_are_found_again(tmp_path):
-    tuning = tuned(tmp_path, Cluster())
-    between = tuning.network().between
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory):
+    """A tuning of two nodes whose network limits."""
+    return tuned(tmp_path_factory.mktemp("two"), Cluster())
+
+
+def test_links_and_computing_are_found_again(two_nodes):
+    between, compute = two_nodes.network().between, two_nodes.load().compute
     assert between.bytes_per_s == pytest.approx(LINK.bytes_per_s, rel=1e-3)
     assert between.latency_s == pytest.approx(LINK.latency_s, rel=1e-3)
-    assert tuning.load().compute.row_s == pytest.approx(COMPUTE.row_s, rel=1e-6)
-    assert tuning.load().compute.micro_batch_s == pytest.approx(COMPUTE.micro_batch_s, rel=1e-6)
-    assert tuning.slowdown_share == pytest.approx(0.0, abs=1e-3)
+    assert compute.row_s == pytest.approx(COMPUTE.row_s, rel=1e-6)
+    assert compute.micro_batch_s == pytest.approx(COMPUTE.micro_batch_s, rel=1e-6)
+    assert compute.gradients == COMPUTE.gradients
+    assert two_nodes.slowdown_share == pytest.approx(0.0, abs=1e-3)
 
 
-def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path):
-    for one in tuned(tmp_path, Cluster(nodes=4)).tried:
-        if one.step_s is not None:
-            assert one.candidate.time.step_s == pytest.approx(one.step_s, rel=0.02)
-
-
-def test_what_computing_loses_meanwhile_is_in_what_is_predicted(tmp_path):
-    tuning = tuned(tmp_path, Cluster(slowdown_share=0.3, link=Link(latency_s=1e-4, bytes_per_s=4e8)))
-    for one in tuning.tried:
-        assert one.candidate.time.step_s == pytest.approx(one.step_s, rel=0.02)
-    assert tuning.slowdown_share == pytest.approx(0.3, abs=0.01)  # and found again in the default's steps
-
-
-def test_sixteen_bits_are_chosen_where_the_network_limits_and_the_loss_is_equal(tmp_path):
-    tuning = tuned(tmp_path, Cluster())
-    chosen, gain = tuning.fastest()
+def test_sixteen_bits_are_chosen_where_the_network_limits_and_the_loss_is_equal(two_nodes):
+    chosen, gain = two_nodes.fastest()
     assert chosen.candidate.exchange.gradient_dtype == "fp16"  # gloo's; NCCL has bf16
     assert gain.low > 1.2
-    assert "0.00% apart, within 1%" in tuning.equal_loss
+    assert "0.00% apart, within 1%" in two_nodes.equal_loss
 
 
-def test_sixteen_bits_that_change_the_loss_are_refused_and_it_is_said(tmp_path):
-    cluster = Cluster(halved_loss=1.05)
+def test_the_global_batch_stays_whatever_is_tried(two_nodes):
+    for one in two_nodes.tried:
+        dealt = one.candidate.dealt
+        assert dealt.rows <= 8
+        assert dealt.rows * dealt.micro_batches * 2 == CONFIG.global_batch_rows
+
+
+@pytest.mark.parametrize(
+    "cluster", [Cluster(nodes=4), Cluster(slowdown_share=0.3, link=Link(latency_s=1e-4, bytes_per_s=4e8))]
+)
+def test_what_is_predicted_is_what_such_a_machine_takes(tmp_path, cluster):
     tuning = tuned(tmp_path, cluster)
-    assert "5.00% apart, not within 1%" in tuning.equal_loss
-    assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
+    for one in tuning.tried:
+        if one.step_s is not None:
+            assert one.candidate.time.step_s == pytest.approx(one.step_s, rel=0.02)
+    assert tuning.slowdown_share == pytest.approx(cluster.slowdown_share, abs=0.01)  # found again in default's steps
 
 
-def test_a_loss_that_does_not_fall_shows_nothing(tmp_path):
-    tuning = tuned(tmp_path, Cluster(fall=0.05))
-    assert tuning.equal_loss.startswith("not checked: in 48 steps the loss went from 5.0000 to 4.9")
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"halved_loss": 1.05}, "5.00% apart, not within 1%"),
+        ({"fall": 0.05}, "not checked: in 48 steps the loss went from 5.0000 to 4.9"),
+    ],
+)
+def test_sixteen_bits_that_change_the_loss_or_a_loss_that_shows_nothing_keep_the_recipe(tmp_path, cluster, said):
+    tuning = tuned(tmp_path, Cluster(**cluster))
+    assert said in tuning.equal_loss
     assert {one.candidate.exchange.gradient_dtype for one in tuning.tried} == {"fp32"}
 
 
@@ -66,16 +75,20 @@ def test_the_check_of_the_loss_does_not_wait_for_a_long_warm_up(tmp_path):
     assert [config["warmup_steps"] for config in checks] == [8, 8]
 
 
-def test_a_strategy_that_the_recipe_refuses_costs_nothing_else(tmp_path):
-    rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(refusing=("fsdp2",)))).exchanges}
-    assert rows["fsdp2"].outcome == "refused: these two do not go together"
-    assert rows["ddp"].step_s > 0
+@pytest.mark.parametrize(
+    ("cluster", "outcome"),
+    [({"refusing": ("fsdp2",)}, "refused: these two do not go together"), ({"failing": ("fsdp2",)}, "crashed")],
+)
+def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else(tmp_path, cluster, outcome):
+    rows = {row.strategy: row for row in evidence(tuned(tmp_path, Cluster(**cluster))).exchanges}
+    assert set(rows) == {"ddp", "zero1", "fsdp2"}
+    assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == (outcome, None)
+    assert rows["zero1"].step_s > 0
 
 
 def test_fewer_than_three_rounds_prove_nothing_and_it_is_said(tmp_path):
     tuning = tuned(tmp_path, Cluster(), budget_s=0.0)
-    chosen, gain = tuning.fastest()
-    assert (chosen, gain) == (tuning.tried[0], None)
+    assert tuning.fastest() == (tuning.tried[0], None)
     assert "time for 1 of 3 rounds" in evidence(tuning).choice
 
 
@@ -91,43 +104,18 @@ def test_places_that_a_dealing_leaves_empty_are_no_tokens(tmp_path):
 def test_the_probed_micro_batch_is_kept_unless_another_dealing_was_chosen(tmp_path):
     # 10 rows on 2 ranks, at most 4 in a micro-batch: two of 3. With up to 8 it would be one of 5.
     tuning = tuned(tmp_path, Cluster(), config=CONFIG.model_copy(update={"global_batch_rows": 10}))
-    default, one = tuning.default(), tuning.default()
+    default = tuning.default()
     assert tuning.micro_batch_rows(default) == 4
-    other = replace(one, dealt=replace(one.dealt, micro_batches=1, rows=5))
+    other = replace(default, dealt=replace(default.dealt, micro_batches=1, rows=5))
     assert tuning.micro_batch_rows(other) == 8  # as large as gives the same, for other numbers of ranks
-
-
-def test_what_all_ranks_take_beyond_their_links_counts(tmp_path):
-    network = Network(nodes=2, ranks_per_node=2, between=LINK, within=Link(latency_s=0.0, bytes_per_s=1e9), trees=False)
-    times = [(size, 1.5 * all_reduce_s(size, network)) for size in (2**12, 2**20, 2**24)]
-    factor = all_reduce_factor(times, network)
-    assert factor == pytest.approx(1.5)
-    assert all_reduce_s(2**20, replace(network, all_reduce_factor=factor)) == pytest.approx(times[1][1])
-    assert all_reduce_factor(times, replace(network, ranks_per_node=1)) == 1.0
 
 
 def test_a_fast_network_keeps_the_recipe_and_checks_no_loss(tmp_path):
     cluster = Cluster(link=Link(latency_s=1e-6, bytes_per_s=1e10))
     tuning = tuned(tmp_path, cluster, strategies=("ddp",), most_rows=4)
-    chosen, gain = tuning.fastest()
     assert tuning.equal_loss is None
-    assert (chosen, gain) == (tuning.tried[0], None)
+    assert tuning.fastest() == (tuning.tried[0], None)
     assert evidence(tuning).choice.startswith("the default")
-
-
-def test_the_global_batch_stays_whatever_is_tried(tmp_path):
-    for one in tuned(tmp_path, Cluster()).tried:
-        dealt = one.candidate.dealt
-        assert dealt.rows <= 8
-        assert dealt.rows * dealt.micro_batches * 2 == CONFIG.global_batch_rows
-
-
-def test_every_strategy_is_shown_and_one_that_does_not_run_costs_nothing_else(tmp_path):
-    tuning = tuned(tmp_path, Cluster(failing=("fsdp2",)))
-    rows = {row.strategy: row for row in evidence(tuning).exchanges}
-    assert set(rows) == {"ddp", "zero1", "fsdp2"}
-    assert (rows["fsdp2"].outcome, rows["fsdp2"].step_s) == ("crashed", None)
-    assert rows["zero1"].step_s > 0
 
 
 def test_a_repeated_tuning_measures_nothing_again(tmp_path):
@@ -144,13 +132,12 @@ def test_ranks_that_cannot_compute_end_the_tuning_with_a_reason(tmp_path):
 
 
 def test_a_step_of_many_micro_batches_is_measured_in_part(tmp_path):
-    cluster = Cluster()
     config = CONFIG.model_copy(update={"global_batch_rows": 160})
-    tuning = tuned(tmp_path, cluster, config=config, most_rows=4)
-    assert tuning.tried[0].candidate.dealt.micro_batches == 20
-    assert tuning.tried[0].figures[0].micro_batches == 4
+    default = tuned(tmp_path, Cluster(), config=config, most_rows=4).tried[0]
+    assert default.candidate.dealt.micro_batches == 20
+    assert default.figures[0].micro_batches == 4
     # 20 micro-batches of 4 rows, and an exchange that only the last of them hides.
-    assert tuning.tried[0].step_s == pytest.approx(tuning.tried[0].candidate.time.step_s, rel=0.02)
+    assert default.step_s == pytest.approx(default.candidate.time.step_s, rel=0.02)
 
 
 def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
@@ -162,20 +149,14 @@ def test_the_evidence_says_how_far_nodes_are_useful(tmp_path):
     assert any("global batch" in lever for lever in found.levers)
 
 
-def test_links_measured_again_leave_what_is_known_of_steps(tmp_path):
-    before = evidence(tuned(tmp_path / "before", Cluster()))
-    tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path / "again")
+def test_links_measured_again_leave_what_is_known_of_steps_and_alone_are_evidence_too(two_nodes, tmp_path):
+    before = evidence(two_nodes)
+    tuning = tuning_on(Cluster(link=Link(latency_s=1e-4, bytes_per_s=40e6)), tmp_path)
     tuning.measure_links()
-    found = links_in_place_of(before, evidence(tuning))
+    alone = evidence(tuning)
+    assert (alone.compute, alone.exchanges, alone.useful_nodes) == (None, [], None)
+    assert alone.links[0].scope == "between nodes"
+    found = links_in_place_of(before, alone)
     assert found.links[0].bytes_per_s == pytest.approx(40e6, rel=1e-3)
     assert found.exchanges == before.exchanges
-    elsewhere = before.model_copy(update={"nodes": 8})
-    assert links_in_place_of(elsewhere, evidence(tuning)).exchanges == []
-
-
-def test_links_alone_are_evidence_too(tmp_path):
-    tuning = tuning_on(Cluster(), tmp_path)
-    tuning.measure_links()
-    found = evidence(tuning)
-    assert (found.compute, found.exchanges, found.useful_nodes) == (None, [], None)
-    assert found.links[0].scope == "between nodes"
+    assert links_in_place_of(before.model_copy(update={"nodes": 8}), alone).exchanges == []

@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.core.plan import Goal
-from autotune.errors import BadInput, UsageError
+from autotune.errors import BadInput
 from autotune.search import plan_memory
 from autotune.search.network_evidence import evidence
 from autotune.search.plan import plan
@@ -15,6 +15,12 @@ from trainer import peaks
 
 def answer(source, **changes):
     return plan(asked(source, **changes), lambda *_: None)
+
+
+def tuned_network(tmp_path):
+    tuning = tuning_on(Cluster(), tmp_path)
+    tuning.run()
+    return evidence(tuning)
 
 
 @pytest.fixture
@@ -60,22 +66,8 @@ def test_the_profiles_steps_are_the_default(no_trace):
     assert "max_steps" in found.goal.source
 
 
-def test_a_model_alone_must_say_how_long():
-    with pytest.raises(UsageError, match="nothing says how long") as caught:
-        answer(shape(), goal=None, gpu="h200")
-    assert "--hours 24" in caught.value.next_step
-
-
-def test_a_model_alone_must_name_a_card():
-    with pytest.raises(UsageError, match="needs a card") as caught:
-        answer(shape())
-    assert "h200-141gb" in caught.value.next_step
-
-
 def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, tmp_path):
-    tuning = tuning_on(Cluster(), tmp_path)
-    tuning.run()
-    measured = traced(network=evidence(tuning).model_copy(update={"scaling": []}))
+    measured = traced(network=tuned_network(tmp_path).model_copy(update={"scaling": []}))
     found = answer(stored(measured), nodes=8, ranks_per_node=2)
     assert found.efficiency.basis == "predicted"
     assert "measured" in found.efficiency.source
@@ -87,9 +79,7 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, t
 
 
 def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, tmp_path):
-    tuning = tuning_on(Cluster(), tmp_path)
-    tuning.run()
-    network = evidence(tuning)
+    network = tuned_network(tmp_path)
     row = network.scaling[-1].model_copy(update={"measured": True, "real_tokens_per_s": 1234.0, "efficiency": 0.5})
     profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
@@ -200,12 +190,8 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_pa
     assert found.tokens.value == pytest.approx(2 * cut, rel=0.02)
     assert found.parameters.basis == "predicted"
     assert found.batch_tokens.basis == "predicted"
-    whole = answer(shape(), gpu="h200", goal=epochs, data=_short(tmp_path))
-    assert whole.tokens.value == 2 * 100 * (50 + 2)
-
-
-def _short(tmp_path):
-    return write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)
+    short = write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)
+    assert answer(shape(), gpu="h200", goal=epochs, data=short).tokens.value == 2 * 100 * (50 + 2)
 
 
 def under(profile, strategy, **probe):

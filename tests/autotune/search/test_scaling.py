@@ -58,13 +58,10 @@ def test_measured_links_and_computing_come_before_assumptions(tmp_path):
     assert all("measured" in source for source in found.sources)
 
 
-def test_without_any_link_the_next_step_is_said():
+def test_without_a_probe_or_any_link_the_next_step_is_said():
     with pytest.raises(BadInput, match="nothing is known of the network") as refused:
         known(probed(), assumed=None)
     assert "--bandwidth" in refused.value.next_step
-
-
-def test_a_profile_that_was_not_probed_is_refused():
     with pytest.raises(ProfileRefused):
         known(probed(probe=None))
 
@@ -77,6 +74,7 @@ def test_the_prediction_names_useful_nodes_levers_and_steps_of_an_epoch():
     assert 1 <= found.useful_nodes <= 64
     assert found.steps_per_epoch == pytest.approx(10.0)
     assert found.global_batch_tokens == 100 * 1024
+    assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)  # of what is assumed
 
 
 def test_more_ranks_than_rows_are_refused_with_a_way_out():
@@ -107,11 +105,6 @@ def test_the_batch_is_the_one_that_the_profile_trains_with():
     profile = probed()
     edited = profile.model_copy(update={"train": profile.train.model_copy(update={"global_batch_tokens": 51_200})})
     assert known(edited).load.global_batch_rows == 512
-
-
-def test_what_is_assumed_has_no_interval():
-    found = predict_scaling("tiny", known(probed()), [2], None)
-    assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)
 
 
 def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():

@@ -86,14 +86,12 @@ def test_the_network_of_each_profile_is_measured_then_what_that_is_worth_and_the
     assert "--nodes 2" in result.next_steps[-1]
 
 
-def test_what_was_not_known_before_is_not_measured_now(measured, measure):
-    measure(with_baseline=False, report=None)
-    assert [call[0] for call in measured.calls] == ["network", "network"]
-
-
-def test_what_settings_are_worth_takes_no_longer_than_the_network(measured, measure):
+def test_what_was_not_known_before_is_not_measured_now_and_nothing_takes_longer_than_the_network(measured, measure):
     measure(minutes=1.0)
     assert measured.calls[1][2].minutes == 1.0
+    measured.calls.clear()
+    measure(with_baseline=False, report=None)
+    assert [call[0] for call in measured.calls] == ["network", "network"]
 
 
 def test_a_profile_that_was_never_probed_is_refused(measured, measure):
