@@ -161,11 +161,11 @@ def _predictions(count: int, rate: int, data: Path, place: Path, rounds: int) ->
         tuning.measure_links()
         measured: list[list[_Turn]] = [[] for _ in PREDICTED]
         for number in range(rounds):
-            before = tuning.steps_without(ROWS, STEPS, 2 * len(PREDICTED) * number)
+            before = tuning.steps(ROWS, steps=STEPS, number=2 * len(PREDICTED) * number)
             for position, (kept, (micro_batches, exchange)) in enumerate(zip(measured, PREDICTED, strict=True)):
                 turn = 2 * (len(PREDICTED) * number + position) + 1
-                travelled = tuning.steps_with(ROWS, micro_batches, exchange, STEPS, turn)
-                after = tuning.steps_without(ROWS, STEPS, turn + 1)
+                travelled = tuning.steps(ROWS, micro_batches, exchange, steps=STEPS, number=turn)
+                after = tuning.steps(ROWS, steps=STEPS, number=turn + 1)
                 kept.append(_Turn(before=before, travelled=travelled, after=after))
                 before = after
             sys.stderr.write(f"{count} hosts, {rate / 1e6:g} Mbit/s: round {number + 1} of {rounds}\n")

@@ -6,7 +6,7 @@ that nobody measured here goes into it; what is computed from such a figure is a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from autotune.core.interval import Interval
@@ -27,23 +27,21 @@ class PlanFigure(Interval):
     """Where it comes from, in words."""
 
     @classmethod
-    def measured(cls, known: Interval, source: str) -> "PlanFigure":
-        """Return a measured value with its bounds."""
-        low, high, confidence = known.low, known.high, known.confidence
-        return cls(value=known.value, low=low, high=high, confidence=confidence, basis="measured", source=source)
+    def on(cls, basis: Basis, known: Interval, source: str) -> "PlanFigure":
+        """Return a value with its bounds."""
+        return cls(**asdict(known), basis=basis, source=source)
 
 
 def derived(compute: Callable[..., float], *of: PlanFigure, source: str) -> PlanFigure:
     """Return what follows from figures; ends of an interval go through ``compute``, which is monotone."""
     values = [one.value for one in of]
-    low = high = confidence = None
+    found = Interval(value=compute(*values))
     bounded = [number for number, one in enumerate(of) if one.low is not None and one.high is not None]
     if len(bounded) == 1:
         at, one = bounded[0], of[bounded[0]]
         low, high = sorted(compute(*values[:at], end, *values[at + 1 :]) for end in (one.low, one.high))
-        confidence = one.confidence
-    value, basis = compute(*values), derived_basis(*of)
-    return PlanFigure(value=value, low=low, high=high, confidence=confidence, basis=basis, source=source)
+        found = replace(found, low=low, high=high, confidence=one.confidence)
+    return PlanFigure.on(derived_basis(*of), found, source)
 
 
 def derived_basis(*of: PlanFigure) -> Basis:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields, replace
 
 from autotune.core.plan import Fleet, Goal, PlanFigure, derived
 from autotune.core.units import format_amount, format_share
-from autotune.decide.scaling import USEFUL_EFFICIENCY
+from autotune.decide.scaling import USEFUL_EFFICIENCY, AllRanks
 from autotune.decide.sharding import Share, StateBytes
-from autotune.decide.spread import AllRanks
 from autotune.errors import BadInput
 from trainer.config import CheckpointSettings
 

@@ -20,9 +20,7 @@ class PredictedModel:
     attention: str
     """The kernel that the trace took."""
     attention_reason: str
-    """Why that one."""
     budget_bytes: int
-    """Of one rank."""
     rows: int
     """The largest micro-batch that should fit."""
     rows_low: int
@@ -32,15 +30,10 @@ class PredictedModel:
     limited: bool
     """Whether more may fit, and none was looked for."""
     ledger: Ledger
-    """Memory breakdown of ``rows``."""
     per_row_bytes: float
-    """Memory of one more row."""
     real_tokens: float | None
-    """Non-padding tokens of the rows; null without a dataset."""
     samples: float | None
-    """Samples of the rows; null without a dataset."""
     traces: int
-    """Micro-batches that were traced."""
     shares: tuple[Share, ...]
     """Memory of one of several GPUs that share the model; empty with one."""
 
@@ -63,7 +56,6 @@ class Answer:
     reserve_bytes: int
     """Of the GPU's memory, left out of the budget."""
     models: tuple[PredictedModel, ...]
-    """Those that fit."""
     refused: Mapping[str, RefusedModel]
     """Models that do not fit or cannot be predicted, and why."""
     what_if: tuple[Mapping[str, Any], ...]

@@ -1,11 +1,12 @@
 """Predict the memory of training without the device: trace the trainer's own step, and play it through an allocator."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.core.allocations import Trace
-from autotune.core.outcome import Measured, Outcome, TimedOut
+from autotune.core.outcome import Measured, TimedOut
 from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, peak_bytes
 from autotune.decide.surroundings import UNTRACED_SHARE, Expected
@@ -117,12 +118,12 @@ def _extended(
 
 
 def predicted_rows(estimate: Estimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
-    """The largest micro-batch that is predicted to fit."""
+    """Return the largest micro-batch that is predicted to fit."""
     return largest_rows(estimate.law, budget_bytes, surroundings, max_rows=max_rows)
 
 
 def rows_range(estimate: Estimate, budget_bytes: float, expected: Expected, *, max_rows: int) -> tuple[int, int]:
-    """The same with everything that is assumed at its most, and at its least."""
+    """Return the same with everything that is assumed at its most, and at its least."""
     share = UNTRACED_SHARE[expected.usual.kind]
     room = max(0, budget_bytes - peak_bytes(estimate.law, 1, expected.usual))
     low = predicted_rows(estimate, budget_bytes - share * room, expected.most, max_rows=max_rows)
@@ -131,15 +132,8 @@ def rows_range(estimate: Estimate, budget_bytes: float, expected: Expected, *, m
 
 
 def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[[int], float]:
-    """The peak by rows; each is computed once."""
-    known: dict[int, float] = {}
-
-    def by_rows(rows: int) -> float:
-        if rows not in known:
-            known[rows] = float(peak_bytes(estimate.law, rows, surroundings))
-        return known[rows]
-
-    return by_rows
+    """Return the peak by rows; each is computed once."""
+    return functools.cache(lambda rows: float(peak_bytes(estimate.law, rows, surroundings)))
 
 
 def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
@@ -154,16 +148,11 @@ def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -
     }
     outcome = machine.run(Trial(job="trace", measured=measured, timeout_s=TRACE_TIMEOUT_S))
     if not isinstance(outcome, Measured):
-        raise _cannot(request, _why(outcome))
+        why = (outcome.detail.strip().splitlines() or [outcome.kind])[-1]
+        if isinstance(outcome, TimedOut):
+            why = f"tracing took longer than {TRACE_TIMEOUT_S:g} s"
+        raise _cannot(request, why)
     return outcome.figures
-
-
-def _why(outcome: Outcome) -> str:
-    if isinstance(outcome, Measured):
-        return ""
-    if isinstance(outcome, TimedOut):
-        return f"tracing took longer than {TRACE_TIMEOUT_S:g} s"
-    return (outcome.detail.strip().splitlines() or [outcome.kind])[-1]
 
 
 def _cannot(request: EstimateRequest, why: str) -> CannotTrace:

@@ -147,11 +147,7 @@ class NetworkTuning:
         self.measure(halved if worth and self.check_loss() else plain)
 
     def measure_links(self) -> None:
-        """Measure messages and matrix products.
-
-        Raises:
-            Undecided: If they could not be measured.
-        """
+        """Measure messages and matrix products."""
         sizes = list(SIZES_BYTES[self.request.config.device])
         outcome = self._run("links", {"sizes_bytes": sizes, "repeats": REPEATS, "seconds": SIZE_SECONDS}, "links")
         self.links = links = LinkFigures.of(_measured(outcome, "the links"))
@@ -182,28 +178,19 @@ class NetworkTuning:
         )
 
     def measure_compute(self) -> None:
-        """Measure steps in which nothing travels, at the profile's micro-batch and at half of it.
-
-        Raises:
-            Undecided: If they could not be measured.
-        """
+        """Measure steps in which nothing travels, at the profile's micro-batch and at half of it."""
         rows = self.request.config.micro_batch_rows
-        whole = self.steps_without(rows)
+        whole = self.steps(rows)
         fixed_s = 0.0
         if rows > 1:
-            half = self.steps_without(rows // 2)
+            half = self.steps(rows // 2)
             row_s = (computed_s(whole) - computed_s(half)) / (rows - rows // 2)
             fixed_s = min(max(0.0, computed_s(whole) - rows * row_s), computed_s(whole))
         self.compute = compute_of(whole, fixed_s)
 
     def load(self) -> Load:
-        """Return what is to be trained.
-
-        Raises:
-            ValueError: If nothing was measured yet.
-        """
-        if self.compute is None:
-            raise ValueError("compute first")
+        """Return what is to be trained."""
+        assert self.compute is not None
         return Load(
             compute=replace(self.compute.of_rank, slowdown_share=self.slowdown_share),
             global_batch_rows=self.request.config.global_batch_rows,
@@ -303,14 +290,13 @@ class NetworkTuning:
 
     def fastest(self) -> tuple[MeasuredExchange, Interval | None]:
         """Return what to use, and by how much it is proven to be faster than the default; else the default."""
-        default = self.tried[0]
-        best, gain = default, None
-        for one in self.tried[1:]:
-            ratio = self.against(default, one)
-            proven = ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
-            if proven and (gain is None or (ratio is not None and ratio.value > gain.value)):
-                best, gain = one, ratio
-        return best, gain
+        ratios = [(one, self.against_default(one)) for one in self.tried[1:]]
+        proven = [
+            (one, ratio)
+            for one, ratio in ratios
+            if ratio is not None and (ratio.low or 0.0) > 1.0 and ratio.value >= 1 + WORTHWHILE_SHARE
+        ]
+        return max(proven, key=lambda found: found[1].value) if proven else (self.tried[0], None)
 
     def micro_batch_rows(self, candidate: PredictedStep) -> int:
         """Return the largest micro-batch with which the trainer deals as this candidate; as probed, where that does.
@@ -323,43 +309,40 @@ class NetworkTuning:
         found = range(self.request.most_rows, dealt.rows, -1)
         return next((rows for rows in found if dealt_as(config, ranks, rows) == dealt), dealt.rows)
 
-    def against(self, default: MeasuredExchange, one: MeasuredExchange) -> Interval | None:
+    def against_default(self, one: MeasuredExchange) -> Interval | None:
         """Return real tokens/s over the default's, rounds against each other; None where one of them failed."""
-        pairs = list(zip(one.rates(), default.rates(), strict=False))
+        pairs = list(zip(one.rates(), self.tried[0].rates(), strict=False))
         return ratio_of(pairs) if len(pairs) == ROUNDS else None
 
     def _learn_slowdown(self) -> None:
         """Take the default's steps for what they lost beyond what was predicted while something travelled."""
-        default = self.tried[0]
-        if default.step_s is None or self.compute is None:
+        default, compute = self.tried[0], self.compute
+        if default.step_s is None or compute is None:
             return
         dealt, exchange = default.candidate.dealt, default.candidate.exchange
-        time = step_time(self.compute.of_rank, dealt.rows, dealt.micro_batches, exchange, self.network())
+        time = step_time(compute.of_rank, dealt.rows, dealt.micro_batches, exchange, self.network())
         hidden = time.exchange_s - time.exposed_s
         if hidden > 0:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 
-    def steps_without(self, rows: int, steps: int = COMPUTE_STEPS, number: int = 0) -> ExchangeFigures:
-        """Measure steps of one micro-batch in which nothing travels.
-
-        Raises:
-            Undecided: If they could not be measured.
-        """
-        measured = {"config": self._config(rows, 1, Exchange()), "steps": steps, "travels": False, "round": number}
-        outcome = self._run("exchange", measured, f"{rows} rows, nothing travels")
-        return ExchangeFigures.of(_measured(outcome, f"steps of {rows} rows"))
-
-    def steps_with(
-        self, rows: int, micro_batches: int, exchange: Exchange, steps: int = EXCHANGE_STEPS, number: int = 0
+    def steps(
+        self,
+        rows: int,
+        micro_batches: int = 1,
+        exchange: Exchange | None = None,
+        *,
+        steps: int = COMPUTE_STEPS,
+        number: int = 0,
     ) -> ExchangeFigures:
-        """Measure steps whose gradients travel.
-
-        Raises:
-            Undecided: If they could not be measured.
-        """
-        dealt = Dealt(micro_batches=micro_batches, rows=rows)
-        outcome = self._exchange(exchange, dealt, steps, exchange.name, number)
-        return ExchangeFigures.of(_measured(outcome, f"steps with {exchange.name}"))
+        """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
+        if exchange is not None:
+            label, dealt = f"steps with {exchange.name}", Dealt(micro_batches=micro_batches, rows=rows)
+            outcome = self._exchange(exchange, dealt, steps, exchange.name, number)
+        else:
+            label = f"steps of {rows} rows"
+            measured = {"config": self._config(rows, 1, Exchange()), "steps": steps, "travels": False, "round": number}
+            outcome = self._run("exchange", measured, f"{rows} rows, nothing travels")
+        return ExchangeFigures.of(_measured(outcome, label))
 
     def _exchange(
         self, exchange: Exchange, dealt: Dealt, steps: int, label: str, number: int = 0, **train: object

@@ -6,9 +6,8 @@ from autotune.core.network import Network, RankCompute
 from autotune.core.plan import Basis, Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.decide.rates import expected_rate, tuned_rate
-from autotune.decide.scaling import Load, exchanges
+from autotune.decide.scaling import AllRanks, Load, exchanges, spread
 from autotune.decide.shape import gradients_of_shape
-from autotune.decide.spread import AllRanks, spread
 from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
 from trainer.config import TrainConfig
 from trainer.peaks import peak_flops_per_s, product_format
@@ -47,7 +46,7 @@ def rank_rate(work: Work) -> PlanFigure | str:
     if measured is not None:
         ranks = measured.ranks
         source = f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}"
-        return PlanFigure.measured(measured.interval.scaled(1 / ranks), source)
+        return PlanFigure.on("measured", measured.interval.scaled(1 / ranks), source)
     if fleet.device == "cpu":
         return "no rate was measured on this CPU, and none can be assumed of a CPU"
     kind = product_format(train.precision, tf32=train.tf32)
@@ -119,7 +118,7 @@ def _as_measured(work: Work) -> AllRanks | None:
         return None
     source = f"measured on {row.nodes} nodes"
     return AllRanks(
-        tokens_per_s=PlanFigure.measured(rate.interval, source),
+        tokens_per_s=PlanFigure.on("measured", rate.interval, source),
         efficiency=PlanFigure(value=min(1.0, row.efficiency), basis="measured", source=source),
         micro_batches=row.micro_batches,
         rows=row.rows,

@@ -12,9 +12,15 @@ from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
 from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.network_evidence import evidence, links_in_place_of
 from autotune.search.profiles import StoredProfile, report_directory, with_links, with_network
-from autotune.search.scaling import ScalingModel, measured_row, predict_scaling, with_measured
+from autotune.search.scaling import (
+    ScalingModel,
+    evidence,
+    links_in_place_of,
+    measured_row,
+    predict_scaling,
+    with_measured,
+)
 from autotune.show.answers import plain
 from autotune.store import write_atomically
 from autotune.tuning.bench import check_belongs, trial_runner

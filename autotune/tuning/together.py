@@ -46,13 +46,8 @@ def open_together(
 ) -> Iterator[TogetherBench]:
     """Start ranks on this node, or on the first nodes of this job, and let them find each other.
 
-    Args:
-        choice: The device.
-        place: The dataset, or any directory: of what the disk is described.
-        scratch_parent: Where they exchange requests and answers; all nodes should see it.
-        nodes: So many.
-        ranks: On each; None takes all visible GPUs, or one on a CPU.
-        alone: Whether a single rank is of any use.
+    A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all nodes
+    should see; ``place``, the dataset or any directory, says which disk is described.
 
     Raises:
         BadInput: If the job has fewer nodes.

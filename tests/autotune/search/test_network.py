@@ -4,7 +4,7 @@ import pytest
 
 from autotune.core.network import Link
 from autotune.errors import Undecided
-from autotune.search.network_evidence import evidence, links_in_place_of
+from autotune.search.scaling import evidence, links_in_place_of
 from tests.autotune.search.exchanges import COMPUTE, CONFIG, LINK, Cluster, tuning_on
 
 

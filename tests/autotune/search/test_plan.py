@@ -3,9 +3,8 @@ import pytest
 from autotune.core.plan import Goal
 from autotune.errors import BadInput
 from autotune.search import plan_memory
-from autotune.search.network_evidence import evidence
 from autotune.search.plan import plan
-from autotune.search.scaling import Assumed
+from autotune.search.scaling import Assumed, evidence
 from tests.autotune.conftest import Borrowed
 from tests.autotune.search.exchanges import Cluster, tuning_on
 from tests.autotune.search.plans import asked, on_gpus, shape, stored, traced, without_evidence

@@ -4,8 +4,7 @@ import pytest
 
 from autotune.core.evidence import CurvePoint
 from autotune.errors import BadInput, ProfileRefused
-from autotune.search.network_evidence import evidence
-from autotune.search.scaling import Assumed, known_of, measured_row, predict_scaling, with_measured
+from autotune.search.scaling import Assumed, evidence, known_of, measured_row, predict_scaling, with_measured
 from tests.autotune.profiles import example_profile
 from tests.autotune.search.exchanges import Cluster, tuning_on
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from autotune.core.network import Link
-from autotune.search.network_evidence import evidence
+from autotune.search.scaling import evidence
 from autotune.show.network import network_text
 from tests.autotune.search.exchanges import LINK, Cluster, tuning_on
 
