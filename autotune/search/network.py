@@ -132,10 +132,10 @@ class NetworkTuning:
     all_reduce_factor: float = 1.0
 
     def run(self) -> None:
-        """Measure in this order: links, steps in which nothing travels, the loss, and what promises most.
+        """Measure links, steps in which nothing travels, the loss, and what promises most.
 
         Raises:
-            Undecided: If links or those steps could not be measured.
+            Undecided: If one of these but the loss could not be measured.
         """
         self.measure_links()
         self.measure_compute()
@@ -256,11 +256,7 @@ class NetworkTuning:
         return verdict.equal
 
     def measure(self, candidates: Sequence[PredictedStep]) -> None:
-        """Measure rounds of all that still run, until the budget is used up or three rounds are there.
-
-        Raises:
-            Undecided: If the default did not run, so that there is nothing to compare with.
-        """
+        """Measure rounds of all that still run, until the budget is used up or three rounds are there."""
         load, network = self.load(), self.network()
         self.tried = [
             MeasuredExchange(

@@ -46,8 +46,8 @@ def open_together(
 ) -> Iterator[TogetherBench]:
     """Start ranks on this node, or on the first nodes of this job, and let them find each other.
 
-    A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all nodes
-    should see; ``place``, the dataset or any directory, says which disk is described.
+    A single rank is an error unless ``alone``. Requests and answers are exchanged in ``scratch_parent``, which all
+    nodes should see; ``place``, the dataset or any directory, says which disk is described.
 
     Raises:
         BadInput: If the job has fewer nodes.
