@@ -90,7 +90,7 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Name it for tables."""
         kind = "hsdp" if self.shard_within_nodes else self.strategy
         cap = "" if self.strategy == "fsdp2" else f", {self.bucket_cap_bytes // MIB} MiB buckets"
         return f"{kind}, {self.gradient_dtype}{cap}"

@@ -44,7 +44,7 @@ class EstimateRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
     request: EstimateRequest
@@ -68,7 +68,7 @@ class CannotTrace(NotCheckable):
     """A model computes in a way that can only be seen by running it."""
 
 
-def estimate_model(request: EstimateRequest, machine: Machine, room: Room | None = None) -> Estimate:
+def estimate_model(request: EstimateRequest, machine: Machine, room: Room | None = None) -> MemoryEstimate:
     """Trace a model's step at two sizes and, if there is room to fill, at the largest micro-batch that fills it.
 
     What kernels request grows in steps, and differently for few rows; so the prediction is made again from traces near
@@ -92,7 +92,7 @@ def estimate_model(request: EstimateRequest, machine: Machine, room: Room | None
 
 def _extended(
     request: EstimateRequest, machine: Machine, traces: tuple[Trace, ...], rows: tuple[int, ...]
-) -> tuple[Estimate, tuple[Trace, ...]]:
+) -> tuple[MemoryEstimate, tuple[Trace, ...]]:
     """Trace further sizes; return what all traces say that are like the largest."""
     for shift in range(SHIFTS):
         known = {trace.rows for trace in traces}
@@ -106,7 +106,7 @@ def _extended(
             break
     else:
         raise _cannot(request, "it allocates in another order at another size")
-    estimate = Estimate(
+    estimate = MemoryEstimate(
         request=request,
         law=law,
         parameters=found["parameters"],
@@ -117,12 +117,12 @@ def _extended(
     return estimate, tuple(alike)
 
 
-def predicted_rows(estimate: Estimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
+def predicted_rows(estimate: MemoryEstimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
     """Return the largest micro-batch that is predicted to fit."""
     return largest_rows(estimate.law, budget_bytes, surroundings, max_rows=max_rows)
 
 
-def rows_range(estimate: Estimate, budget_bytes: float, expected: Expected, *, max_rows: int) -> tuple[int, int]:
+def rows_range(estimate: MemoryEstimate, budget_bytes: float, expected: Expected, *, max_rows: int) -> tuple[int, int]:
     """Return the same with everything that is assumed at its most, and at its least."""
     share = UNTRACED_SHARE[expected.usual.kind]
     room = max(0, budget_bytes - peak_bytes(estimate.law, 1, expected.usual))
@@ -131,7 +131,7 @@ def rows_range(estimate: Estimate, budget_bytes: float, expected: Expected, *, m
     return low, high
 
 
-def predicted_bytes(estimate: Estimate, surroundings: Surroundings) -> Callable[[int], float]:
+def predicted_bytes(estimate: MemoryEstimate, surroundings: Surroundings) -> Callable[[int], float]:
     """Return the peak by rows; each is computed once."""
     return functools.cache(lambda rows: float(peak_bytes(estimate.law, rows, surroundings)))
 

@@ -21,8 +21,8 @@ from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
 from autotune.search.estimate import (
     CannotTrace,
-    Estimate,
     EstimateRequest,
+    MemoryEstimate,
     Room,
     estimate_model,
     predicted_rows,
@@ -213,7 +213,7 @@ class _Tracer:
             shares=shared,
         )
 
-    def _traced(self, config: TrainConfig) -> tuple[Estimate, int]:
+    def _traced(self, config: TrainConfig) -> tuple[MemoryEstimate, int]:
         """Return the estimate with these settings, and the rows that fit."""
         asked, target, hold = self.asked, self.target, _contents(self.asked, config)
         request = EstimateRequest(
@@ -238,7 +238,7 @@ class _Tracer:
             return None, "not traced"
         return rows, "or more" if rows == self.asked.max_rows else ""
 
-    def _does_not_fit(self, config: TrainConfig, estimate: Estimate) -> DoesNotFit:
+    def _does_not_fit(self, config: TrainConfig, estimate: MemoryEstimate) -> DoesNotFit:
         """Say which term is the largest, and which single change would make a row fit."""
         budget = self.target.budget_bytes
         found = ledger(estimate.law, 1, self.target.expected.usual)

@@ -27,8 +27,8 @@ from autotune.decide.surroundings import Expected
 from autotune.errors import AutotuneError, DoesNotFit, OutOfTime, Undecided
 from autotune.search.estimate import (
     CannotTrace,
-    Estimate,
     EstimateRequest,
+    MemoryEstimate,
     Room,
     estimate_model,
     predicted_bytes,
@@ -119,7 +119,7 @@ class Search:
     request: ProbeRequest
     runner: TrialRunner
     tried: list[Tried] = field(default_factory=list)
-    estimate: Estimate | None = None
+    estimate: MemoryEstimate | None = None
     not_traced: str | None = None
     prediction: Prediction | None = None
     traced_bytes: Callable[[int], float] | None = None
@@ -220,7 +220,7 @@ def trace_request(request: ProbeRequest) -> EstimateRequest:
     )
 
 
-def probe_model(request: ProbeRequest, runner: TrialRunner, traced: Estimate | None = None) -> ProbeResult:
+def probe_model(request: ProbeRequest, runner: TrialRunner, traced: MemoryEstimate | None = None) -> ProbeResult:
     """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
 
     Args:

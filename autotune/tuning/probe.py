@@ -18,7 +18,7 @@ from autotune.decide.choose import (
     global_batch_rows,
 )
 from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
-from autotune.search.estimate import Estimate
+from autotune.search.estimate import MemoryEstimate
 from autotune.search.probe import ProbeRequest, probe_model
 from autotune.search.profiles import (
     profile_of_probe,
@@ -165,7 +165,7 @@ def probe_one(
     bench: Bench,
     ready: Prepared,
     places: Places,
-    traced: Estimate | None = None,
+    traced: MemoryEstimate | None = None,
     budget_ends_s: float | None = None,
 ) -> ProbedModel:
     """Probe one model and write its profile.
@@ -184,7 +184,7 @@ def probed_profile(
     bench: Bench,
     ready: Prepared,
     places: Places,
-    traced: Estimate | None = None,
+    traced: MemoryEstimate | None = None,
     budget_ends_s: float | None = None,
 ) -> tuple[Profile, tuple[FinishedTrial, ...]]:
     """Probe one model; the profile that this alone supports, which is not written, and its trials."""

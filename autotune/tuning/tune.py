@@ -21,7 +21,7 @@ from autotune.decide.choose import deal
 from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
-from autotune.search.estimate import CannotTrace, Estimate, estimate_model, predicted_rows
+from autotune.search.estimate import CannotTrace, MemoryEstimate, estimate_model, predicted_rows
 from autotune.search.probe import room_of, trace_request
 from autotune.search.profiles import StoredProfile, probed_here, profile_paths, read_profile, report_directory
 from autotune.search.site import DeviceChoice
@@ -75,7 +75,7 @@ class Tuning:
     """Usual seconds of a trial beside what it measures."""
     _paths: dict[str, Path] = field(default_factory=dict)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
-    _traced: dict[str, Estimate] = field(default_factory=dict)
+    _traced: dict[str, MemoryEstimate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [settings.name for settings in self.asked.probe.models]

@@ -35,6 +35,10 @@ def test_the_figure_of_the_zero_paper_comes_out():
     assert [one.total_bytes / GB for one in found] == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
     assert [one.fits for one in found] == [False, False, True, True]
     assert [one.name for one in found if not one.trains_here] == ["ZeRO-2"]
+    # Formulas of tensor and pipeline parallelism are rows beside the trainer's own ways.
+    *_, tensor, pipeline = shares(model(1000), 8, largest_layer_bytes=0, tensor_ranks=2, pipeline_stages=4)
+    assert [tensor.name, tensor.total_bytes, tensor.trains_here] == ["TP 2", 8000, False]
+    assert [pipeline.name, pipeline.total_bytes, pipeline.trains_here] == ["PP 4", 4000, False]
 
 
 @given(states, sizes, stages)
@@ -44,16 +48,12 @@ def test_one_rank_changes_nothing(state, layer_bytes, stage):
     assert (alone.held, alone.fits) == (state, None)
 
 
-@given(states, ranks, sizes)
-def test_a_higher_stage_of_zero_never_holds_more_state(state, count, layer_bytes):
-    held = [zero_share(state, stage, count, largest_layer_bytes=layer_bytes).state_bytes for stage in range(4)]
-    assert held == sorted(held, reverse=True)
-
-
 @given(states, stages, ranks, sizes, ranks)
 def test_more_data_ranks_never_hold_more_state_nor_more_once_zero_gathers(state, stage, count, layer_bytes, more):
     few, many = (zero_share(state, stage, n, largest_layer_bytes=layer_bytes) for n in (count, count + more))
     assert many.state_bytes <= few.state_bytes
+    if stage:  # and a higher stage never more than a lower one
+        assert few.state_bytes <= zero_share(state, stage - 1, count, largest_layer_bytes=layer_bytes).state_bytes
     if count > 1:  # from one to two, ZeRO-3 begins to gather: that alone may cost more than it saves
         assert many.total_bytes <= few.total_bytes
 
@@ -95,12 +95,6 @@ def test_a_pipelines_first_stage_saves_no_activations_and_a_large_head_makes_the
     assert (held.activations_bytes, held.head_and_loss_bytes) == expected
 
 
-def test_formulas_of_tensor_and_pipeline_parallelism_are_rows_beside_the_trainers_own_ways():
-    found = shares(model(1000), 8, largest_layer_bytes=0, tensor_ranks=2, pipeline_stages=4)
-    assert [(one.name, one.trains_here) for one in found[-2:]] == [("TP 2", False), ("PP 4", False)]
-    assert [one.total_bytes for one in found[-2:]] == [8000, 4000]
-
-
 LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activations: layers": 2 * GB}
 
 
@@ -116,9 +110,5 @@ LEDGER = {"parameters": 4 * GB, "gradients": 4 * GB, "optimizer": 8 * GB, "activ
 def test_the_fewest_ranks_that_hold_what_one_cannot(budget, expected):
     found = fewest_that_share(LEDGER, budget, largest_layer_bytes=GB)
     assert (found and (found.strategy, found.ranks, found.bytes_of_a_rank)) == expected
-
-
-def test_how_to_share_names_the_setting():
-    found = fewest_that_share(LEDGER, 12 * GB, largest_layer_bytes=GB)
-    assert found is not None
-    assert found.words == "parallel.strategy = 'fsdp2' over 2 ranks (predicted: 10.2 GiB on each)"
+    if budget == 12 * GB:
+        assert found.words == "parallel.strategy = 'fsdp2' over 2 ranks (predicted: 10.2 GiB on each)"

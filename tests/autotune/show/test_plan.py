@@ -1,12 +1,12 @@
 import json
+from dataclasses import replace
 
-from autotune.core.plan import Fleet, Goal, PlanFigure
-from autotune.decide.plan import MemoryPlan, NodesRow, Optimal, Plan
+from autotune.core.plan import Fleet, PlanFigure
+from autotune.decide.plan import Optimal, Plan, plan_of
 from autotune.decide.sharding import Share
 from autotune.show.answers import answer_json
 from autotune.show.plan import WIDTH, plan_text
-from tests.autotune.decide.test_plan import NOTHING_HELD
-from trainer.config import CheckpointSettings
+from tests.autotune.decide.test_plan import NOTHING_HELD, known, memory
 
 
 def figure(value, *, share=0.1, basis="assumed", confidence=None):
@@ -29,57 +29,21 @@ def example(**changes) -> Plan:
         Share(name=name, total_bytes=10**10, held=NOTHING_HELD, fits=name != "DDP", trains_here=number < 2)
         for number, name in enumerate(WAYS)
     )
-    by_nodes = tuple(
-        NodesRow(
-            nodes=nodes, efficiency=0.9, tokens_per_s=1e6 * nodes, wall_s=5e5, device_hours=1e4, cost=1e5
+    plan = plan_of(
+        known(
+            amount=45.2e9, total=figure(8e7), model="bert-120m", parameters=figure(109.5e6),
+            fleet=Fleet(device="cuda", name="NVIDIA H100 NVL", nodes=128, ranks_per_node=2, memory_bytes=94 * 10**9),
+            rank_tokens_per_s=figure(4e5, basis="measured", confidence=0.95), efficiency=figure(0.8),
+            efficiency_by_nodes={1: 1.0, 64: 0.9, 128: 0.8}, price_per_device_hour=2.5, power_w=figure(400),
+            memory=replace(memory(), shares=shares), next_command="autotune probe --model bert-120m --data DIR",
         )
-        for nodes in (1, 64, 128)
     )  # fmt: skip
-    values = {
-        "model": "bert-120m",
-        "fleet": Fleet(device="cuda", name="NVIDIA H100 NVL", nodes=128, ranks_per_node=2, memory_bytes=94 * 10**9),
-        "goal": Goal(kind="tokens", amount=45.2e9, source="--tokens 45.2B"),
-        "parameters": figure(109.5e6),
-        "tokens": PlanFigure(value=45.2e9, basis="given", source="--tokens 45.2B"),
-        "batch_tokens": figure(6e7),
-        "micro_batches": 2,
-        "flops_per_token": None,
-        "tokens_per_row": figure(500),
-        "tokens_per_pass": None,
-        "batch_rows": 100,
-        "checkpoint": CheckpointSettings(),
-        "steps": figure(754),
-        "passes": figure(1.5),
-        "rank_tokens_per_s": figure(4e5, basis="measured", confidence=0.95),
-        "efficiency": figure(0.8),
-        "tokens_per_s": figure(8e7),
+    said = {
         "wall_s": figure(500_000),
-        "device_hours": figure(35_000),
-        "price_per_device_hour": 2.5,
-        "cost": figure(90_000),
-        "power_w": figure(400),
-        "energy_kwh": figure(14_000),
-        "flops_counted": figure(2e19),
-        "flops_6n": figure(3e19),
         "optimal": Optimal(parameters=5e8, tokens=1e10),
-        "checkpoint_bytes": figure(1.3e9),
-        "disk_bytes": figure(6e9),
-        "by_nodes": by_nodes,
-        "memory": MemoryPlan(
-            shares=shares,
-            micro_batch_rows=64,
-            most_rows=400,
-            source="a trace",
-            parameters=figure(109.5e6),
-            state=NOTHING_HELD,
-            largest_bytes=1,
-        ),
-        "memory_missing": None,
         "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
-        "left_out": ("queues, starts and restarts", "energy of hosts, network and cooling"),
-        "next_command": "autotune probe --model bert-120m --data DIR",
     }
-    return Plan(**values | changes)
+    return replace(plan, **said | changes)
 
 
 def test_a_plan_fits_a_terminal_and_ends_with_the_next_command():
