@@ -84,13 +84,6 @@ def test_shares_of_several_gpus_shrink_with_the_stage():
     assert shares["DDP"] > shares["ZeRO-1"] > shares["ZeRO-2"] > shares["ZeRO-3 (FSDP2)"]
 
 
-@pytest.mark.system
-def test_one_row_that_does_not_fit_names_the_largest_term_and_what_would_help():
-    said = estimate("--model", "bert-120m", "--memory", "1GB", code=4)
-    assert "not even one row" in said
-    assert "of which" in said
-
-
 @pytest.mark.slow
 @pytest.mark.system
 def test_models_that_have_no_answer_keep_no_other_from_its_own(tmp_path):
@@ -118,12 +111,6 @@ def test_a_limit_that_is_met_is_said_and_so_is_what_the_probe_will_do_otherwise(
     assert "--memory 20GB --seq-length 64 --max-rows 8  # measures the masked head" in text
 
 
-@pytest.mark.system
-def test_what_the_trainer_refuses_is_mended_with_options_of_this_command():
-    said = estimate("--model", "bert-mini", "--memory", "8GB", "--attention", "varlen", code=3)
-    assert "--attention-dropout 0, or use --attention sdpa" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -143,5 +130,18 @@ def test_bad_input_is_refused_before_anything_is_loaded(arguments, code, said):
 
 
 @pytest.mark.system
-def test_rows_longer_than_the_models_positions_are_refused():
-    assert "512 positions" in estimate("--model", "bert-mini", "--memory", "8GB", "--seq-length", "1024", code=3)
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model", "bert-120m", "--memory", "1GB"], 4, ("not even one row", "of which")),
+        (
+            ["--model", "bert-mini", "--memory", "8GB", "--attention", "varlen"],
+            3,
+            ("--attention-dropout 0, or use --attention sdpa",),
+        ),
+        (["--model", "bert-mini", "--memory", "8GB", "--seq-length", "1024"], 3, ("512 positions",)),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_what_would_help(arguments, code, said):
+    told = estimate(*arguments, code=code)
+    assert all(words in told for words in said)

@@ -76,6 +76,7 @@ def test_useful_nodes_are_the_largest_even_where_a_smaller_count_divides_badly()
     efficient = {1: 1.0, 2: 0.95, 3: 0.85, 4: 0.91, 5: 0.7}
     assert useful_nodes(efficient.get, 5) == 4
     assert useful_nodes(lambda nodes: None, 5) == 1
+    assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
 
 
 @pytest.mark.parametrize("last", [3, 40, 64, 100, 700])
@@ -88,10 +89,6 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
 
     assert useful_nodes(efficient, 8192) == last
     assert len(asked) == max(asked) <= max(64, 1.3 * last)
-
-
-def test_a_number_that_divides_the_batch_well_is_found_behind_many_that_do_not():
-    assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
 
 
 def test_what_limits_is_named():
