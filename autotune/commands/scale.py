@@ -54,7 +54,7 @@ def scale(
     from autotune.search.profiles import read_profile
     from autotune.search.scaling import Assumed, known_of
     from autotune.show.answers import answer_json
-    from autotune.show.scaling import scaling_text
+    from autotune.show.network import scaling_text
     from autotune.tuning.network import scale_profile
 
     if nodes is None and slurm is not None:

@@ -5,8 +5,8 @@ from autotune.core.review import is_sha256
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.comparison import Change, Compared, Comparison, Gate
 from autotune.decide.explain import meaning_of
-from autotune.show.intervals import confidence_words
-from autotune.show.review import short
+from autotune.show.intervals import bounds, confidence_words
+from autotune.show.profile import short
 from autotune.show.tables import inert, text_table
 
 _HEADERS = ("figure", "of", "A", "n", "B", "n", "B to A", "95 % interval", "verdict")
@@ -44,13 +44,12 @@ def comparison_text(found: Comparison, gate: Gate | None) -> str:
 def _headline(one: Compared | None) -> str:
     if one is None:
         return "training speed: not measured on both sides"
-    _, _, a, _, b, _, change, bounds, verdict = _figure_cells(one)
-    interval = "" if bounds is None else f" ({bounds}, {confidence_words(SHOWN_CONFIDENCE)})"
+    _, _, a, _, b, _, change, between, verdict = _figure_cells(one)
+    interval = "" if between is None else f" ({between}, {confidence_words(SHOWN_CONFIDENCE)})"
     return f"training speed by {inert(one.of)}: {a} and {b} {one.metric.name}, B is {change} of A{interval}: {verdict}"
 
 
 def _figure_cells(one: Compared) -> list[str | None]:
-    low, high = one.change.low, one.change.high
     return [
         one.metric.name,
         one.of,
@@ -59,7 +58,7 @@ def _figure_cells(one: Compared) -> list[str | None]:
         _figure(one, one.b.value),
         str(one.b.n),
         _ratio(one, one.change.value),
-        None if low is None or high is None else f"{_ratio(one, low)} to {_ratio(one, high)}",
+        bounds(one.change.low, one.change.high, lambda end: _ratio(one, end)),
         f"{one.verdict} ({one.why})" if one.why else one.verdict,
     ]
 

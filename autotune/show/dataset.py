@@ -1,58 +1,211 @@
-"""A dataset as text."""
+"""A dataset: its counts, how long samples are, and what rows of the profile's length make of them."""
 
-from autotune.core.dataset import Inspected
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, LengthDistribution
 from autotune.core.units import format_bytes, format_count, format_share
-from autotune.show.histogram import length_histogram
-from autotune.show.tables import text_table
+from autotune.show.document import Block, Chart, Missing, Paragraph, Table, facts
+from autotune.show.drawing import Axis, Column, Columns, Rule
+from autotune.show.intervals import count, plural
+from autotune.show.tables import Row
+from autotune.show.text import console_text
+
+if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
+    from autotune.show.report.inputs import ReportedProfile, ReportedRun
+    from trainer.dataset import Manifest, Split
+
+BAR_WIDTH = 40
+_PERCENTILES = (10, 50, 75, 90, 99)
 
 
 def dataset_text(found: Inspected) -> str:
-    """Counts, lengths, and what row lengths do to the samples."""
-    manifest = found.manifest
-    source, train, validation = manifest.source, manifest.train, manifest.validation
-    change = source.token_bytes / source.raw_bytes - 1 if source.raw_bytes else 0.0
-    size = f"{format_bytes(source.raw_bytes)} -> {format_bytes(source.token_bytes)}"
-    percentiles = "  ".join(f"p{name} {format_count(value)}" for name, value in found.percentiles.items())
-    lines = {
-        "dataset": manifest.dataset_hash[:16],
-        "train": f"{format_count(train.samples)} samples, {format_count(train.tokens)} tokens, "
-        f"{len(train.shards)} shards",
-        "validation": f"{format_count(validation.samples)} samples, {format_count(validation.tokens)} tokens",
+    """Render counts, lengths, and what row lengths do to the samples."""
+    lengths = "  ".join(f"p{name} {format_count(value)}" for name, value in found.percentiles.items())
+    every = _every_fact(found.manifest, f"{lengths}  longest {format_count(found.longest_tokens)}")
+    rows = Table(
+        caption="",
+        headers=("row tokens", "padding", "samples cut", "tokens lost", "packed rows full", "packing gain"),
+        rows=tuple(
+            [
+                format_count(row.row_tokens),
+                format_share(row.padded_waste),
+                format_share(row.cut_samples),
+                format_share(row.cut_tokens),
+                f"{row.packed_efficiency * 100:.2f} %",
+                f"{row.packing_gain:.2f} x",
+            ]
+            for row in found.rows
+        ),
+    )
+    text = facts_text(every, "tokens per sample of the training split", found.manifest)
+    sampled = f"measured on {format_count(found.sampled)} samples drawn at random; special tokens included"
+    return f"{text}\n\n{console_text((rows,))}\n{sampled}"
+
+
+def facts_text(told: Mapping[str, str], title: str, manifest: "Manifest") -> str:
+    """Render facts, and below a title how long the samples of the training split are."""
+    histogram = manifest.train.length_histogram
+    drawn = length_histogram(histogram.edges, histogram.counts)
+    return "\n".join([console_text((facts("", list(told.items())),)), "", title, drawn])
+
+
+def facts_of(manifest: "Manifest") -> dict[str, str]:
+    """Return what a dataset was made of, and its vocabulary."""
+    source = manifest.source
+    change = f" ({100 * (source.token_bytes / source.raw_bytes - 1):+.1f} %)" if source.raw_bytes else ""
+    return {
+        "raw -> tokens": f"{format_bytes(source.raw_bytes)} -> {format_bytes(source.token_bytes)}{change}, "
+        f"{', '.join(source.kinds)}, {plural(source.files, 'file')}",
         "vocabulary": f"{format_count(manifest.vocab_size)} ids, {format_count(manifest.used_vocab_size)} in use, "
         f"stored as {manifest.dtype}",
-        "raw -> tokens": f"{size} ({'+' if change > 0 else '-'}{format_share(abs(change))}), "
-        f"{', '.join(source.kinds)}, {format_count(source.files)} files",
-        "left out": f"{format_count(source.rejected)} unusable, {format_count(source.duplicate_samples)} "
-        f"duplicates, {format_count(source.empty_samples)} empty",
         "long samples": f"{format_count(source.truncated_samples)} cut, {format_count(source.split_samples)} split",
-        "tokens per sample": f"{percentiles}  longest {format_count(found.longest_tokens)}",
     }
-    width = max(map(len, lines))
-    histogram = train.length_histogram
-    return "\n".join(
-        [
-            *(f"{name:<{width}}  {value}" for name, value in lines.items()),
-            "",
-            "tokens per sample of the training split",
-            length_histogram(histogram.edges, histogram.counts),
-            "",
-            _rows_table(found),
-            f"measured on {format_count(found.sampled)} samples drawn at random; special tokens included",
-        ]
-    )
 
 
-def _rows_table(found: Inspected) -> str:
-    rows = [
-        [
-            format_count(row.row_tokens),
-            format_share(row.padded_waste),
-            format_share(row.cut_samples),
-            format_share(row.cut_tokens),
-            f"{row.packed_efficiency * 100:.2f} %",
-            f"{row.packing_gain:.2f} x",
-        ]
-        for row in found.rows
+def _every_fact(manifest: "Manifest", lengths: str) -> dict[str, str]:
+    source = manifest.source
+    return {
+        "dataset": manifest.dataset_hash[:16],
+        "train": f"{_samples(manifest.train)}, {plural(len(manifest.train.shards), 'shard')}",
+        "validation": _samples(manifest.validation),
+        **facts_of(manifest),
+        "left out": f"{format_count(source.rejected)} unusable, {format_count(source.duplicate_samples)} duplicates, "
+        f"{format_count(source.empty_samples)} empty",
+        "tokens per sample": lengths,
+    }
+
+
+def _samples(split: "Split") -> str:
+    return f"{format_count(split.samples)} samples, {format_count(split.tokens)} tokens"
+
+
+def length_histogram(edges: Sequence[int], counts: Sequence[int]) -> str:
+    """Draw how many samples have how many tokens, one bar per doubling; nothing for no samples.
+
+    Args:
+        edges: Lower edge of each bin, ascending; the last bin is open-ended.
+        counts: Samples in each bin.
+    """
+    samples = sum(counts)
+    if samples == 0:
+        return ""
+    rows = _doublings(edges, counts)
+    tallest = max(held for _, _, held in rows)
+    labels = [_label(first, end) for first, end, _ in rows]
+    width = max(map(len, labels))
+    lines = []
+    for label, (_, _, held) in zip(labels, rows, strict=True):
+        bar = "#" * max(round(BAR_WIDTH * held / tallest), 1 if held else 0)
+        lines.append(
+            f"{label:>{width}}  {bar:<{BAR_WIDTH}}  {format_count(held):>9}  {format_share(held / samples):>7}"
+        )
+    return "\n".join(lines)
+
+
+def _doublings(edges: Sequence[int], counts: Sequence[int]) -> list[tuple[int, int | None, int]]:
+    """Bins joined into (first, end or None, samples), one per power of two, without empty ones at either end."""
+    ends = [*edges[1:], None]
+    bins = zip(edges, ends, counts, strict=True)
+    rows: list[tuple[int, int | None, int]] = []
+    for _, group in itertools.groupby(bins, key=lambda bin_: bin_[0].bit_length()):
+        joined = list(group)
+        rows.append((joined[0][0], joined[-1][1], sum(count for _, _, count in joined)))
+    filled = [index for index, (_, _, count) in enumerate(rows) if count]
+    return rows[filled[0] : filled[-1] + 1]
+
+
+def _label(first: int, end: int | None) -> str:
+    return f"{format_count(first)} or more" if end is None else f"{format_count(first)} to {format_count(end - 1)}"
+
+
+def lengths_section(profiles: "tuple[ReportedProfile, ...]", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
+    """Each dataset once, however many profiles are of it, and how full their rows are."""
+    from autotune.show.report.inputs import part_of_each
+
+    told: dict[tuple[str, int], str] = {}
+
+    def blocks(one: "ReportedProfile") -> tuple[Block, ...]:
+        if one.dataset is None:
+            command = f"autotune report build {one.quoted} --data DIR"
+            missing = Missing(what=f"Lengths of samples ({one.dataset_lacking})", commands=(command,))
+            return (missing, *_packing(one, runs))
+        first = told.setdefault((one.dataset.dataset_hash, one.profile.train.seq_length_tokens), one.title)
+        if first != one.title:
+            same = f"The dataset and the length of rows are those of {first}: its lengths stand there."
+            return (Paragraph(words=(same,)), *_packing(one, runs))
+        histogram = one.dataset.train.length_histogram
+        spread = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+        if not spread.samples:
+            return (Paragraph(words=("The dataset's training split is empty.",)), *_packing(one, runs))
+        return (_chart(one, spread), _dataset(one, one.dataset, spread), *_packing(one, runs))
+
+    return part_of_each(profiles, "lengths", blocks)
+
+
+def _chart(one: "ReportedProfile", spread: LengthDistribution) -> Chart:
+    row_tokens = one.profile.train.seq_length_tokens
+    bins = _doublings(spread.edges, spread.counts)
+    drawn = [(first, end, samples) for first, end, samples in bins if end is not None]
+    samples = spread.samples
+    # On an axis of doublings nothing lies at 0: the first bin is as wide as the others.
+    columns = tuple(Column(start=max(first, end / 2), end=end, value=n / samples) for first, end, n in drawn)
+    rows = tuple(
+        [_label(first, end),
+         format_count(n), format_share(n / samples)]
+        for first, end, n in bins
+    )  # fmt: skip
+    fits = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+    beyond = sum(n for _, end, n in bins if end is None)
+    return Chart(
+        title="Lengths of samples",
+        description=(
+            f"{_percentiles(spread)}. {format_share(spread.truncated_share(fits))} are longer than the {fits} tokens "
+            f"that a row holds beside special ones; {format_share(beyond / samples)} lie to the right of what is "
+            "drawn. Each bar spans twice the lengths of the one before it."
+        ),
+        drawing=Columns(
+            x=Axis(label="tokens of a sample", unit="count", log=2, ticks=tuple(float(end) for _, end, _ in drawn)),
+            y=Axis(label="share of samples", unit="share"),
+            columns=columns,
+            rules=(Rule(at=float(fits), label="what a row holds"),),
+        ),
+        table=Table(
+            caption="Samples by length (training split, special tokens not counted)",
+            headers=("tokens", "samples", "share"), rows=rows, align="rrr", long=True,
+        ),
+    )  # fmt: skip
+
+
+def _percentiles(spread: LengthDistribution) -> str:
+    parts = [f"{p} % have at most {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES]
+    return f"Tokens of {plural(spread.samples, 'sample')}: {', '.join(parts)}"
+
+
+def _dataset(one: "ReportedProfile", manifest: "Manifest", spread: LengthDistribution) -> Table:
+    row_tokens = one.profile.train.seq_length_tokens
+    lengths = "  ".join(f"p{p} {count(round(spread.percentile_tokens(p / 100) or 0))}" for p in _PERCENTILES)
+    rows: list[Row] = [
+        *_every_fact(manifest, lengths).items(),
+        ["mean tokens of a sample", count(spread.mean_tokens() or 0.0)],
+        ["longer than a row holds", format_share(spread.truncated_share(row_tokens - SPECIAL_TOKENS_PER_SAMPLE))],
+        [f"waste, one sample to a row of {row_tokens}", format_share(spread.padding_waste(row_tokens))],
     ]
-    head = ["row tokens", "padding", "samples cut", "tokens lost", "packed rows full", "packing gain"]
-    return text_table(head, rows)
+    return facts("The dataset", rows)
+
+
+def _packing(one: "ReportedProfile", runs: "tuple[ReportedRun, ...]") -> tuple[Block, ...]:
+    """How full rows are: in the profile's layout, and in runs."""
+    rows: list[list[str | None]] = []
+    if one.fill_share is not None:
+        rows.append([f"{one.profile.train.layout} rows, drawn from the dataset", format_share(one.fill_share)])
+    ran = [run for run in runs if run.profile_path == one.path and run.run.steps]
+    for run in ran:
+        steps = run.run.steps
+        share = sum(step.real_tokens for step in steps) / max(1, sum(step.slot_tokens for step in steps))
+        rows.append([f"steps of {run.name}", format_share(share)])
+    table = Table(
+        caption="How full rows are", headers=("rows", "real tokens, of all places"), rows=tuple(rows), align="lr"
+    )
+    return (table,) if rows else ()

@@ -1,29 +1,44 @@
-"""What a machine is and what would spoil a measurement on it, as text for a terminal."""
+"""What a machine is and what would spoil a measurement on it."""
 
 from collections.abc import Iterator, Sequence
 
-from autotune.core.hardware import DiskFacts, GpuStatus, HostFacts, MachineFacts, SlurmFacts, Unavailable
+from autotune.core.hardware import DiskFacts, GpuStatus, MachineFacts, NicFacts, SlurmFacts, Unavailable
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.decide.suitability import Unsuitable
-from autotune.show.tables import inert, text_table
+from autotune.show.document import Block, Bullets, Paragraph, Section, Table, facts
+from autotune.show.tables import Row
+from autotune.show.text import console_text
 
 _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 
 
 def doctor_text(machine: MachineFacts, findings: Sequence[Unsuitable]) -> str:
     """Render the facts, section by section, and then the findings; no final newline."""
-    sections = (
-        ("Host", _pairs(_host_rows(machine))),
-        ("GPUs", "\n".join(_gpu_lines(machine))),
-        ("Disks", _disks(machine.host)),
-        ("Network", _nics(machine.host)),
-        ("SLURM", _pairs(_slurm_rows(machine.slurm, machine.slurm.seconds_left(machine.time_utc)))),
-        ("What would spoil a measurement here", "\n".join(_finding_lines(findings))),
+    host, slurm = machine.host, machine.slurm
+    disks = tuple((disk.path, disk.filesystem_type, _place(disk), format_bytes(disk.free_bytes)) for disk in host.disks)
+    nics = tuple(_nic(nic) for nic in host.nics if not nic.is_loopback)
+    said = [line for one in findings for line in (f"{one.severity}: {one.claim}", f"  {one.next_step}")]
+    found = Bullets(items=tuple((line,) for line in said))
+    sections: tuple[tuple[str, tuple[Block, ...]], ...] = (
+        ("Host", (facts("", list(_host_rows(machine))),)),
+        ("GPUs", _gpus(machine)),
+        ("Disks", (_table(("path", "file system", "place", "free"), disks, "lllr"),)),
+        ("Network", (_table(("interface", "state", "speed"), nics, "llr") if nics else _line("none but loopback"),)),
+        ("SLURM", (facts("", list(_slurm_rows(slurm, slurm.seconds_left(machine.time_utc)))),)),
+        ("What would spoil a measurement here", (found if findings else _line("nothing found"),)),
     )
-    return "\n\n".join(f"{title}\n{_indent(body)}" for title, body in sections)
+    return console_text([Section(title=title, key="", blocks=blocks) for title, blocks in sections])
 
 
-def _host_rows(machine: MachineFacts) -> Iterator[tuple[str, str | None]]:
+def _table(headers: tuple[str, ...], rows: tuple[Row, ...], align: str = "") -> Table:
+    return Table(caption="", headers=headers, rows=rows, align=align)
+
+
+def _line(text: str) -> Paragraph:
+    return Paragraph(words=(text,))
+
+
+def _host_rows(machine: MachineFacts) -> Iterator[Row]:
     host = machine.host
     quota = "none" if host.cpus_quota is None else f"{host.cpus_quota:g}"
     slurm = "none" if host.cpus_slurm is None else str(host.cpus_slurm)
@@ -41,25 +56,19 @@ def _host_rows(machine: MachineFacts) -> Iterator[tuple[str, str | None]]:
         yield name, machine.versions.get(name, "not installed")
 
 
-def _gpu_lines(machine: MachineFacts) -> Iterator[str]:
+def _gpus(machine: MachineFacts) -> tuple[Block, ...]:
     if not machine.gpus:
-        yield f"none: {inert(machine.gpu_absent)}"
-        return
-    yield text_table(
-        ("GPU", "name", "memory", "used", "busy", "power", "SM clock", "temp.", "throttled by"),
-        [_gpu_state(gpu) for gpu in machine.gpus],
-        "llrrrrrrl",
+        return (_line(f"none: {machine.gpu_absent}"),)
+    state = ("GPU", "name", "memory", "used", "busy", "power", "SM clock", "temp.", "throttled by")
+    identity = ("GPU", "UUID", "compute", "mode", "MIG", "driver", "processes")
+    return (
+        _table(state, tuple(_gpu_state(gpu) for gpu in machine.gpus), "llrrrrrrl"),
+        _table(identity, tuple(_gpu_identity(gpu) for gpu in machine.gpus)),
+        *(_line(f"unreadable: {line}") for line in machine.gpu_unreadable),
     )
-    yield ""
-    yield text_table(
-        ("GPU", "UUID", "compute", "mode", "MIG", "driver", "processes"),
-        [_gpu_identity(gpu) for gpu in machine.gpus],
-    )
-    for line in machine.gpu_unreadable:
-        yield f"unreadable: {inert(line)}"
 
 
-def _gpu_state(gpu: GpuStatus) -> tuple[str | None, ...]:
+def _gpu_state(gpu: GpuStatus) -> Row:
     facts, sample = gpu.facts, gpu.sample
     head = (str(facts.index), facts.name, format_bytes(facts.total_bytes))
     cap = "n/a" if facts.power_cap_w is None else f"{facts.power_cap_w:.0f}"
@@ -77,7 +86,7 @@ def _gpu_state(gpu: GpuStatus) -> tuple[str | None, ...]:
     )
 
 
-def _gpu_identity(gpu: GpuStatus) -> tuple[str | None, ...]:
+def _gpu_identity(gpu: GpuStatus) -> Row:
     facts = gpu.facts
     capability = None if facts.compute_capability is None else ".".join(map(str, facts.compute_capability))
     mig = None if facts.mig_enabled is None else "on" if facts.mig_enabled else "off"
@@ -90,27 +99,19 @@ def _users(gpu: GpuStatus) -> str:
     return ", ".join(f"{user.pid} ({format_bytes(user.used_bytes)})" for user in gpu.processes) or "none seen"
 
 
-def _disks(host: HostFacts) -> str:
-    rows = [(disk.path, disk.filesystem_type, _place(disk), format_bytes(disk.free_bytes)) for disk in host.disks]
-    return text_table(("path", "file system", "place", "free"), rows, "lllr")
-
-
 def _place(disk: DiskFacts) -> str | None:
     if disk.filesystem_type is None:
         return None
     return "network" if disk.is_network else "local"
 
 
-def _nics(host: HostFacts) -> str:
-    rows = [
-        (nic.name, "up" if nic.is_up else "down", _bit_rate(nic.speed_bits_per_s))
-        for nic in host.nics
-        if not nic.is_loopback
-    ]
-    return text_table(("interface", "state", "speed"), rows, "llr") if rows else "none but loopback"
+def _nic(nic: NicFacts) -> Row:
+    bits = nic.speed_bits_per_s
+    speed = None if bits is None else f"{bits / 1e9:g} Gbit/s" if bits >= 10**9 else f"{bits / 1e6:g} Mbit/s"
+    return (nic.name, "up" if nic.is_up else "down", speed)
 
 
-def _slurm_rows(slurm: SlurmFacts, seconds_left: float | None) -> Iterator[tuple[str, str | None]]:
+def _slurm_rows(slurm: SlurmFacts, seconds_left: float | None) -> Iterator[Row]:
     yield "commands on PATH", ", ".join(slurm.commands) or "none"
     yield "inside a job", f"yes, {slurm.job_id}" if slurm.in_job else "no"
     if slurm.in_job:
@@ -119,29 +120,5 @@ def _slurm_rows(slurm: SlurmFacts, seconds_left: float | None) -> Iterator[tuple
         yield "time left", format_seconds(seconds_left)
 
 
-def _finding_lines(findings: Sequence[Unsuitable]) -> Iterator[str]:
-    if not findings:
-        yield "nothing found"
-    for finding in findings:
-        yield f"{finding.severity + ':':<9}{inert(finding.claim)}"
-        yield f"{'':<9}{inert(finding.next_step)}"
-
-
-def _pairs(rows: Iterator[tuple[str, str | None]]) -> str:
-    pairs = list(rows)
-    width = max(len(name) for name, _ in pairs)
-    return "\n".join(f"{name:<{width}}  {inert(value)}" for name, value in pairs)
-
-
 def _with_unit(value: int | None, unit: str) -> str | None:
     return None if value is None else f"{value} {unit}".rstrip()
-
-
-def _bit_rate(bits_per_s: int | None) -> str | None:
-    if bits_per_s is None:
-        return None
-    return f"{bits_per_s / 1e9:g} Gbit/s" if bits_per_s >= 10**9 else f"{bits_per_s / 1e6:g} Mbit/s"
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())

@@ -1,43 +1,156 @@
-"""What a network tuning found, as text."""
+"""Links, ways to exchange gradients, and how far nodes are useful."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.evidence import ExchangeRow, LinkEvidence, NetworkEvidence, ScalingRow
+from autotune.core.evidence import ExchangeRow, LinkEvidence, NetworkEvidence, Scaling, ScalingRow
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.show.tables import text_table
-
-LINK_HEADERS = ("link", "members", "latency of a hop", "bandwidth each way", "98 % interval", "fit off by at most")
-LINK_ALIGN = "lrrrrr"
-EXCHANGE_HEADERS = (
-    "exchange", "micro-batches", "rows", "step predicted", "step measured", "real tokens/s", "computes", "waits",
-    "peak memory", "outcome",
-)  # fmt: skip
-EXCHANGE_ALIGN = "lrrrrrrrrl"
-SCALING_HEADERS = (
-    "nodes", "exchange", "micro-batches", "rows", "step", "real tokens/s", "efficiency", "by the links, 98 %",
-    "limited by", "source",
-)  # fmt: skip
-SCALING_ALIGN = "rlrrrrrrll"
+from autotune.show.document import Block, Chart, Missing, Pairs, Paragraph, Table, facts, told
+from autotune.show.drawing import Axis, Line, Lines, Point
+from autotune.show.intervals import bounds, plural
+from autotune.show.report.inputs import ReportedProfile
+from autotune.show.text import console_text
 
 
 def network_text(found: NetworkEvidence, profile: Path) -> str:
     """The answer for people, and what to run next."""
-    tables = [text_table(LINK_HEADERS, [link_cells(link) for link in found.links], align=LINK_ALIGN)]
-    if found.exchanges:
-        cells = [exchange_cells(row) for row in found.exchanges]
-        tables += ["", text_table(EXCHANGE_HEADERS, cells, align=EXCHANGE_ALIGN)]
-    if found.scaling:
-        cells = [scaling_cells(row) for row in found.scaling]
-        tables += ["", text_table(SCALING_HEADERS, cells, align=SCALING_ALIGN)]
-    return "\n".join([*tables, "", *network_lines(found), f"profile: {profile}", _next(found, profile)])
+    following = f"autotune scale --profile {profile}, or autotune launch slurm --profile {profile}"
+    if not found.exchanges:
+        following = f"autotune network --profile {profile} (with training steps, which decide)"
+    pairs = (("profile", (str(profile),)), ("next", (following,)))
+    return console_text((*_measured(found, profile.stem), Pairs(pairs=pairs)))
+
+
+def scaling_text(every: Sequence[Scaling]) -> str:
+    """How far nodes are useful, for people."""
+    return "\n\n".join(console_text(_useful(scaled)) for scaled in every)
+
+
+def network_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """What more nodes bring, and what they cost."""
+    found = one.profile.evidence.network
+    command = f"autotune network --profile {one.quoted} --slurm"
+    if found is None:
+        what = "The network, and how far nodes are useful, on two nodes"
+        return (Missing(what=what, commands=(*one.probe_first, command)),)
+    unscaled = () if found.scaling else (Missing(what="Scaling over nodes, on two nodes", commands=(command,)),)
+    return (*unscaled, *_measured(found, one.name))
+
+
+def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
+    links = Table(
+        caption="Links",
+        headers=("link", "members", "latency of a hop", "bandwidth each way", "98 % interval", "fit off by at most"),
+        rows=tuple(_link_cells(link) for link in found.links),
+        align="lrrrrr",
+    )
+    exchanges = Table(
+        caption="Ways to exchange gradients",
+        headers=("exchange", "micro-batches", "rows", "step predicted", "step measured", "real tokens/s", "computes",
+                 "waits", "peak memory", "outcome"),
+        rows=tuple(_exchange_cells(row) for row in found.exchanges),
+        align="lrrrrrrrrl",
+    )  # fmt: skip
+    scaling = (_scaling(name, found.scaling),) if found.scaling else ()
+    tables = tuple(table for table in (links, exchanges) if table.rows)
+    return (*scaling, *tables, *_compute(found), told(network_lines(found)))
+
+
+def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
+    rows = sorted(rows, key=lambda row: (row.nodes, row.measured))
+    said = "; ".join(
+        f"{plural(row.nodes, 'node')}: {format_share(row.efficiency)}, {'measured' if row.measured else 'predicted'}"
+        for row in rows
+    )
+    return Chart(
+        title="Real tokens per second by number of nodes, with the same global batch",
+        description=f"Efficiency against as many times one node; bands are 98 % intervals, by the links. {said}.",
+        drawing=scaling_lines(name, rows),
+        table=Table(
+            caption="The same as figures",
+            headers=("nodes", "exchange", "micro-batches", "rows", "step", "real tokens/s", "efficiency",
+                     "by the links, 98 %", "limited by", "source"),
+            rows=tuple(_scaling_cells(row) for row in rows),
+            align="rlrrrrrrll",
+        ),
+    )  # fmt: skip
+
+
+def scaling_lines(name: str, rows: Sequence[ScalingRow]) -> Lines:
+    """The predicted line with its interval, the ideal, and measured points."""
+    predicted = sorted((row for row in rows if not row.measured), key=lambda row: row.nodes)
+    measured = sorted((row for row in rows if row.measured), key=lambda row: row.nodes)
+    lines = []
+    if predicted:
+        alone = predicted[0].real_tokens_per_s / predicted[0].nodes / predicted[0].efficiency
+        ideal = tuple(Point(x=row.nodes, y=alone * row.nodes) for row in predicted)
+        points = tuple(_point(row) for row in predicted)
+        lines.append(Line(name=f"{name}, predicted", points=points, kind="line", colour=0))
+        lines.append(Line(name="", points=ideal, kind="dotted", colour=0))
+    if measured:
+        dots = tuple(Point(x=row.nodes, y=row.real_tokens_per_s) for row in measured)
+        lines.append(Line(name=f"{name}, measured", points=dots, kind="dots", colour=0))
+    ticks = tuple(sorted({row.nodes for row in rows}))
+    return Lines(
+        x=Axis(label="nodes (dotted: ideal)", unit="count", log=2, ticks=ticks),
+        y=Axis(label="real tokens/s", unit="count", log=10),
+        lines=tuple(lines),
+    )
+
+
+def _point(row: ScalingRow) -> Point:
+    """With real tokens/s at both ends of the efficiency's interval."""
+    low, high = (
+        None if end is None else row.real_tokens_per_s * end / row.efficiency
+        for end in (row.efficiency_low, row.efficiency_high)
+    )
+    return Point(x=row.nodes, y=row.real_tokens_per_s, low=low, high=high)
+
+
+def _compute(found: NetworkEvidence) -> tuple[Block, ...]:
+    """What a step costs while nothing travels: what predictions rest on."""
+    compute = found.compute
+    if compute is None:
+        return ()
+    rows: list[list[str | None]] = [
+        ["rows of the micro-batch", str(compute.rows)],
+        ["forward and backward of it", format_seconds(compute.micro_batch_s)],
+        ["part of it that does not grow with rows", format_seconds(compute.fixed_s)],
+        ["clipping and update", format_seconds(compute.update_s)],
+        ["forward's share", format_share(compute.forward_share)],
+        ["a rank's jitter", format_share(compute.jitter_share)],
+        ["what computing loses while gradients travel", format_share(compute.slowdown_share)],
+        ["gradient elements", format_count(sum(compute.gradient_elements))],
+    ]
+    return (facts("A step while nothing travels", rows),)
+
+
+def _useful(scaled: Scaling) -> tuple[Block, ...]:
+    nodes, bound = scaled.bound[-1] if scaled.bound else (1, 1.0)
+    epoch = "n/a" if scaled.steps_per_epoch is None else format_count(scaled.steps_per_epoch)
+    said = (
+        f"{scaled.name}: {scaled.global_batch_tokens:,} real tokens a step on any number of nodes, "
+        f"steps per epoch: {epoch}"
+    )
+    lines = (
+        *scaled.sources,
+        f"if all of backward could hide the exchange, {nodes} nodes would be {format_share(bound)} efficient "
+        "(a bound, out of DDP's reach under accumulation)",
+        f"T_min, the least for that over many nodes with fp32 gradients: {scaled.least_tokens_per_rank:,.0f} real "
+        "tokens of each rank and step",
+        *_useful_lines(scaled.useful_nodes, scaled.levers),
+    )
+    return (Paragraph(words=(said,)), _scaling(scaled.name, scaled.rows), told(lines))
+
+
+def _useful_lines(nodes: int, levers: Sequence[str]) -> Iterator[str]:
+    yield f"useful nodes at this global batch (at least 90 % efficient, predicted): {nodes}"
+    yield from (f"would lift it (predicted): {lever}" for lever in levers)
 
 
 def network_lines(found: NetworkEvidence) -> Iterator[str]:
     """What belongs under the tables, a line each."""
-    nodes = (
-        f"{found.nodes} node{'s' * (found.nodes > 1)} of {found.ranks_per_node} rank{'s' * (found.ranks_per_node > 1)}"
-    )
+    nodes = f"{plural(found.nodes, 'node')} of {plural(found.ranks_per_node, 'rank')}"
     speed = found.interface_bytes_per_s
     says = "" if speed is None else f", which says {8 * speed / 1e9:g} Gbit/s"
     yield f"measured on {nodes}: {found.backend}, {found.transport}, interface {found.interface or 'n/a'}{says}"
@@ -47,27 +160,25 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
     if found.equal_loss is not None:
         yield f"equal loss: {found.equal_loss}"
     if found.useful_nodes is not None:
-        yield f"useful nodes at this global batch (at least 90 % efficient, predicted): {found.useful_nodes}"
-        yield from (f"would lift it (predicted): {lever}" for lever in found.levers)
+        yield from _useful_lines(found.useful_nodes, found.levers)
     elif found.exchanges:
         yield "useful nodes: not measured (one node tells nothing of the network between nodes)"
     yield f"exchange: {found.choice}"
 
 
-def link_cells(link: LinkEvidence) -> list[str | None]:
+def _link_cells(link: LinkEvidence) -> list[str | None]:
     """One kind of link."""
-    low, high = link.bytes_per_s_low, link.bytes_per_s_high
     return [
         link.scope,
         str(link.members),
         f"{1e6 * link.latency_s:.3g} µs",
         f"{format_bytes(link.bytes_per_s)}/s",
-        None if low is None or high is None else f"{format_bytes(low)}/s to {format_bytes(high)}/s",
+        bounds(link.bytes_per_s_low, link.bytes_per_s_high, lambda end: f"{format_bytes(end)}/s"),
         format_share(link.worst_error_share),
     ]
 
 
-def exchange_cells(row: ExchangeRow) -> list[str | None]:
+def _exchange_cells(row: ExchangeRow) -> list[str | None]:
     """One way to exchange gradients."""
     return [
         _exchange(row.strategy, row.gradient_dtype, row.bucket_cap_mib, sharded=row.shard_ranks is not None),
@@ -83,9 +194,8 @@ def exchange_cells(row: ExchangeRow) -> list[str | None]:
     ]
 
 
-def scaling_cells(row: ScalingRow) -> list[str | None]:
+def _scaling_cells(row: ScalingRow) -> list[str | None]:
     """One number of nodes."""
-    low, high = row.efficiency_low, row.efficiency_high
     return [
         str(row.nodes),
         _exchange(row.strategy, row.gradient_dtype, row.bucket_cap_mib, sharded=False),
@@ -94,7 +204,7 @@ def scaling_cells(row: ScalingRow) -> list[str | None]:
         format_seconds(row.step_s),
         format_count(row.real_tokens_per_s),
         format_share(row.efficiency),
-        None if low is None or high is None else f"{format_share(low)} to {format_share(high)}",
+        bounds(row.efficiency_low, row.efficiency_high, format_share),
         row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}",
         "predicted" if not row.measured else f"measured{_added(row.added_micro_batches)}",
     ]
@@ -108,9 +218,3 @@ def _added(micro_batches: int) -> str:
 def _exchange(strategy: str, dtype: str, cap_mib: int, *, sharded: bool) -> str:
     kind = "hsdp" if sharded else strategy
     return f"{kind}, {dtype}" if strategy == "fsdp2" else f"{kind}, {dtype}, {cap_mib} MiB buckets"
-
-
-def _next(found: NetworkEvidence, profile: Path) -> str:
-    if not found.exchanges:
-        return f"next: autotune network --profile {profile} (with training steps, which decide)"
-    return f"next: autotune scale --profile {profile}, or autotune launch slurm --profile {profile}"

@@ -9,6 +9,7 @@ from autotune.decide.plan import OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Pla
 from autotune.show.estimate import shares_table
 from autotune.show.intervals import bounds, confidence_words
 from autotune.show.tables import inert, text_table
+from autotune.show.text import console_text
 
 WIDTH = 100
 _DAY_S = 86_400.0
@@ -118,7 +119,7 @@ def _memory(memory: MemoryPlan, plan: Plan) -> str:
     most = f"at most {memory.most_rows:,} fit with the headroom" if memory.most_rows else "not one fits alone"
     there = format_bytes(plan.fleet.memory_bytes)
     said = f"predicted, micro-batch of {lone} ({most}), {there} there; from {memory.source}"
-    return f"{shares_table(memory.shares)}\n{_wrapped(said, bullet='  ')}"
+    return f"{console_text((shares_table(memory.shares),))}\n{_wrapped(said, bullet='  ')}"
 
 
 def _duration(of: float, seconds: float) -> str:

@@ -1,16 +1,26 @@
-"""What a probe found, as text and as JSON."""
+"""What fits: the memory breakdown, and throughput by micro-batch with its knee."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.core.allocations import ACTIVATIONS, is_activations
 from autotune.core.evidence import ProbeEvidence
 from autotune.core.profile import Profile
 from autotune.core.trial import FinishedTrial
-from autotune.core.units import format_bytes, format_count, format_seconds
+from autotune.core.units import format_bytes, format_count, format_seconds, format_share
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS, deal
 from autotune.show.answers import plain
-from autotune.show.dealing import dealing_words
-from autotune.show.tables import text_table
+from autotune.show.document import Block, Chart, Missing, Pairs, Table, facts, told
+from autotune.show.drawing import Axis, Line, Lines, Point, Rule, Shade, Stack, Stacks
+from autotune.show.intervals import bounds, count, plural
+from autotune.show.report.inputs import ReportedProfile
+from autotune.show.text import console_text
+from trainer.config import TrainConfig
+
+_MOST_PARTS = 7
+"""Of a bar; more cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,38 +66,57 @@ def probe_answer(one: ProbedModel) -> dict[str, Any]:
 
 def probe_text(probed: list[ProbedModel], data: Path) -> str:
     """The answer for people: one line per model, why, where it was written, and what to run next."""
-    headers = (
-        "model",
-        "parameters",
-        "fits (rows)",
-        "refused (rows)",
-        "used (rows)",
-        "tokens/s",
-        "peak",
-        "predicted",
-        "trials",
-        "time",
+    table = Table(
+        caption="",
+        headers=("model", "parameters", "fits (rows)", "refused (rows)", "used (rows)", "tokens/s", "peak", "predicted",
+                 "trials", "time"),
+        rows=tuple(_row(one) for one in probed),
+        align="lrrrrrrrrr",
+    )  # fmt: skip
+    reasons = [(one.profile.train.model.name, (line,)) for one in probed for line in reasons_of(one.profile)]
+    old = [f" (the old one: {one.previous})" if one.previous else "" for one in probed]
+    written = [("profile", (f"{one.path}{kept}",)) for one, kept in zip(probed, old, strict=True)]
+    following = [("next", (f"autotune workers --profile {one.path} --data {data}",)) for one in probed]
+    return console_text((table, Pairs(pairs=(*reasons, *written, *following))))
+
+
+def reasons_of(profile: Profile) -> Iterator[str]:
+    """Why so many sequences are used, how the global batch is split, and what is not known, a line each."""
+    probe = profile.evidence.probe
+    assert probe is not None
+    yield probe.choice
+    if probe.knee_rows and probe.curve:
+        low, high = probe.knee_rows
+        yield f"the knee lies {f'at {low}' if low == high else f'between {low} and {high}'} rows"
+    yield dealing_words(profile.train, probe.local_ranks)
+    yield f"a step has {global_batch_words(profile.constraints.global_batch_tokens)}"
+    if probe.infeasible_min is None:
+        yield f"more may fit: nothing above {probe.feasible_max} rows was tried (--max-rows)"
+    if profile.fingerprint.bytes_known == "allocator":
+        yield "a pretended GPU: sizes are those of torch's allocator, and nothing was timed"
+    if probe.not_traced:
+        yield f"not predicted beforehand: {probe.not_traced}"
+
+
+def global_batch_words(tokens: int) -> str:
+    """Say a global batch, and whether it is the default."""
+    known = "the default" if tokens == DEFAULT_GLOBAL_BATCH_TOKENS else "as asked for"
+    return f"{format_count(tokens)} real tokens ({known})"
+
+
+def dealing_words(train: TrainConfig, local_ranks: int) -> str:
+    """Micro-batches and rows on so many ranks, and which rows are empty."""
+    dealing = deal(train.global_batch_rows, train.micro_batch_rows, local_ranks)
+    words = (
+        f"a global batch of {plural(train.global_batch_rows, 'row')} is "
+        f"{plural(dealing.micro_batches, 'micro-batch')} of {plural(dealing.rows_per_micro_batch, 'row')}"
     )
-    table = text_table(headers, [_row(one) for one in probed], align="lrrrrrrrrr")
-    reasons = [line for one in probed for line in _reasons(one)]
-    written = [f"profile: {one.path}" + (f" (the old one: {one.previous})" if one.previous else "") for one in probed]
-    following = [f"next: autotune workers --profile {one.path} --data {data}" for one in probed]
-    return "\n".join([table, "", *reasons, "", *written, *following])
-
-
-def _reasons(one: ProbedModel) -> list[str]:
-    name, evidence, train = one.profile.train.model.name, one.evidence, one.profile.train
-    lines = [f"{name}: {evidence.choice}"]
-    if len(set(evidence.knee_rows)) > 1:
-        lines.append(f"{name}: the knee lies between {evidence.knee_rows[0]} and {evidence.knee_rows[1]} rows")
-    lines.append(f"{name}: {dealing_words(train, evidence.local_ranks)}")
-    if evidence.infeasible_min is None:
-        lines.append(f"{name}: more may fit: nothing above {evidence.feasible_max} rows was tried (--max-rows)")
-    if one.profile.fingerprint.bytes_known == "allocator":
-        lines.append(f"{name}: a pretended GPU: sizes are those of torch's allocator, and nothing was timed")
-    if evidence.not_traced:
-        lines.append(f"{name}: not predicted beforehand: {evidence.not_traced}")
-    return lines
+    if local_ranks > 1:
+        words += f" on each of {local_ranks} ranks"
+    if dealing.empty_rows:
+        without = " or ".join(map(str, dealing.without_empty))
+        words += f", {plural(dealing.empty_rows, 'row')} of them empty; none would be with {without} rows"
+    return words
 
 
 def _row(one: ProbedModel) -> list[str | None]:
@@ -105,3 +134,142 @@ def _row(one: ProbedModel) -> list[str | None]:
         str(evidence.search_trials),
         format_seconds(evidence.seconds),
     ]
+
+
+def memory_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """Where memory goes: predicted by term, measured in all, and the budget."""
+    probe = one.profile.evidence.probe
+    if probe is None:
+        return (Missing(what="What fits", commands=(one.probe,)),)
+    return (_found(one, probe), *((_breakdown(one, probe),) if probe.traced_terms_bytes else ()))
+
+
+def _found(one: ReportedProfile, probe: ProbeEvidence) -> Table:
+    constraints, train = one.profile.constraints, one.profile.train
+    traced = format_bytes(probe.traced_peak_bytes) if probe.traced_peak_bytes is not None else "not predicted"
+    rows: list[list[str | None]] = [
+        ["memory budget per rank", format_bytes(constraints.memory_budget_bytes)],
+        ["largest micro-batch that ran", f"{probe.feasible_max} rows of {train.seq_length_tokens} tokens"],
+        ["smallest that was refused", f"{probe.infeasible_min} rows" if probe.infeasible_min else "none tried"],
+        [f"peak of the largest, {one.profile.fingerprint.bytes_known}", format_bytes(probe.feasible_peak_bytes)],
+        ["the same, predicted before any trial", traced],
+        ["the same, predicted with smaller trials", format_bytes(probe.predicted_peak_bytes)],
+        ["largest micro-batch, predicted", f"{probe.traced_rows} rows" if probe.traced_rows is not None else None],
+        ["parameters", format_count(probe.parameters)],
+        ["ranks that stepped together", str(probe.local_ranks)],
+        ["micro-batches of a step", "several" if probe.micro_batches_per_step > 1 else "one"],
+        ["layout of rows", train.layout],
+        ["real tokens in a row, mean", f"{probe.mean_real_tokens_per_row:.1f}"],
+        ["trials until both were proven", str(probe.search_trials)],
+        ["time of all trials", format_seconds(probe.seconds)],
+        ["headroom left free", format_share(constraints.headroom_share)],
+        ["micro-batch used", f"{train.micro_batch_rows} rows: {probe.choice}"],
+    ]
+    return facts("What fits", rows)
+
+
+def _breakdown(one: ReportedProfile, probe: ProbeEvidence) -> Chart:
+    terms, measured = probe.traced_terms_bytes, probe.feasible_peak_bytes
+    budget, known = one.profile.constraints.memory_budget_bytes, one.profile.fingerprint.bytes_known
+    whole, parts = sum(terms.values()), _parts(terms)
+    sizes = [
+        *sorted(terms.items(), key=lambda item: -item[1]),
+        ("all terms, predicted", whole),
+        (f"peak, {known}", measured),
+        ("memory budget per rank", budget),
+    ]
+    predicted = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+    return Chart(
+        title=f"Where the memory of {plural(probe.feasible_max, 'row')} goes",
+        description=(
+            f"Predicted {format_bytes(whole)}: {predicted}. {known.capitalize()} {format_bytes(measured)}. "
+            f"Budget {format_bytes(budget)}."
+        ),
+        drawing=Stacks(
+            axis=Axis(label="memory of a rank", unit="bytes"),
+            stacks=(
+                Stack(label="predicted", parts=parts),
+                Stack(label=known, parts=((f"peak, {known}", float(measured)),)),
+            ),
+            rules=(Rule(at=float(budget), label="memory budget"),),
+        ),
+        table=Table(
+            caption="The same term by term",
+            headers=("term", "size", "of the predicted"),
+            rows=tuple(
+                [name, format_bytes(size), format_share(size / whole) if whole else None] for name, size in sizes
+            ),
+            align="lrr",
+        ),
+    )
+
+
+def _parts(terms: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
+    """Terms as the chart has them: all activations as one, and the smallest together."""
+    joined: dict[str, float] = {}
+    for term, size in terms.items():
+        name = ACTIVATIONS if is_activations(term) else term
+        joined[name] = joined.get(name, 0.0) + max(0, size)
+    ranked = sorted(joined.items(), key=lambda item: -item[1])
+    rest = sum(size for _, size in ranked[_MOST_PARTS - 1 :])
+    if len(ranked) <= _MOST_PARTS:
+        return tuple(ranked)
+    return (*ranked[: _MOST_PARTS - 1], ("everything else", rest))
+
+
+def curve_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """Throughput by micro-batch, with the stretch in which the knee lies, and what is used."""
+    probe = one.profile.evidence.probe
+    if probe is None:
+        return (Missing(what="Throughput by micro-batch", commands=(one.probe,)),)
+    used = told([f"{plural(one.profile.train.micro_batch_rows, 'row')} are used", *reasons_of(one.profile)])
+    if not probe.curve:
+        return (used, Missing(what="Throughput by micro-batch", commands=(one.probe,)))
+    best = max(probe.curve, key=lambda point: point.slot_tokens_per_s)
+    first, last = probe.curve[0], probe.curve[-1]
+    chart = Chart(
+        title="Slot tokens per second by rows of a micro-batch",
+        description=(
+            f"Slot tokens per second from {count(first.slot_tokens_per_s)} with {plural(first.rows, 'row')} to "
+            f"{count(last.slot_tokens_per_s)} with {plural(last.rows, 'row')}; the most is "
+            f"{count(best.slot_tokens_per_s)} with {plural(best.rows, 'row')}. A slot is a place in a row, padding "
+            "included; these rows are full."
+        ),
+        drawing=_drawing(one, probe),
+        table=Table(
+            caption="The same as figures (rows full)",
+            headers=("rows", "slot tokens/s", "95 % interval", "of the best", "step (median)", "steps timed"),
+            rows=tuple(
+                [
+                    str(point.rows),
+                    count(point.slot_tokens_per_s),
+                    bounds(point.slot_tokens_per_s_low, point.slot_tokens_per_s_high, count),
+                    format_share(point.slot_tokens_per_s / best.slot_tokens_per_s),
+                    format_seconds(point.step_s),
+                    str(point.timed_steps),
+                ]
+                for point in probe.curve
+            ),
+            align="rrrrrr",
+        ),
+    )
+    return (chart, used)
+
+
+def _drawing(one: ReportedProfile, probe: ProbeEvidence) -> Lines:
+    points = tuple(
+        Point(x=point.rows, y=point.slot_tokens_per_s, low=point.slot_tokens_per_s_low,
+              high=point.slot_tokens_per_s_high)
+        for point in probe.curve
+    )  # fmt: skip
+    knee = probe.knee_rows
+    rows = one.profile.train.micro_batch_rows
+    used = tuple(Point(x=point.x, y=point.y) for point in points if point.x == rows)
+    chosen = (Line(name="used", points=used, kind="dots", colour=5),) if used else ()
+    shade = Shade(start=knee[0], end=knee[1], label="the knee lies here") if len(set(knee)) == 2 else None
+    return Lines(
+        x=Axis(label="rows of a micro-batch", unit="count", log=2, ticks=tuple(point.x for point in points)),
+        y=Axis(label="slot tokens/s", unit="count", low=0),
+        lines=(Line(name="measured, 95 % interval", points=points, colour=0), *chosen),
+        shade=shade,
+    )

@@ -1,11 +1,28 @@
-"""A profile's decisions, as text."""
+"""A profile: its decisions, what it was held against, who approved it, and where its figures come from."""
 
 from autotune.core.profile import Profile
-from autotune.core.review import Standing
-from autotune.core.units import format_bytes, format_count
-from autotune.show.review import standing_line
-from autotune.show.tables import inert, text_table
+from autotune.core.review import Standing, is_sha256
+from autotune.core.units import format_bytes
+from autotune.core.verification import LedgerCheck, Verification
+from autotune.decide.probe_command import probe_again
+from autotune.show.document import Block, Bullets, Code, Missing, Pairs, Paragraph, Strong, Table, Words, facts
+from autotune.show.probe import global_batch_words
+from autotune.show.report.inputs import ReportedProfile
+from autotune.show.tables import Row
+from autotune.show.text import console_text
 from trainer.config import TrainConfig
+from trainer.presets import PRESETS
+
+_SHOWN_DIGITS, _SIDE_CHARACTERS = 12, 40
+_WORDS = {"refuse": "differs: refused", "warn": "differs: mind it", "inform": "differs"}
+_FIELDS = {
+    "device": "device", "gpu_name": "GPU", "gpu_count": "GPUs", "gpu_total_bytes": "memory of a GPU",
+    "gpu_mig": "GPU partitioned (MIG)", "gpu_power_cap_w": "power cap of a GPU, W", "driver": "driver", "cuda": "CUDA",
+    "torch": "torch", "transformers": "transformers", "python": "Python", "cpu_model": "CPU",
+    "allotted_cpus": "CPUs allotted", "ram_total_bytes": "memory of the host",
+    "data_filesystem": "file system of the data", "model_sha256": "model config, SHA-256",
+    "dataset_hash": "dataset, hash",
+}  # fmt: skip
 
 
 def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
@@ -18,7 +35,7 @@ def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
         [
             "global batch rows",
             str(train.global_batch_rows),
-            f"about {format_count(profile.constraints.global_batch_tokens)} real tokens a step, as asked for",
+            f"about {global_batch_words(profile.constraints.global_batch_tokens)} a step",
         ],
         [
             "loader workers",
@@ -28,22 +45,12 @@ def profile_text(profile: Profile, standing: Standing, *, intact: bool) -> str:
         *_exchange(profile),
         ["memory budget", format_bytes(profile.constraints.memory_budget_bytes), "per rank"],
     ]
-    return "\n".join(
-        [
-            text_table(("setting", "value", "why"), decisions),
-            "",
-            _origin(profile),
-            f"content: {'as written' if intact else 'edited by hand since it was written'}",
-            f"review: {standing_line(standing)}",
-        ]
-    )
-
-
-def _origin(profile: Profile) -> str:
-    """Where it was measured, and when."""
     here = profile.fingerprint
-    place = here.gpu_name or here.cpu_model or here.device
-    return f"measured on: {inert(place)}, torch {inert(here.torch)}, {inert(profile.provenance.created_utc)}"
+    place = f"{here.gpu_name or here.cpu_model or here.device}, torch {here.torch}, {profile.provenance.created_utc}"
+    content = "as written" if intact else "edited by hand since it was written"
+    origin = (("measured on", (place,)), ("content", (content,)), ("review", (standing_line(standing),)))
+    table = Table(caption="", headers=("setting", "value", "why"), rows=tuple(decisions))
+    return console_text((table, Pairs(pairs=origin)))
 
 
 def _changes(train: TrainConfig) -> list[list[str | None]]:
@@ -61,8 +68,145 @@ def _exchange(profile: Profile) -> list[list[str | None]]:
     kind = "hsdp" if parallel.shard_ranks is not None else parallel.strategy
     cap = "" if parallel.strategy == "fsdp2" else f", {parallel.bucket_cap_mib} MiB buckets"
     why = network.choice if network is not None else "not measured: autotune network"
-    useful = [] if network is None or network.useful_nodes is None else [str(network.useful_nodes)]
     rows: list[list[str | None]] = [["exchange of gradients", f"{kind}, {parallel.gradient_dtype}{cap}", why]]
-    return rows + [
-        ["useful nodes", nodes, "at least 90 % efficient at this global batch; predicted"] for nodes in useful
+    if network is not None and network.useful_nodes is not None:
+        efficient = "at least 90 % efficient at this global batch; predicted"
+        rows.append(["useful nodes", str(network.useful_nodes), efficient])
+    return rows
+
+
+def verification_text(verification: Verification, standing: Standing, *, intact: bool) -> str:
+    """Every check, then how the profile stands with those who review it."""
+    rows: list[Row] = [
+        [
+            check.field,
+            _WORDS.get(check.found, check.found),
+            _cut(check.profile),
+            "" if check.found == "same" else _cut(check.here, whole=check.found == "not checkable here"),
+        ]
+        for check in verification.checks
     ]
+    edited = "as written" if intact else "edited by hand since it was written, so its figures may be of other settings"
+    table = Table(caption="", headers=("what", "result", "in the profile", "here"), rows=tuple(rows))
+    ledger = () if verification.ledger is None else (("ledger", (ledger_words(verification.ledger),)),)
+    content = ("content", (f"{short(standing.present_sha256)}, {edited}",))
+    return console_text((table, Pairs(pairs=(content, *ledger, ("review", (standing_line(standing),))))))
+
+
+def ledger_words(found: LedgerCheck) -> str:
+    """What the ledger says of a profile, on one line."""
+    if found.found == "no trials":
+        others = f": {found.others} trials there are another profile's" if found.others else ""
+        return f"not checkable here: no trial of it is in its ledger{others}"
+    said = {
+        "same": f"matches: the {found.trials} trials it rests on are as they were",
+        "differs": "does not match: trials it rests on were changed, lost or put in since, or the profile's hash was",
+        "not recomputable": "its hash cannot be recomputed: it was written before profiles said which trials it is of",
+    }[found.found]
+    said += f"; {found.added} were added since" if found.added else ""
+    if found.unfounded:
+        return f"{said}; no trial there gave {', '.join(found.unfounded)}"
+    return f"{said}; its largest micro-batch and its speeds are those of trials there"
+
+
+def _cut(text: str, *, whole: bool = False) -> str:
+    """Hashes by their beginnings; reasons are left whole."""
+    if is_sha256(text):
+        return short(text)
+    return text if whole or len(text) <= _SIDE_CHARACTERS else f"{text[:_SIDE_CHARACTERS]}…"
+
+
+def standing_line(standing: Standing) -> str:
+    """How a profile stands, on one line."""
+    last = standing.review
+    if last is None:
+        return "not reviewed"
+    who, before = f"by {last.by} at {last.time_utc}", short(last.profile_sha256)
+    if standing.state == "voided":
+        now = short(standing.present_sha256)
+        return f"voided: {before} was approved {who}; the profile was edited since, and is {now} now"
+    if standing.state == "not reviewed":
+        return f"not reviewed (what it said before, {before}, was rejected by {last.by})"
+    edited, note = ", as edited by hand" if last.as_edited else "", f": {last.note}" if last.note else ""
+    return f"{standing.state}{edited} {who}{note}"
+
+
+def review_text(name: str, standing: Standing, *, intact: bool) -> str:
+    """How a profile stands."""
+    written = "as written" if intact else "edited by hand since it was written"
+    content = f"{short(standing.present_sha256)}, {written}"
+    pairs = (("profile", (name,)), ("content", (content,)), ("standing", (standing_line(standing),)))
+    return console_text((Pairs(pairs=pairs),))
+
+
+def short(sha256: str) -> str:
+    """The beginning of a hash, which is enough to tell it from others."""
+    return sha256[:_SHOWN_DIGITS]
+
+
+def machine(profiles: tuple[ReportedProfile, ...]) -> tuple[Block, ...]:
+    """The fingerprint of each profile, side by side."""
+    found = {
+        name: [_shown(field, getattr(one.profile.fingerprint, field)) for one in profiles]
+        for field, name in _FIELDS.items()
+    }
+    rows = tuple([name, *values] for name, values in found.items())
+    return (Table(caption="The machine", headers=("what", *(one.title for one in profiles)), rows=rows),)
+
+
+def _shown(field: str, value: object) -> str | None:
+    if value is None:
+        return None
+    if field.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def reproduce(one: ReportedProfile) -> tuple[Block, ...]:
+    """Commands that measure the same again, and the hashes that say whether it is the same."""
+    provenance = one.profile.provenance
+    items: tuple[Words, ...] = tuple((Code(text=command),) for command in commands(one))
+    edited: Words = () if one.intact else (Strong(text=" The profile was edited by hand after it was written."),)
+    rows: list[list[str | None]] = [
+        ["profile", str(one.path)],
+        ["profile, hash of its content", one.content_sha256],
+        ["trials it rests on, hash", provenance.ledger_sha256],
+        ["held against the ledger", None if one.ledger is None else ledger_words(one.ledger)],
+        ["model config, hash", one.profile.fingerprint.model_sha256],
+        ["dataset, hash", one.profile.fingerprint.dataset_hash],
+        ["written", provenance.created_utc],
+        ["written by", f"encoder-autotune {provenance.tool_version}: {', '.join(provenance.commands)}"],
+        ["SLURM job", provenance.slurm_job_id],
+        ["seed", str(one.profile.train.seed)],
+    ]
+    said: Words = ("With the same machine, dataset and versions, in this order:", *edited)
+    return (
+        Paragraph(words=said),
+        Bullets(items=items),
+        facts("What names this tuning", rows),
+    )
+
+
+def commands(one: ReportedProfile) -> list[str]:
+    """As the profile's own settings have them, in the order of tuning."""
+    train, probe = one.profile.train, one.profile.evidence.probe
+    ranks = "" if probe is None else f" --ranks {probe.local_ranks}"
+    model = one.name if one.name in PRESETS else f"{one.name}/config.json"
+    known = {
+        "probe": probe_again(train, one.profile, model=model, out=one.path),
+        "workers": f"autotune workers --profile {one.quoted} --data DIR{ranks}",
+        "network": f"autotune network --profile {one.quoted} --data DIR",
+        "baseline": f"autotune baseline --profile {one.quoted} --data DIR{ranks}",
+        "advise": f"autotune advise {one.quoted} --apply",
+    }
+    # A profile may name anything there; only this program's commands are shown as such.
+    return [known[name] for name in dict.fromkeys(one.profile.provenance.commands) if known.get(name)]
+
+
+def sign_off(one: ReportedProfile) -> tuple[Block, ...]:
+    """The last verdict on it."""
+    standing = one.standing
+    if standing is None or standing.state == "not reviewed":
+        command = f"autotune report review {one.quoted} --approve --by NAME"
+        return (Missing(what="This tuning", state="not reviewed", commands=(command,)),)
+    return (Pairs(pairs=(("Sign-off", (standing_line(standing),)),)),)

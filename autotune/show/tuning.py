@@ -1,16 +1,21 @@
-"""A tuning as text: the table of its stages while it runs, and what it came to."""
+"""A tuning: its stages while it runs, what it came to and explored, and how all of them are doing."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from autotune.core.exploration import ExploreEvidence
 from autotune.core.outcome import Measured
 from autotune.core.profile import Profile
+from autotune.core.standing import RunStanding, TuningStanding
 from autotune.core.trial import ExchangeFigures, FeedFigures, FinishedTrial, StepFigures
 from autotune.core.tuning import Stage, Status, TuningResult
 from autotune.core.units import format_count, format_seconds
 from autotune.decide.choose import deal
-from autotune.show.exploration import exploration_text
-from autotune.show.tables import text_table
+from autotune.show.document import Block, Missing, Pairs, Paragraph, Section, Table, told
+from autotune.show.intervals import number, of_windows
+from autotune.show.report.inputs import ReportedProfile
+from autotune.show.tables import Row
+from autotune.show.text import console_text
 
 _MARKS: dict[Status, str] = {"waiting": " ", "running": ">", "done": "+", "skipped": "-", "failed": "x"}
 _NAMES, _TIMES = 10, 8
@@ -86,13 +91,6 @@ def _rate(one: FinishedTrial, outcome: Measured) -> float | None:
     return None
 
 
-HEADERS = (
-    "model", "fits (rows)", "a step", "loader workers", "real tokens/s", "against default",
-    "against paper-style",
-)  # fmt: skip
-ALIGN = "lrlrrrr"
-
-
 def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
     """What a tuning came to, and what to do next.
 
@@ -100,20 +98,31 @@ def tuning_text(result: TuningResult, profiles: Sequence[Profile]) -> str:
         result: What the tuning says.
         profiles: As they are now, in the same order as there.
     """
-    failed = [one for one in result.stages if one.status == "failed"]
-    lines = [text_table(HEADERS, [_profile_cells(one) for one in profiles], align=ALIGN), ""] if profiles else []
-    lines += [line for one in profiles for line in _explored(one)]
-    lines += [f"profile: {profile}" for profile in result.profiles]
-    lines += [] if result.report is None else [f"report: {result.report}"]
-    lines += [f"not done: {one.name} of {one.model}: {one.told}" for one in failed]
-    lines += [f"next: {step}" if number == 0 else f"then: {step}" for number, step in enumerate(result.next_steps)]
-    return "\n".join(lines)
+    table = profiles_table(profiles, [one.train.model.name for one in profiles])
+    explored = tuple(
+        Section(
+            title=f"{one.train.model.name}, explored", key="", blocks=(told(exploration_lines(one.evidence.explore)),)
+        )
+        for one in profiles
+        if one.evidence.explore is not None
+    )
+    pairs = [("profile", str(profile)) for profile in result.profiles]
+    pairs += [] if result.report is None else [("report", str(result.report))]
+    pairs += [("not done", f"{one.name} of {one.model}: {one.told}") for one in result.stages if one.status == "failed"]
+    pairs += [("next" if number == 0 else "then", step) for number, step in enumerate(result.next_steps)]
+    said = Pairs(pairs=tuple((name, (words,)) for name, words in pairs))
+    return console_text((*((table,) if profiles else ()), *explored, said))
 
 
-def _explored(profile: Profile) -> list[str]:
-    """What an exploration found, under the model's name; nothing where there was none."""
-    found = profile.evidence.explore
-    return [] if found is None else [f"{profile.train.model.name}, explored", exploration_text(found), ""]
+def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
+    """What was decided for each, and what that is worth, side by side."""
+    return Table(
+        caption="",
+        headers=("model", "fits (rows)", "a step", "loader workers", "real tokens/s", "against default",
+                 "against paper-style"),
+        rows=tuple([name, *_profile_cells(one)] for name, one in zip(names, profiles, strict=True)),
+        align="lrlrrrr",
+    )  # fmt: skip
 
 
 def _profile_cells(profile: Profile) -> list[str | None]:
@@ -126,7 +135,6 @@ def _profile_cells(profile: Profile) -> list[str | None]:
     against = {row.name: row.ratio_to_tuned for row in rows}
     step = f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
     return [
-        train.model.name,
         None if evidence.probe is None else format_count(evidence.probe.feasible_max),
         step,
         None if evidence.workers is None else str(evidence.workers.chosen),
@@ -142,3 +150,99 @@ def _times(ratio_to_tuned: float | None) -> str | None:
 
 def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+def exploration_text(found: ExploreEvidence) -> str:
+    """What came of it and why."""
+    return console_text((told(exploration_lines(found)),))
+
+
+def exploration_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """The search, its answer and its trials: the fastest first, what did not run last."""
+    found = one.profile.evidence.explore
+    if found is None:
+        command = f"autotune tune --model {one.name} --data DIR --explore"
+        what = "Other settings of the step, searched together"
+        return (Missing(what=what, state="not asked for", commands=(command,)),)
+    rows = sorted(found.rows, key=lambda row: -(row.ratio_to_unexplored or (row.settings == found.unexplored)))
+    table = Table(
+        caption="Settings that were tried, against the unexplored ones in the same round",
+        headers=("settings", "windows", "real tokens/s (median)", "of the unexplored", "outcome"),
+        rows=tuple(
+            [
+                row.settings.name,
+                str(row.windows),
+                None if row.real_tokens_per_s is None else format_count(row.real_tokens_per_s),
+                None if row.ratio_to_unexplored is None else f"{row.ratio_to_unexplored:.3f}",
+                row.outcome,
+            ]
+            for row in rows
+        ),
+        align="lrrrl",
+        long=True,
+    )
+    return (told(exploration_lines(found)), table)
+
+
+def exploration_lines(found: ExploreEvidence) -> Iterator[str]:
+    """A line each: the answer, how sure it is, and what it rests on."""
+    yield f"settings of the step: {found.choice}"
+    if found.candidate != found.unexplored:
+        ratio = of_windows(found.ratio, number)
+        yield f"{ratio} times the real tokens/s of {found.unexplored.name}, by {found.candidate.name}"
+    if found.equal_loss is not None:
+        yield f"loss: {found.equal_loss}"
+    looked = f", {found.pruned} of them for one short window" if found.pruned else ""
+    yield (
+        f"tried: {format_count(found.trials)} of {format_count(found.cells - 1)} other ways to train{looked}; "
+        f"{format_count(found.windows)} windows in {format_seconds(found.seconds)}"
+    )
+    yield f"the search stopped because {found.stopped_because}"
+    yield from (f"not explored: {one}" for one in found.left_out)
+
+
+def standings_text(runs: Sequence[RunStanding], tunings: Sequence[TuningStanding], *, asked: bool) -> str:
+    """Two tables, and why runs ended.
+
+    Args:
+        runs: Training runs.
+        tunings: Tunings.
+        asked: Whether SLURM was asked for their jobs.
+    """
+    ran = Table(
+        caption="",
+        headers=("run", "state", "job", "step", "real tokens/s", "last checkpoint", "last step ago"),
+        rows=tuple(_run_row(run) for run in runs),
+        align="lllrrlr",
+    )
+    tuned = Table(
+        caption="",
+        headers=("tuning", "trials", "outcomes", "newest (UTC)", "newest trial"),
+        rows=tuple(_tuning_row(one) for one in tunings),
+        align="lr",
+    )
+    ended = [f"{run.directory}: {run.reason}" for run in runs if run.reason and run.state != "finished"]
+    notes = [
+        f"{one.directory}: {one.damaged_lines} lines of its ledger cannot be read"
+        for one in tunings
+        if one.damaged_lines
+    ]
+    notes += [] if runs or tunings else ["no runs and no tunings here"]
+    notes += [] if asked else ["SLURM cannot be asked from here: states are those of the records alone"]
+    blocks = [ran, *_lines(ended), tuned, *_lines(notes)]
+    return console_text([one for one in blocks if not isinstance(one, Table) or one.rows])
+
+
+def _lines(lines: Sequence[str]) -> list[Block]:
+    return [Paragraph(words=(line,)) for line in lines]
+
+
+def _run_row(run: RunStanding) -> Row:
+    step = None if run.step is None else f"{format_count(run.step)}/{format_count(run.max_steps)}"
+    ago = None if run.seconds_since_step is None else format_seconds(run.seconds_since_step)
+    return (run.directory, run.state, run.job, step, format_count(run.real_tokens_per_s), run.checkpoint, ago)
+
+
+def _tuning_row(one: TuningStanding) -> Row:
+    outcomes = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(one.outcomes.items()))
+    return (one.directory, format_count(one.trials), outcomes, one.newest_utc, one.newest)

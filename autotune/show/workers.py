@@ -1,4 +1,4 @@
-"""What a worker sweep found, as text."""
+"""DataLoader workers: what a sweep found."""
 
 import statistics
 from collections.abc import Iterator
@@ -7,43 +7,93 @@ from pathlib import Path
 from autotune.core.evidence import WorkersEvidence, WorkersRow
 from autotune.core.units import format_bytes, format_count, format_share
 from autotune.decide.workers import ENOUGH_SHARE
-from autotune.show.intervals import of_windows, window_bounds
-from autotune.show.tables import text_table
+from autotune.show.document import Block, Chart, Missing, Pairs, Strong, Table, sentence, told
+from autotune.show.drawing import Axis, Line, Lines, Point, Rule
+from autotune.show.intervals import of_windows, per_s, plural, window_bounds
+from autotune.show.report.inputs import ReportedProfile
+from autotune.show.text import console_text
 
-HEADERS = (
-    "loader workers", "slot tokens/s (median)", "of the ceiling", "98 % interval", "data wait", "GPU utilisation",
-    "RAM", "verdict",
-)  # fmt: skip
-ALIGN = "rrrrrrrl"
 VERDICTS = {"proven": "enough", "refuted": "too few", "open": "undecided"}
-GPU_HEADERS = (
-    "loader workers",
-    "SMs busy",
-    "occupancy",
-    "tensor",
-    "DRAM",
-    "PCIe in",
-    "power",
-    "SM clock",
-    "at the cap",
-)
-GPU_ALIGN = "rrrrrrrrr"
 
 
 def workers_text(found: WorkersEvidence, profile: Path, data: Path) -> str:
     """The answer for people, and what to run next."""
-    chosen = chosen_loader(found)
-    return "\n".join(
-        [
-            text_table(HEADERS, [workers_cells(row) for row in found.rows], align=ALIGN),
-            *gpu_table(found),
-            *workers_lines(found),
-            "",
-            f"loader workers: {chosen} ({found.choice})",
-            *([found.refusal] if found.refusal else []),
-            f"profile: {profile}",
-            f"next: torchrun --nproc-per-node {found.local_ranks} -m trainer --profile {profile} --data {data}",
-        ]
+    train = f"torchrun --nproc-per-node {found.local_ranks} -m trainer --profile {profile} --data {data}"
+    return console_text((*_sweep(found), Pairs(pairs=(("profile", (str(profile),)), ("next", (train,))))))
+
+
+def workers_section(one: ReportedProfile) -> tuple[Block, ...]:
+    """The sweep, and what would settle what it left open."""
+    found = one.profile.evidence.workers
+    # A profile of strangers may have evidence that says nothing.
+    if (
+        found is None
+        or not (found.ceiling_slot_tokens_per_s and found.rows)
+        or not all(row.slot_tokens_per_s for row in found.rows)
+    ):
+        command = f"autotune workers --profile {one.quoted}"
+        return (Missing(what="The number of loader workers", commands=(*one.probe_first, command)),)
+    if not found.undecided_between:
+        return _sweep(found)
+    few, many = found.undecided_between[0], found.undecided_between[-1]
+    minutes = max(10, round(4 * found.seconds / 60))
+    command = f"autotune workers --profile {one.quoted} --minutes {minutes}"
+    return (*_sweep(found), Missing(what=f"Which of {few} to {many} loader workers is enough", commands=(command,)))
+
+
+def _sweep(found: WorkersEvidence) -> tuple[Block, ...]:
+    """The answer, throughput by workers, counters of GPUs if there are any, and what it rests on."""
+    table = Table(
+        caption="Throughput by loader workers",
+        headers=("loader workers", "slot tokens/s (median)", "of the ceiling", "98 % interval", "data wait",
+                 "GPU utilisation", "RAM", "verdict"),
+        rows=tuple(workers_cells(row) for row in found.rows),
+        align="rrrrrrrl",
+    )  # fmt: skip
+    shown: Block = table  # a single count makes no curve
+    if len(found.rows) > 1:
+        parts = [f"{row.loader_workers}: {format_share(row.ratio_to_ceiling)}" for row in found.rows]
+        shown = Chart(
+            title="Throughput by loader workers, against the same step fed from memory",
+            description=f"Share of the ceiling by loader workers: {'; '.join(parts)}. Bars are 98 % intervals.",
+            drawing=_drawing(found),
+            table=table,
+        )
+    counters = gpu_rows(found)
+    gpu = Table(
+        caption="What the GPUs did in those windows",
+        headers=("loader workers", "SMs busy", "occupancy", "tensor", "DRAM", "PCIe in", "power", "SM clock",
+                 "at the cap"),
+        rows=tuple(counters),
+        align="rrrrrrrrr",
+    )  # fmt: skip
+    chosen = (Strong(text=chosen_loader(found)), f" ({found.choice})")
+    refusal = f". {sentence(found.refusal)}" if found.refusal else ""
+    return (
+        Pairs(pairs=(("loader workers", (*chosen, refusal)),)),
+        shown,
+        *((gpu,) if counters else ()),
+        told(workers_lines(found)),
+    )
+
+
+def _drawing(found: WorkersEvidence) -> Lines:
+    rows = sorted(found.rows, key=lambda row: row.loader_workers)
+    speed = tuple(
+        Point(x=row.loader_workers, y=row.ratio_to_ceiling, low=row.ratio_low, high=row.ratio_high) for row in rows
+    )
+    waits = tuple(Point(x=row.loader_workers, y=row.data_wait_share) for row in rows)
+    shares = ((row.loader_workers, None if row.gpu is None else row.gpu.utilisation_share) for row in rows)
+    busy = tuple(Point(x=workers, y=share) for workers, share in shares if share is not None)
+    return Lines(
+        x=Axis(label="loader workers of a rank", unit="count", ticks=tuple(point.x for point in speed)),
+        y=Axis(label="share", unit="share", low=0),
+        lines=(
+            Line(name="tokens/s, of the ceiling", points=speed, colour=0),
+            Line(name="waiting for data", points=waits, colour=5),
+            *((Line(name="GPU utilisation", points=busy, colour=2),) if busy else ()),
+        ),
+        rules=(Rule(at=ENOUGH_SHARE, label=f"enough: {ENOUGH_SHARE:.0%}"),),
     )
 
 
@@ -60,28 +110,29 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
     """What belongs under the table, a line each."""
     ceiling = statistics.median(found.ceiling_slot_tokens_per_s)
     yield f"ceiling, the same step on batches from memory: {format_count(ceiling)} slot tokens/s"
-    ranks = "1 rank" if found.local_ranks == 1 else f"{found.local_ranks} ranks together"
+    ranks = f"{plural(found.local_ranks, 'rank')}{' together' * (found.local_ranks > 1)}"
     yield f"consumer: {found.consumer}; {ranks}, {found.windows} windows of at least {found.window_s:g} s"
     yield f"tried up to {found.max_workers} workers: {found.max_workers_because}"
     place = "" if found.data_filesystem is None else f"on {found.data_filesystem}, "
-    yield f"dataset: {place}{_storage(found)}"
+    rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
+    storage = "what came from storage cannot be read here"
+    if rates:
+        storage = f"{f'up to {per_s(max(rates))}' if max(rates) else 'nothing'} came from storage"
+    yield f"dataset: {place}{storage}"
     yield f"GPU: {found.gpu_source}"
+    if any(row.gpu for row in found.rows):
+        yield "utilisation says how long a kernel was running; it is not MFU, which says how much of the peak it used"
     if found.operating_state:
         yield f"GPU's operating state: {found.operating_state}"
+    best = max(row.ratio_to_ceiling for row in found.rows)
     if found.data_on_network:
-        best = max(row.ratio_to_ceiling for row in found.rows)
         yield (
             f"the data lies on a network file system ({found.data_filesystem}), which others use too; a copy on this "
             f"node's disk could win {max(0.0, 1 / best - 1):.1%} at most: autotune data stage DIR --to LOCAL"
         )
-    best_high = max((row.ratio_high for row in found.rows if row.ratio_high is not None), default=None)
-    if (
-        not found.fed
-        and best_high is not None
-        and best_high < ENOUGH_SHARE
-        and not (found.joint and found.joint.adopted)
-    ):
-        best = max(row.ratio_to_ceiling for row in found.rows)
+    highs = [row.ratio_high for row in found.rows if row.ratio_high is not None]
+    adopted = found.joint is not None and found.joint.adopted
+    if highs and max(highs) < ENOUGH_SHARE and not (found.fed or adopted):
         yield (
             f"no count feeds the step: {1 - best:.0%} of what it could do is lost to data; more CPUs for each rank, "
             "faster storage or shorter samples would help"
@@ -97,13 +148,6 @@ def workers_lines(found: WorkersEvidence) -> Iterator[str]:
         )
 
 
-def gpu_table(found: WorkersEvidence) -> Iterator[str]:
-    """What the counters said, where there are any."""
-    rows = gpu_rows(found)
-    if rows:
-        yield text_table(GPU_HEADERS, rows, align=GPU_ALIGN)
-
-
 def gpu_rows(found: WorkersEvidence) -> list[list[str | None]]:
     """Hardware counters and state by count; empty without a GPU."""
     return [
@@ -113,7 +157,7 @@ def gpu_rows(found: WorkersEvidence) -> list[list[str | None]]:
             format_share(row.gpu.gpm_occupancy_share),
             format_share(row.gpu.gpm_tensor_share),
             format_share(row.gpu.gpm_dram_share),
-            _per_s(row.gpu.gpm_pcie_rx_bytes_per_s),
+            per_s(row.gpu.gpm_pcie_rx_bytes_per_s),
             None if row.gpu.power_w is None else f"{row.gpu.power_w:.0f} W",
             None if row.gpu.sm_clock_mhz is None else f"{row.gpu.sm_clock_mhz:.0f} MHz",
             format_share(row.gpu.power_capped_share),
@@ -135,14 +179,3 @@ def workers_cells(row: WorkersRow) -> list[str | None]:
         format_bytes(row.memory_bytes),
         VERDICTS[row.verdict],
     ]
-
-
-def _storage(found: WorkersEvidence) -> str:
-    rates = [row.storage_bytes_per_s for row in found.rows if row.storage_bytes_per_s is not None]
-    if not rates:
-        return "what came from storage cannot be read here"
-    return f"{f'up to {_per_s(max(rates))}' if max(rates) else 'nothing'} came from storage"
-
-
-def _per_s(bytes_per_s: float | None) -> str | None:
-    return None if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"

@@ -27,7 +27,7 @@ def build_report(
         Where the three forms lie, by ``html``, ``markdown`` and ``json``.
 
     Raises:
-        UsageError: If there are more profiles or runs than one report takes.
+        UsageError: If there are more profiles or runs than one report takes, or two of the same name.
     """
     if len(profiles) > MOST_PROFILES or len(runs) > MOST_RUNS:
         raise UsageError(
@@ -35,11 +35,18 @@ def build_report(
             "that one report takes",
             next_step="Build several reports, each with its own --out.",
         )
+    for names in ([path.stem for path in profiles], [directory.name for directory in runs]):
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(
+                f"two of them are named {twice!r}, so a report could not tell them apart",
+                next_step="Rename one, or build a report of each with its own --out.",
+            )
     # They load a library of charts, which other stages do without.
     from autotune.show.report.build import report_document
     from autotune.show.report.facts import report_facts
     from autotune.show.report.html import report_html
-    from autotune.show.report.markdown import report_markdown
+    from autotune.show.text import report_markdown
 
     host = SystemHost()
     reported = tuple(reported_profile(path, reports, host, data=data) for path in profiles)

@@ -16,7 +16,7 @@ from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
 from autotune.show.answers import answer_json, plain
-from autotune.show.histogram import length_histogram
+from autotune.show.dataset import length_histogram
 from trainer.progress import progress
 
 if TYPE_CHECKING:

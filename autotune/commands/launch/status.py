@@ -23,7 +23,7 @@ def status(
     from autotune.errors import BadInput
     from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
     from autotune.show.answers import answer_json
-    from autotune.show.standing import standings_text
+    from autotune.show.tuning import standings_text
 
     for place in places or []:
         if not place.is_dir():

@@ -22,7 +22,7 @@ def explain(
     from autotune.search.profiles import read_profile
     from autotune.show.advice import explanation_text, explanations_text
     from autotune.show.answers import answer_json
-    from autotune.show.exploration import exploration_text
+    from autotune.show.tuning import exploration_text
 
     read = read_profile(profile).profile
     found = explanations(read)

@@ -28,7 +28,7 @@ def verify(
     from autotune.search import reviews, verification
     from autotune.search.ledgers import read_trials
     from autotune.show.answers import answer_json
-    from autotune.show.verification import verification_text
+    from autotune.show.profile import verification_text
 
     def read_cuda() -> str | None:
         with ForkServerMachine() as server:

@@ -27,7 +27,7 @@ def review(
     from autotune.search.reviews import read_reviewed
     from autotune.search.reviews import review as keep
     from autotune.show.answers import answer_json
-    from autotune.show.review import review_text
+    from autotune.show.profile import review_text
 
     if approve and reject:
         raise UsageError("--approve and --reject contradict each other", next_step="Leave out one of them.")

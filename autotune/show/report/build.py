@@ -1,20 +1,25 @@
-"""A report from its inputs: all sections in their order."""
+"""A report from its inputs: all sections in their order, first the answer."""
 
-from autotune.show.report.answer import answer, at_a_glance
-from autotune.show.report.before import before_after, cost
-from autotune.show.report.document import Block, Document, Section
-from autotune.show.report.explored import explored
-from autotune.show.report.figures import listed
-from autotune.show.report.fit import curve, memory
-from autotune.show.report.inputs import ReportedProfile, ReportedRun, named, part_of_each
-from autotune.show.report.lengths import lengths_of_each
-from autotune.show.report.loading import loading
-from autotune.show.report.network import network
-from autotune.show.report.origin import machine, reproduce, sign_off
+from collections.abc import Callable
+from dataclasses import replace
+
+from autotune.core.interval import SHOWN_CONFIDENCE
+from autotune.core.units import format_share
+from autotune.decide.rates import tuned_rate
+from autotune.show.baseline import baseline_section
+from autotune.show.dataset import lengths_section
+from autotune.show.document import Block, Code, Document, Pairs, Section, Strong, Words
+from autotune.show.intervals import count, listed, plural, with_bounds, with_interval
+from autotune.show.network import network_section
+from autotune.show.probe import curve_section, global_batch_words, memory_section
+from autotune.show.profile import machine, reproduce, sign_off
+from autotune.show.report.inputs import ReportedProfile, ReportedRun, part_of_each
 from autotune.show.report.recommendations import recipe, recommendations
 from autotune.show.report.runs import runs
-from autotune.show.report.steps import runs_only, steps
-from autotune.show.report.trials import trials_of_each
+from autotune.show.report.steps import cause_words, runs_only, steps
+from autotune.show.report.trials import cost, trials
+from autotune.show.tuning import exploration_section, profiles_table
+from autotune.show.workers import chosen_loader, workers_section
 
 
 def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> Document:
@@ -25,56 +30,120 @@ def report_document(profiles: tuple[ReportedProfile, ...], reported: tuple[Repor
     """
     if not profiles:
         raise ValueError("a report needs a profile")
-    profiles, reported = named(profiles, reported)
-    measured, later = _measured(profiles, reported), _later(profiles, reported)
-    advice = recommendations(profiles, reported, (*measured, *later))
-    sections = (*measured, _section("Recommendations", "advice", advice), *later)
-    names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
-    return Document(title=f"Tuning report: {names}", subtitle=_subtitle(profiles), sections=sections)
 
+    def of_each(
+        title: str,
+        key: str,
+        make: Callable[[ReportedProfile], tuple[Block, ...]],
+        *more: Block,
+        first: tuple[Block, ...] = (),
+    ) -> Section:
+        return Section(title=title, key=key, blocks=(*first, *part_of_each(profiles, key, make), *more))
 
-def _measured(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Section, ...]:
-    parts: tuple[tuple[str, str, tuple[Block, ...]], ...] = (
-        ("The answer", "answer", _answers(profiles, reported)),
-        ("Before and after", "before", part_of_each(profiles, "before", before_after)),
-        ("What the tuning cost", "cost", part_of_each(profiles, "cost", cost)),
-        ("Memory", "memory", part_of_each(profiles, "memory", memory)),
-        ("Throughput by micro-batch", "curve", part_of_each(profiles, "curve", curve)),
-        ("Settings searched together", "explored", part_of_each(profiles, "explored", explored)),
-        ("Loader workers", "workers", part_of_each(profiles, "workers", loading)),
-        ("Scaling and network", "network", part_of_each(profiles, "network", network)),
-        ("Where a step's time goes", "steps", _steps(profiles, reported)),
-        ("Lengths and packing", "lengths", lengths_of_each(profiles, reported)),
-    )
-    return tuple(_section(*part) for part in parts)
-
-
-def _later(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Section, ...]:
-    parts: tuple[tuple[str, str, tuple[Block, ...]], ...] = (
-        ("Changes of the recipe", "recipe", recipe(profiles, reported)),
-        ("Training runs: expected and achieved", "runs", runs(profiles, reported)),
-        ("Every trial", "trials", trials_of_each(profiles)),
-        ("The machine", "machine", machine(profiles)),
-        ("How to reproduce it", "reproduce", part_of_each(profiles, "reproduce", reproduce)),
-        ("Sign-off", "sign-off", part_of_each(profiles, "sign-off", sign_off)),
-    )
-    return tuple(_section(*part) for part in parts)
-
-
-def _steps(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
     known = {one.path for one in profiles}
-    others = tuple(run for run in reported if run.profile_path not in known)
-    return (*part_of_each(profiles, "steps", lambda one: steps(one, reported)), *runs_only(others))
+    others = runs_only(tuple(run for run in reported if run.profile_path not in known))
+    beside = profiles_table([one.profile for one in profiles], [one.title for one in profiles])
+    several = (replace(beside, caption="All profiles"),) if len(profiles) > 1 else ()
+    measured = (
+        of_each("The answer", "answer", lambda one: _answer(one, reported), first=several),
+        of_each("Before and after", "before", baseline_section),
+        of_each("What the tuning cost", "cost", cost),
+        of_each("Memory", "memory", memory_section),
+        of_each("Throughput by micro-batch", "curve", curve_section),
+        of_each("Settings searched together", "explored", exploration_section),
+        of_each("Loader workers", "workers", workers_section),
+        of_each("Scaling and network", "network", network_section),
+        of_each("Where a step's time goes", "steps", lambda one: steps(one, reported), *others),
+        Section(title="Lengths and packing", key="lengths", blocks=lengths_section(profiles, reported)),
+    )
+    later = (
+        Section(title="Changes of the recipe", key="recipe", blocks=recipe(profiles, reported)),
+        Section(title="Training runs: expected and achieved", key="runs", blocks=runs(profiles, reported)),
+        of_each("Every trial", "trials", trials),
+        Section(title="The machine", key="machine", blocks=machine(profiles)),
+        of_each("How to reproduce it", "reproduce", reproduce),
+        of_each("Sign-off", "sign-off", sign_off),
+    )
+    advice = recommendations(profiles, reported, (*measured, *later))
+    names = listed(list(dict.fromkeys(one.name for one in profiles)), "models")
+    return Document(
+        title=f"Tuning report: {names}",
+        subtitle=_subtitle(profiles),
+        sections=(*measured, Section(title="Recommendations", key="advice", blocks=advice), *later),
+    )
 
 
-def _answers(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
-    """Side by side where there are several, and then each in words."""
-    several = (at_a_glance(profiles, reported),) if len(profiles) > 1 else ()
-    return (*several, *part_of_each(profiles, "answer", lambda one: answer(one, reported)))
+def _answer(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
+    """Set, yields, limits."""
+    pairs = (("Set", _settings(one)), ("It yields", _yield(one)), ("What limits it", _limit(one, runs)))
+    return (Pairs(pairs=pairs),)
 
 
-def _section(title: str, key: str, blocks: tuple[Block, ...]) -> Section:
-    return Section(title=title, key=key, blocks=blocks)
+def _settings(one: ReportedProfile) -> Words:
+    train, workers = one.profile.train, one.profile.evidence.workers
+    tokens = global_batch_words(one.profile.constraints.global_batch_tokens)
+    said = (
+        f" of {train.seq_length_tokens} tokens, {train.layout}, {train.precision}; global batch "
+        f"{plural(train.global_batch_rows, 'row')}, {tokens}; "
+    )
+    loader = chosen_loader(workers) if workers else str(train.data.loader_workers)
+    doubt = ""
+    if workers is None:
+        doubt = " (not measured)"
+    elif workers.undecided_between:
+        doubt = f" (undecided between {' and '.join(map(str, workers.undecided_between))})"
+    parallel = train.parallel
+    exchange = f"{parallel.strategy}, {parallel.gradient_dtype} gradients, {parallel.bucket_cap_mib} MiB buckets"
+    network = exchange if one.profile.evidence.network is not None else f"{exchange} (not measured)"
+    return (
+        Strong(text=f"micro-batch {plural(train.micro_batch_rows, 'row')}"),
+        said,
+        Strong(text=f"loader workers {loader}"),
+        f"{doubt}; exchange {network}. All of it stands in ",
+        Code(text=str(one.path)),
+        ".",
+    )
+
+
+def _yield(one: ReportedProfile) -> Words:
+    rate = tuned_rate(one.profile)
+    if rate is None:
+        command = next(iter(one.probe_first), f"autotune baseline --profile {one.quoted}")
+        return ("not measured: ", Code(text=command))
+    evidence, stale = one.profile.evidence, ""
+    advised = "advise" in one.profile.provenance.commands and evidence.workers is None and evidence.baseline is None
+    if not one.intact:
+        stale = " The profile was edited by hand since: this is what it yielded before."
+    elif advised:
+        stale = " Advice has changed the step since: this is what it yielded before."
+    network = evidence.network
+    useful = "" if network is None or network.useful_nodes is None else (
+        f" Up to {plural(network.useful_nodes, 'node')} are useful at this global batch (predicted)."
+    )  # fmt: skip
+    return (
+        Strong(text=f"{with_interval(rate.interval, count)} real tokens/s"),
+        f" on {plural(rate.ranks, 'rank')}, {rate.known}: {rate.source}.{stale}{useful}",
+    )
+
+
+def _limit(one: ReportedProfile, runs: tuple[ReportedRun, ...]) -> Words:
+    """What limits a step, of its runs, which train, before that of its tuning; and what to do first."""
+    own = [run for run in runs if run.profile_path == one.path]
+    found = next((found for run in own for found in run.bottlenecks), next(iter(one.bottlenecks), None))
+    given = [*one.advice, *(advice for run in own for advice in run.advice)]
+    advice = next((advice for advice in given if advice.severity != "note"), None)
+    first: Words = ("No change is known to pay.",)
+    if advice is not None:
+        command: Words = () if advice.command is None else (" ", Code(text=advice.command))
+        first = ("First: ", advice.claim.rstrip("."), ".", *command)
+    if found is None:
+        return ("not measured: the parts of a step are read from a training run. ", *first)
+    part = found.part(found.limit)
+    share = ""
+    if part is not None:
+        share = f", {with_bounds(part.share, part.low, part.high, format_share, SHOWN_CONFIDENCE)} of a step"
+    decided = "" if found.decided else "; the interval leaves it open"
+    return (Strong(text=cause_words(found.limit)), f"{share} ({found.source}){decided}. ", *first)
 
 
 def _subtitle(profiles: tuple[ReportedProfile, ...]) -> str:

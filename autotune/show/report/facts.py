@@ -6,17 +6,14 @@ from typing import Any, Literal
 
 from autotune.core.dataset import LengthDistribution
 from autotune.core.outcome import outcome_to_json
-from autotune.core.trial import FinishedTrial
 from autotune.decide.cost import cost_rows, pay_back, ranks_of
 from autotune.decide.rates import Rate, run_rate, tuned_rate
 from autotune.show.answers import plain
-from autotune.show.report.document import Document, LeftOut, Missing, blocks_of
-from autotune.show.report.events import MOST_EVENTS
-from autotune.show.report.inputs import ReportedProfile, ReportedRun, named
-from autotune.show.report.loss import loss_points
-from autotune.show.report.origin import commands
+from autotune.show.document import Document, Missing, blocks_of
+from autotune.show.profile import commands
+from autotune.show.report.inputs import ReportedProfile, ReportedRun
 from autotune.show.report.recommendations import profile_changes
-from autotune.show.report.seen import drifts_of, needs_attention
+from autotune.show.report.runs import MOST_EVENTS, drifts_of, loss_points, needs_attention, profile_of
 
 SCHEMA_VERSION: Literal[2] = 2
 
@@ -25,8 +22,6 @@ def report_facts(
     profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun], document: Document
 ) -> dict[str, Any]:
     """Everything the document is built from, units in the names; what was not measured is null."""
-    profiles, reported = named(profiles, reported)
-    by_path = {one.path: one for one in profiles}
     facts: dict[str, Any] = _finite(
         {
             "schema_version": SCHEMA_VERSION,
@@ -37,13 +32,7 @@ def report_facts(
                 for block in blocks_of(section)
                 if isinstance(block, Missing)
             ],
-            "not_in_the_other_files": [
-                {"section": section.title, "what": block.what, "shown": block.shown, "of": block.of}
-                for section in document.sections
-                for block in blocks_of(section)
-                if isinstance(block, LeftOut)
-            ],
-            "runs": [_run(by_path.get(run.profile_path) if run.profile_path else None, run) for run in reported],
+            "runs": [_run(profile_of(run, profiles), run) for run in reported],
         }
     )
     return facts
@@ -77,20 +66,19 @@ def _profile(one: ReportedProfile) -> dict[str, Any]:
         "bottlenecks": [plain(found) for found in one.bottlenecks],
         "advice": [plain(advice) for advice in one.advice],
         "recipe_changes": profile_changes(one),
-        "trials": [_trial(done) for done in one.trials],
+        "trials": [
+            {
+                "label": done.label,
+                "job": done.trial.job,
+                "seconds": done.seconds,
+                "ranks": ranks_of(done.trial.measured),
+                "outcome": outcome_to_json(done.outcome),
+            }
+            for done in one.trials
+        ],
         "damaged_ledger_lines": one.damaged_lines,
         "commands": commands(one),
         "standing": plain(one.standing),
-    }
-
-
-def _trial(done: FinishedTrial) -> dict[str, Any]:
-    return {
-        "label": done.label,
-        "job": done.trial.job,
-        "seconds": done.seconds,
-        "ranks": ranks_of(done.trial.measured),
-        "outcome": outcome_to_json(done.outcome),
     }
 
 
@@ -145,10 +133,8 @@ def _rate(rate: Rate | None) -> dict[str, Any] | None:
     if rate is None:
         return None
     return {
+        **plain(rate.interval),
         "value": rate.value,
-        "low": rate.interval.low,
-        "high": rate.interval.high,
-        "confidence": rate.interval.confidence,
         "known": rate.known,
         "ranks": rate.ranks,
         "source": rate.source,

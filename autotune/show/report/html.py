@@ -6,26 +6,24 @@ import importlib.resources
 from collections.abc import Iterator
 from html import escape
 
-from autotune.show.charts import drawn
-from autotune.show.report.document import (
+from autotune.show.document import (
+    MOST_CELL_LETTERS,
     MOST_WORDS_LETTERS,
     Block,
     Bullets,
     Chart,
-    Code,
     Document,
-    LeftOut,
     Missing,
     Pairs,
     Paragraph,
     Section,
-    Strong,
     Table,
     Words,
     blocks_of,
-    left_out_words,
+    rendered,
     shown,
 )
+from autotune.show.svg import drawn
 
 _DEEPEST = 6
 _SHORT_LETTERS, _LONG_WORD_LETTERS = 14, 26
@@ -92,8 +90,6 @@ def _block(block: Block, charts: dict[int, int]) -> str:
             return f"<p>{_words(block.words)}</p>\n"
         case Missing():
             return _missing(block)
-        case LeftOut():
-            return f"<p>{_text(left_out_words(block), MOST_WORDS_LETTERS)}</p>\n"
         case Bullets():
             return f"<ul>{''.join(f'<li>{_words(item)}</li>' for item in block.items)}</ul>\n"
         case Pairs():
@@ -148,21 +144,16 @@ def _cell(cell: str | None, side: str) -> str:
 
 
 def _words(words: Words) -> str:
-    parts = []
-    for part in words:
-        match part:
-            case Code():
-                parts.append(_code(part.text))
-            case Strong():
-                parts.append(f"<strong>{_text(part.text, MOST_WORDS_LETTERS)}</strong>")
-            case str():
-                parts.append(_text(part, MOST_WORDS_LETTERS))
-    return "".join(parts)
+    return rendered(words, _sentences, code=_code, strong=lambda text: f"<strong>{_sentences(text)}</strong>")
 
 
 def _code(text: str) -> str:
-    return f"<code>{_text(text, MOST_WORDS_LETTERS)}</code>"
+    return f"<code>{_sentences(text)}</code>"
 
 
-def _text(text: str | None, most: int = 240) -> str:
+def _sentences(text: str) -> str:
+    return _text(text, MOST_WORDS_LETTERS)
+
+
+def _text(text: str | None, most: int = MOST_CELL_LETTERS) -> str:
     return escape(shown(text, most))

@@ -1,9 +1,8 @@
 """What a report is built from: profiles with their trials, and training runs."""
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +14,9 @@ from autotune.core.trial import FinishedTrial
 from autotune.core.verification import LedgerCheck
 from autotune.decide.probe_command import probe_command
 from autotune.decide.rates import fill_share
-from autotune.show.report.document import Block, Section
-from autotune.show.tables import inert
+from autotune.show.document import Block, Section
 from trainer.dataset import Manifest
 from trainer.record import Run
-
-_MOST_LETTERS = 36
-"""Of a label: charts have no room for longer ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +42,11 @@ class ReportedProfile:
     """The last verdict on it; None if nobody looked for one."""
     ledger: LedgerCheck | None = None
     """What its ledger says of it; None where nobody looked."""
-    label: str | None = None
-    """How the report calls it; None for the name of its file."""
 
     @property
     def title(self) -> str:
         """As the report calls it."""
-        return self.path.stem if self.label is None else self.label
+        return self.path.stem
 
     @property
     def name(self) -> str:
@@ -98,27 +91,11 @@ class ReportedRun:
     """What it computed otherwise than the profile says, so that what was expected of that is not expected of it."""
     bottlenecks: tuple[Bottleneck, ...] = ()
     advice: tuple[Advice, ...] = ()
-    label: str | None = None
-    """How the report calls it; None for the name of its directory."""
 
     @property
     def name(self) -> str:
         """As the report calls it."""
-        return self.run.directory.name if self.label is None else self.label
-
-
-def named(
-    profiles: Sequence[ReportedProfile], runs: Sequence[ReportedRun]
-) -> tuple[tuple[ReportedProfile, ...], tuple[ReportedRun, ...]]:
-    """The same with labels: their own names, or their paths if two have the same name."""
-    paths = [one.path.with_suffix("") for one in profiles] + [run.run.directory for run in runs]
-    often = Counter(path.name for path in paths)
-    labels = [inert(path.name if often[path.name] == 1 else str(path)) or "unnamed" for path in paths]
-    labels = [label if len(label) <= _MOST_LETTERS else f"{label[:17]}…{label[-18:]}" for label in labels]
-    return (
-        tuple(replace(one, label=label) for one, label in zip(profiles, labels, strict=False)),
-        tuple(replace(run, label=label) for run, label in zip(runs, labels[len(profiles) :], strict=True)),
-    )
+        return self.run.directory.name or str(self.run.directory)
 
 
 def part_of_each(

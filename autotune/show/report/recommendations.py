@@ -3,8 +3,7 @@
 from autotune.core.advice import Advice, EvidenceFigure, SettingChange
 from autotune.decide.advice import rank
 from autotune.show.advice import gain_text, in_unit, setting_text
-from autotune.show.intervals import told_bounds
-from autotune.show.report.document import (
+from autotune.show.document import (
     LONG_TABLE_ROWS,
     Block,
     Bullets,
@@ -20,7 +19,7 @@ from autotune.show.report.document import (
     blocks_of,
     sentence,
 )
-from autotune.show.report.figures import listed
+from autotune.show.intervals import listed, told_bounds
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 
 

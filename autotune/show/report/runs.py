@@ -1,77 +1,243 @@
-"""Training runs: what they were, whether they kept what was expected of them, and what needs attention."""
+"""Training runs: whether they kept what was expected of them, their loss, and what needs attention."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.core.units import format_bytes, format_seconds, format_share
 from autotune.decide.bottleneck import rows_of_this_start
-from autotune.show.report.document import Block, Missing, Table
-from autotune.show.report.events import events
-from autotune.show.report.expected import expected
-from autotune.show.report.figures import count, nats
+from autotune.decide.drift import Drift, drifts
+from autotune.show.document import LONG_TABLE_ROWS, Block, Chart, Missing, Paragraph, Section, Table
+from autotune.show.drawing import Axis, Line, Lines, Point
+from autotune.show.intervals import bounds, confidence_words, count, nats
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
-from autotune.show.report.loss import loss
-from autotune.show.report.seen import SeenRun, seen
 from autotune.show.report.steps import train_commands
+from trainer.events import EventRow
 from trainer.record import Run, StepRow
+
+MOST_EVENTS = 20
+"""Of one run that are told, the latest; its record has all."""
+_MOST_CURVES = 6
+_STRETCHES = 48
+"""A curve of so many means is as good as one of a million steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPoint:
+    """The mean loss of steps that follow each other."""
+
+    first_step: int
+    last_step: int
+    loss: float | None
+    """In nats; None where none of them was finite."""
+    evaluated: float | None
+    """On the validation split, the latest in this stretch."""
 
 
 def runs(profiles: tuple[ReportedProfile, ...], reported: tuple[ReportedRun, ...]) -> tuple[Block, ...]:
     """All runs in one table, expected against achieved in another, the loss, and events."""
     if not reported:
         return (Missing(what="Training (no run was given)", commands=train_commands(profiles[0])),)
-    every = seen(profiles, reported)
-    return (_table(every), _table_of_the_rest(every), *expected(every), *loss(reported), *events(every))
+    return (
+        _table(profiles, reported),
+        _table_of_the_rest(reported),
+        _expected(profiles, reported),
+        *_loss(reported),
+        *_events(reported),
+    )
 
 
-def later_steps(run: Run) -> tuple[StepRow, ...]:
+def profile_of(run: ReportedRun, profiles: Sequence[ReportedProfile]) -> ReportedProfile | None:
+    """The profile that a run was started from, if it is in this report."""
+    return next((one for one in profiles if one.path == run.profile_path), None)
+
+
+def drifts_of(one: ReportedProfile | None, run: ReportedRun) -> tuple[Drift, ...]:
+    """A run against its profile in this report."""
+    if one is None:
+        return ()
+    return drifts(one.profile, run.run, trials=one.trials, intact=one.intact, otherwise=run.otherwise)
+
+
+def needs_attention(run: Run) -> tuple[EventRow, ...]:
+    """Its warnings and errors."""
+    return tuple(event for event in run.events if event.level != "info")
+
+
+def _table(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> Table:
+    rows: list[list[str | None]] = []
+    for one in reported:
+        run, profile, later = one.run, profile_of(one, profiles), _later_steps(one.run)
+        mfus = [step.mfu for step in later if step.mfu is not None]
+        seconds = sum(step.step_s for step in later)
+        rows.append(
+            [
+                one.name,
+                None if profile is None else profile.title,
+                run.end.reason if run.end else "not finished",
+                str(run.header.world_size),
+                str(run.steps[-1].step) if run.steps else "0",
+                f"{nats(run.steps[0].loss)} → {nats(run.steps[-1].loss)}" if run.steps else None,
+                count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
+                format_share(statistics.median(mfus)) if mfus else None,
+                format_share(sum(step.data_wait_s for step in later) / seconds) if seconds else None,
+                format_bytes(max(step.peak_memory_bytes for step in run.steps)) if run.steps else None,
+            ]
+        )
+    headers = ("run", "profile", "ended", "ranks", "steps", "loss, first → last", "real tokens/s (median)",
+               "MFU (median)", "data wait", "peak memory")  # fmt: skip
+    return Table(caption="Training runs", headers=headers, rows=tuple(rows), align="lllrrrrrrr")
+
+
+def _table_of_the_rest(reported: Sequence[ReportedRun]) -> Table:
+    rows: list[list[str | None]] = []
+    for one in reported:
+        run, later = one.run, _later_steps(one.run)
+        by_6n = [step.mfu_6n for step in later if step.mfu_6n is not None]
+        full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
+        rows.append(
+            [
+                one.name,
+                one.matched_by,
+                f"{run.evaluations[-1].loss:.3f}" if run.evaluations else None,
+                format_share(statistics.median(by_6n)) if by_6n else None,
+                format_share(full) if later else None,
+                format_seconds(run.startup.total_s) if run.startup else None,
+                str(len(needs_attention(run))),
+            ]
+        )
+    headers = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
+    return Table(caption="More of each run", headers=headers, rows=tuple(rows), align="llrrrrr")
+
+
+def _later_steps(run: Run) -> tuple[StepRow, ...]:
     """Of the last start, without its first, which pays for the start; all, where that is all there is."""
     return rows_of_this_start(run) or run.steps
 
 
-def _table(every: Sequence[SeenRun]) -> Table:
-    headers = ("run", "profile", "ended", "ranks", "steps", "loss, first → last", "real tokens/s (median)",
-               "MFU (median)", "data wait", "peak memory")  # fmt: skip
+def _expected(profiles: Sequence[ReportedProfile], reported: Sequence[ReportedRun]) -> Block:
+    """The loop closed: what was expected of each run, and what it reached."""
+    found = [(run.name, drift) for run in reported for drift in drifts_of(profile_of(run, profiles), run)]
+    if not found:
+        return Paragraph(words=("No run has its profile in this report, so nothing was expected of them.",))
     return Table(
-        caption="Training runs", headers=headers, rows=tuple(_cells(one) for one in every), align="lllrrrrrrr",
+        caption="Expected and achieved",
+        headers=("run", "what", "verdict", "achieved over expected, 95 %", "achieved, 95 %",
+                 "expected, 95 % unless told", "expected by"),
+        rows=tuple([name, *_drift_cells(drift)] for name, drift in found),
+        align="lllrrrl",
+        long=len(found) > LONG_TABLE_ROWS,
     )  # fmt: skip
 
 
-def _cells(one: SeenRun) -> list[str | None]:
-    run, later = one.reported.run, later_steps(one.reported.run)
-    mfus = [step.mfu for step in later if step.mfu is not None]
-    seconds = sum(step.step_s for step in later)
+def _drift_cells(drift: Drift) -> list[str | None]:
+    forms: dict[str, Callable[[float], str]] = {
+        "real tokens/s": count,
+        "MFU": format_share,
+        "peak memory": format_bytes,
+    }
+    form = forms[drift.quantity]
     return [
-        one.reported.name,
-        None if one.profile is None else one.profile.title,
-        run.end.reason if run.end else "not finished",
-        str(run.header.world_size),
-        str(run.steps[-1].step) if run.steps else "0",
-        f"{nats(run.steps[0].loss)} → {nats(run.steps[-1].loss)}" if run.steps else None,
-        count(statistics.median(step.real_tokens_per_s for step in later)) if later else None,
-        format_share(statistics.median(mfus)) if mfus else None,
-        format_share(sum(step.data_wait_s for step in later) / seconds) if seconds else None,
-        format_bytes(max(step.peak_memory_bytes for step in run.steps)) if run.steps else None,
+        drift.quantity,
+        drift.verdict,
+        _bounded(drift.ratio, "{:.3f}".format),
+        _bounded(drift.achieved, form),
+        _bounded(drift.expected, form),
+        drift.expected_source,
     ]
 
 
-def _table_of_the_rest(every: Sequence[SeenRun]) -> Table:
-    headers = ("run", "profile found by", "validation loss", "MFU by 6N", "rows full", "start to first step", "events")
-    return Table(
-        caption="More of each run", headers=headers, rows=tuple(_more_cells(one) for one in every), align="llrrrrr",
+def _bounded(known: Interval | None, form: Callable[[float], str]) -> str | None:
+    """With the confidence, unless it is the one of the headings."""
+    if known is None:
+        return None
+    between = bounds(known.low, known.high, form)
+    if between is None:
+        return form(known.value)
+    told = "" if known.confidence == SHOWN_CONFIDENCE else f", {confidence_words(known.confidence)}"
+    return f"{form(known.value)} ({between}{told})"
+
+
+def loss_points(run: Run) -> tuple[LossPoint, ...]:
+    """A run's loss in stretches of as many logged steps."""
+    size = max(1, -(-len(run.steps) // _STRETCHES))
+    found = []
+    for first in range(0, len(run.steps), size):
+        some = run.steps[first : first + size]
+        low, high = some[0].step, some[-1].step
+        finite = [step.loss for step in some if step.loss is not None]
+        evaluated = [row.loss for row in run.evaluations if low <= row.step <= high]
+        found.append(
+            LossPoint(
+                first_step=low,
+                last_step=high,
+                loss=statistics.fmean(finite) if finite else None,
+                evaluated=evaluated[-1] if evaluated else None,
+            )
+        )
+    return tuple(found)
+
+
+def _loss(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
+    """Of the first runs that have one; a chart of more is not read."""
+    falling = [one for one in reported if any(step.loss is not None for step in one.run.steps)]
+    curves = [(one.name, loss_points(one.run)) for one in falling[:_MOST_CURVES]]
+    if not curves:
+        return ()
+    said = [f"{name}: from {nats(points[0].loss)} to {nats(points[-1].loss)} nats" for name, points in curves]
+    chart = Chart(
+        title="Loss by step",
+        description=f"Mean loss of stretches of steps; dots are of the validation split. {'; '.join(said)}.",
+        drawing=Lines(
+            x=Axis(label="optimizer steps", unit="count"),
+            y=Axis(label="nats per predicted token (dots: validation)"),
+            lines=tuple(line for number, curve in enumerate(curves) for line in _curve(*curve, number)),
+        ),
+        table=Table(
+            caption="The same as figures",
+            headers=("run", "steps", "mean loss", "validation loss"),
+            rows=tuple(
+                [name, f"{point.first_step:,} to {point.last_step:,}", nats(point.loss),
+                 None if point.evaluated is None else nats(point.evaluated)]
+                for name, points in curves for point in points
+            ),
+            align="lrrr",
+            long=True,
+        ),
     )  # fmt: skip
+    return (chart, *_left_out(len(curves), len(falling), "curves of the loss", "the first; the JSON file has all"))
 
 
-def _more_cells(one: SeenRun) -> list[str | None]:
-    run, later = one.reported.run, later_steps(one.reported.run)
-    by_6n = [step.mfu_6n for step in later if step.mfu_6n is not None]
-    full = sum(step.real_tokens for step in later) / max(1, sum(step.slot_tokens for step in later))
-    return [
-        one.reported.name,
-        one.reported.matched_by,
-        f"{run.evaluations[-1].loss:.3f}" if run.evaluations else None,
-        format_share(statistics.median(by_6n)) if by_6n else None,
-        format_share(full) if later else None,
-        format_seconds(run.startup.total_s) if run.startup else None,
-        str(len(one.told)),
-    ]
+def _left_out(shown: int, of: int, what: str, which: str) -> tuple[Block, ...]:
+    """A note if not all are shown."""
+    return (Paragraph(words=(f"{shown:,} of {of:,} {what} are shown here, {which}.",)),) if shown < of else ()
+
+
+def _curve(name: str, points: Sequence[LossPoint], colour: int) -> list[Line]:
+    trained = tuple(Point(x=point.last_step, y=point.loss) for point in points if point.loss is not None)
+    held = tuple(Point(x=point.last_step, y=point.evaluated) for point in points if point.evaluated is not None)
+    lines = [Line(name=name, points=trained, kind="line", colour=colour)]
+    return [*lines, Line(name="", points=held, kind="dots", colour=colour)] if held else lines
+
+
+def _events(reported: Sequence[ReportedRun]) -> tuple[Block, ...]:
+    """What needs attention; the latest, where there is much."""
+    told = [(one.name, needs_attention(one.run)) for one in reported]
+    rows: list[list[str | None]] = [
+        [name, str(event.step), f"{event.level}: {event.kind}", event.message, "; ".join(event.causes) or None,
+         event.action, event.next_step or None]
+        for name, events in told for event in events[-MOST_EVENTS:]
+    ]  # fmt: skip
+    if not rows:
+        return ()
+    which = f"the latest {MOST_EVENTS} of a run at most; each run's record has all"
+    table = Table(
+        caption="Events of runs",
+        headers=("run", "step", "kind", "what happened", "likely causes", "done", "next"),
+        rows=tuple(rows),
+        align="lrlllll",
+        long=len(rows) > LONG_TABLE_ROWS,
+    )
+    blocks = (*_left_out(len(rows), sum(len(events) for _, events in told), "events", which), table)
+    return (Section(title="What needs attention", key="events", blocks=blocks),)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from autotune.core.bottleneck import Bottleneck, Cause, StepPart
 from autotune.core.units import format_share
-from autotune.show.charts.drawing import Axis, Stack, Stacks
-from autotune.show.intervals import bounds, with_interval
-from autotune.show.report.document import Block, Bullets, Chart, Missing, Section, Strong, Table, Words
-from autotune.show.report.figures import plural
+from autotune.show.document import Block, Bullets, Chart, Missing, Section, Strong, Table, Words
+from autotune.show.drawing import Axis, Stack, Stacks
+from autotune.show.intervals import bounds, plural, with_interval
 from autotune.show.report.inputs import ReportedProfile, ReportedRun
 
 _CAUSES: dict[Cause, str] = {

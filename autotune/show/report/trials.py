@@ -1,55 +1,40 @@
-"""Every trial of a ledger."""
+"""Every trial of a ledger, what they cost, and when that is paid back."""
 
 import statistics
-from collections.abc import Sequence
 
+from autotune.core.interval import SHOWN_CONFIDENCE
 from autotune.core.outcome import Measured, describe
 from autotune.core.profile import Fingerprint
 from autotune.core.trial import FeedFigures, FinishedTrial, StepFigures
 from autotune.core.units import format_bytes, format_seconds
-from autotune.decide.cost import ranks_of
+from autotune.decide.cost import LARGE_JOB_RANKS, PayBack, cost_rows, pay_back, ranks_of
 from autotune.decide.physical import has_rate
-from autotune.show.report.document import Block, Missing, Paragraph, Table, first_of
-from autotune.show.report.figures import count
-from autotune.show.report.inputs import ReportedProfile, part_of_each
-
-_MOST_TRIALS = 2400
-"""Of all profiles together."""
+from autotune.show.document import Block, Missing, Paragraph, Strong, Table, Words
+from autotune.show.intervals import count, hours, with_bounds
+from autotune.show.report.inputs import ReportedProfile
 
 
-def trials_of_each(profiles: Sequence[ReportedProfile]) -> tuple[Block, ...]:
-    """All, or as many of each profile as people can still read."""
-    return part_of_each(profiles, "trials", lambda one: _trials(one, _MOST_TRIALS // len(profiles)))
-
-
-def _trials(one: ReportedProfile, most: int) -> tuple[Block, ...]:
+def trials(one: ReportedProfile) -> tuple[Block, ...]:
     """In the order in which they were measured."""
-    damaged: tuple[Block, ...] = ()
+    notes = []
     if one.damaged_lines:
-        said = f"Lines of the ledger that could not be read and were left out: {one.damaged_lines}."
-        damaged = (Paragraph(words=(said,)),)
+        notes.append(f"Lines of the ledger that could not be read and were left out: {one.damaged_lines}.")
     if one.ledger is not None and one.ledger.others:
         said = "Trials of another profile of this name, in the same ledger, neither shown nor counted"
-        damaged = (*damaged, Paragraph(words=(f"{said}: {one.ledger.others}.",)))
+        notes.append(f"{said}: {one.ledger.others}.")
+    told = tuple(Paragraph(words=(note,)) for note in notes)
     if not one.trials:
         tune = f"autotune tune --model {one.name} --data DIR"
-        return (*damaged, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))
-    kept, left = first_of(
-        one.trials, most, f"trials of {one.title}", first=_says_no, which="those that failed before others"
-    )
+        return (*told, Missing(what="Trials (the ledger beside this report holds none)", commands=(tune,)))
     peak = "peak" if one.profile.fingerprint.bytes_known == "measured" else "peak, allocator"
     table = Table(
         caption=f"Every trial of {one.title}",
         headers=("trial", "kind", "outcome", "ranks", "optimizer steps", peak, "slot tokens/s", "time", "detail"),
-        rows=tuple(_cells(done, one.profile.fingerprint) for done in kept),
+        rows=tuple(_cells(done, one.profile.fingerprint) for done in one.trials),
         align="lllrrrrrl",
         long=True,
     )
-    return (*damaged, *left, table)
-
-
-def _says_no(done: FinishedTrial) -> bool:
-    return not isinstance(done.outcome, Measured)
+    return (*told, table)
 
 
 def _cells(done: FinishedTrial, made_on: Fingerprint) -> list[str | None]:
@@ -81,3 +66,47 @@ def _figures(done: FinishedTrial, made_on: Fingerprint) -> tuple[int | None, int
         feed = FeedFigures.of(done.outcome)
         return feed.optimizer_steps, feed.memory_bytes, feed.slot_tokens_per_s if rated else None
     return None, None, None
+
+
+def cost(one: ReportedProfile) -> tuple[Block, ...]:
+    """GPU-hours of all trials, and the training after which they are paid back."""
+    rows = cost_rows(one.trials)
+    if not rows:
+        tune = f"autotune tune --model {one.name} --data DIR"
+        return (Missing(what="The cost (the ledger beside this report holds no trial)", commands=(tune,)),)
+    spent_s = sum(row.rank_seconds for row in rows)
+    unit = f"{one.unit}-hours"
+    cells: list[list[str | None]] = [
+        [row.job, str(row.trials), format_seconds(row.seconds), hours(row.rank_seconds / 3600)] for row in rows
+    ]
+    total = (str(sum(row.trials for row in rows)), format_seconds(sum(row.seconds for row in rows)))
+    cells.append(["all", *total, hours(spent_s / 3600)])
+    table = Table(
+        caption="What the tuning cost", headers=("trials of", "number", "time", unit), rows=tuple(cells), align="lrrr"
+    )
+    said = (
+        f"All trials of the ledger took {hours(spent_s / 3600)} of one {one.unit} "
+        f"({unit}: time of each trial times the ranks that it kept busy; not the start of jobs, nor what lay idle "
+        "beside a trial). "
+    )
+    found = pay_back(spent_s, one.profile.evidence.baseline)
+    if found is None:
+        command = f"autotune baseline --profile {one.quoted}"
+        return (Paragraph(words=(said,)), table, Missing(what="When that is paid back", commands=(command,)))
+    return (Paragraph(words=(said, *_paid(found, one.unit))), table)
+
+
+def _paid(found: PayBack, unit: str) -> Words:
+    if found.rank_hours is None:
+        undecided = found.rank_hours_low is not None
+        why = "it is undecided whether they are faster" if undecided else "the tuned settings are not faster"
+        return (f"Against the default it is not paid back by speed: {why}.",)
+    open_end = found.rank_hours_low is not None and found.rank_hours_high is None
+    doubt = " At the far end of the interval it never is." if open_end else ""
+    after = with_bounds(found.rank_hours, found.rank_hours_low, found.rank_hours_high, hours, SHOWN_CONFIDENCE)
+    large = hours(found.rank_hours / LARGE_JOB_RANKS)
+    return (
+        "Against the default it is paid back (predicted, if the measured ratio holds) after ",
+        Strong(text=f"{after} of training on one {unit}"),
+        f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
+    )

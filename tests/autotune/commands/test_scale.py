@@ -21,9 +21,9 @@ def test_a_prediction_is_printed_and_kept(profile, capsys):
     command = ["scale", "--profile", str(profile), "--nodes", "1,2,8", "--bandwidth", "25Gbit"]
     assert run(command) == 0
     out = capsys.readouterr().out
-    assert "useful nodes at this global batch" in out
+    assert "Useful nodes at this global batch" in out
     assert "assumed, 80% of 25 Gbit/s" in out
-    assert "measured" not in out.split("computing:")[0]
+    assert "measured" not in out.split("Computing:")[0]
     kept = json.loads((profile.parent / "reports" / "p" / "scaling-predicted.json").read_text())
     assert [row["nodes"] for row in kept["rows"]] == [1, 2, 8]
 

@@ -7,7 +7,7 @@ from autotune.core.outcome import Measured
 from autotune.core.trial import Trial
 from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
 from autotune.search.trials import TrialRunner
-from autotune.show.standing import standings_text
+from autotune.show.tuning import standings_text
 from autotune.store import Ledger
 from tests.fakes import FakeClock, FakeMachine
 

@@ -101,7 +101,7 @@ def test_machine_without_gpu_says_why():
 def test_findings_are_listed_with_their_next_step():
     finding = Unsuitable(severity="fault", claim="It burns.", next_step="Leave.")
     text = doctor_text(MACHINE, (finding,))
-    assert text.endswith("  fault:   It burns.\n           Leave.")
+    assert text.endswith("  fault: It burns.\n    Leave.")
 
 
 def test_hostile_names_cannot_steer_the_terminal():

@@ -1,3 +1,4 @@
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -6,8 +7,7 @@ from autotune.core.evidence import BaselineEvidence, RecipeRow
 from autotune.core.outcome import Measured, OutOfMemory
 from autotune.core.trial import FinishedTrial, Trial
 from autotune.core.tuning import Stage, TuningResult
-from autotune.show.exploration import exploration_text
-from autotune.show.tuning import best_words, stage_words, stages_text, tuning_text
+from autotune.show.tuning import best_words, exploration_text, stage_words, stages_text, tuning_text
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.report.example import example_profile as full_example
 from tests.autotune.trials import FEED, STEP
@@ -73,41 +73,50 @@ def fed(rate, label, *, cached=False, **more):
     return finished("feed", {"cached": cached} | more, figures, label)
 
 
-def test_before_anything_ran_there_is_no_best():
-    assert best_words([]) == ""
-    assert best_words([stepped(8)]) == ""
+UNTIMED = replace(
+    stepped(4, 900, device="cuda"),
+    trial=replace(
+        stepped(4, device="cuda").trial, measured=stepped(4, device="cuda").trial.measured | {"timed_steps": 1}
+    ),
+)
 
 
-def test_of_a_probe_the_largest_that_fits_and_the_fastest_are_the_best():
-    trials = [stepped(4, 10), stepped(16, 10), stepped(32), stepped(8, 900, None), stepped(16, 700, None)]
-    assert best_words(trials) == "16 rows fit, 900 tokens/s (8 rows, speed)"
-
-
-def test_what_ran_under_a_limit_on_a_cpu_has_no_speed_and_what_ran_without_one_shows_no_fit():
-    assert best_words([stepped(4, 900)]) == "4 rows fit"
-    assert best_words([stepped(4, 900, None)]) == "900 tokens/s (4 rows, speed)"
-    assert best_words([stepped(4, 900, device="cuda")]) == "4 rows fit, 900 tokens/s (4 rows)"
-
-
-def test_a_trial_of_memory_has_no_speed():
-    one = stepped(4, 900, device="cuda")
-    untimed = replace(one, trial=replace(one.trial, measured=one.trial.measured | {"timed_steps": 1}))
-    assert best_words([untimed]) == "4 rows fit"
-
-
-def test_the_ceiling_of_loader_workers_is_no_choice():
-    ceiling = fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True)
-    one = fed(4000, "1 loader workers, round 1 (at most 9 s left)")
-    assert best_words([ceiling, one]) == "4,000 tokens/s (1 loader workers, round 1)"
-
-
-def test_explored_settings_are_named_and_the_check_of_the_loss_is_none_of_them():
-    looks = [
-        fed(4000, "8 packed rows, fp32 (a first look)", cached=True),
-        fed(4400, "16 packed rows, bf16 (round 2)", cached=True),
-        fed(9000, "equal loss, bf16", cached=True, losses=True),
-    ]
-    assert best_words(looks) == "4,400 tokens/s (16 packed rows, bf16)"
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        ([], ""),
+        ([stepped(8)], ""),
+        # Of a probe the largest that fits and the fastest are the best.
+        (
+            [stepped(4, 10), stepped(16, 10), stepped(32), stepped(8, 900, None), stepped(16, 700, None)],
+            "16 rows fit, 900 tokens/s (8 rows, speed)",
+        ),
+        # What ran under a limit on a CPU has no speed, and what ran without one shows no fit.
+        ([stepped(4, 900)], "4 rows fit"),
+        ([stepped(4, 900, None)], "900 tokens/s (4 rows, speed)"),
+        ([stepped(4, 900, device="cuda")], "4 rows fit, 900 tokens/s (4 rows)"),
+        ([UNTIMED], "4 rows fit"),
+        # Batches from memory are no choice of loader workers.
+        (
+            [
+                fed(5000, "batches from memory, round 1 (at most 10 s left)", cached=True),
+                fed(4000, "1 loader workers, round 1 (at most 9 s left)"),
+            ],
+            "4,000 tokens/s (1 loader workers, round 1)",
+        ),
+        # Explored settings are named; the check of the loss is none of them.
+        (
+            [
+                fed(4000, "8 packed rows, fp32 (a first look)", cached=True),
+                fed(4400, "16 packed rows, bf16 (round 2)", cached=True),
+                fed(9000, "equal loss, bf16", cached=True, losses=True),
+            ],
+            "4,400 tokens/s (16 packed rows, bf16)",
+        ),
+    ],
+)
+def test_the_best_so_far_is_of_trials_that_say_so(trials, words):
+    assert best_words(trials) == words
 
 
 # What it came to.
@@ -163,5 +172,5 @@ def test_what_was_explored_is_told_under_the_models_name():
     explored = full_example("d").evidence.explore
     profile = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"explore": explored})})
     text = tuning_text(result(), [profile, example_profile()])
-    assert f"tiny, explored\n{exploration_text(explored)}\n" in text
+    assert f"tiny, explored\n{textwrap.indent(exploration_text(explored), '  ')}\n" in text
     assert text.count(", explored") == 1

@@ -123,7 +123,7 @@ def test_settings_for_another_device_than_the_figures_are_refused(here, capsys):
 
 def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash_shows_there(here, capsys):
     assert run(["profile", "verify", "p.toml"]) == 0
-    assert "ledger:  not checkable here: no trial of it is in its ledger" in capsys.readouterr().out
+    assert "ledger: not checkable here: no trial of it is in its ledger" in capsys.readouterr().out
     profile = read_profile(here / "p.toml").profile
     mine = dict(made_on(profile.fingerprint))
     records = [one.model_copy(update={"made_on": MadeOn(**mine)}) for one in records_of_example()]
@@ -134,7 +134,7 @@ def test_verify_holds_the_profile_against_its_ledger_and_an_edit_with_a_new_hash
     for one in records:
         ledger.append(one.model_dump(mode="json", exclude_unset=True))
     assert run(["profile", "verify", "p.toml"]) == 0
-    assert "ledger:  matches: the 8 trials it rests on are as they were; its largest" in capsys.readouterr().out
+    assert "ledger: matches: the 8 trials it rests on are as they were; its largest" in capsys.readouterr().out
     probe = profile.evidence.probe.model_copy(update={"feasible_max": 64})
     evidence = profile.evidence.model_copy(update={"probe": probe})
     _write(here / "p.toml", profile.model_copy(update={"provenance": provenance, "evidence": evidence}))
@@ -175,12 +175,12 @@ def test_explain_says_what_an_exploration_found_and_why_each_setting_of_it_is_wh
     _write(here / "p.toml", full_example("d"))
     assert run(["profile", "explain", "p.toml"]) == 0
     out = capsys.readouterr().out
-    assert out.count("tried: 4 of 107 other ways to train") == 1
+    assert out.count("Tried: 4 of 107 other ways to train") == 1
     assert run(["profile", "explain", "p.toml", "layout"]) == 0
     out = capsys.readouterr().out
     assert "measured: explored together with other settings of the step" in out
     assert "bucketed: at best 0.910 times the unexplored settings" in out
-    assert "tried: 4 of 107" not in out
+    assert "Tried: 4 of 107" not in out
 
 
 def test_explain_suggests_the_nearest_key(here, capsys):

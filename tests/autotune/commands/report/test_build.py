@@ -46,15 +46,11 @@ def test_html_markdown_and_json_lie_beside_each_other(full_example, capsys):
     assert "<title>Tuning report: bert-120m</title>" in (place / "report.html").read_text()
 
 
-@pytest.mark.parametrize("out", ["r/a.html", "r/a.md", "r/a.json", "r/a"])
+@pytest.mark.parametrize("out", ["r/a.html", "r/a.md", "r/a.json", "r/a", "r/v1.2"])
 def test_whichever_of_the_three_is_named_the_others_lie_beside_it(example, capsys, out, tmp_path):
     build(capsys, example[0], "--reports", example[1], "--out", out)
-    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["a.html", "a.json", "a.md"]
-
-
-def test_a_name_with_a_dot_keeps_it(example, capsys, tmp_path):
-    build(capsys, example[0], "--out", "r/v1.2")
-    assert (tmp_path / "r" / "v1.2.html").is_file()
+    name = "v1.2" if out.endswith("2") else "a"
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [f"{name}.html", f"{name}.json", f"{name}.md"]
 
 
 def test_people_are_told_where_to_look(example, capsys):
@@ -117,11 +113,6 @@ def test_without_a_ledger_there_is_a_report(example, capsys, tmp_path):
     assert "the ledger beside this report holds none" in (tmp_path / "a.md").read_text()
 
 
-def test_a_profile_without_evidence_makes_a_report_of_what_is_missing(example, capsys, tmp_path):
-    build(capsys, example[0], "--out", "a")
-    assert (tmp_path / "a.md").read_text().count("not measured") > 8
-
-
 def test_profiles_and_runs_of_other_versions_are_refused(example, capsys):
     profile, _, directory = example
     (directory / "run.json").write_text(
@@ -138,25 +129,15 @@ def test_evidence_of_another_version_is_refused_by_name(full_example, capsys):
     assert "feasible_max" in build(capsys, profile, code=3)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
+def test_wrong_turns_are_told(example, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for words, code, said in (
         ([], 2, "profile"),
         (["absent.toml"], 3, "cannot read absent.toml"),
-    ],
-)
-def test_wrong_turns_are_told(tmp_path, monkeypatch, capsys, words, code, said):
-    monkeypatch.chdir(tmp_path)
-    assert said in build(capsys, *words, code=code)
-
-
-def test_a_directory_that_is_no_run_is_told(example, capsys, tmp_path):
-    assert "is not a run" in build(capsys, example[0], "--run", tmp_path, code=3)
-
-
-def test_a_place_that_cannot_be_written_is_told(example, capsys, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in build(capsys, example[0], "--out", "file/report.html", code=3)
+        ([example[0], "--run", tmp_path], 3, "is not a run"),
+        ([example[0], "--out", "file/report.html"], 3, "cannot write"),
+    ):
+        assert said in build(capsys, *words, code=code)
 
 
 def test_an_infinite_figure_is_refused_by_its_key(full_example, capsys):

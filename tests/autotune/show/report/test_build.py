@@ -1,20 +1,24 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.evidence import Evidence
+from autotune.errors import UsageError
+from autotune.show.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.show.report.build import report_document
-from autotune.show.report.document import Chart, Missing, Pairs, Section, Table, blocks_of
 from autotune.show.report.facts import report_facts
-from autotune.show.report.loss import loss_points
-from autotune.show.report.markdown import report_markdown
+from autotune.show.report.runs import MOST_EVENTS, loss_points
+from autotune.show.text import report_markdown
+from autotune.tuning.report import MOST_PROFILES, MOST_RUNS, build_report
 from tests.autotune.show.report.example import example_inputs, example_profile
 from tests.autotune.show.report.examples import reported, reported_run
 from tests.autotune.trials import record
 from tests.trainer.rows import row_of
+from trainer.events import happened
 
 NULL = "0.0 (nullgpu)"
 
@@ -52,14 +56,6 @@ def test_every_kind_of_evidence_has_its_chart_with_the_same_number_of_figures():
     assert {rule.at for rule in memory.drawing.rules} == {one[0].profile.constraints.memory_budget_bytes}
 
 
-def test_one_profile_needs_no_titles_of_profiles():
-    one = reported("profiles/m.toml")
-    titles = [section.title for section in of_kind(report_document((one,), ()), Section)]
-    assert "m" not in titles
-    several = report_document((one, reported("profiles/n.toml")), ())
-    assert [section.title for section in of_kind(several, Section)].count("n") >= 8
-
-
 def test_everything_missing_is_listed_by_the_command_that_would_measure_it():
     document = report_document((reported(),), ())
     listed = table_of(document, "What is missing")
@@ -74,12 +70,6 @@ def test_an_undecided_count_asks_for_more_time():
     one = reported(profile=profile.model_copy(update={"evidence": Evidence(workers=workers)}))
     missing = of_kind(report_document((one,), ()), Missing)
     assert "autotune workers --profile profiles/m.toml --minutes 40" in [c for block in missing for c in block.commands]
-
-
-def test_lines_that_were_left_out_of_a_torn_ledger_are_counted():
-    document = report_document((reported(damaged_lines=3),), ())
-    said = [words for block in blocks_of(document) for words in getattr(block, "words", ())]
-    assert "Lines of the ledger that could not be read and were left out: 3." in said
 
 
 def test_advice_keeps_its_order_and_its_severity():
@@ -111,14 +101,11 @@ def test_an_edited_profile_is_said_to_be():
     assert any("edited by hand" in getattr(part, "text", "") for part in parts)
 
 
-def test_a_run_whose_loss_was_never_finite_has_no_curve():
-    document = report_document((reported(),), (reported_run(steps=(row_of(1, loss=None),)),))
+def test_a_run_without_a_loss_has_no_curve_and_one_without_steps_is_shown():
+    document = report_document((reported(),), (reported_run(steps=(row_of(1, loss=None),)), reported_run(steps=())))
     assert "Loss by step" not in [chart.title for chart in of_kind(document, Chart)]
-
-
-def test_a_run_without_steps_is_shown():
-    table = table_of(report_document((reported(),), (reported_run(steps=()),)), "Training runs")
-    assert dict(zip(table.headers, table.rows[0], strict=True))["steps"] == "0"
+    table = table_of(document, "Training runs")
+    assert [dict(zip(table.headers, row, strict=True))["steps"] for row in table.rows] == ["1", "0"]
 
 
 def test_long_runs_are_drawn_by_the_means_of_stretches():
@@ -181,3 +168,47 @@ def test_what_is_of_a_pretended_gpu_is_not_called_measured():
         )
     assert "All figures are measured" not in alone.subtitle
     assert "All figures are measured" in beside.subtitle
+
+
+def test_two_of_the_same_name_or_more_than_a_report_takes_are_a_usage_error(tmp_path):
+    for profiles, runs, match in (
+        ([f"{n}" for n in range(MOST_PROFILES + 1)], [], "exceed"),
+        (["m.toml"], [f"{n}" for n in range(MOST_RUNS + 1)], "exceed"),
+        (["a/m.toml", "b/m.toml"], [], "named 'm'"),
+        (["m.toml"], ["a/run", "b/run"], "named 'run'"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            build_report(list(map(Path, profiles)), tmp_path, tmp_path / "r.html", runs=list(map(Path, runs)))
+
+
+def test_several_profiles_have_titles_and_stand_side_by_side():
+    profiles = (reported("a/m.toml"), reported("b/n.toml"))
+    alone, document = report_document(profiles[:1], ()), report_document(profiles, ())
+    assert "m" not in [section.title for section in of_kind(alone, Section)]
+    assert [section.title for section in of_kind(document, Section)].count("n") >= 8
+    assert table_of(document, "The machine").headers == ("what", "m", "n")
+    assert [row[0] for row in table_of(document, "All profiles").rows] == ["m", "n"]
+
+
+def test_the_latest_events_of_a_run_are_told_and_the_first_curves_drawn():
+    warned = [happened(step, "spike", "odd", level="warning") for step in range(MOST_EVENTS + 5)]
+    runs = tuple(reported_run(warned if n == 0 else (), name=f"r{n}") for n in range(7))
+    document = report_document((reported(),), runs)
+    assert [row[1] for row in table_of(document, "Events of runs").rows] == [str(n) for n in range(5, MOST_EVENTS + 5)]
+    said = [words for block in blocks_of(document) for words in getattr(block, "words", ())]
+    assert f"{MOST_EVENTS} of {MOST_EVENTS + 5} events are shown here" in " ".join(map(str, said))
+    assert "6 of 7 curves of the loss are shown here, the first; the JSON file has all." in said
+
+
+def test_a_change_that_many_made_is_told_once():
+    runs = tuple(reported_run(name=f"r{n}", recipe_changes=["dropout 0 instead of 0.1"]) for n in range(9))
+    document = report_document((reported(),), runs)
+    recipe = next(section for section in document.sections if section.key == "recipe")
+    said = [[getattr(part, "text", part) for part in item] for item in recipe.blocks[0].items]
+    assert ["r0, r1, r2 and 6 more of them", ": Dropout 0 instead of 0.1."] in said
+
+
+def test_a_run_with_a_profile_elsewhere_is_told_with_its_steps():
+    runs = tuple(reported_run(steps=tuple(row_of(n) for n in range(1, 40)), name=f"r{n}") for n in range(3))
+    table = table_of(report_document((reported(),), runs), "Training runs")
+    assert [row[1] for row in table.rows] == [None] * 3

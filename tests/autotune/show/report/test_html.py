@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.show.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
 from autotune.show.report.build import report_document
-from autotune.show.report.document import Bullets, Code, Document, Missing, Pairs, Paragraph, Section, Strong, Table
 from autotune.show.report.html import report_html
 from tests.autotune.show.report.example import example_inputs
 from tests.autotune.show.report.examples import Page, reported

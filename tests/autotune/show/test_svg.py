@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.show.charts import drawn
-from autotune.show.charts.drawing import (
+from autotune.show.drawing import (
     Axis,
     Bar,
     Bars,
@@ -22,6 +21,7 @@ from autotune.show.charts.drawing import (
     Stacks,
     without_infinite,
 )
+from autotune.show.svg import drawn
 
 LINES = Lines(
     x=Axis(label="rows", unit="count", log=2, ticks=(1, 2, 4)),

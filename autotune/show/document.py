@@ -1,21 +1,21 @@
-"""What a report is made of, before it has a format: sections of words, tables and charts. Pure.
+"""What commands and reports say, before it has a format: sections of words, tables and charts.
 
-Nothing here is escaped or shortened: that is the business of each format, which does it to every text alike.
+Nothing here is escaped or shortened: each format does that to every text alike.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from autotune.show.charts.drawing import Drawing
+from autotune.show.drawing import Drawing
 from autotune.show.tables import Row, inert
 
 LONG_TABLE_ROWS = 24
 """A table with more has a window of its own."""
+FACTS = ("what", "value")
+"""Headers of names and values, which a terminal does without."""
 MOST_CELL_LETTERS = 240
 MOST_WORDS_LETTERS = 600
 """Texts of strangers end there: a report is read by people."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,7 @@ class Strong:
 
 Words = tuple[str | Code | Strong, ...]
 """Running text."""
+Form = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +52,6 @@ class Missing:
     state: str = "not measured"
     commands: tuple[str, ...]
     """In this order; empty where none would."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """There is more than people read: how much of it stands here, and where the rest is."""
-
-    what: str
-    """In the plural: ``training runs``."""
-    shown: int
-    of: int
-    which: str = "the first"
-    where: str = "the JSON file beside this one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +95,17 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part with a title; sections in it are its parts."""
+    """A part with a title."""
 
     title: str
     key: str
-    """Of its anchor; of the whole document's sections each has another."""
+    """Of its anchor, unique in the document."""
     blocks: "tuple[Block, ...]"
     badge: str | None = None
     """One word before the title."""
 
 
-Block = Paragraph | Missing | LeftOut | Bullets | Pairs | Table | Chart | Section
+Block = Paragraph | Missing | Bullets | Pairs | Table | Chart | Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +131,12 @@ def blocks_of(section: Section | Document) -> Iterator[Block]:
             yield from blocks_of(block)
 
 
-def left_out_words(block: LeftOut) -> str:
-    """In one sentence."""
-    return f"{block.shown:,} of {block.of:,} {block.what} are shown here, {block.which}; {block.where} has all."
+def rendered(words: Words, text: Form, *, code: Form, strong: Form) -> str:
+    """Running text in a format, whose parts are written so."""
+    return "".join(
+        text(part) if isinstance(part, str) else code(part.text) if isinstance(part, Code) else strong(part.text)
+        for part in words
+    )
 
 
 def sentence(text: str) -> str:
@@ -153,20 +145,11 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
-def first_of(
-    many: Sequence[T], most: int, what: str, *, first: Callable[[T], bool] | None = None, which: str = "the first"
-) -> tuple[Sequence[T], tuple[Block, ...]]:
-    """As many as fit, in their own order, and a note if that is not all of them.
+def told(lines: Iterable[str]) -> Bullets:
+    """Each line as a sentence."""
+    return Bullets(items=tuple((sentence(line),) for line in lines))
 
-    Args:
-        many: All of them.
-        most: So many fit.
-        what: They are, in the plural.
-        first: Selects those that come before others if not all fit.
-        which: Says which are shown.
-    """
-    if len(many) <= most:
-        return many, ()
-    ranked = sorted(range(len(many)), key=lambda number: first is not None and not first(many[number]))
-    kept = [many[number] for number in sorted(ranked[:most])]
-    return kept, (LeftOut(what=what, shown=most, of=len(many), which=which),)
+
+def facts(caption: str, rows: Sequence[Row]) -> Table:
+    """A table of names and values."""
+    return Table(caption=caption, headers=FACTS, rows=tuple(rows))

@@ -1,14 +1,25 @@
-"""Drawings on matplotlib's axes."""
+"""Drawings as static SVG for a page that allows no script, no style attribute and nothing from elsewhere."""
 
+import io
+import re
+import warnings
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
-from autotune.show.charts.drawing import Axis, Bars, Columns, Drawing, Line, Lines, Rule, Stacks
-from autotune.show.charts.texts import COLOURS, INK, byte_unit, name_in_chart, tick_text
+from autotune.core.units import format_count
+from autotune.show.drawing import Axis, Bars, Columns, Drawing, Line, Lines, Rule, Stacks, Unit, without_infinite
+from autotune.show.tables import inert
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK = "#010203"
+"""Stands for the colour of the page's text, whatever that is."""
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
+"""Told apart by those who see colours differently (Okabe and Ito 2008), and a grey."""
+_MOST_LETTERS, _FEW = 44, 4
+_BYTE_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 _WIDTH_INCHES, _LINES_INCHES = 6.6, 3.6
 _BAR_INCHES, _AROUND_INCHES = 0.42, 0.75
 _LEGEND_COLUMNS, _LEGEND_ROW_INCHES = 3, 0.24
@@ -19,9 +30,118 @@ _ROOM_FOR_LABEL_SHARE = 0.07
 """Parts of a bar below this have no figure in them."""
 _DARK = (COLOURS[0], COLOURS[2], COLOURS[5])
 """Colours on which white letters are read better than black ones."""
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_PRESENTATION = (
+    "fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-dasharray", "stroke-dashoffset", "stroke-linecap",
+    "stroke-linejoin", "stroke-opacity", "stroke-width", "text-anchor",
+)  # fmt: skip
+"""What a style attribute may hold here that an attribute of the same name says as well."""
+_GEOMETRY = ("d", "points", "transform", "x", "y", "width", "height", "cx", "cy", "r", "viewBox")
+_FRACTION = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+_FONT_SIZE = re.compile(r"([\d.]+)px")
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text, in the page's own font
+    "svg.hashsalt": "autotune",  # the same drawing has the same bytes
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a dollar is a dollar
+}
 
 
-def figure_of(drawing: Drawing) -> "Figure":
+def drawn(drawing: Drawing, *, key: str, title: str, description: str) -> str:
+    """The drawing as an ``<svg>`` element.
+
+    Args:
+        drawing: What it shows.
+        key: Begins every id in it, so that several can stand on one page.
+        title: Its name for those who cannot see it.
+        description: What it shows, in words.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters its own font lacks, and of figures too odd to be drawn well
+        root = ElementTree.fromstring(_saved(_figure_of(without_infinite(drawing))))
+    _plain(root, key)
+    for place, (name, text) in enumerate((("title", title), ("desc", description))):
+        words = ElementTree.Element(f"{{{_SVG}}}{name}", {"id": f"{key}-{name}"})
+        words.text = inert(text)
+        root.insert(place, words)
+    root.attrib |= {"role": "img", "aria-labelledby": f"{key}-title {key}-desc"}
+    ElementTree.register_namespace("", _SVG)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _saved(figure: "Figure") -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return text.getvalue()
+
+
+def _plain(root: ElementTree.Element, key: str) -> None:
+    """Without styles, ids nobody refers to, and digits nobody sees."""
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in {f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"}:
+                parent.remove(child)
+    text = ElementTree.tostring(root, encoding="unicode")
+    used = sorted(set(re.findall(r'url\(#([^)"]+)\)', text)) | set(re.findall(r'href="#([^"]+)"', text)))
+    names = {name: f"{key}-{number}" for number, name in enumerate(used)}
+    for element in root.iter():
+        _restyle(element)
+        _rename(element, names)
+        for name in _GEOMETRY:
+            if name in element.attrib:
+                element.set(name, _FRACTION.sub(_short, element.attrib[name]))
+        element.text = element.text if element.text and element.text.strip() else None
+        element.tail = element.tail if element.tail and element.tail.strip() else None
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)  # as wide as its place
+    root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt", "font-family": "sans-serif"}
+
+
+def _restyle(element: ElementTree.Element) -> None:
+    style = element.attrib.pop("style", "")
+    for part in style.split(";"):
+        name, _, value = (piece.strip() for piece in part.partition(":"))
+        if name in {"font", "font-size"} and (size := _FONT_SIZE.search(value)):
+            element.set("font-size", size[1])
+        elif name in _PRESENTATION:
+            element.set(name, value)
+    for name in ("fill", "stroke"):
+        if element.attrib.get(name, "").lower() == INK:
+            element.set(name, "currentColor")
+    if element.tag == f"{{{_SVG}}}text":
+        element.attrib.setdefault("fill", "currentColor")
+
+
+def _rename(element: ElementTree.Element, names: dict[str, str]) -> None:
+    if (own := element.attrib.pop("id", None)) in names:
+        element.set("id", names[own])
+    target = element.attrib.pop(f"{{{_XLINK}}}href", None)
+    if target is not None:
+        element.set("href", f"#{names[target.removeprefix('#')]}")
+    clip = element.attrib.get("clip-path", "")
+    if clip.startswith("url(#"):
+        element.set("clip-path", f"url(#{names[clip[5:-1]]})")
+
+
+def _short(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def _figure_of(drawing: Drawing) -> "Figure":
     """A figure that holds the drawing."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -63,7 +183,7 @@ def _lines(axes: "Axes", drawing: Lines) -> None:
     if drawing.shade is not None:
         shade = drawing.shade
         axes.axvspan(
-            shade.start, shade.end, color=COLOURS[7], alpha=0.22, linewidth=0, label=name_in_chart(shade.label)
+            shade.start, shade.end, color=COLOURS[7], alpha=0.22, linewidth=0, label=_name_in_chart(shade.label)
         )
     following = 0
     for line in drawing.lines:
@@ -71,7 +191,7 @@ def _lines(axes: "Axes", drawing: Lines) -> None:
         following += line.colour is None
         _line(axes, line, COLOURS[number % len(COLOURS)])
     for rule in drawing.rules:
-        axes.axhline(rule.at, color=INK, linewidth=0.7, linestyle="--", label=name_in_chart(rule.label))
+        axes.axhline(rule.at, color=INK, linewidth=0.7, linestyle="--", label=_name_in_chart(rule.label))
     _scale(axes, "x", drawing.x, [point.x for line in drawing.lines for point in line.points])
     _scale(axes, "y", drawing.y, [point.y for line in drawing.lines for point in line.points])
     axes.grid(visible=True, which="major", linewidth=0.3, color=INK, alpha=0.25)
@@ -80,7 +200,7 @@ def _lines(axes: "Axes", drawing: Lines) -> None:
 
 def _line(axes: "Axes", line: Line, colour: str) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
-    name = name_in_chart(line.name)
+    name = _name_in_chart(line.name)
     bounded = [point for point in line.points if point.low is not None and point.high is not None]
     if line.kind == "dotted":
         axes.plot(x, y, color=colour, linewidth=0.8, linestyle=":")
@@ -106,7 +226,7 @@ def _bars(axes: "Axes", drawing: Bars) -> None:
         if bar.low is not None and bar.high is not None:
             axes.plot([bar.low, bar.high], [place, place], color=INK, linewidth=1.2, marker="|", markersize=7)
         end = max(bar.value, bar.high or bar.value)
-        axes.text(end + 0.015 * most, place, name_in_chart(bar.shown), va="center", fontsize=_SMALL)
+        axes.text(end + 0.015 * most, place, _name_in_chart(bar.shown), va="center", fontsize=_SMALL)
     _scale(axes, "x", drawing.axis, [most])
     axes.set_xlim(0, 1.22 * most)
     _listed(axes, [bar.label for bar in drawing.bars])
@@ -122,11 +242,11 @@ def _stacks(axes: "Axes", drawing: Stacks) -> None:
         left = 0.0
         for name, size in stack.parts:
             colour = COLOURS[names.index(name) % len(COLOURS)]
-            label = "" if name in shown else name_in_chart(name)
+            label = "" if name in shown else _name_in_chart(name)
             shown.add(name)
             axes.barh(place, size, left=left, height=0.62, color=colour, linewidth=0, label=label)
             if size >= _ROOM_FOR_LABEL_SHARE * most:
-                text = tick_text(size, drawing.axis.unit, byte_unit(most)[1])
+                text = _tick_text(size, drawing.axis.unit, _byte_unit(most)[1])
                 ink = "#ffffff" if colour in _DARK else "#111111"
                 axes.text(left + size / 2, place, text, ha="center", va="center", fontsize=_SMALL, color=ink)
             left += size
@@ -150,7 +270,7 @@ def _columns(axes: "Axes", drawing: Columns) -> None:
 
 def _upright(axes: "Axes", rules: tuple[Rule, ...]) -> None:
     for rule, style in zip(rules, ("--", ":", "-.") * len(rules), strict=False):
-        axes.axvline(rule.at, color=INK, linewidth=1.0, linestyle=style, label=name_in_chart(rule.label))
+        axes.axvline(rule.at, color=INK, linewidth=1.0, linestyle=style, label=_name_in_chart(rule.label))
 
 
 def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
@@ -159,7 +279,7 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
 
     side: Any = getattr(axes, f"{which}axis")
     most = max(values, default=1.0)
-    name, size = byte_unit(most) if axis.unit == "bytes" else ("", 1)
+    name, size = _byte_unit(most) if axis.unit == "bytes" else ("", 1)
     if axis.log is not None:
         getattr(axes, f"set_{which}scale")("log", base=axis.log)
     if axis.ticks:
@@ -173,8 +293,8 @@ def _scale(axes: "Axes", which: str, axis: Axis, values: list[float]) -> None:
         side.set_major_locator(MultipleLocator(size * next((s for s in _STEPS if most / size / s <= 8), 1000)))
     else:
         side.set_major_locator(MaxNLocator(nbins=6, integer=axis.unit == "count"))
-    side.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, axis.unit, size)))
-    side.set_label_text(name_in_chart(axis.label) + (f" ({name})" if name else ""))
+    side.set_major_formatter(FuncFormatter(lambda value, _: _tick_text(value, axis.unit, size)))
+    side.set_label_text(_name_in_chart(axis.label) + (f" ({name})" if name else ""))
     if axis.low is not None or axis.high is not None:
         getattr(axes, f"set_{which}lim")(axis.low, axis.high)
 
@@ -191,7 +311,7 @@ def _apart(axis: Axis) -> list[float]:
 
 def _listed(axes: "Axes", labels: list[str]) -> None:
     """Names of bars, the first one on top."""
-    axes.set_yticks(range(len(labels)), [name_in_chart(label) for label in labels])
+    axes.set_yticks(range(len(labels)), [_name_in_chart(label) for label in labels])
     axes.set_ylim(max(1, len(labels)) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -202,3 +322,24 @@ def _legend(axes: "Axes") -> None:
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         axes.figure.legend(handles, labels, loc="outside lower left", ncols=_LEGEND_COLUMNS, fontsize=_SMALL)
+
+
+def _name_in_chart(text: str) -> str:
+    """One short line that steers nothing."""
+    plain = inert(text)
+    return plain if len(plain) <= _MOST_LETTERS else plain[: _MOST_LETTERS - 1] + "…"
+
+
+def _byte_unit(most_bytes: float) -> tuple[str, int]:
+    """The largest binary unit of which there are a few, so that parts are not all fractions, and its bytes."""
+    return next((unit for unit in _BYTE_UNITS if most_bytes >= _FEW * unit[1]), _BYTE_UNITS[-1])
+
+
+def _tick_text(value: float, unit: Unit, bytes_per_unit: int = 1) -> str:
+    """A figure at an axis."""
+    if unit == "share":
+        return f"{100 * value:.3g} %"
+    if unit == "bytes":
+        shown = value / bytes_per_unit
+        return f"{shown:.3g}" if abs(shown) < 1000 else format_count(shown)
+    return format_count(value) if unit == "count" and value == round(value) else f"{value:.4g}"

@@ -1,27 +1,67 @@
-"""A report as Markdown."""
+"""A document as text: for a terminal, and as Markdown."""
 
-from autotune.show.report.document import (
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autotune.show.document import (
+    FACTS,
+    MOST_CELL_LETTERS,
     MOST_WORDS_LETTERS,
     Block,
     Bullets,
     Chart,
-    Code,
     Document,
-    LeftOut,
     Missing,
     Pairs,
     Paragraph,
     Section,
-    Strong,
     Table,
     Words,
-    left_out_words,
+    rendered,
     shown,
 )
-from autotune.show.tables import markdown_inert, markdown_table
+from autotune.show.tables import inert, markdown_inert, markdown_table, text_table
 
 _DEEPEST = 6
 """Levels of titles that Markdown knows."""
+
+
+def console_text(blocks: Sequence[Block]) -> str:
+    """Return a command's answer for people, tables and sections set apart; charts are their tables."""
+    lines: list[str] = []
+    apart = False
+    for block in blocks:
+        stands_alone = isinstance(block, Table | Chart | Section)
+        lines += [""] * (bool(lines) and (apart or stands_alone)) + [_on_console(block)]
+        apart = stands_alone
+    return "\n".join(lines)
+
+
+def _on_console(block: Block) -> str:
+    match block:
+        case Paragraph():
+            return _line(block.words)
+        case Missing():
+            would = f" ({' and then '.join(map(inert, block.commands))} would)" if block.commands else ""
+            return f"{inert(block.what)}: {block.state}{would}"
+        case Bullets():
+            return "\n".join(_line(item) for item in block.items)
+        case Pairs():
+            return "\n".join(f"{name}: {_line(words)}" for name, words in block.pairs)
+        case Table():
+            caption = f"{inert(block.caption)}\n" if block.caption else ""
+            head, _, rows = text_table(block.headers, block.rows, block.align).partition("\n")
+            return caption + (rows if block.headers == FACTS else f"{head}\n{rows}".rstrip("\n"))
+        case Chart():
+            return _on_console(replace(block.table, caption=block.title))
+        case Section():
+            body = textwrap.indent(console_text(block.blocks), "  ")
+            return f"{inert(block.title)}\n{body}"
+
+
+def _line(words: Words) -> str:
+    return rendered(words, inert, code=inert, strong=inert)
 
 
 def report_markdown(document: Document) -> str:
@@ -46,8 +86,6 @@ def _block(block: Block) -> list[str]:
             return [_words(block.words)]
         case Missing():
             return [_missing(block)]
-        case LeftOut():
-            return [_inert(left_out_words(block), MOST_WORDS_LETTERS)]
         case Bullets():
             return ["\n".join(f"- {_words(item)}" for item in block.items)]
         case Pairs():
@@ -73,23 +111,18 @@ def _table(table: Table) -> list[str]:
 
 
 def _words(words: Words) -> str:
-    parts = []
-    for part in words:
-        match part:
-            case Code():
-                parts.append(_code(part.text))
-            case Strong():
-                parts.append(f"**{_inert(part.text, MOST_WORDS_LETTERS)}**")
-            case str():
-                parts.append(_inert(part, MOST_WORDS_LETTERS))
-    return "".join(parts)
+    return rendered(words, _sentences, code=_code, strong=lambda text: f"**{_sentences(text)}**")
 
 
 def _code(text: str) -> str:
     """Within backticks, if nothing in it needs an entity: those are read within the element only."""
-    plain, safe = shown(text, MOST_WORDS_LETTERS), _inert(text, MOST_WORDS_LETTERS)
+    plain, safe = shown(text, MOST_WORDS_LETTERS), _sentences(text)
     return f"`{plain}`" if plain == safe else f"<code>{safe}</code>"
 
 
-def _inert(text: str, most: int = 240) -> str:
+def _sentences(text: str) -> str:
+    return _inert(text, MOST_WORDS_LETTERS)
+
+
+def _inert(text: str, most: int = MOST_CELL_LETTERS) -> str:
     return markdown_inert(shown(text, most))

@@ -1,0 +1,372 @@
+"""What commands and reports say of each capability: the same sections for both."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.core.dataset import HISTOGRAM_EDGES
+from autotune.core.evidence import BaselineEvidence, GpuUse, JointChoice, RecipeRow, ScalingRow
+from autotune.core.interval import NOT_ENOUGH
+from autotune.core.network import Link
+from autotune.core.review import Standing
+from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
+from autotune.search.scaling import evidence as network_evidence
+from autotune.show.baseline import baseline_section, baseline_text
+from autotune.show.dataset import BAR_WIDTH, length_histogram
+from autotune.show.document import Chart, Missing, Section, Table, blocks_of
+from autotune.show.network import network_text, scaling_lines
+from autotune.show.probe import ProbedModel, curve_section, dealing_words, probe_answer, probe_text
+from autotune.show.profile import profile_text
+from autotune.show.text import console_text
+from autotune.show.tuning import exploration_section, exploration_text
+from autotune.show.workers import chosen_loader, gpu_rows, workers_cells, workers_lines, workers_section, workers_text
+from tests.autotune.profiles import example_profile
+from tests.autotune.search.exchanges import LINK, Cluster, tuning_on
+from tests.autotune.show.report.example import example_profile as full_profile
+from tests.autotune.show.report.examples import reported
+
+
+def with_evidence(profile, **evidence):
+    return profile.model_copy(update={"evidence": profile.evidence.model_copy(update=evidence)})
+
+
+def of_kind(blocks, kind):
+    return [block for block in blocks_of(Section(title="", key="", blocks=blocks)) if isinstance(block, kind)]
+
+
+# The console's form of a document.
+
+
+def test_on_a_console_sections_are_indented_and_nothing_steers_it():
+    inner = Missing(what="A\x1b[2J", commands=("first", "second\n"))
+    table = Table(caption="T", headers=("a",), rows=((None,),))
+    text = console_text((Section(title="S", key="s", blocks=(inner, table)), Missing(what="B", commands=())))
+    assert text.splitlines() == [
+        "S", "  A\\x1b[2J: not measured (first and then second would)", "", "  T", "  a", "  n/a", "",
+        "B: not measured",
+    ]  # fmt: skip
+
+
+# Probe.
+
+
+@pytest.mark.parametrize(
+    ("driver", "known"), [("580.1", "measured"), (None, "measured"), ("0.0 (nullgpu)", "allocator")]
+)
+def test_peaks_of_a_pretended_gpu_are_the_allocators(driver, known):
+    profile = example_profile()
+    profile = profile.model_copy(update={"fingerprint": profile.fingerprint.model_copy(update={"driver": driver})})
+    probed = ProbedModel(path=Path("p.toml"), profile=profile, trials=(), previous=None)
+    assert probe_answer(probed)["bytes_known"] == known
+    assert ("a pretended GPU" in probe_text([probed], Path("d"))) == (known == "allocator")
+
+
+def test_the_choice_stands_in_the_console_in_the_report_and_in_the_profile():
+    profile = with_evidence(
+        example_profile(),
+        probe=example_profile().evidence.probe.model_copy(
+            update={"choice": "430 fit; your global batch needs 128 per GPU", "knee_rows": [1, 2]}
+        ),
+    )
+    probed = ProbedModel(path=Path("p.toml"), profile=profile, trials=(), previous=Path("old.toml"))
+    for text in (probe_text([probed], Path("d")), console_text(curve_section(reported(profile=profile)))):
+        assert "430 fit; your global batch needs 128 per GPU" in text
+    text = probe_text([probed], Path("d"))
+    assert text.splitlines()[-2:] == [
+        "profile: p.toml (the old one: old.toml)", "next: autotune workers --profile p.toml --data d",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [DEFAULT_GLOBAL_BATCH_TOKENS, DEFAULT_GLOBAL_BATCH_TOKENS + 1])
+def test_a_default_global_batch_is_said_to_be_one(tokens):
+    profile = example_profile()
+    constraints = profile.constraints.model_copy(update={"global_batch_tokens": tokens})
+    profile = profile.model_copy(update={"constraints": constraints})
+    standing = full_standing(profile)
+    texts = (
+        profile_text(profile, standing, intact=True),
+        probe_text([ProbedModel(path=Path("p"), profile=profile, trials=(), previous=None)], Path("d")),
+    )
+    for text in texts:
+        assert f"{tokens:,} real tokens" in text
+        assert (" (the default)" in text) == (tokens == DEFAULT_GLOBAL_BATCH_TOKENS)
+
+
+def full_standing(profile):
+    return Standing(state="not reviewed", review=None, present_sha256="a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro", "ranks", "words"),
+    [
+        (32, 8, 1, "a global batch of 32 rows is 4 micro-batches of 8 rows"),
+        (1, 8, 1, "a global batch of 1 row is 1 micro-batch of 1 row"),
+        (256, 403, 2, "a global batch of 256 rows is 1 micro-batch of 128 rows on each of 2 ranks"),
+        (32, 15, 1, "3 micro-batches of 11 rows, 1 row of them empty; none would be with 30 or 33 rows"),
+    ],
+)
+def test_a_global_batch_is_said_as_it_is_dealt(rows, micro, ranks, words):
+    train = example_profile().train.model_copy(update={"global_batch_rows": rows, "micro_batch_rows": micro})
+    assert words in dealing_words(train, ranks)
+
+
+# Workers.
+
+JOINT = JointChoice(
+    trials=12, loader_workers=5, prefetch_batches=8, pin_memory=False, ratio_to_workers_alone=1.2, ratio_low=1.1,
+    ratio_high=1.3, adopted=True,
+)  # fmt: skip
+
+
+def sweep(**changes):
+    return example_profile().evidence.workers.model_copy(update=changes)
+
+
+def with_gpu(**use):
+    return sweep(rows=[row.model_copy(update={"gpu": GpuUse(**use)}) for row in sweep().rows])
+
+
+def workers_of(found):
+    return workers_text(found, Path("p.toml"), Path("data"))
+
+
+def test_a_sweep_says_its_answer_and_refusal_first_and_what_to_run_next_last():
+    lines = workers_of(sweep(local_ranks=4)).splitlines()
+    assert lines[0] == "loader workers: 1 (so). 0 is slow."
+    assert lines[-2:] == [
+        "profile: p.toml", "next: torchrun --nproc-per-node 4 -m trainer --profile p.toml --data data",
+    ]  # fmt: skip
+    assert "0 is slow" not in workers_of(sweep(refusal=None))
+
+
+def test_a_row_shows_the_median_the_interval_and_the_verdict():
+    slow, fast = sweep().rows
+    assert workers_cells(slow) == ["0", "100", "0.500", "0.495 to 0.505", "50.0 %", "n/a", "512 MiB", "too few"]
+    assert workers_cells(fast)[-1] == "enough"
+    open_ = workers_cells(fast.model_copy(update={"ratio_low": None, "verdict": "open"}))
+    assert open_[3::4] == [NOT_ENOUGH, "undecided"]
+
+
+def test_counters_get_a_table_of_their_own_if_there_are_any():
+    assert gpu_rows(sweep()) == []
+    assert "occupancy" not in workers_of(sweep())
+    found = with_gpu(utilisation_share=0.97, gpm_sm_share=0.8, gpm_pcie_rx_bytes_per_s=2.0**20, power_w=412.4)
+    assert gpu_rows(found)[0] == ["0", "80.0 %", "n/a", "n/a", "n/a", "1 MiB/s", "412 W", None, "n/a"]
+    assert "occupancy" in workers_of(found)
+    assert "97.0 %" in workers_of(found)
+
+
+def test_a_network_file_system_is_named_with_the_most_that_staging_could_win():
+    found = sweep(data_filesystem="lustre", data_on_network=True)
+    (line,) = [line for line in workers_lines(found) if "network" in line]
+    assert "(lustre)" in line
+    assert "could win 1.0% at most" in line
+    assert "autotune data stage" in line
+
+
+@pytest.mark.parametrize(
+    ("joint", "answer", "words"),
+    [
+        (JOINT, "5, prefetch 8, not pinned", "120.0% (110.0% to 130.0%, 98 %) of workers alone, adopted"),
+        (JOINT.model_copy(update={"adopted": False}), "1", "not proven to be faster"),
+    ],
+)
+def test_settings_found_together_are_the_answer_only_where_they_were_adopted(joint, answer, words):
+    found = sweep(joint=joint)
+    assert chosen_loader(found) == answer
+    assert f"loader workers: {answer} (" in workers_of(found)
+    assert words in workers_of(found)
+
+
+def test_ranks_consumer_and_limit_are_told():
+    text = workers_of(sweep(local_ranks=2, consumer="a replayed step of 60 ms", operating_state="400 W"))
+    assert "onsumer: a replayed step of 60 ms; 2 ranks together, 7 windows of at least 2 s" in text
+    assert "ried up to 2 workers: 2 allotted CPUs, 1 local rank" in text
+    assert "GPU's operating state: 400 W" in text
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(14.0, 10), (600.0, 40)])
+def test_only_an_undecided_sweep_names_the_time_that_may_settle_it(seconds, minutes):
+    def commands(**changes):
+        profile = with_evidence(example_profile(), workers=sweep(**changes))
+        found = of_kind(workers_section(reported(profile=profile)), Missing)
+        return [command for missing in found for command in missing.commands]
+
+    assert commands(undecided_between=[0, 2], seconds=seconds)[-1].endswith(f"--minutes {minutes}")
+    assert commands() == []
+
+
+# Baseline.
+
+PAPER = RecipeRow(
+    name="paper-style", differences=["head: dense instead of masked"], real_tokens_per_s=[240.0, 250.0, 260.0],
+    ratio_to_tuned=0.25, ratio_low=0.2, ratio_high=0.5, data_wait_share=0.01, outcome="ran",
+)  # fmt: skip
+DEFAULT = RecipeRow(name="default", differences=[], real_tokens_per_s=[], outcome="out of memory, even with one row")
+TUNED = RecipeRow(
+    name="tuned", differences=[], real_tokens_per_s=[1000.0] * 3, ratio_to_tuned=1.0, data_wait_share=0.0, outcome="ran"
+)
+FOUND = BaselineEvidence(rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0)
+
+
+def baseline_lines(rows):
+    return baseline_text(FOUND.model_copy(update={"rows": rows}), Path("p.toml")).splitlines()
+
+
+def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
+    lines = baseline_lines([PAPER, DEFAULT, TUNED])
+    assert "Tuned, against paper-style: 4.00 (2.00 to 5.00, 95 %) times the real tokens per second." in lines
+    assert "Tuned, against default: n/a (out of memory, even with one row)." in lines
+    assert "paper-style: head: dense instead of masked" in lines
+    assert "default: nothing differs from the tuned settings" in lines
+    assert lines[-2:] == ["profile: p.toml", "next: autotune report build p.toml"]
+    single = PAPER.model_copy(update={"ratio_low": None, "ratio_high": None})
+    told = baseline_lines([single, TUNED])
+    assert f"Tuned, against paper-style: 4.00 ({NOT_ENOUGH}) times the real tokens per second." in told
+
+
+def test_what_did_not_run_has_no_figures_and_the_tuned_settings_need_no_ratio():
+    lines = baseline_lines([PAPER, DEFAULT, TUNED])
+    (failed,) = [line for line in lines if line.startswith("default  ")]
+    assert failed.split() == ["default", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
+    (tuned,) = [line for line in lines if line.startswith("tuned  ")]
+    assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
+
+
+@pytest.mark.parametrize("rates", [[1000.0, 2800.0, 7700.0], [2800.0, 2810.0], [2800.0]])
+def test_windows_that_say_too_little_get_no_bar_and_say_so(rates):
+    def block_of(rates):
+        baseline = full_profile("d").evidence.baseline
+        rows = [
+            row.model_copy(update={"real_tokens_per_s": rates}) if row.name == "tuned" else row for row in baseline.rows
+        ]
+        profile = with_evidence(full_profile("d"), baseline=baseline.model_copy(update={"rows": rows}))
+        return of_kind(baseline_section(reported(profile=profile)), Table | Chart)[0]
+
+    enough, block = block_of([2700.0, 2800.0, 2900.0]), block_of(rates)
+    assert enough.drawing.bars[-1].low > 2000
+    table = block if isinstance(block, Table) else block.table
+    assert next(row for row in table.rows if row[0] == "tuned")[2] == NOT_ENOUGH
+    assert isinstance(block, Table) or "tuned" not in {bar.label for bar in block.drawing.bars}
+
+
+# Settings of the step that were searched together.
+
+
+def explored(**changes):
+    return full_profile("d").evidence.explore.model_copy(update=changes)
+
+
+def explored_blocks(**changes):
+    return exploration_section(reported(profile=with_evidence(full_profile("d"), explore=explored(**changes))))
+
+
+def test_every_fact_of_an_exploration_has_its_line():
+    assert exploration_text(explored()).splitlines() == [
+        "Settings of the step: 64 packed rows, bf16, compiled is not proven to be faster, so 64 packed rows, bf16 "
+        "stays.",
+        "1.01 (0.99 to 1.03, 98 %) times the real tokens/s of 64 packed rows, bf16, by 64 packed rows, bf16, compiled.",
+        "Loss: not checked.",
+        "Tried: 4 of 107 other ways to train, 1 of them for one short window; 30 windows in 6 min 52 s.",
+        "The search stopped because nothing is expected to win more than 0.2%, which is below the noise.",
+        "Not explored: precision: bf16 was asked for.",
+    ]
+
+
+def test_what_there_was_nothing_to_say_of_has_no_line():
+    found = explored(equal_loss=None, left_out=[], pruned=0, candidate=explored().unexplored)
+    lines = exploration_text(found).splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("Tried: 4 of 107 other ways to train; 30 windows")
+    unbounded = exploration_text(explored(ratio_low=None, ratio_high=None))
+    assert f"1.01 ({NOT_ENOUGH}) times" in unbounded
+
+
+def test_trials_of_an_exploration_are_told_the_fastest_first():
+    (table,) = of_kind(explored_blocks(), Table)
+    assert [row[0] for row in table.rows] == [
+        "64 packed rows, bf16, compiled", "64 packed rows, bf16", "64 bucketed rows, bf16",
+        "64 packed rows, bf16, full checkpointing", "64 packed rows, bf16, sdpa, compiled",
+    ]  # fmt: skip
+    assert table.rows[1] == ["64 packed rows, bf16", "18", "342,000", None, "ran"]
+    assert table.rows[3][3:] == ["0.720", "pruned"]
+    assert table.rows[-1][1:] == ["0", None, None, "crashed"]
+
+
+def test_a_profile_that_was_not_explored_says_how_to():
+    (missing,) = exploration_section(reported())
+    assert missing.state == "not asked for"
+    assert missing.commands == ("autotune tune --model tiny --data DIR --explore",)
+
+
+# Network and scaling.
+
+
+def network_of(tmp_path, *, links_only=False, link=LINK, **request):
+    tuning = tuning_on(Cluster(link=link), tmp_path, **request)
+    tuning.measure_links() if links_only else tuning.run()
+    return network_text(network_evidence(tuning), Path("p.toml"))
+
+
+def test_predicted_and_measured_steps_stand_beside_each_other(tmp_path):
+    text = network_of(tmp_path)
+    for words in (
+        "step predicted", "step measured", "between nodes",
+        "seful nodes at this global batch (at least 90 % efficient, predicted):", "qual loss: after 48 steps",
+    ):  # fmt: skip
+        assert words in text
+    assert text.splitlines()[-1].startswith("next: autotune scale --profile p.toml")
+
+
+def test_a_network_of_which_only_links_were_measured_says_so(tmp_path):
+    text = network_of(tmp_path, links_only=True)
+    assert "only the links were measured" in text
+    assert text.splitlines()[-1] == "next: autotune network --profile p.toml (with training steps, which decide)"
+
+
+def test_the_default_is_kept_where_nothing_is_faster(tmp_path):
+    text = network_of(tmp_path, link=Link(latency_s=1e-7, bytes_per_s=1e11), strategies=("ddp",), most_rows=4)
+    assert "xchange: the default: nothing that was measured is proven to be faster" in text
+
+
+def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
+    return ScalingRow(
+        nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=1, rows=1, step_s=1.0,
+        real_tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
+        limit="l", exposed_share=0.0, measured=measured,
+    )  # fmt: skip
+
+
+def test_predicted_measured_and_ideal_scaling_are_told_apart():
+    rows = [scaled(1), scaled(2, 0.8, low=0.7, high=0.9), scaled(2, 0.75, measured=True)]
+    predicted, ideal, measured = scaling_lines("tiny", rows).lines
+    assert (predicted.kind, ideal.kind, measured.kind) == ("line", "dotted", "dots")
+    assert (predicted.points[1].low, predicted.points[1].high) == (140.0, 180.0)
+    assert [point.y for point in ideal.points] == [100.0, 200.0]
+    assert [point.y for point in measured.points] == [150.0]
+    assert [line.kind for line in scaling_lines("tiny", [scaled(1, measured=True)]).lines] == ["dots"]
+
+
+# Lengths.
+
+
+def test_bins_are_joined_into_doublings_and_bars_are_to_scale():
+    assert length_histogram([0, 8, 16, 24, 32], [1, 0, 3, 1, 2]).splitlines() == [
+        "    0 to 7  ##########                                        1   14.3 %",
+        "   8 to 15                                                    0    0.0 %",
+        "  16 to 31  ########################################          4   57.1 %",
+        "32 or more  ####################                              2   28.6 %",
+    ]
+    assert length_histogram([0, 8], [0, 0]) == ""
+    with pytest.raises(ValueError):
+        length_histogram([0, 8, 16], [1, 2])
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=len(HISTOGRAM_EDGES), max_size=len(HISTOGRAM_EDGES)))
+def test_every_filled_row_shows_a_bar_and_none_is_too_long(counts):
+    for line in length_histogram(HISTOGRAM_EDGES, counts).splitlines():
+        assert line.isascii()
+        assert line.count("#") <= BAR_WIDTH
+        assert ("#" in line) == (line.split()[-3] != "0")
