@@ -16,14 +16,14 @@ from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingSta
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.events import Action, happened
+from trainer.events import Action, Finding, happened
 from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
 from trainer.journal import Journal, Screen, describe_run, open_dataset, peak_of
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.optimizer import learning_rate
-from trainer.overseer import Overseer, Verdict, event_of, rollback_event, tell
+from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
@@ -166,10 +166,9 @@ class _Run:
 
     def _in_trouble(self, verdict: Verdict) -> bool:
         """Whether a verdict asks for more than going on, which is then done."""
-        in_trouble = verdict.action in (Action.GIVE_UP, Action.ROLL_BACK)
-        if in_trouble:
+        if verdict.trouble is not None:
             self._act(verdict)
-        return in_trouble
+        return verdict.trouble is not None
 
     # The beginning.
 
@@ -252,11 +251,12 @@ class _Run:
     def _act(self, verdict: Verdict) -> str | None:
         """Do what a verdict asks for; returns why to leave, if that is what it asks."""
         self._keeper.tell_finished()
-        if verdict.action is Action.GIVE_UP:
+        trouble = verdict.trouble
+        if trouble is not None and trouble.action is Action.GIVE_UP:
             self._keeper.wait()
-            raise TrainingFailed(verdict.message, next_step=verdict.next_step)
-        if verdict.action is Action.ROLL_BACK:
-            self._roll_back(verdict)
+            raise TrainingFailed(trouble.message, next_step=trouble.next_step)
+        if trouble is not None:
+            self._roll_back(trouble, verdict.at_step)
         elif verdict.stop_reason is None and self._keeper.is_due(self._done, verdict.save_asked_at):
             return self._save_if_well()
         return verdict.stop_reason
@@ -273,19 +273,33 @@ class _Run:
             self._save()
         return verdict.stop_reason
 
-    def _roll_back(self, verdict: Verdict) -> None:
+    def _roll_back(self, trouble: Finding, at_step: int) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""
         path, manifest = self._keeper.newest_good()
-        behind, state = self._supply.whole_position(), manifest.state
+        behind, to = self._supply.whole_position(), manifest.state
         self._keeper.restore(path, manifest)
-        self._overseer.roll_back(state.health, at_step=verdict.at_step, to_step=state.step)
-        undone, self._done = self._done, state.step
+        self._overseer.roll_back(to.health, at_step=at_step, to_step=to.step)
+        undone, self._done = self._done, to.step
         self._meter.forget()
         self._supply.start_at(behind)
-        told = rollback_event(
-            verdict, from_step=undone, to=state, name=path.name, behind=behind, health=self._overseer.health
+        values = {
+            "from_step": undone,
+            "to_step": to.step,
+            "first_row_left_out": to.position.rows,
+            "first_row_after": behind.rows,
+            "learning_rate_share": self._overseer.health.learning_rate_share(to.step),
+            "rollbacks": self._overseer.health.rollbacks,
+        }
+        message = (
+            f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
+            f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
-        self._journal.event(told)
+        next_step = trouble.next_step
+        self._journal.event(
+            happened(
+                to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
+            )
+        )
         self._save()
 
     # Saving, and the end.
@@ -364,7 +378,7 @@ class _Run:
     def _write_rows(self, *, all_of_them: bool = False) -> None:
         self._journal.steps(self._meter.rows(all_of_them=all_of_them))
         for found in self._meter.take_findings():
-            self._journal.event(event_of(found, self._done))
+            self._journal.event(found.event(self._done))
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
