@@ -141,12 +141,11 @@ class _Job:
             if self.start.finished is not None:
                 return self._leave_finished(writer, self.start.finished, leave_ranks)
             with progress("train") as update:
-                screen = ProgressScreen(update, self.resolved.config.max_steps)
                 ending = train(
                     self.resolved,
                     ranks,
                     writer,
-                    screen,
+                    ProgressScreen(update, self.resolved.config.max_steps).show,
                     start=self.start,
                     watch=self._watch,
                     clock=self.clock,

@@ -12,14 +12,14 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
 from trainer.build import GraphCounter, build_training
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, TrainingState, list_checkpoints
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
 from trainer.events import Action, Finding, happened
 from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
-from trainer.journal import Journal, Screen, describe_run, open_dataset, peak_of
+from trainer.journal import Journal, Show, describe_run, open_dataset, peak_of
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.optimizer import learning_rate
@@ -51,7 +51,7 @@ def train(
     resolved: ResolvedConfig,
     ranks: Ranks,
     writer: RunWriter,
-    screen: Screen,
+    show: Show,
     *,
     start: Start | None = None,
     watch: Watch | None = None,
@@ -70,7 +70,7 @@ def train(
         resolved,
         ranks,
         writer,
-        screen,
+        show,
         start=start or Start(),
         watch=watch or Watch(timeout_s=math.inf),
         clock=clock or StartClock(),
@@ -86,7 +86,7 @@ class _Run:
         resolved: ResolvedConfig,
         ranks: Ranks,
         writer: RunWriter,
-        screen: Screen,
+        show: Show,
         *,
         start: Start,
         watch: Watch,
@@ -95,8 +95,7 @@ class _Run:
         transformers_logging.disable_progress_bar()  # the run has a bar of its own
         self._resolved, self._ranks, self._writer, self._watch, self._clock = resolved, ranks, writer, watch, clock
         self._dataset = dataset = open_dataset(resolved)
-        checked = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
-        remarks = checked.remarks
+        remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
@@ -105,36 +104,33 @@ class _Run:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
         peak = peak_of(config, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=checked.hosts)
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         header = describe_run(
             resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt
         )
-        self._journal = Journal(writer, screen, header, active=ranks.leads)
+        self._journal = Journal(writer, show, header, active=ranks.leads)
         self._keeper = Keeper(
             writer.directory,
             config,
             self._training,
             ranks,
             attempt=writer.attempt,
-            tell_event=self._journal.event,
+            tell_event=self._journal.write,
             progressed=self._watch.beat,
         )
         self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
-        for event in start.events:
-            self._journal.event(event)
-        for remark in remarks:
-            told = happened(self._done, "preflight", remark.message, level="warning", next_step=remark.next_step)
-            self._journal.event(told)
+        for event in (*start.events, *remarks):
+            self._journal.write(event)
         self._start = start
 
     def train(self, environment: Mapping[str, str]) -> Ending:
         """From the first step, or the one that a checkpoint leads to, to the last."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
-        self._overseer = Overseer(self._config, self._ranks, self._journal.event)
+        self._overseer = Overseer(self._config, self._ranks, self._journal.write)
         self._ended("build")
         self._go_on()
         self._ended("restore")
@@ -185,7 +181,7 @@ class _Run:
                 next_step="Name that dataset with --data, or begin afresh with another --out.",
             )
         self._keeper.restore(path, manifest)
-        self._done, self._supply.position = state.step, state.position.position()
+        self._done, self._supply.position = state.step, state.position
         self._overseer.go_on(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._overseer.health.forgive()
@@ -295,7 +291,7 @@ class _Run:
             f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
         next_step = trouble.next_step
-        self._journal.event(
+        self._journal.write(
             happened(
                 to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
             )
@@ -305,10 +301,9 @@ class _Run:
     # Saving, and the end.
 
     def _save(self, *, wait: bool = False) -> None:
-        position = self._supply.whole_position()
         state = TrainingState(
             step=self._done,
-            position=PositionEntry(steps=position.steps, rows=position.rows, lanes=list(position.lanes)),
+            position=self._supply.whole_position(),
             config=self._resolved.config.model_dump(mode="json"),
             config_sha256=self._resolved.config_sha256,
             dataset_hash=self._dataset.manifest.dataset_hash,
@@ -329,7 +324,7 @@ class _Run:
             self._save(wait=True)
         self._keeper.wait()
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
-        self._journal.event(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
+        self._journal.write(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._journal.close()
         ending = self._ending(REQUEUE, reason)
         again = ending.checkpoint or "the beginning"
@@ -376,9 +371,10 @@ class _Run:
         )
 
     def _write_rows(self, *, all_of_them: bool = False) -> None:
-        self._journal.steps(self._meter.rows(all_of_them=all_of_them))
+        for row in self._meter.rows(all_of_them=all_of_them):
+            self._journal.write(row)
         for found in self._meter.take_findings():
-            self._journal.event(found.event(self._done))
+            self._journal.write(found.event(self._done))
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
@@ -392,7 +388,7 @@ class _Run:
             )
         self._evaluated_s = row.seconds
         self._reserve.evaluation_took(row.seconds)
-        self._journal.evaluation(row)
+        self._journal.write(row)
 
     def _tell_startup(self) -> None:
         """When the first step's numbers are there, it has ended on the device, too."""

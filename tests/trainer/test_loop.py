@@ -32,13 +32,6 @@ DROPOUT = ModelSettings(
 )
 
 
-class _Nobody:
-    def begin(self, header) -> None: ...
-    def step(self, row) -> None: ...
-    def evaluation(self, row) -> None: ...
-    def event(self, row) -> None: ...
-
-
 class _Asked(Watch):
     """A watch to which a signal comes after so many steps."""
 
@@ -60,7 +53,7 @@ def _train(
     writer, start = choose_run(out, resume, resolved, {})
     try:
         ending = train(
-            resolved, join_ranks(config, environment={}), writer, _Nobody(),
+            resolved, join_ranks(config, environment={}), writer, lambda row: None,
             start=start, watch=_Asked(asked_after), clock=clock,
         )  # fmt: skip
     finally:
