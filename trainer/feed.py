@@ -64,14 +64,8 @@ class MicroBatch:
         return self._moved(torch.Tensor.pin_memory)
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
-        return replace(
-            self,
-            ids_BS=move(self.ids_BS),
-            starts_N=move(self.starts_N),
-            tokens_N=move(self.tokens_N),
-            predicted_P=move(self.predicted_P),
-            targets_P=move(self.targets_P),
-        )
+        names = ("ids_BS", "starts_N", "tokens_N", "predicted_P", "targets_P")
+        return replace(self, **{name: move(getattr(self, name)) for name in names})
 
     def wide_ids_BS(self) -> torch.Tensor:
         """int64, as embeddings take them."""

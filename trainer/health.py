@@ -303,10 +303,7 @@ def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
 
 
 def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
-    """The median of blocks of steps, and its standard error.
-
-    The scatter is that of neighbours' differences, to which the slope of a fall or a rise adds nothing.
-    """
+    """The median of blocks of steps, and its standard error, to which the slope of a fall or a rise adds nothing."""
     differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
     sigma = SIGMAS_PER_MAD * middle(differences) / math.sqrt(2) if differences else 0.0
     return middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))

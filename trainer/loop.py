@@ -66,15 +66,8 @@ def train(
         BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.
         TrainingFailed: If loss and gradient are wrong, and rolling back does not help.
     """
-    run = _Run(
-        resolved,
-        ranks,
-        writer,
-        show,
-        start=start or Start(),
-        watch=watch or Watch(timeout_s=math.inf),
-        clock=clock or StartClock(),
-    )
+    watch = watch or Watch(timeout_s=math.inf)
+    run = _Run(resolved, ranks, writer, show, start=start or Start(), watch=watch, clock=clock or StartClock())
     return run.train(environment or {})
 
 
@@ -106,18 +99,14 @@ class _Run:
         peak = peak_of(config, ranks)
         facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
+        again = writer.attempt
         header = describe_run(
-            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt
+            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=again
         )
         self._journal = Journal(writer, show, header, active=ranks.leads)
+        told, beat = self._journal.write, self._watch.beat
         self._keeper = Keeper(
-            writer.directory,
-            config,
-            self._training,
-            ranks,
-            attempt=writer.attempt,
-            tell_event=self._journal.write,
-            progressed=self._watch.beat,
+            writer.directory, config, self._training, ranks, attempt=again, tell_event=told, progressed=beat
         )
         self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
@@ -364,7 +353,7 @@ class _Run:
     def _close_row(self) -> None:
         self._meter.close(
             self._done,
-            self._lr,
+            learning_rate=self._lr,
             head_overflows=self._training.module.overflows,
             recompilations=self._graphs.recompilations,
             skipped_steps=self._overseer.skipped_steps,
