@@ -188,15 +188,6 @@ def test_what_ranks_told_is_read_with_the_step(overseer_of):
     assert "is nearly over" in overseer.look().stop_reason
 
 
-def test_limits_are_those_of_the_policies(overseer_of):
-    for policy, limited in (("warn", False), ("skip", True), ("rollback", True)):
-        overseer = overseer_of(on_spike=policy)
-        assert math.isinf(overseer.health.limits().loss)
-        ordinary(overseer)
-        assert math.isfinite(overseer.health.limits().loss) == limited
-        assert math.isinf(overseer.health.limits().grad_norm)
-
-
 def test_a_rollback_forgets_the_steps_that_are_undone(overseer_of, events):
     overseer = overseer_of(on_spike="rollback")
     ordinary(overseer)

@@ -31,14 +31,11 @@ def local(tmp_path):
 def test_the_copy_is_the_source_private_and_measured(source, local):
     (source / "rejects.jsonl").write_text("{}\n")
     (source / "prepared.json").write_text("{}\n")
-    notes = []
-    staged = stage(source, local, update=lambda done, total, note: notes.append((done, total)))
+    staged = stage(source, local)
     assert content(staged.directory) == content(source)
     assert staged.directory.parent.name == f"autotune-{os.getuid()}"
     assert staged.directory.parent.stat().st_mode & 0o777 == 0o700
     assert staged.copied is not None
-    assert staged.copied.size_bytes == sum(path.stat().st_size for path in source.iterdir())
-    assert notes[-1][0] == notes[-1][1] == staged.copied.size_bytes
     assert staged.source_s_per_sample is not None
     assert staged.local_s_per_sample is not None
 
