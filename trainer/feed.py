@@ -372,15 +372,13 @@ def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     Raises:
         BadConfig: If some do.
     """
-    everything = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
+    everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
     if len(np.unique(everything)) == len(everything):
         return
-    for rank, one in enumerate(samples):
-        for other in range(rank):
-            common = np.intersect1d(one, samples[other])
-            if len(common):
-                raise BadConfig(
-                    f"ranks {other} and {rank} were dealt {len(common)} samples in common in their first step",
-                    next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
-                )
+    for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
+        if common := len(np.intersect1d(own, theirs)):
+            raise BadConfig(
+                f"ranks {other} and {rank} were dealt {common} samples in common in their first step",
+                next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
+            )
     raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")

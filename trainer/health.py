@@ -104,7 +104,7 @@ class HealthMonitor:
 
     @property
     def rollbacks(self) -> int:
-        """All so far in this run, with progress or without."""
+        """All so far in this run."""
         return self._recovery.rollbacks
 
     def learning_rate_share(self, step: int) -> float:
@@ -172,10 +172,7 @@ class HealthMonitor:
         return found
 
     def _blamed(self, vitals: Vitals, above: Sequence["_Series"]) -> "_Series | None":
-        """Whose limit left the update out, where none of those that can is exceeded.
-
-        The device works with limits from some steps before. The one that is nearest to being exceeded was, then.
-        """
+        """Whose limit of some steps before left the update out: that which is nearest to being exceeded, if none is."""
         guarded = [series for series in (self._loss, self._norm) if series.guarded]
         if any(series in above for series in guarded):
             return None
@@ -226,8 +223,7 @@ class _Series:
         self.guarded = policy != "warn"
         """Whether the device is to leave out what is unusual."""
         self.excursion: bool = saved.get("excursion", False)
-        """Whether it was said that values are unusual, and none was usual since; only where that is all that is done.
-        """
+        """Whether it was said that values are unusual, and none was usual since; only if that is all that is done."""
         self._policy = policy
         self._sigmas = settings.spike_sigmas
         self._floor = floor
@@ -327,8 +323,7 @@ def middle(ordered: Sequence[float]) -> float:
 
 
 ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
-"""Standard errors that a fall, or a rise, between two medians must have to be more than noise. It is asked often, and a
-rise is always told."""
+"""Standard errors of a fall, or a rise, between two medians that is more than noise. A rise is always told."""
 FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
 """Of the shortest window, and of the whole run."""
 SMALLEST_CHANGE_SHARE = 0.001
@@ -336,10 +331,9 @@ SMALLEST_CHANGE_SHARE = 0.001
 
 
 class Plateau:
-    """Whether the loss still falls: both halves of a long window, each time half of it is new.
+    """Whether the loss still falls: both halves of a long window, by medians of blocks, each time half of it is new.
 
-    The window is the last half of the run, and not shorter than asked for. Medians of blocks of steps stand for it, of
-    so many steps that there are never many blocks.
+    The window is the last half of the run, and not shorter than asked for.
     """
 
     def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:
