@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,8 @@ class MicroBatch:
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
         names = ("ids_BS", "starts_N", "tokens_N", "predicted_P", "targets_P")
-        return replace(self, **{name: move(getattr(self, name)) for name in names})
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        return replace(self, **moved)
 
     def wide_ids_BS(self) -> torch.Tensor:
         """int64, as embeddings take them."""

@@ -242,7 +242,8 @@ class Meter:
     def _read(self, row: _Pending) -> StepRow:
         row.copied.wait()
         interval, world, steps = row.interval, self._ranks.world_size, row.interval.steps
-        numbers, loss, grad_norm, peak_bytes = (one.tolist() for one in row.fetched)
+        fetched: list[Any] = [one.tolist() for one in row.fetched]
+        numbers, loss, grad_norm, peak_bytes = fetched
         sums = dict(zip(_FIELDS, numbers[: len(_FIELDS)], strict=True))
         told = self._look_at_pace(numbers[len(_FIELDS) :], world)
         seconds = row.ended.seconds_since(interval.began)

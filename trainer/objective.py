@@ -73,7 +73,7 @@ class MaskedLM(nn.Module):
         return self.loss(logits_KV, labels_K)
 
     def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Summed cross-entropy as ``forward`` gives it, and hits, int64; both of shape (), for a batch on the device."""
+        """Summed cross-entropy as ``forward`` gives it, and hits, int64; both of shape (), of a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
         return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
 
