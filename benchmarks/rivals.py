@@ -24,13 +24,12 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 from benchmarks.paper import PaperModel
 from trainer.config import TrainConfig
 from trainer.dataset import TOKENIZER_NAME, TokenDataset
-from trainer.events import EventRow
 from trainer.loop import train
 from trainer.model import build_config
 from trainer.optimizer import learning_rate, set_learning_rate
 from trainer.parallel import Ranks
 from trainer.plan import SPECIAL_TOKENS_PER_SAMPLE
-from trainer.record import EvaluationRow, RunHeader, StepRow
+from trainer.record import StepRow
 from trainer.resolve import ResolvedConfig
 from trainer.writer import RunWriter
 
@@ -161,28 +160,13 @@ class Ours(Contender):
             config=self.match.config, sources={}, data_dir=self.match.data_dir, profile_sha256="0" * 64
         )
         writer = RunWriter(self.directory, active=True)
-        train(resolved, self.match.ranks, writer, _Watch(self))
+        train(resolved, self.match.ranks, writer, self._watch)
 
-
-class _Watch:
-    """Ends a turn with every logged step."""
-
-    def __init__(self, ours: Ours) -> None:
-        self._ours = ours
-
-    def begin(self, header: RunHeader) -> None:
-        """Nothing to do."""
-
-    def step(self, row: StepRow) -> None:
-        """A logged step is a turn; it stands for all since the last."""
-        self._ours.rows.append(row)
-        self._ours.stepped(row.real_tokens * self._ours.match.config.log_interval_steps)
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """Read from the record later."""
-
-    def event(self, row: EventRow) -> None:
-        """Nothing to do."""
+    def _watch(self, row: object) -> None:
+        """End a turn with every logged step, which stands for all since the last."""
+        if isinstance(row, StepRow):
+            self.rows.append(row)
+            self.stepped(row.real_tokens * self.match.config.log_interval_steps)
 
 
 class Paper(Contender):

@@ -13,7 +13,7 @@ import torch
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.batch import make_plan
 from trainer.build import build_training
-from trainer.checkpoint import MANIFEST_FILE, Manifest, PositionEntry, TrainingState, manifest_text, parse_manifest
+from trainer.checkpoint import MANIFEST_FILE, Manifest, TrainingState, manifest_text, parse_manifest
 from trainer.config import CheckpointSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.events import EventRow
@@ -23,6 +23,7 @@ from trainer.parallel import join_ranks
 from trainer.presets import model_settings
 from trainer.resolve import resolve
 from trainer.schema import read_json
+from trainer.stream import Position
 
 _PROFILE = """\
 schema_version = 1
@@ -137,7 +138,7 @@ class SavingTrainer:
 def _state(step: int) -> TrainingState:
     return TrainingState(
         step=step,
-        position=PositionEntry(steps=step, rows=0, lanes=[0]),
+        position=Position(steps=step, rows=0, lanes=(0,)),
         config={},
         config_sha256="",
         dataset_hash="",
@@ -164,10 +165,10 @@ def move_to_middle(checkpoint: Path, data: Path, out: Path) -> Path:
     config = resolve(out.parent.parent / "resume.toml", data=data).config
     plan = make_plan(config, len(TokenDataset.open(data)), 1)
     place = plan.blocks_per_epoch // 2 * plan.block_samples + plan.block_samples // 10
-    position = PositionEntry(
+    position = Position(
         steps=manifest.state.position.steps,
         rows=manifest.state.position.rows,
-        lanes=[place + lane for lane in range(plan.lanes)],
+        lanes=tuple(place + lane for lane in range(plan.lanes)),
     )
     moved = manifest.model_copy(update={"state": manifest.state.model_copy(update={"position": position})})
     (out / MANIFEST_FILE).write_text(json.dumps(json.loads(manifest_text(moved))))

@@ -17,13 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.attempt import process_started_s
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY, list_checkpoints, manifest_text, parse_manifest
 from trainer.config import dotted
 from trainer.errors import DoesNotFit, RanksLost, TrainerError
 from trainer.events import utc_now
 from trainer.progress import ProgressScreen, forgive_closed_streams, progress
-from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, read_exit
+from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, process_started_s, read_exit
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
@@ -142,12 +141,11 @@ class _Job:
             if self.start.finished is not None:
                 return self._leave_finished(writer, self.start.finished, leave_ranks)
             with progress("train") as update:
-                screen = ProgressScreen(update, self.resolved.config.max_steps)
                 ending = train(
                     self.resolved,
                     ranks,
                     writer,
-                    screen,
+                    ProgressScreen(update, self.resolved.config.max_steps).show,
                     start=self.start,
                     watch=self._watch,
                     clock=self.clock,

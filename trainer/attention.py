@@ -147,34 +147,25 @@ def attend_within_documents(
     return attended_THE.unsqueeze(0), None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentPlaces:
-    """Where the documents of a micro-batch lie, told for every place; made on the device, which is not waited for."""
+def document_places(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the documents of a micro-batch lie, told for every place; made on the device, which is not waited for.
 
-    document_BS: torch.Tensor
-    """int32: documents are numbered from 1, padding is 0."""
-    position_BS: torch.Tensor
-    """int64: the place within the document; 0 on padding."""
-
-    @classmethod
-    def of(cls, batch: MicroBatch) -> "DocumentPlaces":
-        """Tell it from where documents start and how long they are."""
-        shape = batch.ids_BS.shape
-        device = batch.ids_BS.device
-        starts_N = batch.starts_N.to(torch.int64)
-        begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
-        begins_T.index_fill_(0, starts_N, 1)
-        number_T = begins_T.cumsum(0, dtype=torch.int32)
-        # Places before the first document belong to a document 0 without tokens.
-        none = torch.zeros(1, dtype=torch.int64, device=device)
-        start_T = torch.cat([none, starts_N]).index_select(0, number_T)
-        tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(0, number_T)
-        place_T = torch.arange(len(number_T), device=device) - start_T
-        real_T = place_T < tokens_T
-        return cls(
-            document_BS=torch.where(real_T, number_T, 0).reshape(shape),
-            position_BS=torch.where(real_T, place_T, 0).reshape(shape),
-        )
+    Returns:
+        int32, documents being numbered from 1, and padding 0; and int64, the place within the document, 0 on padding.
+        Both of shape (B, S).
+    """
+    shape, device = batch.ids_BS.shape, batch.ids_BS.device
+    starts_N = batch.starts_N.to(torch.int64)
+    begins_T = torch.zeros(batch.ids_BS.numel(), dtype=torch.int32, device=device)
+    begins_T.index_fill_(0, starts_N, 1)
+    number_T = begins_T.cumsum(0, dtype=torch.int32)
+    # Places before the first document belong to a document 0 without tokens.
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    start_T = torch.cat([none, starts_N]).index_select(0, number_T)
+    tokens_T = torch.cat([none, batch.tokens_N.to(torch.int64)]).index_select(0, number_T)
+    place_T = torch.arange(len(number_T), device=device) - start_T
+    real_T = place_T < tokens_T
+    return torch.where(real_T, number_T, 0).reshape(shape), torch.where(real_T, place_T, 0).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +173,9 @@ class EncoderInputs:
     """What an encoder's forward takes, and what it was made from."""
 
     arguments: dict[str, Any]
-    places: DocumentPlaces | None
-    """None where rows are told to the encoder by their padding mask."""
-    edges: torch.Tensor | None
+    document_BS: torch.Tensor | None = None
+    """The document of each place; None where rows are told to the encoder by their padding mask."""
+    edges: torch.Tensor | None = None
     """Shape (2 N + B + 1,), int32, the edges of documents and rows; only for varlen."""
 
 
@@ -203,9 +194,9 @@ def encoder_inputs(
     """
     if kind == "row":
         arguments: dict[str, Any] = {"input_ids": batch.wide_ids_BS(), "attention_mask": batch.attention_BS()}
-        return EncoderInputs(arguments=arguments, places=None, edges=None)
-    places = DocumentPlaces.of(batch)
-    positions_BS = places.position_BS + first_position
+        return EncoderInputs(arguments=arguments)
+    document_BS, position_BS = document_places(batch)
+    positions_BS = position_BS + first_position
     if kind == "varlen":
         edges = _document_edges(batch)
         arguments = {
@@ -214,15 +205,15 @@ def encoder_inputs(
             "cu_seq_lens_q": edges,
             "max_length_q": batch.ids_BS.shape[1],
         }
-        return EncoderInputs(arguments=arguments, places=places, edges=edges)
-    mask_BSS = places.document_BS[:, :, None] == places.document_BS[:, None, :]
+        return EncoderInputs(arguments=arguments, document_BS=document_BS, edges=edges)
+    mask_BSS = document_BS[:, :, None] == document_BS[:, None, :]
     mask: Any = _additive(mask_BSS, dtype)
     if window_tokens is not None:
         place_S = torch.arange(batch.ids_BS.shape[1], device=batch.ids_BS.device)
         near_SS = (place_S[:, None] - place_S[None, :]).abs() <= window_tokens
         mask = {"full_attention": mask, "sliding_attention": _additive(mask_BSS & near_SS, dtype)}
     arguments = {"input_ids": batch.wide_ids_BS(), "position_ids": positions_BS, "attention_mask": mask}
-    return EncoderInputs(arguments=arguments, places=places, edges=None)
+    return EncoderInputs(arguments=arguments, document_BS=document_BS)
 
 
 def asked_in_documents(inputs: EncoderInputs, batch: MicroBatch, place_K: torch.Tensor) -> AskedInDocuments:
@@ -250,7 +241,8 @@ def asked_in_rows(
     ``place_K`` are those to predict, ascending, then such as count for nothing; ``row_slots`` as many as any row has to
     predict, or more.
     """
-    assert inputs.places is not None
+    document_BS = inputs.document_BS
+    assert document_BS is not None
     rows, width = batch.ids_BS.shape
     number_K = torch.arange(len(place_K), device=place_K.device)
     counts_K = number_K < batch.predicted_tokens
@@ -258,7 +250,6 @@ def asked_in_rows(
     first_of_row_K = torch.searchsorted(torch.where(counts_K, place_K, rows * width), row_K * width)
     slot_K = torch.where(counts_K, row_K * row_slots + number_K - first_of_row_K, rows * row_slots)
     # A slot without a question asks what the row's first place may ask, as a softmax over nothing is not a number.
-    document_BS = inputs.places.document_BS
     none = document_BS.new_zeros(1)
     asking = torch.cat([document_BS[:, :1].expand(rows, row_slots).flatten(), none])
     asking_BR = asking.index_copy(0, slot_K, document_BS.flatten()[place_K])[:-1].unflatten(0, (rows, row_slots))

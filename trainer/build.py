@@ -145,16 +145,14 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     Raises:
         BadConfig: If the model, the layout or a strategy cannot be had as configured.
     """
-    own = build_config(
-        config.model, vocab_size=vocab_size, special_ids=special_ids, seq_length_tokens=config.seq_length_tokens
-    )
-    model_config = build_config(
+    configured = functools.partial(
+        build_config,
         config.model,
         vocab_size=vocab_size,
         special_ids=special_ids,
         seq_length_tokens=config.seq_length_tokens,
-        attention_dropout=config.attention_dropout,
     )
+    own, model_config = configured(), configured(attention_dropout=config.attention_dropout)
     family = family_of(model_config)
     attention = choose_attention(config, model_config, ranks.device, known=family is not None)
     if ranks.device.type == "cuda":

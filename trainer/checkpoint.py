@@ -54,18 +54,6 @@ class TensorEntry(Table):
     parts: list[Part]
 
 
-class PositionEntry(Table):
-    """Where the job is in its data."""
-
-    steps: int
-    rows: int
-    lanes: list[int]
-
-    def position(self) -> Position:
-        """As streams take it."""
-        return Position(steps=self.steps, rows=self.rows, lanes=tuple(self.lanes))
-
-
 class TrainingState(Table):
     """What is not a tensor.
 
@@ -75,7 +63,7 @@ class TrainingState(Table):
 
     step: int
     """Optimizer steps taken."""
-    position: PositionEntry
+    position: Position
     config: dict[str, Any]
     """The configuration that led here."""
     config_sha256: str

@@ -280,14 +280,9 @@ class TokenDataset:
         return shards, begins, ends - begins
 
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
-        """Read stretches of ids into an array.
+        """Read stretches of ids, ``tokens`` of each, into ``ids`` (T,) at ``places``; all others of shape (N,).
 
-        Args:
-            ids: Shape (T,), of the stored type.
-            places: Shape (N,), where in ``ids`` each stretch begins.
-            shards: Shape (N,); with ``begins`` as ``locate`` gave them.
-            begins: Shape (N,).
-            tokens: Shape (N,), how many ids to read of each.
+        ``shards`` and ``begins`` are as ``locate`` gave them.
 
         Raises:
             BadConfig: If a shard became shorter while in use.
@@ -321,12 +316,7 @@ class TokenDataset:
         return None
 
     def read(self, sample: int, max_tokens: int | None = None) -> Ids:
-        """The ids of one sample, at most ``max_tokens`` of them, without special tokens.
-
-        Raises:
-            IndexError: If there is no such sample.
-            BadConfig: If the shard is damaged.
-        """
+        """The ids of one sample, at most ``max_tokens`` of them, without special tokens; raises as ``locate``."""
         shards, begins, tokens = self.locate(np.array([sample], dtype=np.int64))
         count = tokens if max_tokens is None else np.minimum(tokens, max_tokens)
         ids = np.empty(int(count[0]), dtype=self.dtype)

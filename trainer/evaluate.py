@@ -78,8 +78,8 @@ def _sums(
             break
         if empty_rows:
             continue
-        found = module.evaluate(batch.to(ranks.device))
+        loss_sum, correct = module.evaluate(batch.to(ranks.device))
         rows = len(torch.unique(batch.starts_N // batch.ids_BS.shape[1]))
         counts = torch.tensor([batch.predicted_tokens, rows], dtype=torch.float64).to(ranks.device)
-        sums += torch.cat([torch.stack([found.loss_sum.double(), found.correct.double()]), counts])
+        sums += torch.cat([torch.stack([loss_sum.double(), correct.double()]), counts])
     return sums

@@ -5,13 +5,11 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from trainer.schema import Table
-
-Level = Literal["info", "warning", "error"]
 
 
 class EventRow(Table):
@@ -24,8 +22,8 @@ class EventRow(Table):
     """``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``damaged``, ``rolled_back``,
     ``preflight``, ``stopped``, or what ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``,
     ``rise``, ``starved``, ``straggler``."""
-    level: Literal["info", "warning", "error"]
-    action: str
+    level: Literal["info", "warning", "error"] = "info"
+    action: str = "none"
     """What was done: ``none``, ``warn``, ``skip``, ``rollback``, ``give_up``."""
     message: str
     causes: list[str] = Field(default_factory=list)
@@ -42,30 +40,15 @@ def happened(
     kind: str,
     message: str,
     *,
-    level: Level = "info",
-    action: str = "none",
-    causes: Sequence[str] = (),
-    next_step: str = "",
     values: Mapping[str, float | int | str] | None = None,
-    samples: Sequence[int] = (),
+    **more: Any,  # noqa: ANN401 - as the row has them
 ) -> EventRow:
-    """An event of this moment; numbers that are not finite become text."""
-    return EventRow(
-        step=step,
-        utc=utc_now(),
-        kind=kind,
-        level=level,
-        action=action,
-        message=message,
-        causes=list(causes),
-        next_step=next_step,
-        values={name: _shown(value) for name, value in (values or {}).items()},
-        samples=list(samples),
-    )
-
-
-def _shown(value: float | int | str) -> float | int | str:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """An event of this moment; ``more`` are other fields of the row. Numbers that are not finite become text."""
+    shown = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in (values or {}).items()
+    }
+    return EventRow(step=step, utc=utc_now(), kind=kind, message=message, values=shown, **more)
 
 
 def utc_now() -> str:
@@ -94,9 +77,6 @@ class Action(enum.StrEnum):
     GIVE_UP = "give_up"
 
 
-SEVERITY = (Action.WARN, Action.SKIP, Action.ROLL_BACK, Action.GIVE_UP)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something the user should know, and what is done about it."""
@@ -105,117 +85,105 @@ class Finding:
     action: Action
     message: str
     """What happened, with the values that show it."""
-    causes: tuple[str, ...]
-    """Likely ones, the most likely first."""
-    next_step: str
     values: dict[str, float]
 
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Likely ones, the most likely first."""
+        return ADVICE[self.kind][0]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """What is known about a kind of trouble, whatever its values."""
+    @property
+    def next_step(self) -> str:
+        """What to do about its kind."""
+        return ADVICE[self.kind][1]
 
-    causes: tuple[str, ...]
-    next_step: str
+    def event(self, step: int, samples: Sequence[int] = ()) -> EventRow:
+        """Return it as the run record has it."""
+        return happened(
+            step,
+            self.kind.value,
+            self.message,
+            level="error" if self.action in (Action.ROLL_BACK, Action.GIVE_UP) else "warning",
+            action=self.action.value,
+            causes=list(self.causes),
+            next_step=self.next_step,
+            values=self.values,
+            samples=list(samples),
+        )
 
 
-ADVICE: Mapping[Kind, Advice] = {
-    Kind.NON_FINITE: Advice(
-        causes=(
+ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
+    Kind.NON_FINITE: (
+        (
             "the learning rate is too high, and weights or activations overflowed",
             "a number range is left, by the precision or by gradients that travel in 16 bits",
             "a fault of the device, where it comes once and in no other run",
         ),
-        next_step=(
-            "If it comes again, lower train.learning_rate or lengthen train.warmup_steps; try train.precision = 'fp32' "
-            "and train.parallel.gradient_dtype = 'fp32' to rule out the number range."
-        ),
+        "If it comes again, lower train.learning_rate or lengthen train.warmup_steps; try train.precision = 'fp32' "
+        "and train.parallel.gradient_dtype = 'fp32' to rule out the number range.",
     ),
-    Kind.SPIKE: Advice(
-        causes=(
+    Kind.SPIKE: (
+        (
             "the learning rate is too high for this place of training",
             "a batch of unusual data: broken text, another language, long repetitions",
             "the optimizer's second moments are stale, which a lower adam_beta2 makes fresher",
         ),
-        next_step=(
-            "If they come often or the loss does not return, lower train.learning_rate, lengthen train.warmup_steps or "
-            "set train.adam_beta2 to 0.98; train.health.on_spike says whether such batches are left out ('skip') or "
-            "undone ('rollback')."
-        ),
+        "If they come often or the loss does not return, lower train.learning_rate, lengthen train.warmup_steps or "
+        "set train.adam_beta2 to 0.98; train.health.on_spike says whether such batches are left out ('skip') or "
+        "undone ('rollback').",
     ),
-    Kind.EXPLOSION: Advice(
-        causes=(
+    Kind.EXPLOSION: (
+        (
             "the learning rate is too high, or the warm-up too short",
             "a batch of unusual data",
             "the clip is so low that ordinary gradients lie far above it",
         ),
-        next_step=(
-            "Lengthen train.warmup_steps or lower train.learning_rate; where ordinary norms lie far above "
-            "train.max_grad_norm, raise that. train.health.on_explosion says whether such batches are left out ('skip')"
-            " or undone ('rollback')."
-        ),
+        "Lengthen train.warmup_steps or lower train.learning_rate; where ordinary norms lie far above "
+        "train.max_grad_norm, raise that. train.health.on_explosion says whether such batches are left out ('skip')"
+        " or undone ('rollback').",
     ),
-    Kind.PLATEAU: Advice(
-        causes=(
+    Kind.PLATEAU: (
+        (
             "the learning rate is too high to go lower, or by the schedule's end too low to move",
             "the model has learned what it can hold, or what this data has",
             "early in a run: only the frequencies of tokens were learned so far, which passes",
         ),
-        next_step=(
-            "Look at the validation loss (train.evaluation.interval_steps). If it stands still as well, let the rate "
-            "fall (train.schedule, train.max_steps), change train.learning_rate, or stop here."
-        ),
+        "Look at the validation loss (train.evaluation.interval_steps). If it stands still as well, let the rate "
+        "fall (train.schedule, train.max_steps), change train.learning_rate, or stop here.",
     ),
-    Kind.RISE: Advice(
-        causes=(
+    Kind.RISE: (
+        (
             "the learning rate is too high, and training comes apart slowly",
             "the data changed: another source, harder or longer samples",
         ),
-        next_step=(
-            "Go on from a checkpoint before the rise with a lower train.learning_rate; train.health.on_spike = "
-            "'rollback' does so by itself where the rise is sudden."
-        ),
+        "Go on from a checkpoint before the rise with a lower train.learning_rate; train.health.on_spike = "
+        "'rollback' does so by itself where the rise is sudden.",
     ),
-    Kind.STARVED: Advice(
-        causes=(
+    Kind.STARVED: (
+        (
             "too few loader processes for the speed of the device",
             "slow storage, such as a shared file system under load",
             "other jobs use the processors of that node",
         ),
-        next_step=(
-            "Find the number of loader processes with: autotune workers --profile P (it sets train.data.loader_workers)"
-            "; on shared storage copy the data to each node's own disk with train.data.stage_to."
-        ),
+        "Find the number of loader processes with: autotune workers --profile P (it sets train.data.loader_workers)"
+        "; on shared storage copy the data to each node's own disk with train.data.stage_to.",
     ),
-    Kind.STRAGGLER: Advice(
-        causes=(
+    Kind.STRAGGLER: (
+        (
             "that device slows down because it is hot or its power is capped",
             "others use that GPU or its node's processors",
             "it is a slower card than the rest",
             "a node disturbed by its services or its network",
             "uneven data: with the padded and bucketed layouts some ranks get longer rows",
         ),
-        next_step=(
-            "Run nvidia-smi -q -d PERFORMANCE on that rank's node; where it stays slow leave the node out (SLURM: "
-            "--exclude=NODE). If slow ranks change, try train.layout = 'packed'."
-        ),
+        "Run nvidia-smi -q -d PERFORMANCE on that rank's node; where it stays slow leave the node out (SLURM: "
+        "--exclude=NODE). If slow ranks change, try train.layout = 'packed'.",
     ),
 }
+"""By kind: likely causes, the likeliest first, and the next step."""
 
 
-def finding(kind: Kind, action: Action, message: str, values: Mapping[str, float]) -> Finding:
-    """A finding with what is known about its kind."""
-    advice = ADVICE[kind]
-    return Finding(
-        kind=kind,
-        action=action,
-        message=message,
-        causes=advice.causes,
-        next_step=advice.next_step,
-        values=dict(values),
-    )
-
-
-def strongest(findings: Sequence[Finding]) -> Action | None:
-    """The action that rules; None where nothing was found."""
-    return max((one.action for one in findings), key=SEVERITY.index, default=None)
+def strongest(findings: Sequence[Finding]) -> Finding | None:
+    """The one whose action rules; None where nothing was found."""
+    severity = list(Action)
+    return max(findings, key=lambda one: severity.index(one.action), default=None)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -64,14 +64,9 @@ class MicroBatch:
         return self._moved(torch.Tensor.pin_memory)
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
-        return replace(
-            self,
-            ids_BS=move(self.ids_BS),
-            starts_N=move(self.starts_N),
-            tokens_N=move(self.tokens_N),
-            predicted_P=move(self.predicted_P),
-            targets_P=move(self.targets_P),
-        )
+        names = ("ids_BS", "starts_N", "tokens_N", "predicted_P", "targets_P")
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in names}
+        return replace(self, **moved)
 
     def wide_ids_BS(self) -> torch.Tensor:
         """int64, as embeddings take them."""
@@ -378,15 +373,13 @@ def compare_data(samples: Sequence[npt.NDArray[np.int64]]) -> None:
     Raises:
         BadConfig: If some do.
     """
-    everything = np.concatenate(samples) if samples else np.zeros(0, dtype=np.int64)
+    everything = np.concatenate([np.zeros(0, dtype=np.int64), *samples])
     if len(np.unique(everything)) == len(everything):
         return
-    for rank, one in enumerate(samples):
-        for other in range(rank):
-            common = np.intersect1d(one, samples[other])
-            if len(common):
-                raise BadConfig(
-                    f"ranks {other} and {rank} were dealt {len(common)} samples in common in their first step",
-                    next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
-                )
+    for (other, theirs), (rank, own) in itertools.combinations(enumerate(samples), 2):
+        if common := len(np.intersect1d(own, theirs)):
+            raise BadConfig(
+                f"ranks {other} and {rank} were dealt {common} samples in common in their first step",
+                next_step="This is a bug of the trainer, or ranks were started with the same RANK: check those.",
+            )
     raise BadConfig("a rank was dealt a sample twice in its first step", next_step="This is a bug of the trainer.")

@@ -2,10 +2,15 @@
 
 A loss or a norm is held against the median of those before it, in units of their robust scatter. Where values fall, as
 those of a young run do, the newer half says what is usual, and they scatter around the line through the medians of both
-halves.
+halves. Whether the loss still falls is asked of the last half of the run, which grows with it: what 2,000 steps gain
+late in a healthy run is less than their noise.
+
+Scatter is the median absolute deviation (MAD), times 1.4826, which is the standard deviation where values are normal
+(Rousseeuw and Croux 1993): up to half of the values cannot move it far.
 """
 
 import dataclasses
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import HealthSettings, Policy
-from trainer.events import Action, Finding, Kind, finding
-from trainer.plateau import Plateau, level_and_scatter
+from trainer.events import Action, Finding, Kind
 
 FLOOR_SHARE = 0.1
 """Of the median: less above it is never unusual. Late in a run the loss hardly scatters, and sigmas mean nothing."""
@@ -50,11 +54,14 @@ NO_LIMITS = Limits(loss=math.inf, grad_norm=math.inf)
 class HealthMonitor:
     """Looks at every step once, in order, and says what is unusual."""
 
-    def __init__(self, settings: HealthSettings, max_grad_norm: float) -> None:
+    def __init__(self, settings: HealthSettings, max_grad_norm: float, saved: Mapping[str, Any] | None = None) -> None:
+        """Go on from a saved state; what it lacks starts afresh, so that older checkpoints can be read."""
         self._settings = settings
         self._clip = max_grad_norm
-        self._recovery = _Recovery(settings, {})
-        self._look_back({})
+        known = {field.name for field in dataclasses.fields(_Recovery)}
+        before = (saved or {}).get("recovery", {})
+        self._recovery = _Recovery(**{name: value for name, value in before.items() if name in known})
+        self._look_back(saved or {})
 
     def _look_back(self, saved: Mapping[str, Any]) -> None:
         """Take over all that says what is usual, or start it afresh where nothing is saved."""
@@ -75,7 +82,9 @@ class HealthMonitor:
 
     def look(self, vitals: Vitals) -> list[Finding]:
         """What a step shows; each step is shown exactly once, in order."""
-        self._recovery.reach(vitals.step)
+        furthest = self._recovery.furthest_trouble_step
+        if furthest is not None and vitals.step > furthest + self._settings.easing_steps:
+            self._recovery.without_progress = 0  # well past the furthest trouble
         if math.isfinite(vitals.loss) and math.isfinite(vitals.grad_norm):
             found = self._unusual(vitals)
         else:
@@ -95,12 +104,16 @@ class HealthMonitor:
 
     @property
     def rollbacks(self) -> int:
-        """All so far in this run, with progress or without."""
+        """All so far in this run."""
         return self._recovery.rollbacks
 
     def learning_rate_share(self, step: int) -> float:
         """What is left of the learning rate in the step, counted from 0, that is about to be taken."""
-        return self._recovery.learning_rate_share(step)
+        before = self._recovery
+        if before.eased_from_step is None or step < before.eased_from_step:
+            return 1.0
+        done = min(1.0, (step - before.eased_from_step) / self._settings.easing_steps)
+        return before.eased_share + (1 - before.eased_share) * done
 
     def roll_back(self, saved: Mapping[str, Any], *, at_step: int, to_step: int) -> None:
         """Look back as at the checkpoint; what counts rollbacks and eases the learning rate goes on.
@@ -109,11 +122,20 @@ class HealthMonitor:
         """
         self._look_back(saved)
         self._skipped_in_a_row = 0
-        self._recovery.roll_back(at_step=at_step, to_step=to_step)
+        before = self._recovery
+        without_progress = before.without_progress + 1
+        self._recovery = _Recovery(
+            rollbacks=before.rollbacks + 1,
+            without_progress=without_progress,
+            furthest_trouble_step=max(before.furthest_trouble_step or 0, at_step),
+            eased_from_step=to_step,
+            eased_share=self._settings.eased_learning_rate_share**without_progress,
+        )
 
     def forgive(self) -> None:
         """Let rollbacks count afresh, as settings were changed since the run gave up."""
-        self._recovery.forgive()
+        self._recovery.without_progress = 0
+        self._recovery.furthest_trouble_step = None
 
     def to_json(self) -> dict[str, Any]:
         """The whole state, as JSON can write it: nothing in it is infinite."""
@@ -123,16 +145,8 @@ class HealthMonitor:
             "plateau": self._plateau.to_json(),
             "usual": self._usual,
             "skipped_in_a_row": self._skipped_in_a_row,
-            "recovery": self._recovery.to_json(),
+            "recovery": dataclasses.asdict(self._recovery),
         }
-
-    @classmethod
-    def from_json(cls, settings: HealthSettings, max_grad_norm: float, saved: Mapping[str, Any]) -> "HealthMonitor":
-        """Go on from a saved state; what it lacks starts afresh, so that older checkpoints can be read."""
-        monitor = cls(settings, max_grad_norm)
-        monitor._look_back(saved)
-        monitor._recovery = _Recovery(settings, saved.get("recovery", {}))
-        return monitor
 
     def _non_finite(self, vitals: Vitals) -> Finding:
         self._usual = False
@@ -140,7 +154,8 @@ class HealthMonitor:
         names = {"loss": "the loss", "grad_norm": "the gradient's norm"}
         broken = [f"{names[key]} is {value}" for key, value in figures.items() if not math.isfinite(value)]
         message = f"{' and '.join(broken)} in step {vitals.step}; the update was left out"
-        return finding(Kind.NON_FINITE, Action(self._settings.on_non_finite), message, figures)
+        action = Action(self._settings.on_non_finite)
+        return Finding(kind=Kind.NON_FINITE, action=action, message=message, values=figures)
 
     def _unusual(self, vitals: Vitals) -> list[Finding]:
         pairs = ((self._loss, vitals.loss), (self._norm, vitals.grad_norm))
@@ -157,15 +172,13 @@ class HealthMonitor:
         return found
 
     def _blamed(self, vitals: Vitals, above: Sequence["_Series"]) -> "_Series | None":
-        """Whose limit left the update out, where none of those that can is exceeded.
-
-        The device works with limits from some steps before. The one that is nearest to being exceeded was, then.
-        """
+        """Whose limit of some steps before left the update out: that which is nearest to being exceeded, if none is."""
         guarded = [series for series in (self._loss, self._norm) if series.guarded]
         if any(series in above for series in guarded):
             return None
         values = {Kind.SPIKE: vitals.loss, Kind.EXPLOSION: vitals.grad_norm}
-        return max(guarded, key=lambda series: series.closeness(values[series.kind]), default=None)
+        near = {series: values[series.kind] / series.limit if series.limit > 0 else 1.0 for series in guarded}
+        return max(guarded, key=near.__getitem__, default=None)
 
     def _described(self, series: "_Series", action: Action, vitals: Vitals, *, lagging: bool) -> Finding:
         is_loss = series.kind is Kind.SPIKE
@@ -177,7 +190,8 @@ class HealthMonitor:
             message += f", above {series.limit:.4g}; the median of the last {len(series)} is {series.median:.4g}"
         message += "; the update was taken" if vitals.applied else "; the update was left out"
         values = {"loss": vitals.loss, "grad_norm": vitals.grad_norm, **series.bounds()}
-        return finding(series.kind, action, message, values if is_loss else {**values, "clip": self._clip})
+        values |= {} if is_loss else {"clip": self._clip}
+        return Finding(kind=series.kind, action=action, message=message, values=values)
 
     def _escalated(self, one: Finding) -> Finding:
         """A finding with the action that remains when skipping, or rolling back, did not help."""
@@ -187,9 +201,9 @@ class HealthMonitor:
             message += f"; {self._skipped_in_a_row} in a row were"
         if action is not Action.ROLL_BACK:
             return one
-        if self._recovery.is_exhausted:
+        before = self._recovery.without_progress
+        if before >= self._settings.max_rollbacks:
             action = Action.GIVE_UP
-            before = self._recovery.without_progress
             message += f"; {before} rollbacks before it did not help" if before else ""
             message += (
                 f", and train.health.max_rollbacks = {self._settings.max_rollbacks} allows no more: training gives up"
@@ -209,8 +223,7 @@ class _Series:
         self.guarded = policy != "warn"
         """Whether the device is to leave out what is unusual."""
         self.excursion: bool = saved.get("excursion", False)
-        """Whether it was said that values are unusual, and none was usual since; only where that is all that is done.
-        """
+        """Whether it was said that values are unusual, and none was usual since; only if that is all that is done."""
         self._policy = policy
         self._sigmas = settings.spike_sigmas
         self._floor = floor
@@ -241,10 +254,6 @@ class _Series:
         self._window.append(value)
         self._measure()
 
-    def closeness(self, value: float) -> float:
-        """How near a value is to the limit: 1 when it is there."""
-        return value / self.limit if self.limit > 0 else 1.0
-
     def bounds(self) -> dict[str, float]:
         """Median and limit, where there are any."""
         return {"median": self.median, "limit": self.limit} if len(self._window) >= self._enough else {}
@@ -260,50 +269,132 @@ class _Series:
             self.limit = max(self.median + room, self._floor)
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
 class _Recovery:
     """How often training rolled back, whether that helped, and how far the learning rate is eased."""
 
-    def __init__(self, settings: HealthSettings, saved: Mapping[str, Any]) -> None:
-        self._settings = settings
-        self.rollbacks: int = saved.get("rollbacks", 0)
-        self.without_progress: int = saved.get("without_progress", 0)
-        self._furthest_trouble_step: int | None = saved.get("furthest_trouble_step")
-        self._eased_from_step: int | None = saved.get("eased_from_step")
-        self._eased_share: float = saved.get("eased_share", 1.0)
+    rollbacks: int = 0
+    without_progress: int = 0
+    furthest_trouble_step: int | None = None
+    eased_from_step: int | None = None
+    eased_share: float = 1.0
 
-    @property
-    def is_exhausted(self) -> bool:
-        return self.without_progress >= self._settings.max_rollbacks
 
-    def reach(self, step: int) -> None:
-        """Training that gets well past the furthest trouble has made progress."""
-        furthest = self._furthest_trouble_step
-        if furthest is not None and step > furthest + self._settings.easing_steps:
-            self.without_progress = 0
+SIGMAS_PER_MAD = 1.4826
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median in units of sigma / sqrt(n): sqrt(pi / 2), asymptotically and for normal values."""
 
-    def forgive(self) -> None:
-        """Let rollbacks count afresh: people have changed what led to the last ones."""
-        self.without_progress = 0
-        self._furthest_trouble_step = None
 
-    def roll_back(self, *, at_step: int, to_step: int) -> None:
-        self.rollbacks += 1
-        self.without_progress += 1
-        self._furthest_trouble_step = max(self._furthest_trouble_step or 0, at_step)
-        self._eased_from_step = to_step
-        self._eased_share = self._settings.eased_learning_rate_share**self.without_progress
+def level_and_scatter(values: Sequence[float]) -> tuple[float, float]:
+    """Where values are now, and their robust standard deviation around where they were on the way."""
+    whole, scatter = centre_and_scatter(sorted(values))
+    half = len(values) // 2
+    first, second = middle(sorted(values[:half])), middle(sorted(values[-half:]))
+    if second >= first:
+        return whole, scatter
+    slope = (second - first) / (len(values) - half)
+    middle_of_first = (half - 1) / 2
+    around = [value - first - slope * (place - middle_of_first) for place, value in enumerate(values)]
+    return min(whole, second), min(scatter, centre_and_scatter(sorted(around))[1])
 
-    def learning_rate_share(self, step: int) -> float:
-        if self._eased_from_step is None or step < self._eased_from_step:
-            return 1.0
-        done = min(1.0, (step - self._eased_from_step) / self._settings.easing_steps)
-        return self._eased_share + (1 - self._eased_share) * done
+
+def median_and_error(blocks: Sequence[float]) -> tuple[float, float]:
+    """The median of blocks of steps, and its standard error, to which the slope of a fall or a rise adds nothing."""
+    differences = sorted([abs(one - other) for one, other in itertools.pairwise(blocks)])
+    sigma = SIGMAS_PER_MAD * middle(differences) / math.sqrt(2) if differences else 0.0
+    return middle(sorted(blocks)), MEDIAN_ERROR * sigma / math.sqrt(len(blocks))
+
+
+def centre_and_scatter(ordered: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation of values in order."""
+    centre = middle(ordered)
+    # Two runs in order, which sorting only has to merge.
+    deviations = sorted([abs(value - centre) for value in ordered])
+    return centre, SIGMAS_PER_MAD * middle(deviations)
+
+
+def middle(ordered: Sequence[float]) -> float:
+    """The median of values in order."""
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[half]
+    # Halved first: the sum of two finite values need not be finite.
+    return ordered[half - 1] / 2 + ordered[half] / 2
+
+
+ERRORS_THAT_TELL, ERRORS_OF_A_RISE = 2.0, 4.0
+"""Standard errors of a fall, or a rise, between two medians that is more than noise. A rise is always told."""
+FEWEST_BLOCKS, MOST_BLOCKS = 20, 160
+"""Of the shortest window, and of the whole run."""
+SMALLEST_CHANGE_SHARE = 0.001
+"""Of the loss: less than that in half a plateau window is no change worth the time, however sure it is."""
+
+
+class Plateau:
+    """Whether the loss still falls: both halves of a long window, by medians of blocks, each time half of it is new.
+
+    The window is the last half of the run, and not shorter than asked for.
+    """
+
+    def __init__(self, window_steps: int, saved: Mapping[str, Any]) -> None:
+        self._window_steps = window_steps
+        self._block_steps: int = saved.get("block_steps", max(1, window_steps // FEWEST_BLOCKS))
+        self._blocks: list[float] = list(saved.get("blocks", ()))
+        self._block: list[float] = list(saved.get("block", ()))
+        self._judged_at: int = saved.get("judged_at", 0)
+        self._is_told: bool = saved.get("is_told", False)
+
+    def look(self, step: int, loss: float) -> list[Finding]:
+        """What a step's loss shows, counted from 1; each is shown once, in order."""
+        self._block.append(loss)
+        if len(self._block) < self._block_steps:
+            return []
+        self._blocks.append(middle(sorted(self._block)))
+        self._block = []
+        steps = len(self._blocks) * self._block_steps
+        window_steps = max(self._window_steps, steps // 2)
+        half = window_steps // 2 // self._block_steps
+        if steps < self._window_steps or steps - self._judged_at < window_steps // 2 or not half:
+            return []
+        self._judged_at = steps
+        first, first_error = median_and_error(self._blocks[-2 * half : -half])
+        second, second_error = median_and_error(self._blocks[-half:])
+        self._join_blocks()
+        error = math.hypot(first_error, second_error)
+        values = {"first_median": first, "second_median": second, "improvement": first - second, "error": error}
+        return self._judge(step, 2 * half * self._block_steps, values)
+
+    def _join_blocks(self) -> None:
+        """Make longer ones, two into one, where there are many; what does not come out even is left out."""
+        while len(self._blocks) > MOST_BLOCKS:
+            even = self._blocks[len(self._blocks) % 2 :]
+            self._blocks = [one / 2 + other / 2 for one, other in zip(even[::2], even[1::2], strict=True)]
+            self._block_steps *= 2
+            self._judged_at = len(self._blocks) * self._block_steps
+
+    def _judge(self, step: int, window_steps: int, values: Mapping[str, float]) -> list[Finding]:
+        improvement, smallest = values["improvement"], SMALLEST_CHANGE_SHARE * abs(values["first_median"])
+        telling = max(ERRORS_THAT_TELL * values["error"], smallest)
+        medians = f"the median loss of {window_steps} steps up to step {step} went from"
+        medians += f" {values['first_median']:.4g} in their first half to {values['second_median']:.4g} in their second"
+        if improvement < -max(ERRORS_OF_A_RISE * values["error"], smallest):
+            message = f"the loss rises: {medians}"
+            return [Finding(kind=Kind.RISE, action=Action.WARN, message=message, values=dict(values))]
+        if improvement >= telling:
+            self._is_told = False
+            return []
+        if self._is_told:
+            return []
+        self._is_told = True
+        message = f"the loss stands still: {medians}, a fall of {improvement:.2g} where {telling:.2g} tells"
+        return [Finding(kind=Kind.PLATEAU, action=Action.WARN, message=message, values=dict(values))]
 
     def to_json(self) -> dict[str, Any]:
+        """The whole state."""
         return {
-            "rollbacks": self.rollbacks,
-            "without_progress": self.without_progress,
-            "furthest_trouble_step": self._furthest_trouble_step,
-            "eased_from_step": self._eased_from_step,
-            "eased_share": self._eased_share,
+            "block_steps": self._block_steps,
+            "blocks": list(self._blocks),
+            "block": list(self._block),
+            "judged_at": self._judged_at,
+            "is_told": self._is_told,
         }

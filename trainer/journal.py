@@ -4,8 +4,8 @@ import contextlib
 import importlib
 import importlib.metadata
 import platform
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,8 +21,7 @@ from trainer.plan import BatchPlan
 from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, StepRow
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
-from trainer.schema import Table
-from trainer.writer import RunWriter
+from trainer.writer import Row, RunWriter
 
 
 def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
@@ -106,33 +105,21 @@ def describe_run(
     )
 
 
-class Screen(Protocol):
-    """Who watches on rank 0."""
-
-    def begin(self, header: RunHeader) -> None:
-        """The run begins."""
-
-    def step(self, row: StepRow) -> None:
-        """A step was logged."""
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """The model was held against the validation split."""
-
-    def event(self, row: EventRow) -> None:
-        """Something happened that people may want to know of."""
+Show = Callable[[RunHeader | Row], None]
+"""Shows people on rank 0 that the run begins, and each row."""
 
 
 class Journal:
-    """Writes rows everywhere; on other ranks than the first, only the step's number is kept."""
+    """Writes rows everywhere; on other ranks than the first, nowhere."""
 
-    def __init__(self, writer: RunWriter, screen: Screen, header: RunHeader, *, active: bool) -> None:
-        self._writer, self._screen, self._active = writer, screen, active
+    def __init__(self, writer: RunWriter, show: Show, header: RunHeader, *, active: bool) -> None:
+        self._writer, self._show, self._active = writer, show, active
         self._board: Any = None
         self._told_trouble: str | None = None
         writer.start(header)
         if not active:
             return
-        screen.begin(header)
+        show(header)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:  # an extra: the record holds the same numbers
@@ -146,38 +133,20 @@ class Journal:
         """Once, when rows begin to wait; they are kept until they can be written."""
         trouble = self._writer.trouble
         if self._active and trouble is not None and trouble != self._told_trouble:
-            self._screen.event(
-                happened(
-                    step,
-                    "record_waits",
-                    f"cannot write to {self._writer.directory}: {trouble}; rows wait, and training goes on",
-                    level="error",
-                    next_step="Free room, or raise the quota: what waits is then written.",
-                )
-            )
+            message = f"cannot write to {self._writer.directory}: {trouble}; rows wait, and training goes on"
+            next_step = "Free room, or raise the quota: what waits is then written."
+            self._show(happened(step, "record_waits", message, level="error", next_step=next_step))
         self._told_trouble = trouble
 
-    def steps(self, rows: Iterable[StepRow]) -> None:
-        """Write logged steps."""
-        for row in rows:
-            self._writer.step(row)
+    def write(self, row: Row) -> None:
+        """Write a row into the record, and show it."""
+        self._writer.append(row)
+        if isinstance(row, StepRow):
             self._tell_trouble(row.step)
-            self._draw("train", row, row.step)
-            if self._active:
-                self._screen.step(row)
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """Write an evaluation."""
-        self._writer.evaluation(row)
-        self._draw("validation", row, row.step)
+        if not isinstance(row, EventRow):
+            self._draw("train" if isinstance(row, StepRow) else "validation", row)
         if self._active:
-            self._screen.evaluation(row)
-
-    def event(self, row: EventRow) -> None:
-        """Write an event."""
-        self._writer.event(row)
-        if self._active:
-            self._screen.event(row)
+            self._show(row)
 
     def close(self) -> None:
         """Flush the files."""
@@ -185,12 +154,12 @@ class Journal:
             with contextlib.suppress(OSError):  # the record has the same numbers
                 self._board.close()
 
-    def _draw(self, group: str, row: Table, step: int) -> None:
+    def _draw(self, group: str, row: StepRow | EvaluationRow) -> None:
         if self._board is None:
             return
         try:
             for name, value in row.model_dump(exclude={"step"}).items():
                 if value is not None:
-                    self._board.add_scalar(f"{group}/{name}", value, step)
+                    self._board.add_scalar(f"{group}/{name}", value, row.step)
         except OSError:
             self._board = None  # its file is torn; the record has the same numbers

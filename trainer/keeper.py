@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,26 +44,6 @@ _ASSUMED_BYTES_PER_S = 100e6
 """Of a disk that nothing was written to yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """How a save went on this rank."""
-
-    step: int
-    name: str
-    stall_s: float
-    """What training waited for it."""
-    seconds: float
-    """From its beginning until it was on the disk."""
-    size_bytes: int
-    """Of this rank's file."""
-    error: str | None = None
-    """What went wrong; then there is no such checkpoint."""
-    removed: Sequence[str] = ()
-    """Older checkpoints that were removed after it, or to make room for the next."""
-    not_removed: str | None = None
-    """Why older ones could not be removed."""
-
-
 class Keeper:
     """Saves and restores a run.
 
@@ -94,7 +73,8 @@ class Keeper:
         self._room: threading.Thread | None = None
         self._writers: Sequence[int] | None = None
         self._thread: threading.Thread | None = None
-        self._finished: deque[Saved] = deque()
+        self._finished: deque[tuple[EventRow, ...]] = deque()
+        """Of each save that has ended: how it went, and perhaps that older ones could not be removed."""
         if self.enabled:
             self._prepare()
         self._last_s = time.monotonic()
@@ -180,15 +160,9 @@ class Keeper:
         self._saves += 1
         name = checkpoint_name(state.step, rollbacks)
         writer = CheckpointWriter(
-            self._root,
-            name,
-            attempt=self._attempt,
-            rank=self._ranks.rank,
-            writers=self._writers,
-            timeout_s=self._timeout_s,
-            number=self._saves,
-            progressed=self._progressed,
-        )
+            self._root, name, attempt=self._attempt, rank=self._ranks.rank, writers=self._writers,
+            timeout_s=self._timeout_s, number=self._saves, progressed=self._progressed,
+        )  # fmt: skip
         try:
             if self._room is not None:
                 self._room.join()
@@ -214,20 +188,8 @@ class Keeper:
             if not self._thread.is_alive():
                 self._thread = None
 
-    def take_finished(self) -> list[Saved]:
-        """Saves that have ended since the last call, on this rank."""
-        found = []
-        while self._finished:  # the thread may add one meanwhile
-            found.append(self._finished.popleft())
-        return found
-
     def _write(
-        self,
-        writer: CheckpointWriter,
-        copy: HostCopy,
-        state: TrainingState,
-        began_s: float,
-        stall_s: float | None,
+        self, writer: CheckpointWriter, copy: HostCopy, state: TrainingState, began_s: float, stall_s: float | None
     ) -> None:
         if stall_s is not None:  # nothing waits for it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
@@ -257,43 +219,39 @@ class Keeper:
     ) -> None:
         """Remove what is not to be kept any more, and note how the save went."""
         removed: list[str] = []
-        not_removed: str | None = None
+        not_removed: tuple[EventRow, ...] = ()
         if self._ranks.leads and prune_to is not None:
             try:
                 removed = prune(self._root, keep_last=prune_to, keep_every_steps=self._settings.keep_every_steps)
             except (OSError, TrainerError) as problem:
-                not_removed = str(problem)
+                message = f"older checkpoints could not be removed: {problem}"
+                next_step = "Remove them by hand, or let this user do so: they fill the disk."
+                not_removed = (happened(step, "not_removed", message, level="warning", next_step=next_step),)
         seconds = time.perf_counter() - began_s
-        self._finished.append(
-            Saved(
-                step=step,
-                name=name,
-                stall_s=seconds if stall_s is None else stall_s,
-                seconds=seconds,
-                size_bytes=size_bytes,
-                error=error,
-                removed=removed,
-                not_removed=not_removed,
+        values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size_bytes}
+        told = f"; removed {', '.join(removed)}" if removed else ""
+        if error is None:
+            self._seconds, self.newest, self.saved_step = seconds, name, step
+            saved = happened(step, "saved", f"saved {name}{told}", values=values)
+        else:
+            kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
+            saved = happened(
+                step,
+                "save_failed",
+                f"could not save step {step}: {error}; {kept}, and training goes on{told}",
+                level="error",
+                causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
+                next_step="Free room, or raise the quota: the next save is tried as usual. Until then a crash loses "
+                "more.",
+                values=values,
             )
-        )
+        self._finished.append((saved, *not_removed))
 
     def tell_finished(self) -> None:
         """Make events of the saves that have ended."""
-        for saved in self.take_finished():
-            if saved.error is None:
-                self._seconds = saved.seconds
-                self.newest, self.saved_step = saved.name, saved.step
-            self._tell_event(_event(saved, self.newest))
-            if saved.not_removed is not None:
-                self._tell_event(
-                    happened(
-                        saved.step,
-                        "not_removed",
-                        f"older checkpoints could not be removed: {saved.not_removed}",
-                        level="warning",
-                        next_step="Remove them by hand, or let this user do so: they fill the disk.",
-                    )
-                )
+        while self._finished:  # the thread may add one meanwhile
+            for event in self._finished.popleft():
+                self._tell_event(event)
 
     def wait(self) -> None:
         """Until nothing is being written, on any rank; in rounds, as a save may take longer than ranks wait."""
@@ -358,20 +316,3 @@ def state_bytes(training: Training) -> int:
     parameters = list(training.module.parameters())
     whole = sum(one.numel() * one.element_size() for one in parameters)
     return whole + 2 * sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
-
-
-def _event(saved: Saved, newest: str | None) -> EventRow:
-    values = {"stall_s": saved.stall_s, "seconds": saved.seconds, "size_bytes": saved.size_bytes}
-    removed = f"; removed {', '.join(saved.removed)}" if saved.removed else ""
-    if saved.error is None:
-        return happened(saved.step, "saved", f"saved {saved.name}{removed}", values=values)
-    kept = f"the newest checkpoint is still {newest}" if newest else "there is no checkpoint yet"
-    return happened(
-        saved.step,
-        "save_failed",
-        f"could not save step {saved.step}: {saved.error}; {kept}, and training goes on{removed}",
-        level="error",
-        causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
-        next_step="Free room, or raise the quota: the next save is tried as usual. Until then a crash loses more.",
-        values=values,
-    )

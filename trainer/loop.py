@@ -12,18 +12,18 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.batch import in_rows, make_plan
 from trainer.build import GraphCounter, build_training
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, PositionEntry, TrainingState, list_checkpoints
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, TrainingState, list_checkpoints
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.evaluate import evaluate
-from trainer.events import Action, happened
+from trainer.events import Action, Finding, happened
 from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
-from trainer.journal import Journal, Screen, describe_run, open_dataset, peak_of
+from trainer.journal import Journal, Show, describe_run, open_dataset, peak_of
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.optimizer import learning_rate
-from trainer.overseer import Overseer, Verdict, event_of, rollback_event, tell
+from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
@@ -51,7 +51,7 @@ def train(
     resolved: ResolvedConfig,
     ranks: Ranks,
     writer: RunWriter,
-    screen: Screen,
+    show: Show,
     *,
     start: Start | None = None,
     watch: Watch | None = None,
@@ -66,15 +66,8 @@ def train(
         BadConfig: If dataset, model or checkpoint do not fit the configuration, or ranks do not fit each other.
         TrainingFailed: If loss and gradient are wrong, and rolling back does not help.
     """
-    run = _Run(
-        resolved,
-        ranks,
-        writer,
-        screen,
-        start=start or Start(),
-        watch=watch or Watch(timeout_s=math.inf),
-        clock=clock or StartClock(),
-    )
+    watch = watch or Watch(timeout_s=math.inf)
+    run = _Run(resolved, ranks, writer, show, start=start or Start(), watch=watch, clock=clock or StartClock())
     return run.train(environment or {})
 
 
@@ -86,7 +79,7 @@ class _Run:
         resolved: ResolvedConfig,
         ranks: Ranks,
         writer: RunWriter,
-        screen: Screen,
+        show: Show,
         *,
         start: Start,
         watch: Watch,
@@ -95,8 +88,7 @@ class _Run:
         transformers_logging.disable_progress_bar()  # the run has a bar of its own
         self._resolved, self._ranks, self._writer, self._watch, self._clock = resolved, ranks, writer, watch, clock
         self._dataset = dataset = open_dataset(resolved)
-        checked = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
-        remarks = checked.remarks
+        remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
         self._config = config = in_rows(resolved.config, dataset)
         self._plan = make_plan(config, len(dataset), ranks.world_size)
@@ -105,36 +97,29 @@ class _Run:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
         peak = peak_of(config, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=checked.hosts)
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
+        again = writer.attempt
         header = describe_run(
-            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt
+            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=again
         )
-        self._journal = Journal(writer, screen, header, active=ranks.leads)
+        self._journal = Journal(writer, show, header, active=ranks.leads)
+        told, beat = self._journal.write, self._watch.beat
         self._keeper = Keeper(
-            writer.directory,
-            config,
-            self._training,
-            ranks,
-            attempt=writer.attempt,
-            tell_event=self._journal.event,
-            progressed=self._watch.beat,
+            writer.directory, config, self._training, ranks, attempt=again, tell_event=told, progressed=beat
         )
         self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
-        for event in start.events:
-            self._journal.event(event)
-        for remark in remarks:
-            told = happened(self._done, "preflight", remark.message, level="warning", next_step=remark.next_step)
-            self._journal.event(told)
+        for event in (*start.events, *remarks):
+            self._journal.write(event)
         self._start = start
 
     def train(self, environment: Mapping[str, str]) -> Ending:
         """From the first step, or the one that a checkpoint leads to, to the last."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
-        self._overseer = Overseer(self._config, self._ranks, self._journal.event)
+        self._overseer = Overseer(self._config, self._ranks, self._journal.write)
         self._ended("build")
         self._go_on()
         self._ended("restore")
@@ -166,10 +151,9 @@ class _Run:
 
     def _in_trouble(self, verdict: Verdict) -> bool:
         """Whether a verdict asks for more than going on, which is then done."""
-        in_trouble = verdict.action in (Action.GIVE_UP, Action.ROLL_BACK)
-        if in_trouble:
+        if verdict.trouble is not None:
             self._act(verdict)
-        return in_trouble
+        return verdict.trouble is not None
 
     # The beginning.
 
@@ -186,7 +170,7 @@ class _Run:
                 next_step="Name that dataset with --data, or begin afresh with another --out.",
             )
         self._keeper.restore(path, manifest)
-        self._done, self._supply.position = state.step, state.position.position()
+        self._done, self._supply.position = state.step, state.position
         self._overseer.go_on(state.health, state.skipped_steps)
         if self._start.gave_up:
             self._overseer.health.forgive()
@@ -252,11 +236,12 @@ class _Run:
     def _act(self, verdict: Verdict) -> str | None:
         """Do what a verdict asks for; returns why to leave, if that is what it asks."""
         self._keeper.tell_finished()
-        if verdict.action is Action.GIVE_UP:
+        trouble = verdict.trouble
+        if trouble is not None and trouble.action is Action.GIVE_UP:
             self._keeper.wait()
-            raise TrainingFailed(verdict.message, next_step=verdict.next_step)
-        if verdict.action is Action.ROLL_BACK:
-            self._roll_back(verdict)
+            raise TrainingFailed(trouble.message, next_step=trouble.next_step)
+        if trouble is not None:
+            self._roll_back(trouble, verdict.at_step)
         elif verdict.stop_reason is None and self._keeper.is_due(self._done, verdict.save_asked_at):
             return self._save_if_well()
         return verdict.stop_reason
@@ -273,28 +258,41 @@ class _Run:
             self._save()
         return verdict.stop_reason
 
-    def _roll_back(self, verdict: Verdict) -> None:
+    def _roll_back(self, trouble: Finding, at_step: int) -> None:
         """Return to the last good checkpoint, and go on behind the data that led here."""
         path, manifest = self._keeper.newest_good()
-        behind, state = self._supply.whole_position(), manifest.state
+        behind, to = self._supply.whole_position(), manifest.state
         self._keeper.restore(path, manifest)
-        self._overseer.roll_back(state.health, at_step=verdict.at_step, to_step=state.step)
-        undone, self._done = self._done, state.step
+        self._overseer.roll_back(to.health, at_step=at_step, to_step=to.step)
+        undone, self._done = self._done, to.step
         self._meter.forget()
         self._supply.start_at(behind)
-        told = rollback_event(
-            verdict, from_step=undone, to=state, name=path.name, behind=behind, health=self._overseer.health
+        values = {
+            "from_step": undone,
+            "to_step": to.step,
+            "first_row_left_out": to.position.rows,
+            "first_row_after": behind.rows,
+            "learning_rate_share": self._overseer.health.learning_rate_share(to.step),
+            "rollbacks": self._overseer.health.rollbacks,
+        }
+        message = (
+            f"rolled back from step {undone} to {path.name}; rows {to.position.rows:,} to {behind.rows:,} of the data "
+            f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
-        self._journal.event(told)
+        next_step = trouble.next_step
+        self._journal.write(
+            happened(
+                to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
+            )
+        )
         self._save()
 
     # Saving, and the end.
 
     def _save(self, *, wait: bool = False) -> None:
-        position = self._supply.whole_position()
         state = TrainingState(
             step=self._done,
-            position=PositionEntry(steps=position.steps, rows=position.rows, lanes=list(position.lanes)),
+            position=self._supply.whole_position(),
             config=self._resolved.config.model_dump(mode="json"),
             config_sha256=self._resolved.config_sha256,
             dataset_hash=self._dataset.manifest.dataset_hash,
@@ -315,7 +313,7 @@ class _Run:
             self._save(wait=True)
         self._keeper.wait()
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
-        self._journal.event(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
+        self._journal.write(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._journal.close()
         ending = self._ending(REQUEUE, reason)
         again = ending.checkpoint or "the beginning"
@@ -355,16 +353,17 @@ class _Run:
     def _close_row(self) -> None:
         self._meter.close(
             self._done,
-            self._lr,
+            learning_rate=self._lr,
             head_overflows=self._training.module.overflows,
             recompilations=self._graphs.recompilations,
             skipped_steps=self._overseer.skipped_steps,
         )
 
     def _write_rows(self, *, all_of_them: bool = False) -> None:
-        self._journal.steps(self._meter.rows(all_of_them=all_of_them))
+        for row in self._meter.rows(all_of_them=all_of_them):
+            self._journal.write(row)
         for found in self._meter.take_findings():
-            self._journal.event(event_of(found, self._done))
+            self._journal.write(found.event(self._done))
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
@@ -378,7 +377,7 @@ class _Run:
             )
         self._evaluated_s = row.seconds
         self._reserve.evaluation_took(row.seconds)
-        self._journal.evaluation(row)
+        self._journal.write(row)
 
     def _tell_startup(self) -> None:
         """When the first step's numbers are there, it has ended on the device, too."""

@@ -73,14 +73,9 @@ class Masker:
         self._counters = np.zeros(0, dtype=np.uint64)
 
     def corrupt(self, ids: Ids, places: Int64, tokens: Int64, epochs: Int64, samples: Int64) -> tuple[Int64, Ids]:
-        """Corrupt samples in place.
+        """Corrupt samples in ``ids``, which have ``tokens`` ids from ``places`` on, special tokens not counted.
 
-        Args:
-            ids: Any length; holds the samples' ids, and is changed.
-            places: Shape (N,), where in ``ids`` each sample begins.
-            tokens: Shape (N,), how many ids it has there, special tokens around it not counted.
-            epochs: Shape (N,), which pass over the data; each has masks of its own.
-            samples: Shape (N,), the samples' numbers in the dataset.
+        Each pass over the data (``epochs``) has masks of its own; all shapes but that of ``ids`` are (N,).
 
         Returns:
             Places in ``ids`` of the tokens to predict, and the ids that stood there, both of shape (P,).

@@ -110,19 +110,14 @@ class _Interval:
 class _Pending:
     """A row that is on its way from the device."""
 
-    step: int
-    learning_rate: float
+    known: dict[str, Any]
+    """What it says of what the host knows."""
     interval: _Interval
     results: Sequence[StepResult]
     ended: Mark
+    fetched: Sequence[torch.Tensor]
+    """Sums over ranks, loss, gradient's norm, and peak of memory."""
     copied: Mark
-    sums: torch.Tensor
-    loss: torch.Tensor
-    grad_norm: torch.Tensor
-    peak_bytes: torch.Tensor
-    head_overflows: int
-    recompilations: int
-    skipped_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +189,8 @@ class Meter:
             interval.part_share += result.partial.share
             interval.parts += 1
 
-    def close(
-        self, step: int, learning_rate: float, *, head_overflows: int, recompilations: int, skipped_steps: int
-    ) -> None:
-        """End the interval, and begin to fetch its figures."""
+    def close(self, step: int, **known: float) -> None:
+        """End the interval, and begin to fetch its figures; ``known`` is what else its row says."""
         device, interval, result = self._ranks.device, self._interval, self._results[-1]
         interval.data_wait_s = self._wait.read()
         ended = mark(device)
@@ -218,23 +211,15 @@ class Meter:
         for summed in (self._ranks.begin_sum(sums), self._ranks.begin_max(peak)):
             summed()
         fetched = [to_host(tensor) for tensor in (sums, result.loss, result.grad_norm, peak)]
-        self._pending.append(
-            _Pending(
-                step=step,
-                learning_rate=learning_rate,
-                interval=interval,
-                results=self._results,
-                ended=ended,
-                copied=mark(device),
-                sums=fetched[0],
-                loss=fetched[1],
-                grad_norm=fetched[2],
-                peak_bytes=fetched[3],
-                head_overflows=head_overflows,
-                recompilations=recompilations,
-                skipped_steps=skipped_steps,
-            )
+        pending = _Pending(
+            known={"step": step, **known},
+            interval=interval,
+            results=self._results,
+            ended=ended,
+            fetched=fetched,
+            copied=mark(device),
         )
+        self._pending.append(pending)
         self.restart()
 
     def _pace_of_ranks(self) -> list[float]:
@@ -257,7 +242,8 @@ class Meter:
     def _read(self, row: _Pending) -> StepRow:
         row.copied.wait()
         interval, world, steps = row.interval, self._ranks.world_size, row.interval.steps
-        numbers = row.sums.tolist()
+        fetched: list[Any] = [one.tolist() for one in row.fetched]
+        numbers, loss, grad_norm, peak_bytes = fetched
         sums = dict(zip(_FIELDS, numbers[: len(_FIELDS)], strict=True))
         told = self._look_at_pace(numbers[len(_FIELDS) :], world)
         seconds = row.ended.seconds_since(interval.began)
@@ -280,10 +266,9 @@ class Meter:
         six_n_per_s = self._facts.work.six_n_flops(sums["real_tokens"]) / seconds / world
         peak = self._facts.peak_flops_per_s
         return StepRow(
-            step=row.step,
-            loss=_finite(float(row.loss)),
-            grad_norm=_finite(float(row.grad_norm)),
-            learning_rate=row.learning_rate,
+            **row.known,
+            loss=_finite(loss),
+            grad_norm=_finite(grad_norm),
             step_s=seconds / steps,
             data_wait_s=interval.data_wait_s / steps,
             compute_s=compute_s,
@@ -299,11 +284,8 @@ class Meter:
             model_flops_per_s_per_rank=flops_per_s,
             mfu=flops_per_s / peak if peak else None,
             mfu_6n=six_n_per_s / peak if peak else None,
-            peak_memory_bytes=round(float(row.peak_bytes)),
+            peak_memory_bytes=round(peak_bytes),
             gradient_noise_scale_tokens=self.noise.tokens,
-            head_overflows=row.head_overflows,
-            recompilations=row.recompilations,
-            skipped_steps=row.skipped_steps,
             **told,
         )
 

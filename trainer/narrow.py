@@ -35,16 +35,9 @@ def attend_documents(
 ) -> torch.Tensor:
     """Return attention within each document; shape (T, H, E).
 
-    Args:
-        query_THE: Queries of all documents, one after the other.
-        key_UHE: Keys.
-        value_UHE: Values.
-        query_edges: Shape (N + 1,), int32: where the queries of each document begin, and the last one's end.
-        key_edges: The same for keys and values.
-        longest_query: At least as many queries as the longest document has.
-        longest_key: The same for keys.
-        window_tokens: How far attention reaches to either side; None for the whole document.
-        scale: Of the scores; None for E ** -0.5.
+    Edges, shape (N + 1,), int32, say where the queries, or keys and values, of each document begin, and the last one's
+    end; the longest document has at most ``longest_query`` and ``longest_key`` of them. ``window_tokens`` is how far
+    attention reaches to either side, None for the whole document; ``scale`` None means E ** -0.5.
     """
     # Without a window torch >= 2.14 chooses cuDNN on Hopper and Blackwell, whose backward takes a dense workspace of
     # N x longest_query x H x E x 4 bytes: 35 GB for 946 packed sequences of BERT-large. A window that no document

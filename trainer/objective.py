@@ -6,7 +6,6 @@ Shapes: B rows, S places of a row, T = B * S, D hidden, P tokens to predict, K s
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -25,16 +24,6 @@ from trainer.feed import MicroBatch
 from trainer.masking import IGNORED_LABEL, head_slots
 from trainer.model import family_of, model_layers, window_tokens
 from trainer.narrow import Asked, narrow_layer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
-    """Sums over the predicted tokens of a micro-batch; tensors of shape (), on the device."""
-
-    loss_sum: torch.Tensor
-    """Cross-entropy in nats, fp32."""
-    correct: torch.Tensor
-    """int64, tokens whose likeliest prediction was right."""
 
 
 class MaskedLM(nn.Module):
@@ -83,12 +72,10 @@ class MaskedLM(nn.Module):
         logits_KV, labels_K = self._predict(batch)
         return self.loss(logits_KV, labels_K)
 
-    def evaluate(self, batch: MicroBatch) -> Predictions:
-        """Loss and hits, for a batch on the device."""
+    def evaluate(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Summed cross-entropy as ``forward`` gives it, and hits, int64; both of shape (), of a batch on the device."""
         logits_KV, labels_K = self._predict(batch)
-        return Predictions(
-            loss_sum=cross_entropy(logits_KV, labels_K), correct=(logits_KV.argmax(dim=1) == labels_K).sum()
-        )
+        return cross_entropy(logits_KV, labels_K), (logits_KV.argmax(dim=1) == labels_K).sum()
 
     def _predict(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and labels, of the head's slots or of all places."""

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from trainer.events import Action, Finding, Kind, finding
+from trainer.events import Action, Finding, Kind
 
 STARVED_SHARE = 0.1
 """Of a step's time that some rank waits for its loader; from there on faster loading is worth the trouble."""
@@ -43,7 +43,7 @@ class PaceMonitor:
         message = f"{self._named(rank)} waits for its loader {share:.0%} of the time: "
         message += f"{wait_s:.4g} of {step_s:.4g} s per step"
         values = {"rank": float(rank), "share": share, "data_wait_s": wait_s, "step_s": step_s}
-        return [finding(Kind.STARVED, Action.WARN, message, values)]
+        return [Finding(kind=Kind.STARVED, action=Action.WARN, message=message, values=values)]
 
     def _stragglers(self, compute_s: Sequence[float | None]) -> list[Finding]:
         """The slowest of the ranks that have just been slow for long enough, and the names of the others."""
@@ -65,7 +65,7 @@ class PaceMonitor:
         message += f"{known_s[slowest]:.4g} against {median_s:.4g} s per step; all others wait for it"
         message += f" (slow as well: {others})" if others else ""
         values = {"rank": float(slowest), "ratio": ratios[slowest], "compute_s": known_s[slowest], "median_s": median_s}
-        return [finding(Kind.STRAGGLER, Action.WARN, message, values)]
+        return [Finding(kind=Kind.STRAGGLER, action=Action.WARN, message=message, values=values)]
 
     def _named(self, rank: int) -> str:
         """With its host, where people go and look."""

@@ -131,13 +131,24 @@ SPECIAL_TOKENS_PER_SAMPLE = 2
 """A sample becomes [CLS] ids [SEP] in its row."""
 
 
+class _Line:
+    """A line of the table of ``Segments``."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __get__(self, segments: "Segments", _: object = None) -> Int64:
+        line: Int64 = segments.table[self._number]
+        return line
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """Samples in their places. One array, as planning and sending many small ones would cost more than their content.
 
     Args:
-        table: Shape (7, N), int64: row, first column in it, epoch, sample, and where its ids lie: shard, first id
-            there, and number of ids, special tokens aside.
+        table: Shape (7, N), int64: row, in whatever numbering the maker states, first column in it, that of [CLS],
+            epoch, sample, and where its ids lie: shard, first id there, and number of ids, special tokens aside.
     """
 
     table: Int64
@@ -153,44 +164,13 @@ class Segments:
     def __getitem__(self, chosen: "slice | npt.NDArray[np.bool_] | Int64") -> "Segments":
         return Segments(self.table[:, chosen])
 
-    def _field(self, number: int) -> Int64:
-        field: Int64 = self.table[number]
-        return field
-
-    @property
-    def rows(self) -> Int64:
-        """The row of each sample, in whatever numbering the maker states."""
-        return self._field(0)
-
-    @property
-    def columns(self) -> Int64:
-        """The first place of each in its row, that of [CLS]."""
-        return self._field(1)
-
-    @property
-    def epochs(self) -> Int64:
-        """Which pass over the data."""
-        return self._field(2)
-
-    @property
-    def samples(self) -> Int64:
-        """Numbers in the dataset."""
-        return self._field(3)
-
-    @property
-    def shards(self) -> Int64:
-        """With ``begins`` and ``tokens``: where the ids lie."""
-        return self._field(4)
-
-    @property
-    def begins(self) -> Int64:
-        """The first id in the shard."""
-        return self._field(5)
-
-    @property
-    def tokens(self) -> Int64:
-        """Ids of each, special tokens not counted."""
-        return self._field(6)
+    rows = _Line(0)
+    columns = _Line(1)
+    epochs = _Line(2)
+    samples = _Line(3)
+    shards = _Line(4)
+    begins = _Line(5)
+    tokens = _Line(6)
 
 
 _NO_SEGMENTS = np.zeros((7, 0), dtype=np.int64)

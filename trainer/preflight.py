@@ -1,6 +1,6 @@
 """What must hold before the first step: that ranks are alike where they must be, and differ where they must.
 
-The comparisons are pure; what each rank is compared by is gathered in ``facts_of_rank``.
+What people should know comes back as events of the run's beginning.
 """
 
 import contextlib
@@ -12,15 +12,14 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig, ProfileRefused
+from trainer.events import EventRow, happened
 from trainer.parallel import Ranks
 from trainer.record import code_sha256
 from trainer.resolve import ResolvedConfig
@@ -40,37 +39,29 @@ _MUST_AGREE = {
 _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
+def _remark(message: str, next_step: str) -> EventRow:
     """Something that does not keep training from beginning, and that people should know."""
-
-    message: str
-    next_step: str
+    return happened(0, "preflight", message, level="warning", next_step=next_step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedRanks:
-    """Ranks that may train together."""
-
-    remarks: list[Remark]
-    hosts: tuple[str, ...]
-    """Where each one runs, by rank."""
-
-
-def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> CheckedRanks:
+def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tuple[list[EventRow], tuple[str, ...]]:
     """Hold this rank against all others, and all of them against the profile.
+
+    Returns:
+        What people should know, and the host of each rank.
 
     Raises:
         BadConfig: If ranks differ where training would silently be wrong.
         ProfileRefused: If the profile was tuned for more memory than some rank has.
     """
-    numbers = pack(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks))
-    facts = [unpack(one) for one in ranks.gather(numbers)]
+    told = json.dumps(facts_of_rank(resolved, dataset_hash=dataset_hash, ranks=ranks)).encode()
+    gathered = ranks.gather(np.frombuffer(told, dtype=np.uint8).astype(np.int64))
+    facts: list[dict[str, str]] = [json.loads(one.astype(np.uint8).tobytes()) for one in gathered]
     remarks = compare_ranks(facts)
     for one in facts:
-        found = compare_profile(resolved.fingerprint, one)
-        remarks += [remark for remark in found if remark not in remarks]
-    return CheckedRanks(remarks=remarks, hosts=tuple(one["host"] for one in facts))
+        said = {remark.message for remark in remarks}
+        remarks += [remark for remark in compare_profile(resolved.fingerprint, one) if remark.message not in said]
+    return remarks, tuple(one["host"] for one in facts)
 
 
 def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
@@ -119,18 +110,7 @@ def allotted_cpus(
     return min(found)
 
 
-def pack(facts: Mapping[str, str]) -> npt.NDArray[np.int64]:
-    """As numbers, which is what ranks gather."""
-    return np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8).astype(np.int64)
-
-
-def unpack(numbers: npt.NDArray[np.int64]) -> dict[str, str]:
-    """What ``pack`` made numbers of."""
-    found: dict[str, str] = json.loads(numbers.astype(np.uint8).tobytes())
-    return found
-
-
-def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[Remark]:
+def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
     """Hold all ranks against each other.
 
     Raises:
@@ -141,9 +121,9 @@ def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[Remark]:
         if len(ranks) > 1:
             raise BadConfig(f"ranks differ in their {name}: {_shown(ranks)}", next_step=next_step)
     return [
-        Remark(
-            message=f"ranks differ in their {name.replace('_', ' ')}: {_shown(ranks)}; all wait for the slowest",
-            next_step="Ask for nodes of one kind, and for as many processors on each.",
+        _remark(
+            f"ranks differ in their {name.replace('_', ' ')}: {_shown(ranks)}; all wait for the slowest",
+            "Ask for nodes of one kind, and for as many processors on each.",
         )
         for name in _SHOULD_AGREE
         if len(ranks := _ranks_by_value(facts, name)) > 1
@@ -166,7 +146,7 @@ def _named(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:4]))}{more}"
 
 
-def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[Remark]:
+def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[EventRow]:
     """Compare this machine with the one that the profile was tuned on.
 
     Raises:
@@ -183,18 +163,18 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
         )
     here = {"gpu_name": facts["device"], "torch": facts["torch"].partition("+")[0]}
     if fingerprint.get("device") == "cpu" and facts["device"] != "cpu":
-        remarks.append(Remark(message="the profile was tuned for a CPU, this is a GPU", next_step=_PROBE_AGAIN))
+        remarks.append(_remark("the profile was tuned for a CPU, this is a GPU", _PROBE_AGAIN))
     for name in ("gpu_name", "torch"):
         tuned = fingerprint.get(name)
         if isinstance(tuned, str) and tuned.partition("+")[0] != here[name]:
             message = f"the profile was tuned for {name.replace('_', ' ')} {tuned}, here is {here[name]}"
-            remarks.append(Remark(message=message, next_step=_PROBE_AGAIN))
+            remarks.append(_remark(message, _PROBE_AGAIN))
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
         remarks.append(
-            Remark(
-                message=f"the profile was tuned with {tuned_cpus} allotted CPUs, this rank has {cpus}",
-                next_step="Ask for as many (SLURM: --cpus-per-task), or run autotune workers again.",
+            _remark(
+                f"the profile was tuned with {tuned_cpus} allotted CPUs, this rank has {cpus}",
+                "Ask for as many (SLURM: --cpus-per-task), or run autotune workers again.",
             )
         )
     return remarks
@@ -205,7 +185,7 @@ _PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on
 
 def check_directory(
     writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
-) -> list[Remark]:
+) -> list[EventRow]:
     """See that checkpoints can be kept in the run's directory.
 
     Raises:
@@ -217,11 +197,11 @@ def check_directory(
     if ranks.leads and not writer.locked:
         message = f"the file system of {writer.directory} has no locks: nothing keeps a second start away"
         next_step = "See that no other job goes on with this run at the same time."
-        remarks.append(Remark(message=message, next_step=next_step))
+        remarks.append(_remark(message, next_step))
     return remarks
 
 
-def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
+def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
     """See that the run directory is one and the same for all ranks.
 
     It is ``needed`` where they all write there.
@@ -246,12 +226,12 @@ def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[Remark]:
     next_step = "Choose an --out on a file system that all nodes see."
     if needed:
         raise BadConfig(f"{message}, and under this strategy all ranks write checkpoints there", next_step=next_step)
-    return [Remark(message=f"{message}: how those end cannot be written into exit.json", next_step=next_step)]
+    return [_remark(f"{message}: how those end cannot be written into exit.json", next_step)]
 
 
 def check_room(
     place: Path, checkpoint_bytes: int, ranks: Ranks, *, there: int, kept: int = CHECKPOINTS_THAT_FIT
-) -> list[Remark]:
+) -> list[EventRow]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
 
     Returns:
@@ -268,10 +248,10 @@ def check_room(
         return []
     if free >= needed:
         return [
-            Remark(
-                message=f"{place} has {free / 2**20:,.0f} MiB free; to keep {kept} checkpoints and write the next "
+            _remark(
+                f"{place} has {free / 2**20:,.0f} MiB free; to keep {kept} checkpoints and write the next "
                 f"takes {(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB",
-                next_step="Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and "
+                "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and "
                 "older checkpoints are removed early.",
             )
         ]
@@ -280,7 +260,7 @@ def check_room(
         f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
     )
     if there:
-        return [Remark(message=message, next_step="Free room there, or the next save fails.")]
+        return [_remark(message, "Free room there, or the next save fails.")]
     raise BadConfig(
         message,
         next_step="Free room there, choose another --out, or train without: --set train.checkpoint.enabled=false",

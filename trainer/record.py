@@ -18,6 +18,7 @@ A run that is resumed appends: a step that is taken again, after a crash or a ro
 
 import hashlib
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,3 +337,11 @@ class StartClock:
         seconds = {f"{phase}_s": value for phase, value in self._seconds.items()}
         names = [name for name in StartUp.model_fields if name != "total_s"]
         return StartUp(**{name: seconds.get(name, 0.0) for name in names}, total_s=self._last_s - self._began_s)
+
+
+def process_started_s() -> float:
+    """When this process began, in seconds since 1970."""
+    # The 22nd field; the second, the command's name, may hold blanks and brackets.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from trainer.config import PROFILE_SCHEMA_VERSION, TrainConfig, dotted
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.schema import canonical_sha256, parse_table, read_toml, refuse_infinite
@@ -142,22 +140,7 @@ def _put(table: dict[str, Any], key: Sequence[str], value: object) -> None:
         if not isinstance(child, dict):
             raise BadConfig(f"{part!r} in --set train.{'.'.join(key)} is not a table", next_step="Check the key.")
         table = child
-    # TOML tells 1 from 1.0, people at a prompt do not.
-    old = table.get(key[-1])
-    is_float = isinstance(old, float) or ".".join(key) in _FLOAT_KEYS
-    if isinstance(value, int) and not isinstance(value, bool) and is_float:
+    # TOML tells 1 from 1.0, people at a prompt do not, and transformers does.
+    if isinstance(value, int) and not isinstance(value, bool) and isinstance(table.get(key[-1]), float):
         value = float(value)
     table[key[-1]] = value
-
-
-def _float_keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, known in kind.model_fields.items():
-        if isinstance(known.annotation, type) and issubclass(known.annotation, BaseModel):
-            keys.extend(_float_keys(known.annotation, f"{prefix}{name}."))
-        elif known.annotation in {float, float | None}:
-            keys.append(prefix + name)
-    return keys
-
-
-_FLOAT_KEYS = frozenset(_float_keys(TrainConfig))

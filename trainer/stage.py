@@ -1,12 +1,12 @@
-"""A dataset on the node's own disk: one rank of a node copies it, the others wait. No torch here.
+"""A dataset on the node's own disk: the first process of a node copies it, the others wait. No torch here.
 
 A copy is hashed while it is made, synced, and renamed: what has its name is whole. Reading during training is random,
 so what staging is worth is measured by reading random samples on both sides.
 
 LOCAL/autotune-<uid>/            for this user only
   <hash>/                        a published dataset, named by the first 16 digits of its hash
-  <hash>.lock                    held by whoever copies; the kernel lets go of it with the process
-  <hash>.<job>.json              how the leader of one job is doing, for the ranks that wait
+  <hash>.lock                    held by whoever copies; the kernel lets go of it with the process, and the next one
+                                 that waits finds the copy, or makes it
   .partial-<hash>-<random>/      a copy at work, or a damaged one on its way out
 """
 
@@ -18,12 +18,10 @@ import secrets
 import shutil
 import stat
 import string
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.attempt import Attempt, Standing, job_key
 from trainer.copying import CopyFigures, DatasetFile, copy_files, dataset_files, is_whole, seconds_per_sample
 from trainer.dataset import Manifest, read_manifest
 from trainer.disk import LockHeld, locked, sync
@@ -35,13 +33,8 @@ DEFAULT_TIMEOUT_S = 3600.0
 SPARE_BYTES = 64 * 2**20
 """Left free on the local disk, for everything else that writes there."""
 _SPARE_INODES = 8
-_POLL_S = 0.1
-_GRACE_S = 5.0
-"""The leader may wait as long for another job as the others for the leader: its error is to come first."""
 _NAME_LENGTH = 16
 _PARTIAL = re.compile(r"^\.partial-([0-9a-f]{16})-[0-9a-f]{8}$")
-_REPORT = re.compile(r"^[0-9a-f]{16}\.[0-9a-f]{12}\.json$")
-_REPORT_KEPT_S = 7 * 86400
 
 
 class Place:
@@ -54,12 +47,8 @@ class Place:
         self.root = local / f"autotune-{os.getuid()}"
         self.directory = self.root / self._name
 
-    def report_path(self, job: str) -> Path:
-        """Where the leader of a job says how it is doing."""
-        return self.root / f"{self._name}.{job}.json"
-
     def prepare(self) -> None:
-        """Make the user's own directory. Every rank does: what makes it impossible is then said on every one.
+        """Make the user's own directory.
 
         Raises:
             BadConfig: If there is no such disk, or the directory is another user's.
@@ -77,23 +66,19 @@ class Place:
         if status.st_mode & 0o077:
             self.root.chmod(0o700)
 
-    def holds_copy(self) -> bool:
-        """Whether the dataset is here, whole."""
-        return is_whole(self.directory, self.manifest)
-
     @contextlib.contextmanager
     def locked(self, timeout_s: float) -> Iterator[None]:
         """Be alone with this dataset among all processes of this user on the node.
 
         Raises:
-            BadConfig: If another job holds it for too long.
+            BadConfig: If another process holds it for too long.
         """
         try:
             with locked(self.root / f"{self._name}.lock", timeout_s):
                 yield
         except LockHeld as error:
             raise BadConfig(
-                f"another job has been copying the same dataset to {self.root} for {timeout_s:g} s",
+                f"another process has been copying the same dataset to {self.root} for {timeout_s:g} s",
                 next_step="See what it is doing, or wait longer.",
             ) from error
 
@@ -102,20 +87,13 @@ class Place:
         if self.directory.exists():
             # Processes that read it keep their open files. Its room is needed for the next one.
             self.directory.rename(self._new_partial())
-        now_s = time.time()
         for path in list(self.root.iterdir()):
-            status = path.lstat()
-            if status.st_uid != os.getuid():
-                continue
             match = _PARTIAL.match(path.name)
             if match and match[1] == self._name:
                 shutil.rmtree(path, ignore_errors=True)
             elif match:
                 with contextlib.suppress(LockHeld), locked(self.root / f"{match[1]}.lock"):
                     shutil.rmtree(path, ignore_errors=True)
-            elif _REPORT.match(path.name) and status.st_mtime < now_s - _REPORT_KEPT_S:
-                with contextlib.suppress(LockHeld), locked(path):
-                    path.unlink()
 
     @contextlib.contextmanager
     def partial(self) -> Iterator[Path]:
@@ -126,11 +104,6 @@ class Place:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-    def publish(self, partial: Path) -> None:
-        """Give a finished copy its name."""
-        partial.rename(self.directory)
-        sync(self.root)
 
     def _new_partial(self) -> Path:
         return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
@@ -221,28 +194,21 @@ class Staged:
         return self.copied.seconds / saved_s_per_epoch if saved_s_per_epoch > 0 else None
 
 
-def local_rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """This process among those of its node, as torchrun or SLURM say; 0 alone."""
-    return int(environment.get("LOCAL_RANK") or environment.get("SLURM_LOCALID") or 0)
-
-
 def stage(
     source: Path,
     local: Path,
     *,
-    local_rank: int = 0,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     update: Update = lambda done, total, note: None,
-    environment: Mapping[str, str] = os.environ,
 ) -> Staged:
-    """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it, and get one answer.
+    """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it; one of them copies.
 
-    Local rank 0 copies, and the others wait for it; ``timeout_s`` is the longest wait, also for another job that copies
-    the same dataset. ``environment`` tells jobs apart.
+    ``timeout_s`` is the longest wait for another process that copies the same dataset. If that one is killed, the next
+    copies.
 
     Raises:
-        BadConfig: If the source is no dataset or is damaged, the local disk has no room or cannot be written, the wait
-            was too long, or, on a rank that waits, what the leader's error says.
+        BadConfig: If the source is no dataset or is damaged, the local disk has no room or cannot be written, or the
+            wait was too long.
     """
     place = Place(local, read_manifest(source))
     found = Staged(
@@ -250,13 +216,8 @@ def stage(
     )
     with writing(local):
         place.prepare()
-        attempt = Attempt(place.report_path(job_key(environment)))
-        if local_rank:
-            _wait(place, attempt, timeout_s)
-            return found
-        # Twice, so that the others are told the same error as the caller.
-        with attempt.leading(timeout_s), writing(local), place.locked(timeout_s):
-            return found if place.holds_copy() else _copy(place, source, found, update)
+        with place.locked(timeout_s):
+            return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
 
 
 def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
@@ -272,32 +233,10 @@ def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
         raise BadConfig(f"cannot read {source}: {error.strerror or error}", next_step=verify) from error
     with place.filling(files), place.partial() as partial:
         figures = copy_files(files, source, partial, place.manifest, update)
-        place.publish(partial)
+        partial.rename(place.directory)
+        sync(place.root)
     local_s = seconds_per_sample(place.directory)
     return replace(found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s)
-
-
-def _wait(place: Place, attempt: Attempt, timeout_s: float) -> None:
-    started_s = time.monotonic()
-    while True:
-        word = attempt.read()
-        if word.standing is Standing.FAILED:
-            raise BadConfig(f"local rank 0 could not stage: {word.message}", next_step=word.next_step)
-        if word.standing is Standing.DIED:
-            raise BadConfig(
-                "local rank 0 ended without a word while it staged the dataset",
-                next_step="Its log says why; starting again repairs the copy.",
-            )
-        at_work = word.standing is Standing.AT_WORK
-        if not at_work and place.holds_copy():
-            return
-        if time.monotonic() - started_s > timeout_s + (_GRACE_S if at_work else 0):
-            raise BadConfig(
-                f"local rank 0 has not {'finished' if at_work else 'begun'} to copy the dataset to {place.root} "
-                f"after {timeout_s:g} s",
-                next_step="Wait longer, or look at what it is doing.",
-            )
-        time.sleep(_POLL_S)
 
 
 def stage_data(
@@ -320,7 +259,4 @@ def stage_data(
             f"train.data.stage_to is {wanted!r}, and {error} is not an environment variable here",
             next_step="Set it, or name the directory: --set train.data.stage_to=/local",
         ) from error
-    staged = stage(
-        resolved.data_dir, place, local_rank=local_rank_of(environment), update=update, environment=environment
-    )
-    return replace(resolved, data_dir=staged.directory)
+    return replace(resolved, data_dir=stage(resolved.data_dir, place, update=update).directory)

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.disk import NO_LOCKS, LockHeld, append_whole, open_locked, write_atomically
@@ -25,6 +26,9 @@ from trainer.record import (
 )
 from trainer.schema import Table
 
+Row = StepRow | EvaluationRow | EventRow
+
+_FILES: Mapping[type[Row], str] = {StepRow: STEPS_FILE, EvaluationRow: EVALUATIONS_FILE, EventRow: EVENTS_FILE}
 _LOCK_TIMEOUT_S = 30.0
 
 
@@ -41,7 +45,6 @@ class RunWriter:
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
         self.directory = directory
         self.attempt = 1
-        self.last_step = 0
         self._active = active
         self._lock: int | None = None
         self._waiting: dict[str, bytes] = {}
@@ -80,7 +83,7 @@ class RunWriter:
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
-        for name in (STEPS_FILE, EVALUATIONS_FILE, EVENTS_FILE):
+        for name in _FILES.values():
             _cut_torn_tail(self.directory / name)
 
     def start(self, header: RunHeader) -> None:
@@ -96,26 +99,15 @@ class RunWriter:
             except OSError as error:
                 self.trouble = error.strerror or str(error)
 
-    def step(self, row: StepRow) -> None:
-        """Append a step."""
-        self.last_step = row.step
-        self._append(STEPS_FILE, row)
-
-    def event(self, row: EventRow) -> None:
-        """Append an event."""
-        self._append(EVENTS_FILE, row)
-
-    def evaluation(self, row: EvaluationRow) -> None:
-        """Append an evaluation."""
-        self._append(EVALUATIONS_FILE, row)
-
     def finish(self, end: RunExit) -> None:
         """Write ``exit.json``; any rank may, as the first may be gone."""
         self._write(EXIT_FILE, end)
 
-    def _append(self, name: str, row: Table) -> None:
+    def append(self, row: Row) -> None:
+        """Append a row to the file of its kind."""
         if not self._active:
             return
+        name = _FILES[type(row)]
         self._waiting[name] = self._waiting.get(name, b"") + row.model_dump_json().encode() + b"\n"
         self.trouble = None
         for waiting in list(self._waiting):

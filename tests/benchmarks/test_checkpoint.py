@@ -43,17 +43,11 @@ def test_real_saves_are_measured_in_turns(tmp_path):
     assert min(found["blocked_s"]) > 0
 
 
-class _Nobody:
-    def begin(self, header) -> None: ...
-    def step(self, row) -> None: ...
-    def evaluation(self, row) -> None: ...
-    def event(self, row) -> None: ...
-
-
 def test_a_checkpoint_can_be_moved_to_the_middle_of_an_epoch_and_training_goes_on_there(tmp_path):
     data = write_dataset(tmp_path / "data", [[5 + number % 90] * (number % 30 + 4) for number in range(9000)])
     resolved = resolve(write_profile(tmp_path / "resume.toml"), assignments=["train.max_steps=1"], data=data)
-    train(resolved, join_ranks(resolved.config, environment={}), RunWriter(tmp_path / "run", active=True), _Nobody())
+    writer = RunWriter(tmp_path / "run", active=True)
+    train(resolved, join_ranks(resolved.config, environment={}), writer, lambda row: None)
     checkpoint = list_checkpoints(tmp_path / "run" / "checkpoints")[0]
     moved = read_checkpoint(move_to_middle(checkpoint, data, tmp_path / "middle" / checkpoint.name))
     plan = make_plan(resolved.config, len(TokenDataset.open(data)), 1)

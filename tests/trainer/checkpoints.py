@@ -9,7 +9,6 @@ from trainer.checkpoint import (
     CHECKPOINTS_DIRECTORY,
     CheckpointWriter,
     Part,
-    PositionEntry,
     TensorEntry,
     TrainingState,
     checkpoint_name,
@@ -17,6 +16,7 @@ from trainer.checkpoint import (
 from trainer.config import TrainConfig
 from trainer.record import RunExit, RunHeader
 from trainer.resolve import ResolvedConfig
+from trainer.stream import Position
 from trainer.writer import RunWriter
 
 CONTENT = bytes(range(256)) * 4
@@ -24,7 +24,7 @@ CONTENT = bytes(range(256)) * 4
 
 def state_of(step: int = 5, **changes) -> TrainingState:
     values = {
-        "step": step, "position": PositionEntry(steps=step, rows=8 * step, lanes=[step] * 8), "config": {},
+        "step": step, "position": Position(steps=step, rows=8 * step, lanes=[step] * 8), "config": {},
         "config_sha256": "c", "dataset_hash": "d", "world_size": 1, "good": True, "health": {},
         "noise_scale": [0.0, 0.0], "head_overflows": 0, "skipped_steps": 0,
     }  # fmt: skip

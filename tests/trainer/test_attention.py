@@ -11,7 +11,7 @@ from tests.trainer.oracles import (
     training_of,
 )
 from trainer import attention, narrow
-from trainer.attention import DocumentPlaces, attend_within_documents, choose_attention
+from trainer.attention import attend_within_documents, choose_attention, document_places
 from trainer.config import ModelSettings
 from trainer.dataset import SpecialIds, TokenDataset
 from trainer.errors import BadConfig
@@ -36,19 +36,19 @@ def batch(patterned_dataset) -> MicroBatch:
 
 
 def test_places_tell_document_and_position_of_every_token(batch):
-    places = DocumentPlaces.of(batch)
+    document_BS, position_BS = document_places(batch)
     rows, width = batch.ids_BS.shape
     document, position = torch.zeros(rows * width), torch.zeros(rows * width)
     for number, (start, tokens) in enumerate(zip(batch.starts_N.tolist(), batch.tokens_N.tolist(), strict=True)):
         document[start : start + tokens] = number + 1
         position[start : start + tokens] = torch.arange(tokens)
-    assert torch.equal(places.document_BS.flatten().float(), document)
-    assert torch.equal(places.position_BS.flatten().float(), position)
+    assert torch.equal(document_BS.flatten().float(), document)
+    assert torch.equal(position_BS.flatten().float(), position)
 
 
 def test_places_of_a_batch_without_documents_are_all_padding():
     batch = _nothing()
-    assert not DocumentPlaces.of(batch).document_BS.any()
+    assert not document_places(batch)[0].any()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path
     for file in list(path.iterdir()):
         whole = file.read_bytes()
         file.unlink()
-        with pytest.raises(BadCheckpoint, match=path.name):
+        with pytest.raises(BadCheckpoint, match=rf"{path.name}.*No such file"):
             read_checkpoint(path)
         file.write_bytes(whole + b" ")
         if file.suffix != ".json":  # a blank behind JSON means nothing
@@ -254,7 +254,7 @@ def test_leftovers_of_earlier_starts_are_cleared_and_nothing_else(tmp_path):
     read_checkpoint(path)
 
 
-@pytest.mark.parametrize("name", ["../rank-00000.safetensors", "/etc/passwd", "..", ".hidden", "a/b", ""])
+@pytest.mark.parametrize("name", ["../rank-00000.safetensors", "/etc/passwd", "..", ".hidden", "a/b", "", "a\0b"])
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path, name):
     path = write_checkpoint(tmp_path)
 
@@ -350,17 +350,6 @@ def test_json_that_is_no_manifest_is_refused_as_damaged(hostile, text):
     refused(hostile, text.encode())
 
 
-def test_a_file_name_that_no_file_can_have_is_refused(tmp_path):
-    path = write_checkpoint(tmp_path)
-
-    def cut_off(table):
-        table["files"][0]["name"] = table["tensors"]["weights.a"]["parts"][0]["file"] = "a\0b"
-
-    changed(path, cut_off)
-    with pytest.raises(BadCheckpoint):
-        read_checkpoint(path)
-
-
 def test_a_pointer_that_could_not_be_written_leaves_nothing_and_the_checkpoint_is_there(tmp_path, monkeypatch):
     calls, sync = [], os.fsync
 
@@ -400,14 +389,6 @@ def test_a_checkpoint_that_this_user_may_not_read_is_not_damaged(tmp_path, monke
     with pytest.raises(BadConfig, match="Permission denied") as caught:
         read_checkpoint(path)
     assert "as the user who wrote it" in caught.value.next_step
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_checkpoint_that_lacks_a_file_is_damaged(tmp_path, name):
-    path = write_checkpoint(tmp_path)
-    (path / name).unlink()
-    with pytest.raises(BadCheckpoint, match="No such file"):
-        read_checkpoint(path)
 
 
 def test_the_newest_good_one_stays_though_it_cannot_be_read_while_others_are_removed(tmp_path, monkeypatch):

@@ -104,33 +104,27 @@ def target(tmp_path):
     return tmp_path / "target"
 
 
-def copy(source, target, change=lambda: None):
+def copy(source, target, change=lambda: None, update=lambda done, total, note: None):
     """Copy, and change the source once all is listed and the first bytes are copied."""
     manifest = read_manifest(source)
     files = dataset_files(source, manifest)
     change()
-    return copy_files(files, source, target, manifest, lambda done, total, note: None)
+    return copy_files(files, source, target, manifest, update)
 
 
-def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied(source, target):
+def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_counted(source, target):
     (source / "rejects.jsonl").write_text("{}\n")
     (source / "prepared.json").write_text("{}\n")
     (source / "of-somebody-else").write_text("no part of the dataset")
-    figures = copy(source, target)
+    told = []
+    figures = copy(source, target, update=lambda done, total, note: told.append((done, total, note)))
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert told[-1][:2] == (figures.size_bytes, figures.size_bytes)
+    assert told[-1][2].endswith(" MiB/s")
     (source / "of-somebody-else").unlink()
     assert content(target) == content(source)
     assert figures.size_bytes == sum(len(file) for file in content(source).values())
     assert min(figures.read_bytes_per_s, figures.write_bytes_per_s, figures.bytes_per_s) > 0
-
-
-def test_progress_counts_every_byte(source, target):
-    told = []
-    manifest = read_manifest(source)
-    files = dataset_files(source, manifest)
-    figures = copy_files(files, source, target, manifest, lambda done, total, note: told.append((done, total, note)))
-    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
-    assert told[-1][:2] == (figures.size_bytes, figures.size_bytes)
-    assert told[-1][2].endswith(" MiB/s")
 
 
 @pytest.mark.parametrize("name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"])
@@ -212,13 +206,10 @@ def test_the_copy_of_another_dataset_is_not_taken_for_this_one(source, target, t
     assert not is_whole(target, read_manifest(other))
 
 
-def test_the_time_of_a_sample_is_measured_without_changing_anything(source):
+def test_the_time_of_a_sample_is_measured_where_there_is_one_without_changing_anything(source, tmp_path):
     before = {name: hashlib.sha256(raw).digest() for name, raw in content(source).items()}
     seconds = seconds_per_sample(source)
     assert seconds is not None
     assert seconds > 0
     assert {name: hashlib.sha256(raw).digest() for name, raw in content(source).items()} == before
-
-
-def test_a_dataset_without_training_samples_has_no_time_of_a_sample(tmp_path):
     assert seconds_per_sample(write_dataset(tmp_path / "empty", [], shards=0, validation=[[7]])) is None

@@ -24,7 +24,7 @@ def rig(patterned_dataset):
 
 
 def _close(meter, step=1):
-    meter.close(step, 0.1, head_overflows=3, recompilations=2, skipped_steps=4)
+    meter.close(step, learning_rate=0.1, head_overflows=3, recompilations=2, skipped_steps=4)
     (row,) = meter.rows()
     return row
 
@@ -132,7 +132,7 @@ def _rows(meter, batch, count, **result):
     rows = []
     for step in range(1, count + 1):
         meter.add([batch], _result(**result))
-        meter.close(step, 0.1, head_overflows=0, recompilations=0, skipped_steps=0)
+        meter.close(step, learning_rate=0.1, head_overflows=0, recompilations=0, skipped_steps=0)
         rows += meter.rows(all_of_them=True)
     return rows
 
@@ -182,7 +182,7 @@ def test_rows_of_steps_that_are_undone_are_left_out(rig):
     training, meter, batches = rig
     taken = meter.take(batches, 2)
     meter.add(taken, training.step.run(taken, 1e-3))
-    meter.close(1, 0.1, head_overflows=0, recompilations=0, skipped_steps=0)
+    meter.close(1, learning_rate=0.1, head_overflows=0, recompilations=0, skipped_steps=0)
     meter.add(taken, training.step.run(taken, 1e-3))
     meter.forget()
     assert (list(meter.rows(all_of_them=True)), meter.open_steps) == ([], 0)

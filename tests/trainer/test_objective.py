@@ -121,5 +121,5 @@ def test_hits_and_loss_are_those_of_the_library(family, patterned_dataset):
         expected = training.model(input_ids=batch.wide_ids_BS(), attention_mask=batch.attention_BS(), labels=labels)
         found = training.module.evaluate(batch)
     asked = labels != IGNORED_LABEL
-    assert float(found.loss_sum) / batch.predicted_tokens == pytest.approx(float(expected.loss), rel=1e-5)
-    assert int(found.correct) == int((expected.logits.argmax(-1) == labels)[asked].sum())
+    assert float(found[0]) / batch.predicted_tokens == pytest.approx(float(expected.loss), rel=1e-5)
+    assert int(found[1]) == int((expected.logits.argmax(-1) == labels)[asked].sum())

@@ -20,8 +20,6 @@ from trainer.preflight import (
     compare_profile,
     compare_ranks,
     facts_of_rank,
-    pack,
-    unpack,
 )
 
 CONFIG = config_of()
@@ -133,16 +131,10 @@ def test_a_rank_that_is_bound_to_its_gpus_node_counts_the_processors_of_before(a
     assert facts_of_rank(resolved_of(CONFIG), dataset_hash="a", ranks=bound)["allotted_cpus"] == "128"
 
 
-def test_facts_survive_their_way_between_ranks():
-    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="ä" * 64, ranks=RANKS)
-    assert unpack(pack(facts)) == facts
-    assert facts["device_memory_bytes"] == "None"
-    assert len(facts["code"]) == 64
-
-
-def test_a_single_rank_on_its_own_machine_passes():
-    checked = check_ranks(resolved_of(CONFIG), "d", RANKS)
-    assert (checked.remarks, checked.hosts) == ([], (platform.node(),))
+def test_facts_survive_their_way_between_ranks_and_a_single_one_passes():
+    assert check_ranks(resolved_of(CONFIG), "ä" * 64, RANKS) == ([], (platform.node(),))
+    facts = facts_of_rank(resolved_of(CONFIG), dataset_hash="d", ranks=RANKS)
+    assert (facts["device_memory_bytes"], len(facts["code"])) == ("None", 64)
 
 
 def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, monkeypatch):

@@ -80,36 +80,21 @@ def test_the_beginning_is_known_by_the_other_clock_too():
     assert time.monotonic() - clock.monotonic_start_s == pytest.approx(100, abs=1)
 
 
-class _Screen:
-    def __init__(self) -> None:
-        self.seen = []
-
-    def begin(self, header) -> None:
-        self.seen.append(header)
-
-    def step(self, row) -> None:
-        self.seen.append(row)
-
-    def evaluation(self, row) -> None:
-        self.seen.append(row)
-
-    def event(self, row) -> None:
-        self.seen.append(row)
+ROWS = [row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]
 
 
-def _written(directory, *, active: bool) -> _Screen:
-    screen = _Screen()
-    journal = Journal(RunWriter(directory, active=active), screen, header_of(), active=active)
-    journal.steps(iter([row_of(1), row_of(2, loss=None)]))
-    journal.evaluation(evaluation_of(2))
-    journal.event(event_of(2))
+def _written(directory, *, active: bool) -> list:
+    """What is shown of a run."""
+    shown = []
+    journal = Journal(RunWriter(directory, active=active), shown.append, header_of(), active=active)
+    for row in ROWS:
+        journal.write(row)
     journal.close()
-    return screen
+    return shown
 
 
 def test_rows_reach_the_record_the_screen_and_tensorboard(tmp_path):
-    screen = _written(tmp_path / "r", active=True)
-    assert screen.seen == [header_of(), row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]
+    assert _written(tmp_path / "r", active=True) == [header_of(), *ROWS]
     run = read_run(tmp_path / "r")
     assert (run.steps, run.evaluations) == ((row_of(1), row_of(2, loss=None)), (evaluation_of(2),))
     assert run.events == (event_of(2),)
@@ -118,7 +103,7 @@ def test_rows_reach_the_record_the_screen_and_tensorboard(tmp_path):
 
 
 def test_other_ranks_write_and_show_nothing(tmp_path):
-    assert _written(tmp_path / "r", active=False).seen == []
+    assert _written(tmp_path / "r", active=False) == []
     assert not (tmp_path / "r").exists()
 
 
@@ -129,13 +114,13 @@ def test_a_later_start_hides_what_tensorboard_drew_of_steps_that_are_taken_again
     monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", lambda **options: asked.append(options))
     for attempt, step in ((1, 0), (2, 5)):
         header = header_of(attempt=attempt, resumed_step=step)
-        Journal(RunWriter(tmp_path / str(attempt), active=True), _Screen(), header, active=True)
+        Journal(RunWriter(tmp_path / str(attempt), active=True), [].append, header, active=True)
     assert [options["purge_step"] for options in asked] == [None, 6]
 
 
 def test_a_record_that_cannot_be_written_is_said_once_and_again_when_it_happens_again(tmp_path, monkeypatch):
-    writer, screen = RunWriter(tmp_path / "r", active=True), _Screen()
-    journal = Journal(writer, screen, header_of(), active=True)
+    writer, shown = RunWriter(tmp_path / "r", active=True), []
+    journal = Journal(writer, shown.append, header_of(), active=True)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -143,9 +128,10 @@ def test_a_record_that_cannot_be_written_is_said_once_and_again_when_it_happens_
     for begin in (1, 11):
         with monkeypatch.context() as patch:
             patch.setattr("trainer.writer.append_whole", full)
-            journal.steps(map(row_of, range(begin, begin + 3)))
-        journal.steps([row_of(begin + 3)])
-    told = [row for row in screen.seen if isinstance(row, EventRow)]
+            for step in range(begin, begin + 3):
+                journal.write(row_of(step))
+        journal.write(row_of(begin + 3))
+    told = [row for row in shown if isinstance(row, EventRow)]
     assert [(row.kind, row.step) for row in told] == [("record_waits", 1), ("record_waits", 11)]
     assert "No space left on device" in told[0].message
     assert len(read_run(tmp_path / "r").steps) == 8

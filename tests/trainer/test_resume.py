@@ -45,14 +45,17 @@ def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_p
     assert writer.directory.name.endswith("Z-m")
 
 
-def test_auto_goes_on_with_the_newest_checkpoint_of_the_run_that_is_there(tmp_path):
+def test_auto_goes_on_with_the_newest_checkpoint_and_clears_what_an_earlier_start_left(tmp_path):
     run = write_run(tmp_path / "r", CONFIG, (5, 10))
+    partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
+    partial.mkdir()
     writer, start = chosen(run)
     assert (writer.directory, writer.attempt) == (run, 2)
     assert start.checkpoint == run / CHECKPOINTS_DIRECTORY / "step-000000010"
     assert start.manifest.state.step == 10
     assert messages(start) == ["goes on from step-000000010"]
     assert start.origin == "step-000000010"
+    assert not partial.exists()
 
 
 def test_auto_begins_a_run_anew_that_has_no_checkpoint_yet(tmp_path):
@@ -119,7 +122,7 @@ def test_a_run_that_is_over_is_left_as_it_is_unless_it_has_more_steps_to_take(tm
 
 def test_a_run_that_was_asked_to_leave_goes_on_unchanged(tmp_path):
     _, start = chosen(write_run(tmp_path / "r", CONFIG, (5, 20), end=end_of(75)))
-    assert (start.finished, start.manifest.state.step) == (None, 20)
+    assert (start.finished, start.manifest.state.step, start.gave_up) == (None, 20, False)
 
 
 def test_a_run_that_gave_up_goes_on_only_with_another_setting_and_from_a_good_checkpoint(tmp_path):
@@ -131,7 +134,7 @@ def test_a_run_that_gave_up_goes_on_only_with_another_setting_and_from_a_good_ch
     writer, start = chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))
     assert (writer.attempt, start.manifest.state.step) == (2, 5)
     assert "train.learning_rate is now 1e-05, it was 0.0001" in messages(start)[0]
-    assert start.events[0].level == "warning"
+    assert (start.gave_up, start.events[0].level) == (True, "warning")
 
 
 def test_a_damaged_newest_checkpoint_is_put_aside_and_told(tmp_path):
@@ -144,15 +147,8 @@ def test_a_damaged_newest_checkpoint_is_put_aside_and_told(tmp_path):
     assert [event.level for event in start.events] == ["error", "info"]
     assert "step-000000010 is damaged and was passed over" in messages(start)[0]
     assert "5 bytes instead of 1,024" in messages(start)[0]
+    assert (root / "latest").read_text() == "step-000000005\n"
     assert messages(chosen(run)[1]) == ["goes on from step-000000005"]
-
-
-def test_what_an_earlier_start_left_unfinished_is_cleared(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
-    partial.mkdir()
-    chosen(run)
-    assert not partial.exists()
 
 
 OTHERS = {
@@ -183,17 +179,18 @@ RECIPE = {
     "learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 3, "decay_share": 0.2,
     "final_learning_rate_share": 0.1, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6,
     "max_grad_norm": 1.0, "max_steps": 30, "masking_probability": 0.3, "attention_dropout": 0.1, "precision": "bf16",
-    "tf32": False, "max_epochs": 3,
+    "tf32": False, "max_epochs": 3, "health": HealthSettings(on_spike="rollback"),
 }  # fmt: skip
 
 
 def test_changes_of_the_recipe_are_each_named(tmp_path):
     run = write_run(tmp_path / "r", CONFIG)
     _, start = chosen(run, config=config_of(**RECIPE))
-    before = CONFIG.model_dump()
-    (message,) = messages(start)
-    for key, value in RECIPE.items():
-        assert f"train.{key} is now {value}, it was {before[key]}" in message
+    (event,) = start.events
+    assert event.level == "warning"
+    before, now = CONFIG.model_dump(), config_of(**RECIPE).model_dump()
+    for key in RECIPE:
+        assert f"train.{key} is now {now[key]}, it was {before[key]}" in event.message
 
 
 def test_settings_that_change_nothing_of_the_result_may_change_silently(tmp_path):
@@ -325,25 +322,16 @@ def damage(*checkpoints):
         (path / "rank-00000.safetensors").write_bytes(b"")
 
 
-def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
-    opened = []
-    with pytest.raises(BadConfig, match=r"none of the 2 checkpoints of .* is whole") as caught:
-        choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
-    leave(*opened)
-    assert "another --out" in caught.value.next_step
-    assert names(run) == ["step-000000005.damaged-2", "step-000000010.damaged-2"]
-
-
-def test_a_run_all_of_whose_checkpoints_are_damaged_is_refused_however_often_it_is_started(tmp_path):
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(tmp_path):
     run = write_run(tmp_path / "r", CONFIG)
     damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
     for _ in range(2):  # as torchrun with --max-restarts does
         opened = []
-        with pytest.raises(BadConfig, match="is whole"):
+        with pytest.raises(BadConfig, match=r"none of the 2 checkpoints of .* is whole") as caught:
             choose_run(run, "auto", resolved_of(CONFIG), {}, opened=opened.append)
         leave(*opened)
+        assert "another --out" in caught.value.next_step
+    assert names(run) == ["step-000000005.damaged-2", "step-000000010.damaged-2"]
 
 
 def test_a_file_system_that_cannot_even_list_the_checkpoints_is_in_trouble(tmp_path, monkeypatch):
@@ -400,15 +388,6 @@ def test_a_fork_whose_origin_is_damaged_or_gone_is_not_begun_afresh(tmp_path):
         chosen(tmp_path / "b")
 
 
-def test_latest_names_what_is_gone_on_from_after_a_newer_one_was_set_aside(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    latest = run / CHECKPOINTS_DIRECTORY / "latest"
-    assert latest.read_text() == "step-000000010\n"
-    damage(run / CHECKPOINTS_DIRECTORY / "step-000000010")
-    chosen(run)
-    assert latest.read_text() == "step-000000005\n"
-
-
 def test_a_job_that_trains_two_models_finds_for_each_the_run_of_the_same_configuration(tmp_path):
     other = config_of(max_steps=20, learning_rate=1e-5)
     for number, (name, config) in enumerate((("a", CONFIG), ("b", other))):
@@ -417,18 +396,3 @@ def test_a_job_that_trains_two_models_finds_for_each_the_run_of_the_same_configu
     for config, name in ((CONFIG, "a"), (other, "b")):
         assert chosen(None, config=config, environment=AGAIN)[0].directory.name == name
     assert chosen(None, config=config_of(max_steps=30), environment=AGAIN)[1].checkpoint is None
-
-
-def test_changed_health_settings_are_named(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    other = config_of(max_steps=20, health=HealthSettings(on_spike="rollback"))
-    _, start = chosen(run, config=other)
-    assert "train.health is now" in messages(start)[0]
-    assert "'on_spike': 'rollback'" in messages(start)[0]
-    assert start.events[0].level == "warning"
-
-
-def test_a_start_knows_whether_settings_were_changed_since_the_run_gave_up(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, end=end_of(76))
-    assert chosen(run, config=config_of(max_steps=20, learning_rate=1e-5))[1].gave_up
-    assert not chosen(write_run(tmp_path / "left", CONFIG, end=end_of(75)))[1].gave_up

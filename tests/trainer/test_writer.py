@@ -43,9 +43,9 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     writer.start(header_of())
     writer.started(startup_of())
     for step in (1, 2):
-        writer.step(row_of(step))
-    writer.evaluation(evaluation_of(2))
-    writer.event(event_of(2))
+        writer.append(row_of(step))
+    writer.append(evaluation_of(2))
+    writer.append(event_of(2))
     writer.finish(end_of(75, checkpoint="step-000000002"))
     run = read_run(tmp_path / "r")
     assert (run.header, run.steps) == (header_of(), (row_of(1), row_of(2)))
@@ -55,7 +55,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
 
 
 def test_a_torn_step_is_left_out(begin, tmp_path):
-    begin().step(row_of(1))
+    begin().append(row_of(1))
     with (tmp_path / "r" / "steps.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
     run = read_run(tmp_path / "r")
@@ -66,13 +66,13 @@ def test_a_torn_step_is_left_out(begin, tmp_path):
 def test_a_start_that_goes_on_cuts_torn_tails_and_writes_on(begin, tmp_path):
     first = begin()
     for name, row in (("steps", row_of(1)), ("evaluations", evaluation_of(1)), ("events", event_of(1))):
-        getattr(first, {"steps": "step", "evaluations": "evaluation", "events": "event"}[name])(row)
+        first.append(row)
         with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
             file.write('{"step": 2, "ä')
     second = begin()
-    second.step(row_of(2))
-    second.evaluation(evaluation_of(2))
-    second.event(event_of(2))
+    second.append(row_of(2))
+    second.append(evaluation_of(2))
+    second.append(event_of(2))
     run = read_run(tmp_path / "r")
     assert run.steps == (row_of(1), row_of(2))
     assert run.evaluations == (evaluation_of(1), evaluation_of(2))
@@ -89,13 +89,13 @@ def test_a_file_that_is_one_torn_line_becomes_empty(begin, tmp_path):
 def test_rows_of_steps_that_are_taken_again_replace_those_from_there_on(begin, tmp_path):
     first = begin()
     for step in (1, 2, 3, 4):
-        first.step(row_of(step, loss=1.0))
-        first.evaluation(evaluation_of(step, loss=1.0))
-        first.event(event_of(step))
+        first.append(row_of(step, loss=1.0))
+        first.append(evaluation_of(step, loss=1.0))
+        first.append(event_of(step))
     second = begin()
-    second.step(row_of(3, loss=2.0))
-    second.evaluation(evaluation_of(2, loss=2.0))
-    second.event(event_of(3))
+    second.append(row_of(3, loss=2.0))
+    second.append(evaluation_of(2, loss=2.0))
+    second.append(event_of(3))
     run = read_run(tmp_path / "r")
     assert [(row.step, row.loss) for row in run.steps] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert [(row.step, row.loss) for row in run.evaluations] == [(1, 1.0), (2, 2.0)]
@@ -145,7 +145,7 @@ def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no
 
 def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, tmp_path, monkeypatch):
     writer, write = begin(), os.write
-    writer.step(row_of(1))
+    writer.append(row_of(1))
 
     def fills_up(fd, content):
         if len(content) > 20:
@@ -154,12 +154,12 @@ def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, t
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fills_up)
-        writer.step(row_of(2))
-        writer.event(event_of(2))
+        writer.append(row_of(2))
+        writer.append(event_of(2))
         assert writer.trouble == "No space left on device"
         assert read_run(tmp_path / "r").steps == (row_of(1),)
         assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
-    writer.step(row_of(3))
+    writer.append(row_of(3))
     assert writer.trouble is None
     run = read_run(tmp_path / "r")
     assert (run.steps, run.events) == ((row_of(1), row_of(2), row_of(3)), (event_of(2),))
@@ -168,8 +168,8 @@ def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, t
 def test_a_rank_that_does_not_lead_writes_nothing_but_the_end(tmp_path):
     writer = RunWriter(tmp_path / "r", active=False)
     writer.start(header_of())
-    writer.step(row_of(1))
-    writer.event(event_of(1))
+    writer.append(row_of(1))
+    writer.append(event_of(1))
     writer.started(startup_of())
     assert not (tmp_path / "r").exists()
     (tmp_path / "r").mkdir()

@@ -25,15 +25,13 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
-    from trainer.stage import local_rank_of
     from trainer.stage import stage as stage_dataset
 
-    rank = local_rank_of()
-    if rank == 0 and _same_file_system(to, source):
+    if _same_file_system(to, source):
         sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
     started_s = time.monotonic()
     with progress("stage") as update:
-        staged = stage_dataset(source, to, local_rank=rank, timeout_s=timeout_s, update=update)
+        staged = stage_dataset(source, to, timeout_s=timeout_s, update=update)
     seconds = time.monotonic() - started_s
     figures = {"break_even_epochs": staged.break_even_epochs, "seconds": round(seconds, 3)}
     print(answer_json({**plain(staged), **figures}) if as_json else _as_text(staged, seconds))

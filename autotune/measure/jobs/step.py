@@ -127,7 +127,7 @@ def _evaluate(training: Training, batch: MicroBatch, config: TrainConfig, device
     training.module.eval()
     eager = torch.compiler.set_stance("force_eager") if config.compile_layers else contextlib.nullcontext()
     with torch.no_grad(), eager:
-        float(training.module.evaluate(batch.to(device)).loss_sum)
+        float(training.module.evaluate(batch.to(device))[0])
     give_up_gathered(training.module)
     training.module.train()
 

@@ -36,7 +36,7 @@ def _write_run(name, speed, *, steps=200, seed=0, loss=1.0, config=CONFIG, **cha
             step, step_s=step_s, real_tokens_per_s=256 / step_s, data_wait_s=0.01 * step_s, loss=float(falling),
             communication_s=0.02 * step_s, mfu=0.3 * speed / 1000,
         )  # fmt: skip
-        writer.step(row)
+        writer.append(row)
     writer.finish(end_of(steps=steps))
     leave(writer)
     return name

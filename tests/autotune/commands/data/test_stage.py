@@ -8,15 +8,7 @@ from autotune.commands.data import app
 from autotune.commands.data.stage import _as_text
 from tests.conftest import write_dataset
 from trainer.copying import CopyFigures
-from trainer.errors import BadConfig
 from trainer.stage import Staged
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No other local ranks, wherever the tests run."""
-    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def invoke(*arguments):
@@ -79,13 +71,3 @@ def test_nothing_is_said_of_worth_where_there_is_no_sample_to_read(tmp_path):
     assert "copied" in result.stdout
     assert "breaks even" not in result.stdout
     assert "one sample" not in result.stdout
-
-
-def test_a_rank_that_is_not_the_first_of_its_node_copies_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    source = write_dataset(tmp_path / "source", [[5] * 30] * 100)
-    (tmp_path / "local").mkdir()
-    result = invoke(source, "--to", tmp_path / "local", "--timeout-s", "1")
-    assert isinstance(result.exception, BadConfig)
-    assert "local rank 0 has not begun to copy" in result.exception.message
-    assert list(tmp_path.glob("local/**/*.npy")) == []
