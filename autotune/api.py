@@ -13,16 +13,17 @@ from autotune.measure.host import SystemHost
 from autotune.search.compare import compare_paths
 from autotune.search.plan import PlanRequest, plan
 from autotune.search.prediction import PredictionRequest, find_target, predict, settings_of_step
+from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import read_profile
 from autotune.search.situation import situation_of
-from autotune.tuning.probe import ProbeAsked
-from autotune.tuning.tune import TuneAsked, Tuning
+from autotune.tuning.probe import asked_config
+from autotune.tuning.tune import TuneRequest, Tuning
 from trainer.errors import TrainerError
 from trainer.presets import model_settings
 from trainer.progress import progress
 
 __all__ = [
-    "AutotuneError", "Goal", "PlanRequest", "PredictionRequest", "ProbeAsked", "SystemHost",
-    "TrainerError", "TuneAsked", "Tuning", "advise", "compare_paths", "find_target", "gate", "model_settings", "plan",
+    "AutotuneError", "Goal", "PlanRequest", "PredictionRequest", "ProbeRequest", "SystemHost", "TrainerError",
+    "TuneRequest", "Tuning", "advise", "asked_config", "compare_paths", "find_target", "gate", "model_settings", "plan",
     "predict", "progress", "read_profile", "settings_of_step", "situation_of",
 ]  # fmt: skip

@@ -19,18 +19,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.knobs import Knobs
+from autotune.core.exploration import Configuration
 from autotune.core.outcome import Measured
 from autotune.core.trial import FeedFigures
 from autotune.decide.statistics import location, residuals_of
-from autotune.search.exploration_windows import ExploreRequest
+from autotune.search.exploration_known import ExploreRequest
+from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import read_profile
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import Asked, feed_trial
+from autotune.search.workers import Asked, SweepRequest, feed_trial
 from autotune.store import write_atomically
 from autotune.tuning.bench import Bench, open_bench
-from autotune.tuning.explore import ExploreAsked, explore_request
-from autotune.tuning.probe import ProbeAsked, prepare, probe_models
+from autotune.tuning.explore import explore_request
+from autotune.tuning.probe import asked_config, probe_models
 from tests.simulators.corpora import real_lengths, write_corpus
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest
@@ -73,17 +74,17 @@ class Grid:
     """What was measured of one model."""
 
     model: str
-    unexplored: Knobs
+    unexplored: Configuration
     """What the probe alone comes to."""
     window_s: float
-    ratios: dict[Knobs, list[float]] = field(default_factory=dict)
+    ratios: dict[Configuration, list[float]] = field(default_factory=dict)
     """Real tokens/s to the unexplored settings beside them, one figure for each round that a cell was read in."""
-    seconds: dict[Knobs, float] = field(default_factory=dict)
+    seconds: dict[Configuration, float] = field(default_factory=dict)
     """What a window took, start included: median."""
     reference_rates: list[float] = field(default_factory=list)
     """Real tokens/s of the unexplored settings, for each group."""
 
-    def mean_log_ratios(self) -> dict[Knobs, float]:
+    def mean_log_ratios(self) -> dict[Configuration, float]:
         """Where the logarithms of each cell's ratios lie."""
         return {cell: location([math.log(one) for one in ratios]) for cell, ratios in self.ratios.items()}
 
@@ -92,12 +93,12 @@ class Grid:
         every = [residuals_of([math.log(one) for one in ratios]) for ratios in self.ratios.values()]
         return [one for some in every for one in some]
 
-    def may_be_best(self) -> list[Knobs]:
+    def may_be_best(self) -> list[Configuration]:
         """Cells that are not surely slower than the fastest."""
         means, sigma = self.mean_log_ratios(), statistics.pstdev(self.deviations())
         best = max(means, key=lambda cell: means[cell])
 
-        def surely_off(cell: Knobs) -> float:
+        def surely_off(cell: Configuration) -> float:
             return MAY_BE_BEST_SIGMAS * sigma * math.hypot(*(len(self.ratios[one]) ** -0.5 for one in (cell, best)))
 
         return [cell for cell in means if means[best] - means[cell] <= surely_off(cell)]
@@ -105,12 +106,12 @@ class Grid:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         cells = [
-            {"settings": cell.settings(), "ratios": ratios, "seconds": round(self.seconds[cell], 3)}
+            {"settings": cell.model_dump(), "ratios": ratios, "seconds": round(self.seconds[cell], 3)}
             for cell, ratios in self.ratios.items()
         ]
         return {
             "model": self.model,
-            "unexplored": self.unexplored.settings(),
+            "unexplored": self.unexplored.model_dump(),
             "window_s": self.window_s,
             "reference_rates": self.reference_rates,
             "cells": cells,
@@ -119,10 +120,10 @@ class Grid:
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> "Grid":
         """The same again."""
-        cells = [(Knobs(**one["settings"]), one) for one in told["cells"]]
+        cells = [(Configuration(**one["settings"]), one) for one in told["cells"]]
         return cls(
             model=told["model"],
-            unexplored=Knobs(**told["unexplored"]),
+            unexplored=Configuration(**told["unexplored"]),
             window_s=told["window_s"],
             reference_rates=told["reference_rates"],
             ratios={cell: one["ratios"] for cell, one in cells},
@@ -157,33 +158,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(case: Case, data: Path, place: Path, rounds: int, most_rounds: int) -> Grid:
     """Probe a model, and read every cell around what the probe came to."""
-    asked = ProbeAsked(
-        models=(case.settings,),
-        data=data,
-        out=place / "profiles",
-        reports=place / "reports",
-        memory_bytes=2**30,
-        seq_length_tokens=case.seq_length_tokens,
-        global_batch_tokens=case.global_batch_tokens,
+    step = {"seq_length_tokens": case.seq_length_tokens, "global_batch_tokens": case.global_batch_tokens}
+    asked = ProbeRequest(
+        config=asked_config(case.settings, **step), data=data, reports=place / "reports", memory_bytes=2**30
     )
     manifest = read_manifest(data)
     with open_bench("cpu", data) as bench:
-        (probed,) = probe_models(bench, asked, manifest)
+        (probed,) = probe_models(bench, [asked], place / "profiles", manifest)
         stored = read_profile(probed.path)
-        probing = prepare(bench, asked, case.settings, manifest).request
-        request = explore_request(
-            bench, stored, ExploreAsked(probe=asked, minutes=1e6, window_s=WINDOW_S), probing, manifest
-        )
+        windows = SweepRequest(data=data, reports=place / "reports", minutes=1e6, window_s=WINDOW_S)
+        request = explore_request(bench, stored, asked, windows, manifest)
         cells = [cell for cell in request.cells if not cell.compile_layers and request.fits(cell)]
         request = replace(request, cells=tuple(cells))
         return _read_all(bench, request, place / "reports" / case.settings.name / "grid", rounds, most_rounds)
 
 
 def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, most_rounds: int) -> Grid:
-    windows, unexplored = request.windows, request.cells[0]
-    grid = Grid(model=windows.config.model.name, unexplored=unexplored, window_s=windows.window_s)
-    taken: dict[Knobs, list[float]] = {}
-    here = bench.fingerprint(windows.config.model, read_manifest(Path(windows.data_dir)))
+    training, unexplored = request.training, request.cells[0]
+    grid = Grid(model=training.config.model.name, unexplored=unexplored, window_s=training.request.window_s)
+    taken: dict[Configuration, list[float]] = {}
+    here = bench.fingerprint(training.config.model, read_manifest(training.request.data))
     with progress(f"grid of {grid.model}") as update:
         runner = bench.runner(ledger, here, lambda *_: None, expected_trials=0)
         numbers = itertools.count()
@@ -203,20 +197,24 @@ def _read_all(bench: Bench, request: ExploreRequest, ledger: Path, rounds: int, 
     return grid
 
 
-def groups(cells: Sequence[Knobs], turn: int) -> list[list[Knobs]]:
+def groups(cells: Sequence[Configuration], turn: int) -> list[list[Configuration]]:
     """Some at a time, in an order of chance that is another in every round."""
     order = random.Random(turn).sample(cells, len(cells))
     return [order[start : start + TOGETHER] for start in range(0, len(order), TOGETHER)]
 
 
 def _read_group(
-    request: ExploreRequest, runner: TrialRunner, number: int, cells: list[Knobs], taken: dict[Knobs, list[float]]
-) -> dict[Knobs, float]:
-    rates: dict[Knobs, float] = {}
+    request: ExploreRequest,
+    runner: TrialRunner,
+    number: int,
+    cells: list[Configuration],
+    taken: dict[Configuration, list[float]],
+) -> dict[Configuration, float]:
+    rates: dict[Configuration, float] = {}
     names = [cell.name for cell in cells]
     for cell in cells if number % 2 == 0 else reversed(cells):
         config = request.config_of(cell)
-        trial = feed_trial(request.windows, Asked(name=cell.name, config=config, cached=True), number, names)
+        trial = feed_trial(request.training, Asked(name=cell.name, config=config, cached=True), number, names)
         outcome = runner.run(replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS}), cell.name)
         if isinstance(outcome, Measured):
             rates[cell] = request.rate_of(cell, FeedFigures.of(outcome))

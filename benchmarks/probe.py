@@ -21,14 +21,14 @@ from autotune.decide.search import bracket
 from autotune.decide.surroundings import expected_on_cpu
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
-from autotune.search.probe import FIT_STEPS, ProbeRequest, Search, step_trial
+from autotune.search.probe import FIT_STEPS, Probe, ProbeRequest, Search, step_trial
 from autotune.search.trials import TrialRunner
 from autotune.show.tables import text_table
 from autotune.store import Ledger
 from benchmarks.bars import Bar, finish, measuring, parser, run
 from benchmarks.finders import Case, Found, cases, find_with_accelerate, find_with_lightning
 from tests.simulators.corpora import synthetic_manifest
-from trainer.config import ModelSettings
+from trainer.config import TrainConfig
 
 TRIALS_BAR = 2.5
 TIME_BAR = 1.0
@@ -63,10 +63,10 @@ def measure(case: Case) -> dict[str, Any]:
     with ForkServerMachine() as machine:
         machine.start()
         machine.run(Trial(job="fault", measured={"fault": "none"}, timeout_s=60))  # it has forked once
-        request = _request(case)
-        ours, search = _ours(request, machine)
+        probe = _probe(case)
+        ours, search = _ours(probe, machine)
         sys.stderr.write(f"{case.name}: ours {ours}\n")
-        exact = ours["rows"] is not None and _is_exact(request, machine, ours["rows"])
+        exact = ours["rows"] is not None and _is_exact(probe, machine, ours["rows"])
     rivals: dict[str, Any] = {}
     for name, find in RIVALS.items():
         rivals[name] = asdict(find(case))
@@ -78,10 +78,10 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def _ours(request: ProbeRequest, machine: ForkServerMachine) -> tuple[dict[str, Any], list[Any]]:
+def _ours(probe: Probe, machine: ForkServerMachine) -> tuple[dict[str, Any], list[Any]]:
     with tempfile.TemporaryDirectory(prefix="probe-") as place:
         runner = TrialRunner(machine=machine, ledger=Ledger(Path(place), "bench"), site="bench", clock=SystemClock())
-        search = Search(request=request, runner=runner)
+        search = Search(probe=probe, runner=runner)
         started_s = time.perf_counter()
         search.predict()
         traced_s = time.perf_counter() - started_s
@@ -98,32 +98,25 @@ def _ours(request: ProbeRequest, machine: ForkServerMachine) -> tuple[dict[str, 
     return ours, [[one.rows, one.fits, one.peak_bytes] for one in search.tried]
 
 
-def _is_exact(request: ProbeRequest, machine: ForkServerMachine, rows: int) -> bool:
+def _is_exact(probe: Probe, machine: ForkServerMachine, rows: int) -> bool:
     outcomes = {
-        size: [
-            machine.run(step_trial(request, size, FIT_STEPS, request.memory_budget_bytes)).kind for _ in range(PROOFS)
-        ]
+        size: [machine.run(step_trial(probe, size, FIT_STEPS, probe.memory_budget_bytes)).kind for _ in range(PROOFS)]
         for size in (rows, rows + 1)
     }
     return set(outcomes[rows]) == {"measured"} and set(outcomes[rows + 1]) == {"out_of_memory"}
 
 
-def _request(case: Case) -> ProbeRequest:
-    config = case.config
-    return ProbeRequest(
-        settings=ModelSettings.model_validate(config["model"]),
-        manifest=synthetic_manifest(case.vocab_size),
-        seq_length_tokens=config["seq_length_tokens"],
-        layout="padded",
-        attention_dropout=None,
-        precision=config.get("precision", "fp32"),
-        checkpointing=config.get("checkpointing", "none"),
-        device="cpu",
-        memory_budget_bytes=case.memory_budget_bytes,
-        headroom_share=0.0,
-        max_rows=MAX_ROWS,
+def _probe(case: Case) -> Probe:
+    config = TrainConfig.model_validate({"precision": "fp32", **case.config, "layout": "padded", "device": "cpu"})
+    request = ProbeRequest(
+        config=config, data=Path(), reports=Path(), accumulate=False, headroom_share=0.0, max_rows=MAX_ROWS,
         trial_timeout_s=TRIAL_TIMEOUT_S,
-        device_used_before_bytes=None,
+    )  # fmt: skip
+    return Probe(
+        request=request,
+        config=config,
+        manifest=synthetic_manifest(case.vocab_size),
+        memory_budget_bytes=case.memory_budget_bytes,
         expected=expected_on_cpu(),
     )
 

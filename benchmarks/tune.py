@@ -23,15 +23,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.core.knobs import KNOBS, Knobs
+from autotune.core.exploration import Configuration
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.measure.host import SystemHost
 from autotune.search.exploration import Exploration
-from autotune.search.exploration_windows import ExploreRequest
+from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import SweepRequest
+from autotune.search.workers import SweepRequest, TrainingWindows
 from autotune.store import Ledger
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
 from benchmarks.grid import GRID, Grid, read_grids
@@ -130,7 +130,7 @@ def replay(grid: Grid, seed: int) -> Replay:
         chosen=chosen.name,
         of_best_share=math.exp(means[chosen] - best),
         to_unexplored=math.exp(means[chosen] - means[grid.unexplored]),
-        trials_share=(len(search.tried) - 1) / len(means),
+        trials_share=(len(search.known.tried) - 1) / len(means),
     )
 
 
@@ -141,7 +141,7 @@ def _machine(grid: Grid, clock: FakeClock, seed: int) -> FakeMachine:
 
     def simulate(trial: Trial) -> Outcome:
         config = trial.measured["config"]
-        cell = Knobs(**{name: config[name] for name in KNOBS})
+        cell = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
         # A recorded ratio deviates by what both of its windows do, so all of it is the cell's.
         deviation = 0.0 if cell == grid.unexplored else rng.choice(deviations) * (2 if short else 1)
@@ -167,19 +167,15 @@ def _request(grid: Grid) -> ExploreRequest:
     """The grid's space; rates are read as they were recorded, what rows hold included."""
     limits = LoaderLimits(host=SystemHost().facts([Path()]), local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
     model = ModelSettings(name=grid.model, config={"model_type": "bert"})
-    windows = SweepRequest(
-        config=TrainConfig(model=model),
-        data_dir="grid",
-        limits=limits,
-        window_s=grid.window_s,
-        budget_s=60 * MINUTES,
-        trial_timeout_s=600.0,
+    request = SweepRequest(
+        data=Path("grid"), reports=Path("grid"), minutes=MINUTES, window_s=grid.window_s, trial_timeout_s=600.0
     )
+    training = TrainingWindows(request=request, config=TrainConfig(model=model), limits=limits)
     # Global batches of which every micro-batch is useful in full: the recorded rates have it in them already.
     whole = math.lcm(*(cell.micro_batch_rows for cell in grid.ratios))
     rows = {cell.layout: whole for cell in grid.ratios}
     return ExploreRequest(
-        windows=windows,
+        training=training,
         cells=(grid.unexplored, *(cell for cell in grid.ratios if cell != grid.unexplored)),
         global_rows=rows,
         real_shares=dict.fromkeys(rows),

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from autotune.measure.clock import SystemClock
 from autotune.measure.host import SystemHost
 from autotune.measure.machine import ForkServerMachine
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import Sweep, SweepRequest
+from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.show.tables import text_table
 from autotune.store import Ledger
 from benchmarks.bars import Bar, Direction, bars_of, finish, measuring, parser, run
@@ -135,16 +135,19 @@ def simulate(seeds: Sequence[int], processes: int) -> dict[str, list[Verdict]]:
 
 
 def sweep(seed: int, *, by_wait: bool = True, most_windows: int = MOST_WINDOWS) -> Verdict:
-    """Our rule on one training."""
+    """Our rule on one training; without ``by_wait`` every window says that it waits for ever."""
     feed = SimulatedFeed(seed)
     rounds: list[Round] = []
     while feed.windows < most_windows:
-        todo = WorkersRule(rounds, feed.max_workers, by_wait=by_wait).next_rounds()
+        todo = WorkersRule(rounds, feed.max_workers).next_rounds()
         if todo is None:
             break
         for _ in range(todo.rounds):
-            rounds.append(_round(feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1]))
-    choice = WorkersRule(rounds, feed.max_workers, by_wait=by_wait).choose()
+            found = _round(feed, todo.counts if len(rounds) % 2 == 0 else todo.counts[::-1])
+            rounds.append(
+                found if by_wait else {count: replace(one, data_wait_share=1.0) for count, one in found.items()}
+            )
+    choice = WorkersRule(rounds, feed.max_workers).choose()
     repeats = sum(choice.workers in one for one in rounds)
     return _verdict(seed, feed, choice.workers, choice.undecided_between, (feed.max_workers + 2) * repeats)
 
@@ -240,18 +243,13 @@ def measure_real() -> dict[str, dict[str, Any]]:
                 micro_batch_rows=ROWS,
             )
             request = SweepRequest(
-                config=config,
-                data_dir=str(data),
-                limits=_limits(host, MAX_WORKERS if delay_s else None),
-                window_s=1.0,
-                budget_s=REAL_BUDGET_S,
-                trial_timeout_s=120.0,
-                replayed_step_s=step_s,
-                sample_delay_s=delay_s,
-            )
+                data=data, reports=data, minutes=REAL_BUDGET_S / 60, window_s=1.0, trial_timeout_s=120.0,
+                replayed_step_s=step_s, sample_delay_s=delay_s,
+            )  # fmt: skip
+            limits = _limits(host, MAX_WORKERS if delay_s else None)
             ledger = Ledger(Path(place) / "ledger", name.replace(" ", "-"))
             runner = TrialRunner(machine=machine, ledger=ledger, site=name, clock=SystemClock())
-            swept = Sweep(request=request, runner=runner)
+            swept = Sweep(training=TrainingWindows(request=request, config=config, limits=limits), runner=runner)
             choice = swept.run()
             found[name] = {
                 "expected": expected,

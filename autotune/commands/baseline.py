@@ -1,29 +1,33 @@
 """``autotune baseline``: what the tuned settings are worth, against the defaults and the paper's style."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout, Window
-from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.commands.jobs import DryRun, Slurm, Wait, goes_elsewhere, job_of_profile
+from autotune.commands.options import (
+    REPORTS,
+    AsJson,
+    Here,
+    ProbedProfile,
+    ProbedRanks,
+    ProfileData,
+    Reports,
+    TrialTimeout,
+    Window,
+)
+from autotune.core.defaults import BASELINE_ROUNDS, TRIAL_TIMEOUT_S, WINDOW_S
 
 
 def baseline(
     context: typer.Context,
     *,
-    profile: Annotated[
-        Path, typer.Option(help="A profile that autotune probe wrote on this machine.", autocompletion=profiles)
-    ],
+    profile: ProbedProfile,
     data: ProfileData = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")
-    ] = None,
+    ranks: ProbedRanks = None,
     rounds: Annotated[
         int, typer.Option(min=1, max=100, help="Windows of each at most; fewer where ratios are known to 5 %.")
-    ] = 10,
+    ] = BASELINE_ROUNDS,
     window_s: Window = WINDOW_S,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time after which no round begins any more; three are always measured.")
@@ -37,42 +41,30 @@ def baseline(
     as_json: AsJson = False,
 ) -> None:
     """Train for some windows as tuned, by default and in the paper's style, and write what that is worth."""
-    from autotune.commands.login_node import refuse_login_node
-    from autotune.search.profiles import probed_here, read_profile, report_directory
+    from autotune.search.profiles import probed_here, read_profile
+    from autotune.search.workers import SweepRequest
     from autotune.show.answers import answer_json
     from autotune.show.baseline import baseline_text
-    from autotune.tuning.baseline import BaselineAsked, compare_recipes
     from autotune.tuning.bench import open_bench
+    from autotune.tuning.sweeps import compare_recipes
     from trainer.dataset import read_manifest
 
     stored = read_profile(profile)
     probe = probed_here(stored, refusals=[])
     train = stored.profile.train
-    job = JobRequest(
-        name=f"baseline-{train.model.name}",
-        purpose=f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}.",
-        ledger=str(report_directory(stored.path, reports) / "ledger"),
-        expected_minutes=minutes + 1,
-        trial_timeout_s=trial_timeout,
-        ranks=ranks or probe.local_ranks,
-        on_gpus=train.device == "cuda",
-        cpus=stored.profile.fingerprint.allotted_cpus,
-        reports=reports,
-    )
-    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
-        return
-    if not here:
-        refuse_login_node(["autotune", *arguments_of(context)])
-    asked = BaselineAsked(
+    request = SweepRequest(
         data=stored.data_dir(data),
         reports=reports,
         minutes=minutes,
         ranks=ranks,
-        rounds=rounds,
         window_s=window_s,
         trial_timeout_s=trial_timeout,
     )
-    manifest = read_manifest(asked.data)
-    with open_bench(train.device, asked.data) as bench:
-        found = compare_recipes(bench, stored, probe, asked, manifest)
+    purpose = f"Measures what the tuned settings of {train.model.name} are worth, and writes it into {stored.path}."
+    job = job_of_profile("baseline", purpose, stored, request)
+    if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
+        return
+    manifest = read_manifest(request.data)
+    with open_bench(train.device, request.data) as bench:
+        found = compare_recipes(bench, stored, probe, request, manifest, most_rounds=rounds)
     print(answer_json(found) if as_json else baseline_text(found, profile))

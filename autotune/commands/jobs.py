@@ -19,6 +19,8 @@ from autotune.commands.completion import sites
 if TYPE_CHECKING:
     from autotune.cluster.batch import Shape
     from autotune.cluster.site import SiteFile
+    from autotune.search.profiles import StoredProfile
+    from autotune.search.workers import SweepRequest
 
 Slurm = Annotated[
     str | None,
@@ -128,6 +130,44 @@ def submitted(
         jobs.append(_submit(second, script_of(second), after=jobs[0].number))
     _tell(jobs, site.slurm.time, wait=wait, as_json=as_json)
     return True
+
+
+def goes_elsewhere(
+    context: typer.Context,
+    request: JobRequest,
+    slurm: str | None,
+    *,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+    here: bool,
+) -> bool:
+    """Do as ``submitted``; what is to run in this process must not be on a login node, unless ``--here`` says so."""
+    from autotune.commands.login_node import refuse_login_node
+
+    if submitted(context, request, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        return True
+    if not here:
+        refuse_login_node(["autotune", *arguments_of(context)])
+    return False
+
+
+def job_of_profile(
+    name: str, purpose: str, stored: "StoredProfile", request: "SweepRequest", *, on_gpus: bool = True
+) -> JobRequest:
+    """Return a measurement of a profile's training as a job."""
+    train, probe = stored.profile.train, stored.profile.evidence.probe
+    return JobRequest(
+        name=f"{name}-{train.model.name}",
+        purpose=purpose,
+        ledger=str(request.reports / stored.path.stem / "ledger"),
+        expected_minutes=request.minutes + 1,
+        trial_timeout_s=request.trial_timeout_s,
+        ranks=request.ranks or (None if probe is None else probe.local_ranks),
+        on_gpus=on_gpus and train.device == "cuda",
+        cpus=stored.profile.fingerprint.allotted_cpus,
+        reports=request.reports,
+    )
 
 
 def arguments_of(context: typer.Context) -> tuple[str, ...]:

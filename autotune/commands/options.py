@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from autotune.commands.completion import models
+from autotune.commands.completion import models, profiles
 from autotune.errors import UsageError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -18,6 +18,12 @@ ProfileData = Annotated[
     Path | None, typer.Option(help="Dataset directory. Default: the profile's.", envvar="AUTOTUNE_DATA")
 ]
 
+ProbedProfile = Annotated[
+    Path, typer.Option(help="A profile that autotune probe wrote on this machine.", autocompletion=profiles)
+]
+ProbedRanks = Annotated[
+    int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")
+]
 Models = Annotated[
     list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from autotune.commands.completion import cards
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, goes_elsewhere
 from autotune.commands.options import (
     REPORTS,
     AsJson,
@@ -79,13 +79,13 @@ def probe(
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro-batch that fits, prove that one more does not, and measure throughput below it."""
-    from autotune.commands.login_node import refuse_login_node
     from autotune.core.cards import find_card
     from autotune.core.units import parse_bytes
+    from autotune.search.probe import ProbeRequest
     from autotune.show.answers import answer_json
     from autotune.show.probe import probe_answer, probe_text
     from autotune.tuning.bench import open_bench
-    from autotune.tuning.probe import ProbeAsked, probe_models
+    from autotune.tuning.probe import asked_config, probe_models
     from trainer.dataset import read_manifest
     from trainer.presets import model_settings
 
@@ -94,51 +94,47 @@ def probe(
             f"--granularity {granularity} leaves nothing to try up to --max-rows {max_rows}",
             next_step=f"Use --max-rows {granularity} or more.",
         )
-    asked = ProbeAsked(
-        models=tuple(model_settings(name) for name in model),
-        data=data,
-        out=out,
-        reports=reports,
-        memory_bytes=None if memory is None else parse_bytes(memory),
-        as_card=None if as_gpu is None else find_card(as_gpu),
-        seq_length_tokens=seq_length,
-        layout=layout,
-        attention_dropout=attention_dropout,
-        precision=precision,
-        checkpointing=checkpointing,
-        compile_layers=compile_layers,
-        strategy=strategy,
-        global_batch_tokens=global_batch_tokens,
-        ranks=ranks,
-        accumulate=accumulate,
-        granularity_rows=granularity,
-        headroom_share=headroom,
-        max_rows=max_rows,
-        trial_timeout_s=trial_timeout,
-    )
+    settings = {
+        "seq_length_tokens": seq_length,
+        "layout": layout,
+        "attention_dropout": attention_dropout,
+        "precision": precision,
+        "checkpointing": checkpointing,
+        "compile_layers": compile_layers,
+        "parallel": {"strategy": strategy},
+        "global_batch_tokens": global_batch_tokens,
+    }
+    requests = [
+        ProbeRequest(
+            config=asked_config(model_settings(name), **settings),
+            data=data,
+            reports=reports,
+            memory_bytes=None if memory is None else parse_bytes(memory),
+            as_card=None if as_gpu is None else find_card(as_gpu),
+            ranks=ranks,
+            accumulate=accumulate,
+            granularity_rows=granularity,
+            headroom_share=headroom,
+            max_rows=max_rows,
+            trial_timeout_s=trial_timeout,
+        )
+        for name in model
+    ]
     manifest = read_manifest(data)
-    names = [settings.name for settings in asked.models]
-    job = _job(names, out, reports, trial_timeout, ranks, on_gpus=device != "cpu")
-    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
-        return
-    if not here:
-        refuse_login_node(["autotune", *arguments_of(context)])
-    with open_bench(device, data) as bench:
-        probed = probe_models(bench, asked, manifest)
-    print(answer_json({"models": [probe_answer(one) for one in probed]}) if as_json else probe_text(probed, data))
-
-
-def _job(
-    models: list[str], out: Path | None, reports: Path, trial_timeout_s: float, ranks: int | None, *, on_gpus: bool
-) -> JobRequest:
+    names = [request.config.model.name for request in requests]
     one = out.stem if out is not None and out.suffix == ".toml" else None
-    return JobRequest(
-        name=f"probe-{models[0]}" if len(models) == 1 else "probe",
-        purpose=f"Finds the largest micro-batch of {', '.join(models)}, and writes profiles.",
-        ledger=", ".join(str(reports / (one or f"{model}-*") / "ledger") for model in models),
-        expected_minutes=1 + _MINUTES_PER_MODEL * len(models),
-        trial_timeout_s=trial_timeout_s,
+    job = JobRequest(
+        name=f"probe-{names[0]}" if len(names) == 1 else "probe",
+        purpose=f"Finds the largest micro-batch of {', '.join(names)}, and writes profiles.",
+        ledger=", ".join(str(reports / (one or f"{name}-*") / "ledger") for name in names),
+        expected_minutes=1 + _MINUTES_PER_MODEL * len(names),
+        trial_timeout_s=trial_timeout,
         ranks=ranks,
-        on_gpus=on_gpus,
+        on_gpus=device != "cpu",
         reports=reports,
     )
+    if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
+        return
+    with open_bench(device, data) as bench:
+        probed = probe_models(bench, requests, out, manifest)
+    print(answer_json({"models": [probe_answer(one) for one in probed]}) if as_json else probe_text(probed, data))

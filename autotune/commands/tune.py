@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
+from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, goes_elsewhere
 from autotune.commands.options import (
     REPORTS,
     AsJson,
@@ -35,7 +35,7 @@ from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.core.tuning import TuningResult
-    from autotune.tuning.tune import TuneAsked, Tuning
+    from autotune.tuning.tune import TuneRequest, Tuning
 
 _PROBE_MINUTES = 3.0
 """Of one model, in the mean: not part of the budget, which it takes from all the same."""
@@ -102,33 +102,39 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Make a tuned profile of each model, and a report. Stopped at any point, the same command goes on from there."""
-    from autotune.commands.login_node import refuse_login_node
     from autotune.core.units import parse_bytes
-    from autotune.tuning.probe import ProbeAsked
-    from autotune.tuning.tune import ORDER, TuneAsked, Tuning
+    from autotune.search.probe import ProbeRequest
+    from autotune.tuning.probe import asked_config
+    from autotune.tuning.tune import ORDER, TuneRequest, Tuning
     from trainer.presets import model_settings
 
     number = os.environ.get("SLURM_JOB_ID")
     skipped = frozenset(skip or ())
     left_out = frozenset(stage for stage in ORDER if stage in {one.value for one in skipped})
     budget = minutes or (MINUTES + EXPLORING_MINUTES * explore) * len(model)
-    asked = TuneAsked(
-        probe=ProbeAsked(
-            models=tuple(model_settings(name) for name in model),
+    settings = {
+        "seq_length_tokens": seq_length,
+        "attention_dropout": attention_dropout,
+        "precision": precision,
+        "global_batch_tokens": global_batch_tokens,
+    }
+    probes = tuple(
+        ProbeRequest(
+            config=asked_config(model_settings(name), **settings),
             data=data,
-            out=out,
             reports=reports,
             memory_bytes=None if memory is None else parse_bytes(memory),
-            seq_length_tokens=seq_length,
-            attention_dropout=attention_dropout,
-            precision=precision,
-            global_batch_tokens=global_batch_tokens,
             ranks=ranks,
             accumulate=Skippable.ACCUMULATION not in skipped,
             max_rows=max_rows,
             trial_timeout_s=trial_timeout,
             traced=Skippable.ESTIMATE not in skipped,
-        ),
+        )
+        for name in model
+    )
+    request = TuneRequest(
+        probes=probes,
+        out=out,
         device=device,
         minutes=budget,
         skip=left_out if explore else left_out | {"explore"},
@@ -146,13 +152,11 @@ def tune(
         reports=reports,
     )
     if nodes > 1 and Skippable.NETWORK not in skipped:
-        job = replace(job, then=lambda first: _second(job, first, asked))
-    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+        job = replace(job, then=lambda first: _second(job, first, request))
+    if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
         return
-    if not here:
-        refuse_login_node(["autotune", *arguments_of(context)])
     again = shlex.join(["autotune", *arguments_of(context)])
-    result, failed = _run(Tuning(asked=asked), again if number is None else f"{again} --slurm")
+    result, failed = _run(Tuning(request=request), again if number is None else f"{again} --slurm")
     if number is not None:
         _leave_for_second(number, result, reports)
     _say(result, as_json=as_json)
@@ -189,21 +193,22 @@ def tune_between_nodes(
     reports: Reports,
 ) -> None:
     """Measure the network of this job's nodes for each profile of a tuning, and write its report anew."""
+    from autotune.search.workers import SweepRequest
     from autotune.tuning.between_nodes import measure_between_nodes
 
-    found = measure_between_nodes(tuned, data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
-    _say(found, as_json=False)
+    request = SweepRequest(data=data, reports=reports, minutes=minutes, trial_timeout_s=trial_timeout)
+    _say(measure_between_nodes(tuned, request), as_json=False)
 
 
-def _second(first: JobRequest, number: str, asked: "TuneAsked") -> JobRequest:
+def _second(first: JobRequest, number: str, request: "TuneRequest") -> JobRequest:
     """The job that measures between nodes, after the one that tunes."""
     from autotune.core.tuning import BUDGET_WEIGHTS
 
-    models = len(asked.probe.models)
-    of_all = sum(weight for name, weight in BUDGET_WEIGHTS.items() if name not in asked.skip)
-    minutes = max(1.0, asked.minutes / models * BUDGET_WEIGHTS["network"] / of_all)
+    models = len(request.probes)
+    of_all = sum(weight for name, weight in BUDGET_WEIGHTS.items() if name not in request.skip)
+    minutes = max(1.0, request.minutes / models * BUDGET_WEIGHTS["network"] / of_all)
     command = [
-        "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(asked.probe.data),
+        "tune-between-nodes", str(_found_by(number, first.reports)), "--data", str(request.probes[0].data),
         "--minutes", f"{minutes:.1f}", "--trial-timeout", f"{first.trial_timeout_s:g}", "--reports", str(first.reports),
     ]  # fmt: skip
     return replace(

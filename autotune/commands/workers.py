@@ -1,14 +1,23 @@
 """``autotune workers``: the smallest number of loader workers that does not cost throughput."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.commands.completion import profiles
-from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, arguments_of, submitted
-from autotune.commands.options import REPORTS, AsJson, Here, ProfileData, Reports, TrialTimeout, Window, parsed
-from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.commands.jobs import DryRun, Slurm, Wait, goes_elsewhere, job_of_profile
+from autotune.commands.options import (
+    REPORTS,
+    AsJson,
+    Here,
+    ProbedProfile,
+    ProbedRanks,
+    ProfileData,
+    Reports,
+    TrialTimeout,
+    Window,
+    parsed,
+)
+from autotune.core.defaults import JOINT_TRIALS, TRIAL_TIMEOUT_S, WINDOW_S
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,9 +28,7 @@ if TYPE_CHECKING:
 def workers(
     context: typer.Context,
     *,
-    profile: Annotated[
-        Path, typer.Option(help="A profile that autotune probe wrote on this machine.", autocompletion=profiles)
-    ],
+    profile: ProbedProfile,
     data: ProfileData = None,
     max_workers: Annotated[
         int | None,
@@ -29,9 +36,7 @@ def workers(
             min=0, max=4096, help="Try no more on each rank. Default: the CPUs allotted to this process, shared out."
         ),
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, help="Local ranks that train together. Default: as the profile was probed.")
-    ] = None,
+    ranks: ProbedRanks = None,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Time for all windows; what is not decided by then is said to be undecided.")
     ] = 10.0,
@@ -43,7 +48,7 @@ def workers(
     joint_trials: Annotated[
         int,
         typer.Option(min=0, help="Where no count is enough: trials of workers, prefetching and pinning together."),
-    ] = 12,
+    ] = JOINT_TRIALS,
     trial_timeout: TrialTimeout = TRIAL_TIMEOUT_S,
     slurm: Slurm = None,
     wait: Wait = False,
@@ -53,13 +58,13 @@ def workers(
     as_json: AsJson = False,
 ) -> None:
     """Find the smallest number of loader workers at the probed micro-batch, and write it into the profile."""
-    from autotune.commands.login_node import refuse_login_node
     from autotune.core.units import parse_seconds
     from autotune.search.profiles import probed_here, read_profile
+    from autotune.search.workers import SweepRequest
     from autotune.show.answers import answer_json
     from autotune.show.workers import workers_text
     from autotune.tuning.bench import open_bench
-    from autotune.tuning.workers import WorkersAsked, count_workers
+    from autotune.tuning.sweeps import count_workers
     from trainer.dataset import read_manifest
 
     replayed_step_s = None if step_time is None else parsed(parse_seconds, step_time, "--step-time")
@@ -70,12 +75,7 @@ def workers(
     stored = read_profile(profile)
     probe = probed_here(stored, refusals=[])
     train = stored.profile.train
-    job = _job(stored, ranks or probe.local_ranks, reports, minutes, trial_timeout, on_gpus=step_time is None)
-    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
-        return
-    if not here:
-        refuse_login_node(["autotune", *arguments_of(context)])
-    asked = WorkersAsked(
+    request = SweepRequest(
         data=stored.data_dir(data),
         reports=reports,
         minutes=minutes,
@@ -83,14 +83,17 @@ def workers(
         max_workers=max_workers,
         window_s=window_s,
         replayed_step_s=replayed_step_s,
-        joint_trials=joint_trials,
         trial_timeout_s=trial_timeout,
     )
-    manifest = read_manifest(asked.data)
+    purpose = f"Counts the loader workers that {train.model.name} needs, and writes them into {stored.path}."
+    job = job_of_profile("workers", purpose, stored, request, on_gpus=step_time is None)
+    if goes_elsewhere(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json, here=here):
+        return
+    manifest = read_manifest(request.data)
     device = "cpu" if step_time else train.device
-    with open_bench(device, asked.data, without_gpu=_replay(stored, probe)) as bench:
-        found = count_workers(bench, stored, probe, asked, manifest)
-    print(answer_json(found) if as_json else workers_text(found, profile, asked.data))
+    with open_bench(device, request.data, without_gpu=_replay(stored, probe)) as bench:
+        found = count_workers(bench, stored, probe, request, manifest, joint_trials=joint_trials)
+    print(answer_json(found) if as_json else workers_text(found, profile, request.data))
 
 
 def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
@@ -101,23 +104,4 @@ def _replay(stored: "StoredProfile", probe: "ProbeEvidence") -> str:
     return (
         "Run it where the profile was probed; or, on a node with the same CPU and disk, replay the step that the probe "
         f"measured: autotune workers --profile {stored.path} --step-time {told}"
-    )
-
-
-def _job(
-    stored: "StoredProfile", ranks: int, reports: Path, minutes: float, trial_timeout_s: float, *, on_gpus: bool
-) -> JobRequest:
-    from autotune.search.profiles import report_directory
-
-    model = stored.profile.train.model.name
-    return JobRequest(
-        name=f"workers-{model}",
-        purpose=f"Counts the loader workers that {model} needs, and writes them into {stored.path}.",
-        ledger=str(report_directory(stored.path, reports) / "ledger"),
-        expected_minutes=minutes + 1,
-        trial_timeout_s=trial_timeout_s,
-        ranks=ranks,
-        on_gpus=on_gpus and stored.profile.train.device == "cuda",
-        cpus=stored.profile.fingerprint.allotted_cpus,
-        reports=reports,
     )

@@ -1,12 +1,12 @@
 """The evidence of an exploration, as a table of the profile."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from autotune.core.interval import CONFIDENCE, Interval
-from autotune.core.knobs import Knobs
-from trainer.config import Attention, Checkpointing, Layout, Precision
+from trainer.config import Attention, Checkpointing, Layout, Precision, TrainConfig
 from trainer.schema import Table
 
 Positive = Annotated[int, Field(gt=0)]
@@ -14,8 +14,11 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-class KnobSettings(Table):
-    """Settings of a step that were tried together."""
+class Configuration(Table):
+    """Settings of a step that are explored together, named as in the trainer's configuration.
+
+    None changes what is learned, but rounding may differ.
+    """
 
     precision: Precision
     attention: Attention
@@ -24,16 +27,40 @@ class KnobSettings(Table):
     layout: Layout
     micro_batch_rows: Positive
 
+    @classmethod
+    def of(cls, config: TrainConfig | Mapping[str, Any]) -> "Configuration":
+        """Return those of a training configuration."""
+        plain = config.model_dump() if isinstance(config, TrainConfig) else config
+        return cls.model_validate({name: plain[name] for name in KNOBS})
+
+    def but(self, **settings: object) -> "Configuration":
+        """Return a configuration with other settings."""
+        return self.model_copy(update=settings)
+
+    @property
+    def kind(self) -> "Configuration":
+        """The same for all micro-batches."""
+        return self.but(micro_batch_rows=1)
+
     @property
     def name(self) -> str:
-        """In a few words, for people."""
-        return Knobs(**self.model_dump()).name
+        """In a few words."""
+        words = [f"{self.micro_batch_rows} {self.layout} rows", self.precision]
+        words += [] if self.attention == "auto" else [self.attention]
+        words += [] if self.checkpointing == "none" else [f"{self.checkpointing} checkpointing"]
+        words += ["compiled"] if self.compile_layers else []
+        return ", ".join(words)
+
+
+KNOBS = tuple(Configuration.model_fields)
+EXACT_KNOBS = frozenset(KNOBS) - {"precision"}
+"""Configuration that tests hold to the same mathematics; the others must reach the same loss."""
 
 
 class ExploredRow(Table):
     """What was tried, and what it gave."""
 
-    settings: KnobSettings
+    settings: Configuration
     windows: Annotated[int, Field(ge=0)]
     """Full and short ones."""
     real_tokens_per_s: PositiveFloat | None = None
@@ -55,10 +82,10 @@ class ExploreEvidence(Table):
     windows: Annotated[int, Field(ge=0)]
     pruned: Annotated[int, Field(ge=0)]
     """Cells that one short window was enough for."""
-    unexplored: KnobSettings
-    chosen: KnobSettings
+    unexplored: Configuration
+    chosen: Configuration
     """The same as ``unexplored`` where nothing was proven to be faster."""
-    candidate: KnobSettings
+    candidate: Configuration
     """What promised most, and was held against the unexplored settings."""
     ratio_to_unexplored: PositiveFloat
     """Real tokens/s of the candidate, windows of the same rounds against each other."""
@@ -79,6 +106,6 @@ class ExploreEvidence(Table):
     """What a check of the loss found where rounding differs: of the chosen settings, or of faster ones that are not
     taken for it. None where there was nothing to check."""
     left_out: list[str] = Field(default_factory=list)
-    """Knobs and values that were not explored, and why."""
+    """Configuration and values that were not explored, and why."""
     rows: list[ExploredRow]
     seconds: NonNegativeFloat

@@ -8,7 +8,7 @@ from autotune.core.advice import EvidenceFigure, figure
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import Profile
 from autotune.decide.choose import choose_micro_batch, global_batch_rows
-from autotune.decide.explored import Explored, explored_setting
+from autotune.decide.explored import KnobChoice, explored_setting
 from autotune.errors import BadInput
 from trainer.config import DataSettings, Tag, TrainConfig, dotted, tagged
 from trainer.schema import nearest
@@ -99,7 +99,7 @@ def _explain(profile: Profile, key: str, value: object, default: object) -> Expl
     return replace(found, key=key, value=value, meaning=meaning_of(key))
 
 
-def _of_exploring(profile: Profile, key: str) -> Explored | None:
+def _of_exploring(profile: Profile, key: str) -> KnobChoice | None:
     """Return what an exploration says of a setting; None if it was not explored, or if others decided it since."""
     found = profile.evidence.explore
     if found is None or (key == "micro_batch_rows" and (not found.adopted or _is_dealt(profile))):
@@ -113,7 +113,7 @@ def _is_dealt(profile: Profile) -> bool:
     return network is not None and any(row.rows == rows for row in network.exchanges)
 
 
-def _explored(profile: Profile, found: Explored, key: str, value: object) -> Explanation:
+def _explored(profile: Profile, found: KnobChoice, key: str, value: object) -> Explanation:
     figures, probe = found.figures, profile.evidence.probe
     if key == "micro_batch_rows" and probe is not None:
         figures = (*figures, *_micro_batch(profile, probe).evidence)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.knobs import KNOBS, Knobs
+from autotune.core.exploration import KNOBS, Configuration
 
 Float64 = npt.NDArray[np.float64]
 
@@ -66,7 +66,7 @@ class Posterior:
         return np.asarray(np.sqrt(np.maximum(np.diag(self.covariance), 1e-12)))
 
 
-def posterior(cells: Sequence[Knobs], seen: Sequence[Seen]) -> Posterior:
+def posterior(cells: Sequence[Configuration], seen: Sequence[Seen]) -> Posterior:
     """What the readings say of all cells; their order does not matter.
 
     Raises:
@@ -141,7 +141,7 @@ def _same(at: npt.NDArray[np.int64]) -> Float64:
 
 
 @functools.lru_cache(maxsize=8)
-def _alike(cells: tuple[Knobs, ...]) -> tuple[Float64, Float64]:
+def _alike(cells: tuple[Configuration, ...]) -> tuple[Float64, Float64]:
     """How much effects of single knobs, and of pairs of them, have in common between cells."""
     each = [_alike_in(cells, name) for name in KNOBS]
     varying = [one for one in each if one.min() < 1]
@@ -151,7 +151,7 @@ def _alike(cells: tuple[Knobs, ...]) -> tuple[Float64, Float64]:
     return singles, pairs
 
 
-def _alike_in(cells: Sequence[Knobs], name: str) -> Float64:
+def _alike_in(cells: Sequence[Configuration], name: str) -> Float64:
     values = [getattr(cell, name) for cell in cells]
     if name == "micro_batch_rows":
         logs = np.log2(np.array(values, dtype=np.float64))

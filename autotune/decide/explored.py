@@ -3,13 +3,12 @@
 from typing import NamedTuple
 
 from autotune.core.advice import EvidenceFigure, figure
-from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
-from autotune.core.knobs import KNOBS
+from autotune.core.exploration import KNOBS, Configuration, ExploredRow, ExploreEvidence
 
 SOURCE = "evidence.explore"
 
 
-class Explored(NamedTuple):
+class KnobChoice(NamedTuple):
     """What an exploration says of one setting."""
 
     chosen: object
@@ -19,12 +18,12 @@ class Explored(NamedTuple):
     rejected: tuple[str, ...]
 
 
-def explored_setting(found: ExploreEvidence, key: str) -> Explored | None:
+def explored_setting(found: ExploreEvidence, key: str) -> KnobChoice | None:
     """What is to be said of a setting; None of one that had no other value to try."""
     if key not in KNOBS or len({getattr(row.settings, key) for row in found.rows}) < 2:
         return None
     because = f"explored together with other settings of the step: {found.choice}"
-    return Explored(getattr(found.chosen, key), because, _proof(found), _others(found, key))
+    return KnobChoice(getattr(found.chosen, key), because, _proof(found), _others(found, key))
 
 
 def _proof(found: ExploreEvidence) -> tuple[EvidenceFigure, ...]:
@@ -43,7 +42,7 @@ def _others(found: ExploreEvidence, key: str) -> tuple[str, ...]:
     return tuple(_other(value, rows, found.unexplored) for value, rows in of_value.items() if value != chosen)
 
 
-def _other(value: object, rows: list[ExploredRow], unexplored: KnobSettings) -> str:
+def _other(value: object, rows: list[ExploredRow], unexplored: Configuration) -> str:
     said = str(value).lower() if isinstance(value, bool) else value
     ratios = {
         row.settings.name: 1.0 if row.settings == unexplored else row.ratio_to_unexplored

@@ -2,65 +2,44 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from autotune.core.knobs import Knobs
+from autotune.core.exploration import Configuration
 from autotune.decide.choose import deal
-from trainer.config import Attention, Checkpointing, Layout, Precision
+from trainer.config import Layout
 
 ROW_DOUBLINGS = 5
 """Micro-batches from the largest useful one down to one so many times halved: far below the knee nothing is fastest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
-    """The values of each knob but the micro-batch; the first of each is the unexplored one."""
-
-    precision: Sequence[Precision]
-    attention: Sequence[Attention]
-    checkpointing: Sequence[Checkpointing]
-    compile_layers: Sequence[bool]
-    layout: Sequence[Layout]
-
-
 def knob_space(
-    unexplored: Knobs,
-    levels: Levels,
+    unexplored: Configuration,
+    levels: Mapping[str, Sequence[object]],
     global_rows: Mapping[Layout, int],
     ranks: int,
-    most_rows: Callable[[Knobs], int],
-) -> tuple[Knobs, ...]:
+    most_rows: Callable[[Configuration], int],
+) -> tuple[Configuration, ...]:
     """All cells, the unexplored one first.
 
     Args:
         unexplored: What the profile has.
-        levels: What else there is.
+        levels: The values of each knob but the micro-batch; the first of each is the unexplored one.
         global_rows: The global batch by layout: the same real tokens are fewer packed rows than padded ones.
         ranks: That share it.
         most_rows: The largest micro-batch that may be tried, by the other knobs.
     """
     cells = [with_dealt_rows(unexplored, global_rows, ranks)]
-    for precision, attention, checkpointing, compiled, layout in itertools.product(
-        levels.precision, levels.attention, levels.checkpointing, levels.compile_layers, levels.layout
-    ):
-        one = Knobs(
-            precision=precision,
-            attention=attention,
-            checkpointing=checkpointing,
-            compile_layers=compiled,
-            layout=layout,
-            micro_batch_rows=1,
-        )
+    for values in itertools.product(*levels.values()):
+        one = unexplored.but(**dict(zip(levels, values, strict=True))).kind
         cells += [
-            replace(one, micro_batch_rows=rows) for rows in micro_batches(global_rows[layout], ranks, most_rows(one))
+            one.but(micro_batch_rows=rows) for rows in micro_batches(global_rows[one.layout], ranks, most_rows(one))
         ]
     return tuple(dict.fromkeys(cells))
 
 
-def with_dealt_rows(knobs: Knobs, global_rows: Mapping[Layout, int], ranks: int) -> Knobs:
+def with_dealt_rows(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> Configuration:
     """With the rows that a micro-batch really has once the global batch is dealt."""
     dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
-    return replace(knobs, micro_batch_rows=dealt.rows_per_micro_batch)
+    return knobs.but(micro_batch_rows=dealt.rows_per_micro_batch)
 
 
 def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
@@ -76,7 +55,7 @@ def micro_batches(global_rows: int, ranks: int, most_rows: int) -> list[int]:
     return sorted({deal(global_rows, rows, ranks).rows_per_micro_batch for rows in kept})
 
 
-def useful_share(knobs: Knobs, global_rows: Mapping[Layout, int], ranks: int) -> float:
+def useful_share(knobs: Configuration, global_rows: Mapping[Layout, int], ranks: int) -> float:
     """Part of the computed rows that the global batch fills."""
     dealt = deal(global_rows[knobs.layout], knobs.micro_batch_rows, ranks)
     computed = dealt.micro_batches * dealt.rows_per_micro_batch * ranks

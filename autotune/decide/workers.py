@@ -89,10 +89,9 @@ class WorkersRule:
     Args:
         rounds: All that was measured, in order.
         max_count: The largest count that is allowed.
-        by_wait: Whether a count may be proven by how little it waits.
     """
 
-    def __init__(self, rounds: Sequence[Round], max_count: int, *, by_wait: bool = True) -> None:
+    def __init__(self, rounds: Sequence[Round], max_count: int) -> None:
         self._logs: dict[Count, dict[int, float]] = {}
         self._waits: dict[int, list[float]] = {}
         for number, one in enumerate(rounds):
@@ -101,7 +100,6 @@ class WorkersRule:
                 if count is not None:
                     self._waits.setdefault(count, []).append(figures.data_wait_share)
         self._max_count = max_count
-        self._by_wait = by_wait
         self._intervals: dict[tuple[int, Count], Interval] = {}
         self.seen = sorted(count for count in self._logs if count is not None)
         self._refuted = self._largest_refuted()
@@ -314,7 +312,7 @@ class WorkersRule:
 
     def _waits_too_little(self, count: int) -> bool:
         """Whether all that more workers could win is less than what is asked."""
-        if not self._by_wait or len(self._waits[count]) < FIRST_ROUNDS:
+        if len(self._waits[count]) < FIRST_ROUNDS:
             return False
         return self._longest_wait(count) <= 1 - ENOUGH_SHARE
 

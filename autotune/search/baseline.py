@@ -28,38 +28,17 @@ from autotune.decide.baseline import (
 )
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows
 from autotune.search.probe import FIT_STEPS
-from autotune.search.rounds import Rounds
+from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import Asked, SweepRequest, feed_trial
+from autotune.search.workers import Asked, TrainingWindows, feed_trial
 from trainer.batch import in_rows, mean_row
 from trainer.config import TrainConfig
-from trainer.dataset import TokenDataset
+from trainer.dataset import Manifest, TokenDataset
 
 MIN_STEPS = 1
 """Of a window, however long it takes: on a CPU a padded step of four micro-batches is long enough by itself."""
 TUNED: RecipeName = "tuned"
 SHOWN: tuple[RecipeName, ...] = ("paper-style", "default", "tuned")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineRequest:
-    """What to compare."""
-
-    windows: SweepRequest
-    """Its configuration is the tuned one."""
-    others: tuple[Recipe, ...]
-    rounds: int
-    """At most."""
-    memory_budget_bytes: int
-    """Of a rank, as the profile was probed."""
-    micro_batches: int
-    """Of an optimizer step, when it is asked whether a micro-batch fits; as the profile was probed."""
-    device_used_before_bytes: list[int] | None
-    """What each GPU held before this program, by NVML; None on a CPU or where unknown."""
-    real_shares: dict[RecipeName, float | None]
-    """Part of a row's places that hold a real token, in the mean of the dataset; None where windows must tell."""
-    vocab_size: int
-    special_ids: dict[str, int]
 
 
 def compare_with(
@@ -90,7 +69,19 @@ def _real_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
 class Comparison:
     """A comparison under way."""
 
-    request: BaselineRequest
+    training: TrainingWindows
+    """Its configuration is the tuned one."""
+    others: tuple[Recipe, ...]
+    real_shares: dict[RecipeName, float | None]
+    """Part of a row's places that hold a real token, in the mean of the dataset; None where windows must tell."""
+    most_rounds: int
+    memory_budget_bytes: int
+    """Of a rank, as the profile was probed."""
+    micro_batches: int
+    """Of an optimizer step, when it is asked whether a micro-batch fits; as the profile was probed."""
+    manifest: Manifest
+    device_used_before_bytes: list[int] | None = None
+    """What each GPU held before this program, by NVML; None on a CPU or where unknown."""
     runner: TrialRunner
     recipes: dict[RecipeName, Recipe] = field(init=False)
     """Those that run, the tuned one first."""
@@ -102,8 +93,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
-        tuned = Recipe(name=TUNED, config=self.request.windows.config, because={})
-        self.recipes = {one.name: one for one in (tuned, *self.request.others)}
+        tuned = Recipe(name=TUNED, config=self.training.config, because={})
+        self.recipes = {one.name: one for one in (tuned, *self.others)}
 
     def run(self) -> BaselineEvidence:
         """Find micro-batches that fit, then measure rounds until ratios are precise or the time is over.
@@ -111,7 +102,7 @@ class Comparison:
         Raises:
             Undecided: If the tuned settings could not be measured.
         """
-        for one in self.request.others:
+        for one in self.others:
             self._fit(one.name)
         while self._goes_on():
             self._measure_round()
@@ -121,13 +112,13 @@ class Comparison:
         done, others = len(self.rounds), [name for name in self._standing() if name != TUNED]
         if done == 0:
             return True
-        if done >= self.request.rounds or not others:
+        if done >= self.most_rounds or not others:
             return False
         if done < LEAST_WINDOWS:
             return True
         precise = all(is_precise(self._ratio(name)) for name in others)
         precise = precise and all(self._is_told(name) for name in self._standing())
-        return not precise and self.runner.seconds < self.request.windows.budget_s
+        return not precise and self.runner.seconds < self.training.request.budget_s
 
     def _is_told(self, name: RecipeName) -> bool:
         """Whether there are enough windows to say how fast it trains."""
@@ -144,7 +135,7 @@ class Comparison:
         while True:
             recipe = self.recipes[name]
             rows = recipe.config.micro_batch_rows
-            trial = fit_trial(self.request, recipe.config)
+            trial = self._fit_trial(recipe.config)
             outcome = self.reading.run(trial, f"{name}: {rows} rows, do they fit")
             if isinstance(outcome, Measured):
                 return
@@ -154,23 +145,42 @@ class Comparison:
             if rows == 1:
                 self.fallen[name] = f"{describe(outcome)}, even with one row"
                 return
-            budget = format_bytes(self.request.memory_budget_bytes)
+            budget = format_bytes(self.memory_budget_bytes)
             self.recipes[name] = recipe.with_rows(rows // 2, f"{rows} do not fit {budget}")
+
+    def _fit_trial(self, config: TrainConfig) -> Trial:
+        """Return the trainer's own step on full rows under the memory budget, as the probe asks whether it fits."""
+        ranks = self.training.limits.local_ranks
+        changes = {
+            "global_batch_rows": config.micro_batch_rows * ranks * self.micro_batches,
+            "global_batch_tokens": None,
+            "global_batch_samples": None,
+        }
+        measured = {
+            "config": config.model_copy(update=changes).model_dump(mode="json"),
+            "vocab_size": self.manifest.vocab_size,
+            "special_ids": self.manifest.special_ids.model_dump(),
+            "memory_budget_bytes": self.memory_budget_bytes,
+            "warmup_steps": FIT_STEPS[0],
+            "timed_steps": FIT_STEPS[1],
+            "local_ranks": ranks,
+            "documents_per_row": 1.0,
+        }
+        place = {"device_used_before_bytes": self.device_used_before_bytes}
+        return Trial(job="step", measured=measured, place=place, timeout_s=self.training.request.trial_timeout_s)
 
     def _measure_round(self) -> None:
         """Read a window of each."""
         number, names = len(self.rounds), self._standing()
-        trials = {
-            name: (
-                window_trial(self.request, self.recipes[name].config, name, number, names),
-                f"{name}, round {number + 1}",
-            )
-            for name in names
-        }
+        trials = {}
+        for name in names:
+            trial = feed_trial(self.training, Asked(name=name, config=self.recipes[name].config), number, names)
+            trial = replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS})
+            trials[name] = (trial, f"{name}, round {number + 1}")
 
         def check(name: RecipeName, outcome: Outcome, seconds: float) -> None:
             if name == TUNED and not isinstance(outcome, Measured):
-                raise self.reading.unmeasured("the tuned settings", outcome)
+                raise unmeasured("the window of the tuned settings", outcome, self.runner)
 
         found: dict[RecipeName, FeedFigures] = {}
         for name, outcome in self.reading.read(number, trials, check).items():
@@ -182,7 +192,7 @@ class Comparison:
         self.rounds.append(found)
 
     def _rate(self, name: RecipeName, figures: FeedFigures) -> float:
-        share = self.request.real_shares[name]
+        share = self.real_shares[name]
         return figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
 
     def _ratio(self, name: RecipeName) -> Interval:
@@ -198,9 +208,7 @@ class Comparison:
         bounded = name != TUNED  # the tuned settings are themselves, exactly
         return RecipeRow(
             name=name,
-            differences=differences(
-                self.recipes[name], self.request.windows.config, self.request.windows.limits.local_ranks
-            ),
+            differences=differences(self.recipes[name], self.training.config, self.training.limits.local_ranks),
             real_tokens_per_s=self._rates(name),
             ratio_to_tuned=None if ratio is None else ratio.value,
             ratio_low=ratio.low if ratio and bounded else None,
@@ -212,38 +220,8 @@ class Comparison:
     def _evidence(self) -> BaselineEvidence:
         return BaselineEvidence(
             rows=[self._row(name) for name in SHOWN if name in self.recipes],
-            local_ranks=self.request.windows.limits.local_ranks,
-            window_s=self.request.windows.window_s,
+            local_ranks=self.training.limits.local_ranks,
+            window_s=self.training.request.window_s,
             windows=self.windows,
             seconds=round(self.runner.seconds, 3),
         )
-
-
-def fit_trial(request: BaselineRequest, config: TrainConfig) -> Trial:
-    """The trainer's own step on full rows under the memory budget, as the probe asks whether a micro-batch fits."""
-    ranks = request.windows.limits.local_ranks
-    changes = {
-        "global_batch_rows": config.micro_batch_rows * ranks * request.micro_batches,
-        "global_batch_tokens": None,
-        "global_batch_samples": None,
-    }
-    measured = {
-        "config": config.model_copy(update=changes).model_dump(mode="json"),
-        "vocab_size": request.vocab_size,
-        "special_ids": request.special_ids,
-        "memory_budget_bytes": request.memory_budget_bytes,
-        "warmup_steps": FIT_STEPS[0],
-        "timed_steps": FIT_STEPS[1],
-        "local_ranks": ranks,
-        "documents_per_row": 1.0,
-    }
-    place = {"device_used_before_bytes": request.device_used_before_bytes}
-    return Trial(job="step", measured=measured, place=place, timeout_s=request.windows.trial_timeout_s)
-
-
-def window_trial(
-    request: BaselineRequest, config: TrainConfig, name: RecipeName, number: int, beside: list[RecipeName]
-) -> Trial:
-    """A window of a recipe in round ``number``, beside those of these names."""
-    trial = feed_trial(request.windows, Asked(name=name, config=config), number, beside)
-    return replace(trial, measured=trial.measured | {"min_steps": MIN_STEPS})

@@ -1,14 +1,26 @@
-"""What an exploration knows of each cell, and which cells are left."""
+"""What an exploration asks of windows, what windows took, and what is known of each cell."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from autotune.core.knobs import Knobs
-from autotune.core.outcome import Contaminated, Outcome, OutOfMemory, describe
+from autotune.core.exploration import Configuration
+from autotune.core.outcome import Contaminated, Measured, Outcome, OutOfMemory, describe
+from autotune.core.trial import FeedFigures, Trial
 from autotune.decide.exploration import Posterior, Seen, expected_gain_over, posterior
-from trainer.config import Precision
+from autotune.decide.knob_space import useful_share
+from autotune.search.rounds import Rounds, unmeasured
+from autotune.search.workers import Asked, TrainingWindows, feed_trial
+from trainer.config import Layout, Precision, TrainConfig
 
+SHORT_PART = 0.25
+"""Of a window: what a first look takes."""
+COMPILING_S = 60.0
+"""What a window of compiled layers takes longer, until one was read: on a CPU a minute, on GPUs less."""
+LEAST_S = 0.001
+"""No window counts as less: ledgers keep no more digits."""
 CRASHES = 2
 """Values of a knob that crashed so often, and never ran, are left out."""
 FINALISTS = 6
@@ -19,8 +31,95 @@ _SURE = 8
 """Windows that the unexplored settings' ratio of one counts as."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExploreRequest:
+    """What to explore."""
+
+    training: TrainingWindows
+    """Its configuration is the unexplored one; its budget is for the search and what follows it."""
+    cells: tuple[Configuration, ...]
+    """The unexplored one first."""
+    global_rows: Mapping[Layout, int]
+    """The same global batch, by layout."""
+    real_shares: Mapping[Layout, float | None]
+    """Part of a row's places that holds real tokens, in the mean of the dataset; None where windows must tell."""
+    most_trials: int = 60
+    """Configurations to try."""
+    left_out: tuple[str, ...] = ()
+    fits: Callable[[Configuration], bool] = lambda knobs: True
+    """By prediction; asked once a cell is proposed, as tracing takes seconds."""
+
+    @property
+    def unexplored(self) -> Configuration:
+        """What the profile has."""
+        return self.cells[0]
+
+    def config_of(self, cell: Configuration) -> TrainConfig:
+        """The unexplored configuration with the knobs of a cell, at the same global batch."""
+        rows = {"global_batch_rows": self.global_rows[cell.layout]}
+        other = {"global_batch_tokens": None, "global_batch_samples": None}
+        return self.training.config.model_copy(update=cell.model_dump() | rows | other)
+
+    def rate_of(self, cell: Configuration, figures: FeedFigures) -> float:
+        """Real tokens/s of a window, as training has them at the global batch."""
+        share = self.real_shares[cell.layout]
+        real = figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
+        return real * useful_share(cell, self.global_rows, self.training.limits.local_ranks)
+
+
 @dataclass(slots=True, kw_only=True)
-class Tried:
+class Windows:
+    """Reads windows, and knows what they took."""
+
+    request: ExploreRequest
+    reading: Rounds
+    rounds: int = 0
+    taken_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    """Seconds of windows, start included, without and with compiled layers."""
+
+    def read(self, cells: Sequence[Configuration], *, short: bool) -> dict[Configuration, Outcome]:
+        """One window of each, one after the other, the unexplored settings among them.
+
+        Raises:
+            Undecided: If the unexplored settings did not run.
+        """
+        number, names = self.rounds, [cell.name for cell in cells]
+        self.rounds += 1
+        what = "a first look" if short else f"round {number + 1}"
+        trials = {cell: (self.trial(cell, number, names, short=short), f"{cell.name} ({what})") for cell in cells}
+
+        def check(cell: Configuration, outcome: Outcome, seconds: float) -> None:
+            self.taken_s[cell.compile_layers].append(seconds)
+            if cell == self.request.unexplored and not isinstance(outcome, Measured):
+                raise unmeasured("the window of the unexplored settings", outcome, self.reading.runner)
+
+        return self.reading.read(number, trials, check)
+
+    def rates(self, outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, float]:
+        """Real tokens/s of each that ran."""
+        return {
+            cell: self.request.rate_of(cell, FeedFigures.of(outcome))
+            for cell, outcome in outcomes.items()
+            if isinstance(outcome, Measured)
+        }
+
+    def trial(self, cell: Configuration, number: int, names: list[str], *, short: bool, **changes: Any) -> Trial:  # noqa: ANN401
+        """A window of a cell in a round, beside those of these names; changes are of what is measured."""
+        training = self.request.training
+        asked = Asked(name=cell.name, config=self.request.config_of(cell), cached=True)
+        trial = feed_trial(training, asked, number, names)
+        length = {"window_s": training.request.window_s * SHORT_PART, "min_steps": 1} if short else {"min_steps": 2}
+        return replace(trial, measured=trial.measured | length | changes)
+
+    def takes_s(self, cell: Configuration) -> float:
+        """About so long, by those of its kind so far."""
+        plain = statistics.median(self.taken_s[False] or [1.0])
+        compiled = statistics.median(self.taken_s[True] or [plain + COMPILING_S])
+        return max(LEAST_S, compiled if cell.compile_layers else plain)
+
+
+@dataclass(slots=True, kw_only=True)
+class Readings:
     """What is known of a cell."""
 
     ratios: list[float] = field(default_factory=list)
@@ -51,17 +150,17 @@ class Tried:
 
 
 @dataclass(slots=True, kw_only=True)
-class Known:
+class Cells:
     """Cells, and what was seen of them.
 
     Args:
         cells: Those that are left; the unexplored one first.
     """
 
-    cells: tuple[Knobs, ...]
-    unexplored: Knobs = field(init=False)
-    tried: dict[Knobs, Tried] = field(default_factory=dict)
-    unfit: set[Knobs] = field(default_factory=set)
+    cells: tuple[Configuration, ...]
+    unexplored: Configuration = field(init=False)
+    tried: dict[Configuration, Readings] = field(default_factory=dict)
+    unfit: set[Configuration] = field(default_factory=set)
     """Predicted or shown not to fit."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Values that only crashed, and why they are tried no more."""
@@ -70,20 +169,20 @@ class Known:
 
     def __post_init__(self) -> None:
         self.unexplored = self.cells[0]
-        self.tried[self.unexplored] = Tried()
+        self.tried[self.unexplored] = Readings()
 
-    def note(self, rates: Mapping[Knobs, float], *, short: bool) -> None:
+    def note(self, rates: Mapping[Configuration, float], *, short: bool) -> None:
         """Windows of a round, among them one of the unexplored settings."""
         for cell, rate in rates.items():
-            one = self.tried.setdefault(cell, Tried())
+            one = self.tried.setdefault(cell, Readings())
             (one.short_rates if short else one.full_rates).append(rate)
             if cell != self.unexplored:
                 (one.short if short else one.ratios).append(math.log(rate / rates[self.unexplored]))
         self._believed = None
 
-    def failed(self, cell: Knobs, outcome: Outcome) -> None:
+    def failed(self, cell: Configuration, outcome: Outcome) -> None:
         """Note it; a kind that runs out of memory is not tried with more rows, a value that only crashes no more."""
-        one = self.tried.setdefault(cell, Tried())
+        one = self.tried.setdefault(cell, Readings())
         one.outcome = describe(outcome)
         one.crashed = not isinstance(outcome, OutOfMemory | Contaminated)
         self._keep(other for other in self.cells if other != cell)
@@ -92,12 +191,12 @@ class Known:
         elif one.crashed:
             self._leave_out(cell)
 
-    def _leave_out(self, crashed: Knobs) -> None:
+    def _leave_out(self, crashed: Configuration) -> None:
         """Leave out the values of a crashed cell that never ran; where any of several may be at fault, all together."""
-        suspects = {name: value for name, value in crashed.settings().items() if self._only_crashes(name, value)}
+        suspects = {name: value for name, value in crashed.model_dump().items() if self._only_crashes(name, value)}
         if not suspects:
             return
-        said = " and ".join(f"{name} {said_of(value)}" for name, value in suspects.items())
+        said = " and ".join(f"{name} {str(value).lower()}" for name, value in suspects.items())
         together = " together" if len(suspects) > 1 else ""
         self.left_out[said] = f"{said}{together}: {CRASHES} cells failed, and none ran"
         self._keep(cell for cell in self.cells if any(getattr(cell, name) != value for name, value in suspects.items()))
@@ -106,22 +205,18 @@ class Known:
         of_value = [one for knobs, one in self.tried.items() if getattr(knobs, name) == value]
         return sum(one.crashed for one in of_value) >= CRASHES and not any(one.ran for one in of_value)
 
-    def rule_out(self, unfit: Knobs) -> None:
+    def rule_out(self, unfit: Configuration) -> None:
         """A cell that does not fit, and those of its kind with more rows."""
-        kind = replace(unfit, micro_batch_rows=1)
-        more = {
-            cell
-            for cell in self.cells
-            if replace(cell, micro_batch_rows=1) == kind and cell.micro_batch_rows >= unfit.micro_batch_rows
-        }
+        kind, rows = unfit.kind, unfit.micro_batch_rows
+        more = {cell for cell in self.cells if cell.micro_batch_rows >= rows and cell.kind == kind}
         self.unfit |= more - {self.unexplored}
         self._keep(cell for cell in self.cells if cell not in self.unfit)
 
-    def _keep(self, cells: Iterable[Knobs]) -> None:
+    def _keep(self, cells: Iterable[Configuration]) -> None:
         self.cells = tuple(cells)
         self._believed = None
 
-    def believed(self, lies: Sequence[Knobs] = ()) -> Posterior:
+    def believed(self, lies: Sequence[Configuration] = ()) -> Posterior:
         """What is believed of all cells that are left.
 
         Args:
@@ -136,7 +231,7 @@ class Known:
         return posterior(self.cells, [*self._seen(), *told])
 
     @property
-    def places(self) -> dict[Knobs, int]:
+    def places(self) -> dict[Configuration, int]:
         """Where each cell stands in what is believed."""
         return {cell: number for number, cell in enumerate(self.cells)}
 
@@ -158,7 +253,7 @@ class Known:
             if cell == self.unexplored or (cell in self.tried and self.tried[cell].ran)
         )
 
-    def finalists(self, precisions: Collection[Precision]) -> list[Knobs]:
+    def finalists(self, precisions: Collection[Precision]) -> list[Configuration]:
         """Cells of these precisions that ran and may well be the fastest, the most promising first."""
         ran = [
             cell
@@ -167,7 +262,7 @@ class Known:
         ]
         return self.may_be_fastest(ran)[:FINALISTS]
 
-    def may_be_fastest(self, cells: Sequence[Knobs]) -> list[Knobs]:
+    def may_be_fastest(self, cells: Sequence[Configuration]) -> list[Configuration]:
         """The one believed to be the fastest, and those that are expected to win something over it.
 
         Without that one where it is the unexplored settings, which are held against these in any case.
@@ -179,12 +274,7 @@ class Known:
         others.sort(key=lambda cell: -float(gains[place[cell]]))
         return others if fastest == self.unexplored else [fastest, *others]
 
-    def consider(self, cell: Knobs) -> None:
+    def consider(self, cell: Configuration) -> None:
         """Take one more into the space."""
         if cell not in self.cells:
             self._keep((*self.cells, cell))
-
-
-def said_of(value: object) -> str:
-    """A knob's value as profiles write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.core.exploration import EXACT_KNOBS, KNOBS, Configuration
 from autotune.core.interval import Interval
-from autotune.core.knobs import EQUAL_TO_THE_BIT_OR_ORDER, KNOBS, Knobs
 from autotune.core.outcome import Measured, describe
 from autotune.core.trial import FeedFigures
 from autotune.decide.equal_loss import CHECK_WARM_UP_STEPS, LOSS_STEPS, compare_losses, fell_too_little
 from autotune.decide.statistics import ratio_of
-from autotune.search.exploration_known import Known
-from autotune.search.exploration_windows import Windows
+from autotune.search.exploration_known import Cells, Windows
 
 FIRST_VERIFYING, MOST_VERIFYING = 4, 12
 UNKNOWN = Interval(value=1.0, low=None, high=None)
@@ -20,10 +19,10 @@ UNKNOWN = Interval(value=1.0, low=None, high=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explored:
+class Proof:
     """What a search came to."""
 
-    candidate: Knobs
+    candidate: Configuration
     """What promised most; the unexplored settings where nothing did."""
     ratio: Interval
     """Of the candidate to the unexplored settings, with bounds that are 98 % sure for all finalists together."""
@@ -31,11 +30,11 @@ class Explored:
     adopted: bool
     refused: str | None = None
     """Why it is not taken although it is faster."""
-    passed_over: Knobs | None = None
+    passed_over: Configuration | None = None
     """Settings that are faster, and were not taken for what ``equal_loss`` says of them."""
 
 
-def prove(known: Known, windows: Windows) -> Explored:
+def prove(known: Cells, windows: Windows) -> Proof:
     """Hold the finalists of a search against the unexplored settings and each other, and the fastest in what it learns.
 
     Where that is refused for how it rounds, those that round as the unexplored settings do have their turn.
@@ -47,19 +46,19 @@ def prove(known: Known, windows: Windows) -> Explored:
     return replace(second, equal_loss=first.equal_loss, passed_over=first.candidate) if second.adopted else first
 
 
-def prove_one_of(finalists: Sequence[Knobs], known: Known, windows: Windows) -> Explored:
+def prove_one_of(finalists: Sequence[Configuration], known: Cells, windows: Windows) -> Proof:
     """Find the fastest of some settings; prove it, and where it rounds differently, check what it learns."""
     if not finalists:
-        return Explored(candidate=known.unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
+        return Proof(candidate=known.unexplored, ratio=UNKNOWN, equal_loss=None, adopted=False)
     candidate, ratio = _race(finalists, known, windows)
     faster = ratio.low is not None and ratio.low > 1.0
     if not faster or not _rounds_differently(candidate, known.unexplored):
-        return Explored(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
+        return Proof(candidate=candidate, ratio=ratio, equal_loss=None, adopted=faster)
     equal, told = _check_loss(candidate, windows)
-    return Explored(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal, refused=None if equal else told)
+    return Proof(candidate=candidate, ratio=ratio, equal_loss=told, adopted=equal, refused=None if equal else told)
 
 
-def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[Knobs, Interval]:
+def _race(finalists: Sequence[Configuration], known: Cells, windows: Windows) -> tuple[Configuration, Interval]:
     """Windows of all in turn; who is not expected to win any more drops out.
 
     It ends once one is left and is faster than the unexplored settings, and after as many rounds as are worth it. Which
@@ -67,7 +66,7 @@ def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[K
     with bounds that hold for every finalist, as chance in these has a say in which of them is left.
     """
     left = list(finalists)
-    pairs: dict[Knobs, list[tuple[float, float]]] = {cell: [] for cell in left}
+    pairs: dict[Configuration, list[tuple[float, float]]] = {cell: [] for cell in left}
     for turn in itertools.count(1):
         ran = _round(left, known, windows, pairs)
         if not ran:
@@ -76,15 +75,18 @@ def _race(finalists: Sequence[Knobs], known: Known, windows: Windows) -> tuple[K
         leader = left[0] if left else ran[0]
         ratio = ratio_of(pairs[leader], of=len(finalists))
         proven = len(left) == 1 and ratio.low is not None and ratio.low > 1.0
-        late = windows.reading.seconds >= windows.request.windows.budget_s
+        late = windows.reading.seconds >= windows.request.training.request.budget_s
         if not left or turn >= MOST_VERIFYING or (turn >= FIRST_VERIFYING and (late or proven)):
             break
     return leader, ratio
 
 
 def _round(
-    cells: Sequence[Knobs], known: Known, windows: Windows, pairs: Mapping[Knobs, list[tuple[float, float]]]
-) -> list[Knobs]:
+    cells: Sequence[Configuration],
+    known: Cells,
+    windows: Windows,
+    pairs: Mapping[Configuration, list[tuple[float, float]]],
+) -> list[Configuration]:
     """A window of each; those that ran, with what they and the unexplored settings gave."""
     outcomes = windows.read([*cells, known.unexplored], short=False)
     rates = windows.rates(outcomes)
@@ -97,19 +99,18 @@ def _round(
     return [cell for cell in cells if cell in rates and cell in known.cells]
 
 
-def _rounds_differently(candidate: Knobs, unexplored: Knobs) -> bool:
-    exact = EQUAL_TO_THE_BIT_OR_ORDER
-    return any(getattr(candidate, name) != getattr(unexplored, name) for name in KNOBS if name not in exact)
+def _rounds_differently(candidate: Configuration, unexplored: Configuration) -> bool:
+    return any(getattr(candidate, name) != getattr(unexplored, name) for name in KNOBS if name not in EXACT_KNOBS)
 
 
-def _check_loss(candidate: Knobs, windows: Windows) -> tuple[bool, str]:
+def _check_loss(candidate: Configuration, windows: Windows) -> tuple[bool, str]:
     """Train both ways to round from one start on the same rows, at the unexplored micro-batch."""
     unexplored = windows.request.unexplored
     every: list[tuple[float, ...]] = []
     names = f"{unexplored.precision}", f"{candidate.precision}"
     for precision in (unexplored.precision, candidate.precision):
         label = f"equal loss, {precision}"
-        cell = replace(unexplored, precision=precision)
+        cell = unexplored.but(precision=precision)
         config = windows.request.config_of(cell).model_dump(mode="json") | {"warmup_steps": CHECK_WARM_UP_STEPS}
         length: dict[str, Any] = {"window_s": 0.0, "min_steps": LOSS_STEPS, "losses": True, "config": config}
         outcome = windows.reading.run(windows.trial(cell, 0, [label], short=True, **length), label)

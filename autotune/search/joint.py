@@ -1,32 +1,26 @@
 """Where no number of workers feeds the step: workers, prefetching and pinning searched together by Optuna's TPE."""
 
 import statistics
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.evidence import JointChoice
 from autotune.core.interval import Interval
+from autotune.core.outcome import Measured
+from autotune.core.trial import FeedFigures, FinishedTrial
 from autotune.decide.statistics import ratio_of
 from autotune.decide.workers import ENOUGH_SHARE, FIRST_ROUNDS, WorkersChoice
-from autotune.search.study import loader_space, study_of
-from autotune.search.workers import Asked, Sweep, WorkersDied, with_loader
+from autotune.search.workers import Asked, Sweep, WorkersDied
+from trainer.config import DataSettings
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import BaseDistribution
 
+PREFETCH_CHOICES = (1, 2, 4, 8)
 VERIFYING_ROUNDS = 12
 """The best of the search against the best of workers alone, at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loader:
-    workers: int
-    prefetch: int
-    pinned: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.workers} loader workers, prefetch {self.prefetch}, {'' if self.pinned else 'not '}pinned"
 
 
 def gap_remains(choice: WorkersChoice) -> bool:
@@ -48,24 +42,23 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
     Returns:
         What was found; None where time or space leave nothing to try.
     """
-    data = sweep.request.config.data
-    baseline = _Loader(workers=choice.workers, prefetch=data.prefetch_batches, pinned=data.pin_memory)
-    on_gpu = sweep.request.config.device == "cuda" and sweep.request.replayed_step_s is None
-    number, values = _search(sweep, baseline, trials, on_gpu=on_gpu)
+    alone = sweep.training.config.data.model_copy(update={"loader_workers": choice.workers})
+    on_gpu = sweep.training.config.device == "cuda" and sweep.training.request.replayed_step_s is None
+    number, values = _search(sweep, alone, trials, on_gpu=on_gpu)
     tried = sum(map(len, values.values()))
-    values.pop(baseline, None)
+    values.pop(alone, None)
     if not values:
         return None
-    candidate = max(values, key=lambda loader: statistics.fmean(values[loader]))
+    candidate = max(values, key=lambda data: statistics.fmean(values[data]))
     try:
-        ratio = _verify(sweep, number, candidate, baseline)
+        ratio = _verify(sweep, number, candidate, alone)
     except WorkersDied:  # what ran once and dies later is no setting to train with
         return None
     return JointChoice(
         trials=tried,
-        loader_workers=candidate.workers,
-        prefetch_batches=candidate.prefetch,
-        pin_memory=candidate.pinned,
+        loader_workers=candidate.loader_workers,
+        prefetch_batches=candidate.prefetch_batches,
+        pin_memory=candidate.pin_memory,
         ratio_to_workers_alone=ratio.value,
         ratio_low=ratio.low,
         ratio_high=ratio.high,
@@ -73,28 +66,30 @@ def search_joint(sweep: Sweep, choice: WorkersChoice, trials: int) -> JointChoic
     )
 
 
-def _search(sweep: Sweep, baseline: _Loader, trials: int, *, on_gpu: bool) -> tuple[int, dict[_Loader, list[float]]]:
+def _search(
+    sweep: Sweep, alone: DataSettings, trials: int, *, on_gpu: bool
+) -> tuple[int, dict[DataSettings, list[float]]]:
     """The number of the next round, and the ratios to the ceiling of what was tried."""
     space = loader_space(sweep.max_workers, pinning=on_gpu)
     study = study_of(sweep.runner.finished, sweep.max_workers, pinning=on_gpu)
-    number, values = len(sweep.rounds), dict[_Loader, list[float]]()
+    number, values = len(sweep.rounds), dict[DataSettings, list[float]]()
     for _ in range(trials):
         if sweep.time_is_over:
             break
         trial = study.ask(fixed_distributions=space)
-        loader = _loader_of(trial.params, baseline)
-        limits = replace(sweep.request.limits, prefetch_batches=loader.prefetch)
-        if limits.refusal(loader.workers, sweep.worker_bytes) is not None:
+        data = alone.model_copy(update=trial.params)
+        limits = replace(sweep.training.limits, prefetch_batches=data.prefetch_batches)
+        if limits.refusal(data.loader_workers, sweep.worker_bytes) is not None:
             _tell_refused(study, trial)
             continue
         try:
-            ceiling, found = sweep.read_round(number, [_asked(sweep, baseline, cached=True), _asked(sweep, loader)])
+            ceiling, found = sweep.read_round(number, [_asked(sweep, alone, cached=True), _asked(sweep, data)])
         except WorkersDied:
             _tell_refused(study, trial)
             continue
         value = found.slot_tokens_per_s / ceiling.slot_tokens_per_s
         study.tell(trial, value)
-        values.setdefault(loader, []).append(value)
+        values.setdefault(data, []).append(value)
         number += 1
     return number, values
 
@@ -105,11 +100,11 @@ def _tell_refused(study: "optuna.Study", trial: "optuna.Trial") -> None:
     study.tell(trial, state=TrialState.FAIL)
 
 
-def _verify(sweep: Sweep, number: int, candidate: _Loader, baseline: _Loader) -> Interval:
+def _verify(sweep: Sweep, number: int, candidate: DataSettings, alone: DataSettings) -> Interval:
     """Windows of both in turn, until they differ or enough of them do not."""
     pairs: list[tuple[float, float]] = []
     while True:
-        found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, baseline)])
+        found = sweep.read_round(number, [_asked(sweep, candidate), _asked(sweep, alone)])
         pairs.append((found[0].slot_tokens_per_s, found[1].slot_tokens_per_s))
         number += 1
         ratio = ratio_of(pairs)
@@ -118,14 +113,65 @@ def _verify(sweep: Sweep, number: int, candidate: _Loader, baseline: _Loader) ->
             return ratio
 
 
-def _loader_of(params: dict[str, Any], baseline: _Loader) -> _Loader:
-    return _Loader(
-        workers=params["loader_workers"],
-        prefetch=params["prefetch_batches"],
-        pinned=params.get("pin_memory", baseline.pinned),
+def _asked(sweep: Sweep, data: DataSettings, *, cached: bool = False) -> Asked:
+    pinned = "" if data.pin_memory else "not "
+    name = f"{data.loader_workers} loader workers, prefetch {data.prefetch_batches}, {pinned}pinned"
+    config = sweep.training.config.model_copy(update={"data": data})
+    return Asked(name="batches from memory" if cached else name, config=config, cached=cached)
+
+
+def loader_space(max_workers: int, *, pinning: bool) -> "dict[str, BaseDistribution]":
+    """The joint space of loader settings; without a GPU there is nothing to pin memory for."""
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    space: dict[str, BaseDistribution] = {
+        "loader_workers": IntDistribution(0, max_workers),
+        "prefetch_batches": CategoricalDistribution(PREFETCH_CHOICES),
+    }
+    return space | ({"pin_memory": CategoricalDistribution((True, False))} if pinning else {})
+
+
+def study_of(windows: Iterable[FinishedTrial], max_workers: int, *, pinning: bool, seed: int = 0) -> "optuna.Study":
+    """A study that maximises the ratio of slot tokens/s to those of batches from memory in the same round.
+
+    A window whose settings lie outside the space, and one without its round's ceiling, is left out.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name="loader",
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed),
     )
+    space = loader_space(max_workers, pinning=pinning)
+    measured = [
+        (one.trial.measured, FeedFigures.of(one.outcome))
+        for one in windows
+        if one.trial.job == "feed" and isinstance(one.outcome, Measured)
+    ]
+    ceilings = {what["round"]: figures.slot_tokens_per_s for what, figures in measured if what["cached"]}
+    for what, figures in measured:
+        params = {name: what["config"]["data"][name] for name in space}
+        if what["cached"] or what["round"] not in ceilings or not _inside(params, space):
+            continue
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions=space,
+                value=figures.slot_tokens_per_s / ceilings[what["round"]],
+            )
+        )
+    return study
 
 
-def _asked(sweep: Sweep, loader: _Loader, *, cached: bool = False) -> Asked:
-    config = with_loader(sweep.request.config, workers=loader.workers, prefetch=loader.prefetch, pinned=loader.pinned)
-    return Asked(name="batches from memory" if cached else loader.name, config=config, cached=cached)
+def _inside(params: "dict[str, Any]", space: "dict[str, BaseDistribution]") -> bool:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    for name, distribution in space.items():
+        value = params.get(name)
+        if isinstance(distribution, CategoricalDistribution) and value not in distribution.choices:
+            return False
+        if isinstance(distribution, IntDistribution) and not distribution.low <= (value or 0) <= distribution.high:
+            return False
+    return True

@@ -4,19 +4,24 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autotune.core.allocations import is_activations
-from autotune.core.evidence import CurvePoint
-from autotune.core.outcome import Contaminated, Crashed, Measured, Outcome, OutOfMemory, describe
+from autotune.core.cards import Card
+from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS, TRIAL_TIMEOUT_S
+from autotune.core.evidence import CurvePoint, ProbeEvidence
+from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory
 from autotune.core.trial import StepFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.choose import (
+    DEFAULT_GLOBAL_BATCH_TOKENS,
     MicroBatchChoice,
     choose_micro_batch,
     choose_untimed,
     curve_rows,
+    knee_interval,
     rows_with_headroom,
 )
 from autotune.decide.memory import ledger
@@ -34,8 +39,10 @@ from autotune.search.estimate import (
     predicted_bytes,
     predicted_rows,
 )
+from autotune.search.rounds import unmeasured
 from autotune.search.trials import TrialRunner
-from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy, TrainConfig
+from trainer.batch import RowStatistics
+from trainer.config import TrainConfig
 from trainer.dataset import Manifest
 
 FIT_STEPS = (1, 1)
@@ -54,69 +61,64 @@ CLOSE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """What to probe; ``max_rows`` is at least one granule."""
+    """What to probe of one model; None takes what suits the site."""
 
-    settings: ModelSettings
-    manifest: Manifest
-    seq_length_tokens: int
-    layout: Layout
-    attention_dropout: float | None
-    """Instead of the model's own."""
-    precision: Precision
-    device: str
-    memory_budget_bytes: int
-    headroom_share: float
-    max_rows: int
-    trial_timeout_s: float
-    device_used_before_bytes: int | list[int] | None
-    """What each GPU held before this program, by NVML; None on a CPU."""
-    checkpointing: Checkpointing = "none"
-    attention: Attention = "auto"
-    head: Head = "masked"
-    compile_layers: bool = False
-    strategy: Strategy = "ddp"
-    local_ranks: int = 1
-    micro_batches: int = 1
-    global_batch_rows: int = 256
-    """Sequences of an optimizer step over all ranks, which the chosen micro-batch splits."""
-    """Of an optimizer step, on each rank; two stand for any number above."""
-    documents_per_row: float = 1.0
+    config: TrainConfig
+    """Settings of the step; without ``layout`` and ``precision`` set, it takes those that suit the model and device."""
+    data: Path
+    reports: Path
+    memory_bytes: int | None = None
+    """Budget of a rank."""
+    as_card: Card | None = None
+    """Measure with the memory of a smaller GPU."""
+    ranks: int | None = None
+    accumulate: bool = True
+    """Whether a step has several micro-batches on each rank; two stand for any number above."""
     granularity_rows: int = 1
     """Only multiples of it are tried."""
-    expected: Expected | None = None
-    """What lies around a traced step on this device; None: nothing is traced, and trials alone show the way."""
+    headroom_share: float = HEADROOM_SHARE
+    max_rows: int = MAX_ROWS
+    """At least one granule."""
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+    traced: bool = True
+    """Whether memory is predicted first; otherwise trials alone show the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """What fits, and how fast it is."""
+class Probe:
+    """A request at a known site, ready to begin."""
 
-    feasible_max: int
-    infeasible_min: int | None
-    feasible_peak_bytes: int
-    predicted_peak_bytes: int | None
-    """Of ``feasible_max``, from the trace and from trials of smaller sizes."""
-    traced_peak_bytes: int | None
-    """The same before any trial; None where the model was not traced."""
-    traced_terms_bytes: dict[str, int]
-    traced_rows: int | None
-    """The largest micro-batch that was predicted before any trial."""
-    parameters: int | None
-    """Of the model; None where it was not traced."""
-    not_traced: str | None
-    """Why the model was not traced."""
-    search_trials: int
-    curve: tuple[CurvePoint, ...]
-    choice: MicroBatchChoice
-    sustained: CurvePoint | None
-    """The chosen micro-batch for ``SUSTAINED_S``."""
+    request: ProbeRequest
+    config: TrainConfig
+    """The request's, complete: its ``global_batch_rows`` are the ones that the chosen micro-batch splits."""
+    manifest: Manifest
+    memory_budget_bytes: int
+    """Of a rank."""
+    device_used_before_bytes: int | list[int] | None = None
+    """What each GPU held before this program, by NVML; None on a CPU."""
+    local_ranks: int = 1
+    global_batch_tokens: int = DEFAULT_GLOBAL_BATCH_TOKENS
+    rows: RowStatistics | None = None
+    """What rows of the dataset hold; None for full rows of one document."""
+    expected: Expected | None = None
+    """What lies around a traced step on this device; None: nothing is traced."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Of an optimizer step, on each rank."""
+        return 2 if self.request.accumulate else 1
+
+    @property
+    def documents_per_row(self) -> float:
+        """In the fullest micro-batches."""
+        return self.rows.most_documents if self.rows is not None and self.config.layout == "packed" else 1.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
     """A probe under way. Sizes are counted in granules."""
 
-    request: ProbeRequest
+    probe: Probe
     runner: TrialRunner
     tried: list[Tried] = field(default_factory=list)
     estimate: MemoryEstimate | None = None
@@ -125,40 +127,44 @@ class Search:
     traced_bytes: Callable[[int], float] | None = None
     """The predicted peak by rows, before any trial."""
 
+    @property
+    def granule(self) -> int:
+        """Rows of the smallest size."""
+        return self.probe.request.granularity_rows
+
     def predict(self) -> None:
-        """Trace the model; where that cannot be done, trials alone show the way."""
-        request, expected = self.request, self.request.expected
+        """Trace the model; if that fails, trials alone show the way."""
+        probe, expected = self.probe, self.probe.expected
         if expected is None:
             return
         if self.estimate is None:
-            self.runner.on_trial(f"{request.settings.name}: tracing, to predict its memory", None)
+            self.runner.on_trial(f"{probe.config.model.name}: tracing, to predict its memory", None)
             try:
-                self.estimate = estimate_model(trace_request(request), self.runner.machine, room_of(request))
+                self.estimate = estimate_model(trace_request(probe), self.runner.machine, room_of(probe))
             except CannotTrace as error:
                 self.not_traced = error.message
                 return
         by_rows = self.traced_bytes = predicted_bytes(self.estimate, expected.usual)
         self.prediction = Prediction(
-            peak_bytes=lambda granules: by_rows(granules * request.granularity_rows),
+            peak_bytes=lambda granules: by_rows(granules * self.granule),
             unsure_bytes=(expected.most.outside_bytes - expected.least.outside_bytes) / 4,
         )
 
     def predicted_rows(self) -> int | None:
-        """The largest micro-batch that the trace alone predicts; None without one."""
-        request = self.request
-        if self.estimate is None or request.expected is None:
+        """Return the largest micro-batch that the trace alone predicts; None without one."""
+        probe = self.probe
+        if self.estimate is None or probe.expected is None:
             return None
         rows = predicted_rows(
-            self.estimate, request.memory_budget_bytes, request.expected.usual, max_rows=request.max_rows
+            self.estimate, probe.memory_budget_bytes, probe.expected.usual, max_rows=probe.request.max_rows
         )
-        return rows // request.granularity_rows * request.granularity_rows
+        return rows // self.granule * self.granule
 
     def find(self) -> None:
-        """Try sizes until the largest is proven on both sides."""
-        request, budget = self.request, self.request.memory_budget_bytes
-        most = request.max_rows // request.granularity_rows
+        """Try sizes until the largest is verified on both sides."""
+        most = self.probe.request.max_rows // self.granule
         while True:
-            size = next_rows(self.tried, budget, most, self.prediction)
+            size = next_rows(self.tried, self.probe.memory_budget_bytes, most, self.prediction)
             if size is None:
                 found = bracket(self.tried).feasible_max
                 if not found or not self._is_close(found):
@@ -167,23 +173,22 @@ class Search:
             self._try(size)
 
     def _known_so_far(self) -> str:
-        found, granule = bracket(self.tried), self.request.granularity_rows
-        fit = f"{found.feasible_max * granule} rows fit" if found.feasible_max else "no size is known to fit"
-        return fit if found.infeasible_min is None else f"{fit}, {found.infeasible_min * granule} do not"
+        found = bracket(self.tried)
+        fit = f"{found.feasible_max * self.granule} rows fit" if found.feasible_max else "no size is known to fit"
+        return fit if found.infeasible_min is None else f"{fit}, {found.infeasible_min * self.granule} do not"
 
     def _is_close(self, size: int) -> bool:
         """Whether the largest size is so near the budget that one trial does not prove it."""
         peaks = [one.peak_bytes for one in self.tried if one.rows == size and one.fits and one.peak_bytes is not None]
-        return len(peaks) == 1 and self.request.memory_budget_bytes - peaks[0] < CLOSE_BYTES
+        return len(peaks) == 1 and self.probe.memory_budget_bytes - peaks[0] < CLOSE_BYTES
 
     def _try(self, size: int) -> None:
-        request = self.request
-        rows = size * request.granularity_rows
+        probe, rows = self.probe, size * self.granule
         again = sum(one.rows == size for one in self.tried)
         label = f"{rows} rows" + (f", try {again + 1}" if again else "")
-        trial = step_trial(request, rows, FIT_STEPS, request.memory_budget_bytes, attempt=again)
+        trial = step_trial(probe, rows, FIT_STEPS, probe.memory_budget_bytes, attempt=again)
         try:
-            outcome = self.runner.run(trial, f"{request.settings.name}: {label}")
+            outcome = self.runner.run(trial, f"{probe.config.model.name}: {label}")
         except OutOfTime as error:
             raise OutOfTime(f"{self._known_so_far()}; {error.message}", next_step=error.next_step) from error
         failed = sum(one.rows == size and one.fits is None for one in self.tried)
@@ -194,172 +199,173 @@ class Search:
         elif isinstance(outcome, Crashed | Contaminated) and failed < MAX_FAILURES - 1:
             self.tried.append(Tried(rows=size, fits=None))
         else:
-            raise _undecided(outcome, label, self.runner)
+            raise unmeasured(f"the trial of {label}", outcome, self.runner)
 
 
-def room_of(request: ProbeRequest) -> Room | None:
+def room_of(probe: Probe) -> Room | None:
     """Return the memory that the largest micro-batch fills; None if nothing is known of the device."""
-    if request.expected is None:
+    if probe.expected is None:
         return None
     return Room(
-        budget_bytes=request.memory_budget_bytes,
-        surroundings=request.expected.usual,
-        max_rows=request.max_rows,
+        budget_bytes=probe.memory_budget_bytes, surroundings=probe.expected.usual, max_rows=probe.request.max_rows
     )
 
 
-def trace_request(request: ProbeRequest) -> EstimateRequest:
-    """What is to be traced before a probe."""
+def trace_request(probe: Probe) -> EstimateRequest:
+    """Return what to trace before a probe."""
     return EstimateRequest(
-        config=step_config(request, 1),
-        vocab_size=request.manifest.vocab_size,
-        special_ids=request.manifest.special_ids,
-        documents_per_row=request.documents_per_row,
-        micro_batches=request.micro_batches,
-        ranks=request.local_ranks,
+        config=step_config(probe, 1),
+        vocab_size=probe.manifest.vocab_size,
+        special_ids=probe.manifest.special_ids,
+        documents_per_row=probe.documents_per_row,
+        micro_batches=probe.micro_batches,
+        ranks=probe.local_ranks,
     )
 
 
-def probe_model(request: ProbeRequest, runner: TrialRunner, traced: MemoryEstimate | None = None) -> ProbeResult:
+def probe_model(
+    probe: Probe, runner: TrialRunner, traced: MemoryEstimate | None = None
+) -> tuple[TrainConfig, ProbeEvidence]:
     """Predict, find the largest micro-batch, verify and refute it in fresh processes, and measure the throughput curve.
 
     Args:
-        request: What to probe.
+        probe: What to probe.
         runner: Runs trials, or knows them.
-        traced: What tracing ``trace_request`` gave, if somebody did.
+        traced: The estimate of ``trace_request``, if it was traced before.
+
+    Returns:
+        The settings with the chosen micro-batch, and what was found.
 
     Raises:
         DoesNotFit: If not even the smallest size fits; says what it needs, the largest term, and what would help.
         Undecided: If trials failed in a way that says nothing about memory.
     """
-    search = Search(request=request, runner=runner, estimate=traced)
+    search = Search(probe=probe, runner=runner, estimate=traced)
     search.predict()
     search.find()
-    found = bracket(search.tried)
+    found, granule = bracket(search.tried), search.granule
     if not found.feasible_max:
         raise _does_not_fit(search)
-    granule = request.granularity_rows
     feasible_max = found.feasible_max * granule
-    # The second reading of a size that was tried twice says no less than the first.
-    peak_bytes = max(trial.peak_bytes or 0 for trial in search.tried if trial.rows == found.feasible_max)
-    limit = max(1, rows_with_headroom(feasible_max, request.headroom_share) // granule)
-    curve = [] if runner.pretended else _curve(request, runner, [size * granule for size in curve_rows(limit)])
-    choice = _choose(request, runner, curve, feasible_max) if curve else choose_untimed(limit * granule)
-    estimate, expected = search.estimate, request.expected
-    return ProbeResult(
+    limit = max(1, rows_with_headroom(feasible_max, probe.request.headroom_share) // granule)
+    curve = [] if runner.pretended else _curve(probe, runner, [size * granule for size in curve_rows(limit)])
+    choice = _choose(probe, runner, curve, feasible_max) if curve else choose_untimed(limit * granule)
+    estimate, expected = search.estimate, probe.expected
+    sustained = next((_sustained(probe, runner, point) for point in curve if point.rows == choice.rows), None)
+    evidence = ProbeEvidence(
         feasible_max=feasible_max,
         infeasible_min=None if found.infeasible_min is None else found.infeasible_min * granule,
-        feasible_peak_bytes=peak_bytes,
+        # The second trial of a size says no less than the first.
+        feasible_peak_bytes=max(one.peak_bytes or 0 for one in search.tried if one.rows == found.feasible_max),
         predicted_peak_bytes=predict_bytes(search.tried, found.feasible_max, search.prediction),
         traced_peak_bytes=None if search.traced_bytes is None else round(search.traced_bytes(feasible_max)),
+        traced_rows=search.predicted_rows(),
         traced_terms_bytes={}
         if estimate is None or expected is None
         else dict(ledger(estimate.law, feasible_max, expected.usual).terms_bytes),
-        traced_rows=search.predicted_rows(),
         parameters=None if estimate is None else estimate.parameters,
         not_traced=search.not_traced,
+        local_ranks=probe.local_ranks,
+        micro_batches_per_step=probe.micro_batches,
         search_trials=len(search.tried),
-        curve=tuple(curve),
-        choice=choice,
-        sustained=next((_sustained(request, runner, point) for point in curve if point.rows == choice.rows), None),
+        seconds=round(runner.seconds, 3),
+        mean_real_tokens_per_row=probe.config.seq_length_tokens if probe.rows is None else probe.rows.mean_real_tokens,
+        curve=curve,
+        knee_rows=list(knee_interval(curve) or ()),
+        sustained=sustained,
+        choice=choice.reason,
     )
+    return probe.config.model_copy(update={"micro_batch_rows": choice.rows}), evidence
 
 
-def _curve(request: ProbeRequest, runner: TrialRunner, sizes: list[int]) -> list[CurvePoint]:
+def _curve(probe: Probe, runner: TrialRunner, sizes: list[int]) -> list[CurvePoint]:
     """Measure throughput from the largest size down, as far as time allows; at least the largest."""
     *smaller, largest = sizes
-    points = [_point(request, runner, largest)]
+    points = [_point(probe, runner, largest)]
     with contextlib.suppress(OutOfTime):
         for rows in reversed(smaller):
-            points.insert(0, _point(request, runner, rows))
+            points.insert(0, _point(probe, runner, rows))
     return points
 
 
-def _choose(request: ProbeRequest, runner: TrialRunner, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
+def _choose(probe: Probe, runner: TrialRunner, curve: list[CurvePoint], feasible_max: int) -> MicroBatchChoice:
     """Choose how the global batch is split; a chosen size that was not measured becomes a point of the curve."""
-    granule, limit = request.granularity_rows, curve[-1].rows
+    granule, limit = probe.request.granularity_rows, curve[-1].rows
+    rows, ranks = probe.config.global_batch_rows, probe.local_ranks
     sizes = range(granule, limit + 1, granule)
     for _ in range(_MOST_CHOICES):
-        rows, ranks = request.global_batch_rows, request.local_ranks
         choice = choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks, sizes=sizes)
         if any(point.rows == choice.rows for point in curve):
             return choice
         try:
-            curve.append(_point(request, runner, choice.rows))
+            curve.append(_point(probe, runner, choice.rows))
         except OutOfTime:
             break
         curve.sort(key=lambda point: point.rows)
     return choose_micro_batch(curve, feasible_max, global_rows=rows, ranks=ranks)
 
 
-def step_config(request: ProbeRequest, rows: int) -> TrainConfig:
-    """The trainer's settings of a trial of so many rows."""
-    return TrainConfig.model_validate(
-        {
-            "model": request.settings,
-            "seq_length_tokens": request.seq_length_tokens,
-            "layout": request.layout,
-            "attention_dropout": request.attention_dropout,
-            "checkpointing": request.checkpointing,
-            "attention": request.attention,
-            "head": request.head,
-            "compile_layers": request.compile_layers,
-            "parallel": {"strategy": request.strategy},
-            "micro_batch_rows": rows,
-            "global_batch_rows": rows * request.local_ranks * request.micro_batches,
-            "precision": request.precision,
-            "device": request.device,
-        }
-    )
+def step_config(probe: Probe, rows: int, *, micro_batches: int | None = None) -> TrainConfig:
+    """Return the trainer's settings of a trial of so many rows."""
+    global_rows = rows * probe.local_ranks * (micro_batches or probe.micro_batches)
+    return probe.config.model_copy(update={"micro_batch_rows": rows, "global_batch_rows": global_rows})
 
 
 def step_trial(
-    request: ProbeRequest, rows: int, steps: tuple[int, int], budget_bytes: int | None, *, attempt: int = 0
+    probe: Probe,
+    rows: int,
+    steps: tuple[int, int],
+    budget_bytes: int | None,
+    *,
+    attempt: int = 0,
+    micro_batches: int | None = None,
 ) -> Trial:
-    """A trial of the trainer's own step; without a budget nothing is limited. Each attempt is a trial of its own."""
+    """Return a trial of the trainer's own step; without a budget nothing is limited. Each attempt is another trial."""
     measured: dict[str, Any] = {
-        "config": step_config(request, rows).model_dump(mode="json"),
-        "vocab_size": request.manifest.vocab_size,
-        "special_ids": request.manifest.special_ids.model_dump(),
+        "config": step_config(probe, rows, micro_batches=micro_batches).model_dump(mode="json"),
+        "vocab_size": probe.manifest.vocab_size,
+        "special_ids": probe.manifest.special_ids.model_dump(),
         "memory_budget_bytes": budget_bytes,
         "warmup_steps": steps[0],
         "timed_steps": steps[1],
-        "local_ranks": request.local_ranks,
-        "documents_per_row": request.documents_per_row,
+        "local_ranks": probe.local_ranks,
+        "documents_per_row": probe.documents_per_row,
     }
     if attempt:
         measured["attempt"] = attempt
-    place = {"device_used_before_bytes": request.device_used_before_bytes, "first_attempt": not attempt}
-    return Trial(job="step", measured=measured, place=place, timeout_s=request.trial_timeout_s)
+    place = {"device_used_before_bytes": probe.device_used_before_bytes, "first_attempt": not attempt}
+    return Trial(job="step", measured=measured, place=place, timeout_s=probe.request.trial_timeout_s)
 
 
-def _sustained(request: ProbeRequest, runner: TrialRunner, chosen: CurvePoint) -> CurvePoint | None:
+def _sustained(probe: Probe, runner: TrialRunner, chosen: CurvePoint) -> CurvePoint | None:
     """Run the chosen micro-batch until the GPU is as warm as in training; None on a CPU, or if time is over."""
-    seconds = min(SUSTAINED_S[request.device], request.trial_timeout_s / 4)
+    seconds = min(SUSTAINED_S[probe.config.device], probe.request.trial_timeout_s / 4)
     if seconds == 0:
         return None
-    warm_up, _ = CURVE_STEPS[request.device]
+    warm_up, _ = CURVE_STEPS[probe.config.device]
     steps = max(1, math.ceil(1.1 * seconds / chosen.step_s))  # a little more, as steps differ
     with contextlib.suppress(OutOfTime):
-        return _point(request, runner, chosen.rows, (warm_up, steps), f", speed for {seconds:g} s")
+        return _point(probe, runner, chosen.rows, (warm_up, steps), f", speed for {seconds:g} s")
     return None
 
 
 def _point(
-    request: ProbeRequest,
+    probe: Probe,
     runner: TrialRunner,
     rows: int,
     steps: tuple[int, int] | None = None,
     what: str = ", speed",
 ) -> CurvePoint:
-    request = replace(request, micro_batches=1)  # accumulation repeats what is measured here
     # The allocator settings that make a CPU's limit exact also slow it down, so speed is measured without; the size is
     # known to fit.
-    budget_bytes = request.memory_budget_bytes if request.device == "cuda" else None
+    budget_bytes = probe.memory_budget_bytes if probe.config.device == "cuda" else None
     label = f"{rows} rows{what}"
     for attempt in range(MAX_FAILURES):
-        trial = step_trial(request, rows, steps or CURVE_STEPS[request.device], budget_bytes, attempt=attempt)
-        named = f"{request.settings.name}: {label}" + (f", try {attempt + 1}" if attempt else "")
+        # Accumulation repeats what is measured here.
+        trial = step_trial(
+            probe, rows, steps or CURVE_STEPS[probe.config.device], budget_bytes, attempt=attempt, micro_batches=1
+        )
+        named = f"{probe.config.model.name}: {label}" + (f", try {attempt + 1}" if attempt else "")
         outcome = runner.run(trial, named, timed=True)
         if not isinstance(outcome, Crashed | Contaminated):
             break
@@ -369,7 +375,7 @@ def _point(
             next_step="Leave more memory free: --headroom 0.1",
         )
     if not isinstance(outcome, Measured):
-        raise _undecided(outcome, label, runner)
+        raise unmeasured(f"the trial of {label}", outcome, runner)
     figures = StepFigures.of(outcome)
     step_s = statistics.median(figures.step_s)
     rates = [figures.slot_tokens_per_step / seconds for seconds in figures.step_s]
@@ -384,32 +390,23 @@ def _point(
     )
 
 
-def _undecided(outcome: Outcome, label: str, runner: TrialRunner) -> Undecided:
-    detail = "" if isinstance(outcome, Measured) else outcome.detail
-    return Undecided(
-        f"the trial of {label} says nothing: {describe(outcome)}\n{detail}".rstrip(),
-        next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
-    )
-
-
 def _does_not_fit(search: Search) -> AutotuneError:
-    request = search.request
-    rows = request.granularity_rows
-    budget = format_bytes(request.memory_budget_bytes)
-    trial = step_trial(request, rows, FIT_STEPS, None)
-    outcome = search.runner.run(trial, f"{request.settings.name}: {rows} rows without a limit")
-    name, tokens = request.settings.name, request.seq_length_tokens
+    probe, rows = search.probe, search.granule
+    name, tokens = probe.config.model.name, probe.config.seq_length_tokens
+    budget = format_bytes(probe.memory_budget_bytes)
+    trial = step_trial(probe, rows, FIT_STEPS, None)
+    outcome = search.runner.run(trial, f"{name}: {rows} rows without a limit")
     need = f"; it needs {format_bytes(StepFigures.of(outcome).peak_bytes)}" if isinstance(outcome, Measured) else ""
     helps = ["raise --memory", "shorten --seq-length", "choose a smaller --model"]
-    if search.estimate is not None and request.expected is not None:
-        terms = ledger(search.estimate.law, rows, request.expected.usual).terms_bytes
+    if search.estimate is not None and probe.expected is not None:
+        terms = ledger(search.estimate.law, rows, probe.expected.usual).terms_bytes
         term, size = max(terms.items(), key=lambda item: item[1])
         need += f", of which {term} {format_bytes(size)} (predicted)"
-        if is_activations(term) and request.checkpointing != "full":
+        if is_activations(term) and probe.config.checkpointing != "full":
             helps.insert(0, "keep fewer activations with --checkpointing full")
         largest = int(search.estimate.law.largest_parameter_bytes)
-        whole = request.strategy == "ddp" or request.local_ranks == 1  # else the terms are a share already
-        shared = fewest_that_share(terms, request.memory_budget_bytes, largest_layer_bytes=largest) if whole else None
+        whole = probe.config.parallel.strategy == "ddp" or probe.local_ranks == 1  # else the terms are a share already
+        shared = fewest_that_share(terms, probe.memory_budget_bytes, largest_layer_bytes=largest) if whole else None
         helps += [] if shared is None else [f"share the state by {shared.words}"]
     what = "not even one row" if rows == 1 else f"not even {rows} rows"
     return DoesNotFit(

@@ -13,16 +13,15 @@ from autotune.core.exploration import ExploreEvidence
 from autotune.core.network import Exchange
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance, profile_from_tables, profile_to_toml
 from autotune.decide.advice import with_changes
-from autotune.decide.choose import global_batch_rows, knee_interval
 from autotune.decide.ledger import ledger_sha256, own_records
 from autotune.decide.physical import check_profile
 from autotune.decide.probe_command import probe_command
 from autotune.errors import AutotuneError, ProfileRefused, UsageError
 from autotune.search.network import parallel_settings
-from autotune.search.probe import ProbeRequest, ProbeResult
+from autotune.search.probe import Probe
 from autotune.search.trials import TrialRunner
 from autotune.store import write_atomically
-from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
+from trainer.config import DataSettings, Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME
 from trainer.errors import TrainerError
 from trainer.events import utc_now
@@ -92,58 +91,23 @@ def profile_paths(out: Path | None, names: Sequence[str], device_name: str) -> l
 
 
 def profile_of_probe(
-    request: ProbeRequest,
-    result: ProbeResult,
+    probe: Probe,
+    train: TrainConfig,
+    found: ProbeEvidence,
     runner: TrialRunner,
     *,
+    path: Path,
     here: Fingerprint,
-    global_batch_tokens: int,
-    mean_real_tokens_per_row: float,
-    data_path: str,
     slurm_job_id: str | None,
 ) -> Profile:
-    """The profile that a probe alone supports."""
-    train = TrainConfig(
-        model=request.settings,
-        data=DataSettings(path=data_path, dataset_hash=request.manifest.dataset_hash),
-        seq_length_tokens=request.seq_length_tokens,
-        layout=request.layout,
-        attention_dropout=request.attention_dropout,
-        checkpointing=request.checkpointing,
-        attention=request.attention,
-        compile_layers=request.compile_layers,
-        parallel=ParallelSettings(strategy=request.strategy),
-        micro_batch_rows=result.choice.rows,
-        global_batch_rows=global_batch_rows(global_batch_tokens, mean_real_tokens_per_row),
-        precision=request.precision,
-        device=here.device,
-    )
-    evidence = ProbeEvidence(
-        feasible_max=result.feasible_max,
-        infeasible_min=result.infeasible_min,
-        feasible_peak_bytes=result.feasible_peak_bytes,
-        predicted_peak_bytes=result.predicted_peak_bytes,
-        traced_peak_bytes=result.traced_peak_bytes,
-        traced_rows=result.traced_rows,
-        traced_terms_bytes=result.traced_terms_bytes,
-        parameters=result.parameters,
-        not_traced=result.not_traced,
-        local_ranks=request.local_ranks,
-        micro_batches_per_step=request.micro_batches,
-        search_trials=result.search_trials,
-        seconds=round(runner.seconds, 3),
-        mean_real_tokens_per_row=mean_real_tokens_per_row,
-        curve=list(result.curve),
-        knee_rows=list(knee_interval(result.curve) or ()),
-        sustained=result.sustained,
-        choice=result.choice.reason,
-    )
+    """Return the profile that a probe alone supports, to lie at ``path``; ``train`` are the settings it chose."""
+    data = DataSettings(path=relative_data_path(probe.request.data, path), dataset_hash=probe.manifest.dataset_hash)
     return Profile(
-        train=train,
+        train=train.model_copy(update={"data": data}),
         constraints=Constraints(
-            memory_budget_bytes=request.memory_budget_bytes,
-            headroom_share=request.headroom_share,
-            global_batch_tokens=global_batch_tokens,
+            memory_budget_bytes=probe.memory_budget_bytes,
+            headroom_share=probe.request.headroom_share,
+            global_batch_tokens=probe.global_batch_tokens,
         ),
         fingerprint=here,
         provenance=Provenance(
@@ -151,9 +115,9 @@ def profile_of_probe(
             created_utc=utc_now(),
             commands=["probe"],
             slurm_job_id=slurm_job_id,
-            **_resting_on(runner, here, request.seq_length_tokens),
+            **_resting_on(runner, here, train.seq_length_tokens),
         ),
-        evidence=Evidence(probe=evidence),
+        evidence=Evidence(probe=found),
     )
 
 
@@ -168,36 +132,21 @@ def _resting_on(runner: TrialRunner, made_on: Fingerprint, row_tokens: int) -> d
 
 
 def with_workers(profile: Profile, found: WorkersEvidence, runner: TrialRunner) -> Profile:
-    """The profile with the loader workers that a sweep chose."""
+    """Return the profile with the loader workers that a sweep chose."""
     data = profile.train.data.model_copy(update={"loader_workers": found.chosen})
     if found.joint is not None and found.joint.adopted:
         data = data.model_copy(update={name: getattr(found.joint, name) for name in tagged(DataSettings, Tag.LOADER)})
     changed = _training_as(profile, profile.train.model_copy(update={"data": data}))
-    return _with_evidence(changed, "workers", found, runner)
+    return with_evidence(changed, "workers", found, runner)
 
 
 def with_network(
     profile: Profile, found: NetworkEvidence, exchange: Exchange, rows: int, runner: TrialRunner
 ) -> Profile:
-    """The profile with the exchange that was chosen, and its dealing of the same global batch."""
+    """Return the profile with the parallel strategy that was chosen, and its split of the same global batch."""
     parallel = profile.train.parallel.model_copy(update=parallel_settings(exchange, found.ranks_per_node))
     train = profile.train.model_copy(update={"parallel": parallel, "micro_batch_rows": rows})
-    return with_links(_training_as(profile, train), found, runner)
-
-
-def with_links(profile: Profile, found: NetworkEvidence, runner: TrialRunner) -> Profile:
-    """The profile with what was measured of the network; it trains as before."""
-    return _with_evidence(profile, "network", found, runner)
-
-
-def with_baseline(profile: Profile, found: BaselineEvidence, runner: TrialRunner) -> Profile:
-    """The profile with what its settings are worth; it trains as before."""
-    return _with_evidence(profile, "baseline", found, runner)
-
-
-def with_exploration(profile: Profile, found: ExploreEvidence, runner: TrialRunner) -> Profile:
-    """The profile with what was explored; settings that were taken are in it already."""
-    return _with_evidence(profile, "explore", found, runner)
+    return with_evidence(_training_as(profile, train), "network", found, runner)
 
 
 _BESIDE_COMPUTING = ("data.", "parallel.", "log_interval_steps")
@@ -247,13 +196,13 @@ def _training_as(profile: Profile, train: TrainConfig) -> Profile:
     )
 
 
-def _with_evidence(
+def with_evidence(
     profile: Profile,
     command: Literal["explore", "workers", "network", "baseline"],
     found: ExploreEvidence | WorkersEvidence | NetworkEvidence | BaselineEvidence,
     runner: TrialRunner,
 ) -> Profile:
-    """The profile with what a command found, in place of what it found before."""
+    """Return the profile with what a command found, in place of what it found before; it trains as before."""
     provenance = profile.provenance.model_copy(
         update={
             "commands": [name for name in profile.provenance.commands if name != command] + [command],

@@ -75,13 +75,14 @@ class Rounds:
         self.windows += isinstance(outcome, Measured)
         return outcome
 
-    def unmeasured(self, what: str, outcome: Outcome) -> Undecided:
-        """Return the error that there is nothing to compare with."""
-        detail = "" if isinstance(outcome, Measured) else outcome.detail
-        return Undecided(
-            f"the window of {what} {describe(outcome)}:\n{detail}".rstrip(),
-            next_step=f"Mend that and run the same command: it resumes from {self.runner.ledger.directory}.",
-        )
+
+def unmeasured(what: str, outcome: Outcome, runner: TrialRunner) -> Undecided:
+    """Return the error that a trial came to nothing that could be compared."""
+    detail = "" if isinstance(outcome, Measured) else outcome.detail
+    return Undecided(
+        f"{what} {describe(outcome)}:\n{detail}".rstrip(),
+        next_step=f"Mend that and run the same command: it resumes from {runner.ledger.directory}.",
+    )
 
 
 def turn(number: int, keys: Sequence[Key]) -> list[Key]:

@@ -6,19 +6,20 @@ window depend on which samples fell into it.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from autotune.core.evidence import GpuUse, WorkersEvidence, WorkersRow
-from autotune.core.hardware import DiskFacts
+from autotune.core.defaults import TRIAL_TIMEOUT_S, WINDOW_S
+from autotune.core.evidence import GpuUse, JointChoice, WorkersEvidence, WorkersRow
 from autotune.core.outcome import Crashed, HostOutOfMemory, Measured, Outcome, describe
 from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_seconds
 from autotune.decide.loader_limits import LoaderLimits
-from autotune.decide.workers import Count, Round, WindowFigures, WorkersChoice, WorkersRule
+from autotune.decide.workers import Count, WindowFigures, WorkersChoice, WorkersRule
 from autotune.errors import Undecided
-from autotune.search.rounds import Rounds
+from autotune.search.rounds import Rounds, unmeasured
+from autotune.search.site import Site
 from autotune.search.trials import TrialRunner
 from trainer.config import TrainConfig
 
@@ -28,19 +29,35 @@ MIN_STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """What to sweep."""
+    """Which windows of training to measure, and for how long."""
 
-    config: TrainConfig
-    data_dir: str
-    limits: LoaderLimits
-    window_s: float
-    budget_s: float
-    """Time of all windows, those from the ledger included, after which the answer may be that it is undecided."""
-    trial_timeout_s: float
+    data: Path
+    reports: Path
+    minutes: float
+    """Time of all windows, those from the trial log included, after which the answer may be that it is undecided."""
+    ranks: int | None = None
+    """None: as the profile was probed."""
+    max_workers: int | None = None
+    window_s: float = WINDOW_S
     replayed_step_s: float | None = None
     """Of a micro-batch on a GPU that is not here; None takes the training step itself."""
     sample_delay_s: float = 0.0
     """Added to the reading of every sample, as storage that is so much slower would."""
+    trial_timeout_s: float = TRIAL_TIMEOUT_S
+
+    @property
+    def budget_s(self) -> float:
+        """The same in seconds."""
+        return 60 * self.minutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWindows:
+    """A request for the training of a profile, at a known site."""
+
+    request: SweepRequest
+    config: TrainConfig
+    limits: LoaderLimits
     storage: str = ""
     """Names what the dataset lies on; windows from elsewhere are not taken for these."""
 
@@ -59,6 +76,11 @@ class WorkersDied(Exception):
     """The host had no room for the loader workers of a window."""
 
 
+NVML_SOURCE = (
+    "NVML utilisation, the share of time in which at least one kernel ran; it is not MFU: a kernel may use a small "
+    "part of the GPU, or wait for other ranks"
+)
+GPM_SOURCE = "GPM counters over windows within the measured one"
 _DIED = ("killed by signal", "exited unexpectedly", "Bus error", "No space left on device", "Cannot allocate memory")
 """What torch's loader says of workers that the kernel ended, or that found no shared memory."""
 
@@ -77,7 +99,7 @@ def _workers_died(outcome: Outcome) -> bool:
 class Sweep:
     """A sweep under way."""
 
-    request: SweepRequest
+    training: TrainingWindows
     runner: TrialRunner
     rounds: list[dict[Count, FeedFigures]] = field(default_factory=list)
     max_workers: int = field(init=False)
@@ -86,7 +108,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self.reading = Rounds(runner=self.runner)
-        self.max_workers, self.max_workers_because = self.request.limits.most()
+        self.max_workers, self.max_workers_because = self.training.limits.most()
 
     def run(self) -> WorkersChoice:
         """Measure until the count is decided or the time is over.
@@ -104,7 +126,7 @@ class Sweep:
     @property
     def time_is_over(self) -> bool:
         """Whether the budget is used up; three rounds are always measured."""
-        return len(self.rounds) > 2 and self.reading.seconds >= self.request.budget_s
+        return len(self.rounds) > 2 and self.reading.seconds >= self.training.request.budget_s
 
     @property
     def every(self) -> list[FeedFigures]:
@@ -120,7 +142,7 @@ class Sweep:
         """
         names = [one.name for one in asked]
         trials = {
-            place: (feed_trial(self.request, one, number, names), f"{one.name}, round {number + 1}")
+            place: (feed_trial(self.training, one, number, names), f"{one.name}, round {number + 1}")
             for place, one in enumerate(asked)
         }
 
@@ -129,20 +151,27 @@ class Sweep:
             if _workers_died(outcome):
                 raise WorkersDied(f"{label}: {describe(outcome)}")
             if not isinstance(outcome, Measured):
-                raise self.reading.unmeasured(label, outcome)
+                raise unmeasured(f"the window of {label}", outcome, self.runner)
 
         found = self.reading.read(number, trials, check)
         return [FeedFigures.of(one) for _, one in sorted(found.items()) if isinstance(one, Measured)]
 
     def _rule(self) -> WorkersRule:
-        return WorkersRule([said(one) for one in self.rounds], self.max_workers)
+        rounds = [
+            {
+                count: WindowFigures(tokens_per_s=one.slot_tokens_per_s, data_wait_share=one.data_wait_share)
+                for count, one in figures.items()
+            }
+            for figures in self.rounds
+        ]
+        return WorkersRule(rounds, self.max_workers)
 
     def _measure_round(self, counts: Sequence[Count]) -> bool:
         """Read a round; returns whether that went well: if not, the largest count of it is too many here."""
         asked = [
             Asked(
                 name="batches from memory" if count is None else f"{count} loader workers",
-                config=with_loader(self.request.config, workers=count or 0),
+                config=with_loader(self.training.config, loader_workers=count or 0),
                 cached=count is None,
             )
             for count in counts
@@ -169,51 +198,42 @@ class Sweep:
 
     def _look_at_workers(self) -> None:
         """Lower the limit, should workers turn out larger than was assumed."""
-        refusal = self.request.limits.refusal(self.max_workers, self.worker_bytes)
+        refusal = self.training.limits.refusal(self.max_workers, self.worker_bytes)
         tried = max(count for one in self.rounds for count in one if count is not None)
         if self.worker_bytes is not None and refusal is not None and tried < self.max_workers:
-            fitting = self.request.limits.fitting(self.max_workers, self.worker_bytes)
+            fitting = self.training.limits.fitting(self.max_workers, self.worker_bytes)
             self.max_workers, self.max_workers_because = max(tried, fitting), refusal
 
 
-def with_loader(
-    config: TrainConfig, *, workers: int, prefetch: int | None = None, pinned: bool | None = None
-) -> TrainConfig:
-    """The configuration with other loader settings; None leaves one as it is."""
-    settings: dict[str, Any] = {"loader_workers": workers, "prefetch_batches": prefetch, "pin_memory": pinned}
-    changed = {name: value for name, value in settings.items() if value is not None}
-    return config.model_copy(update={"data": config.data.model_copy(update=changed)})
+def with_loader(config: TrainConfig, **settings: int | bool) -> TrainConfig:
+    """Return the configuration with other settings of its ``data``."""
+    return config.model_copy(update={"data": config.data.model_copy(update=settings)})
 
 
-def feed_trial(request: SweepRequest, asked: Asked, number: int, beside: Sequence[str]) -> Trial:
-    """A window of training in round ``number``, beside the windows of these names."""
+def feed_trial(training: TrainingWindows, asked: Asked, number: int, beside: Sequence[str]) -> Trial:
+    """Return a window of training in round ``number``, beside the windows of these names."""
+    request = training.request
     measured = {
         "config": asked.config.model_dump(mode="json"),
         "cached": asked.cached,
         "round": number,
         "beside": list(beside),
-        "storage": request.storage,
+        "storage": training.storage,
         "window_s": request.window_s,
         "min_steps": MIN_STEPS,
-        "local_ranks": request.limits.local_ranks,
+        "local_ranks": training.limits.local_ranks,
         "replayed_step_s": request.replayed_step_s,
         "sample_delay_s": request.sample_delay_s,
     }
-    return Trial(job="feed", measured=measured, place={"data_dir": request.data_dir}, timeout_s=request.trial_timeout_s)
+    place = {"data_dir": str(request.data.resolve())}
+    return Trial(job="feed", measured=measured, place=place, timeout_s=request.trial_timeout_s)
 
 
-def said(figures: Mapping[Count, FeedFigures]) -> Round:
-    """What decides, of a round's figures."""
-    return {
-        count: WindowFigures(tokens_per_s=one.slot_tokens_per_s, data_wait_share=one.data_wait_share)
-        for count, one in figures.items()
-    }
-
-
-def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, disk: DiskFacts | None) -> WorkersEvidence:
-    """What the profile keeps of a sweep."""
-    request = sweep.request
+def evidence(sweep: Sweep, choice: WorkersChoice, site: Site, joint: JointChoice | None = None) -> WorkersEvidence:
+    """Return what the profile keeps of a sweep, and of a joint search after it."""
+    request, limits, disk = sweep.training.request, sweep.training.limits, site.host.disks[0]
     counts = sorted({count for one in sweep.rounds for count in one if count is not None})
+    ceilings = [one[None] for one in sweep.rounds if None in one]
     replayed = request.replayed_step_s
     consumer = "the training step" if replayed is None else f"a replayed step of {format_seconds(replayed)}"
     if request.sample_delay_s:
@@ -227,19 +247,20 @@ def evidence(sweep: Sweep, choice: WorkersChoice, *, gpu_source: str, disk: Disk
         choice=doubt + choice.proof,
         refusal=choice.refusal,
         fed=choice.fed,
-        ceiling_slot_tokens_per_s=[one[None].slot_tokens_per_s for one in sweep.rounds if None in one],
+        ceiling_slot_tokens_per_s=[one.slot_tokens_per_s for one in ceilings],
         rows=[_row(count, sweep, choice) for count in counts],
-        local_ranks=request.limits.local_ranks,
+        joint=joint,
+        local_ranks=limits.local_ranks,
         max_workers=sweep.max_workers,
         max_workers_because=sweep.max_workers_because,
         consumer=consumer,
         window_s=request.window_s,
         windows=sweep.reading.windows,
         seconds=round(sweep.reading.seconds, 3),
-        data_filesystem=None if disk is None else disk.filesystem_type,
-        data_on_network=disk is not None and disk.is_network,
-        gpu_source=gpu_source,
-        operating_state=_operating_state([one[None] for one in sweep.rounds if None in one]),
+        data_filesystem=disk.filesystem_type,
+        data_on_network=disk.is_network,
+        gpu_source=gpu_source(site, sweep.every, replayed=replayed is not None),
+        operating_state=_operating_state(ceilings),
     )
 
 
@@ -258,17 +279,19 @@ def _row(count: int, sweep: Sweep, choice: WorkersChoice) -> WorkersRow:
             one.model_flops_per_s / one.local_ranks for one in windows if one.model_flops_per_s is not None
         ],
         memory_bytes=max((one.memory_bytes for one in windows if one.memory_bytes), default=None),
-        storage_bytes_per_s=_median(one.storage_bytes_per_s for one in windows),
+        storage_bytes_per_s=_of_known(statistics.median, (one.storage_bytes_per_s for one in windows)),
         gpu=_gpu_use(windows),
     )
 
 
 def _gpu_use(windows: Sequence[FeedFigures]) -> GpuUse | None:
-    """Means over windows and GPUs; None where there was no GPU."""
+    """Return means over windows and GPUs; None without a GPU."""
     gpus = [gpu for one in windows for gpu in one.gpus]
     if not gpus:
         return None
-    return GpuUse(**{name: _mean(getattr(gpu, name) for gpu in gpus) for name in GpuUse.model_fields})
+    return GpuUse(
+        **{name: _of_known(statistics.fmean, (getattr(gpu, name) for gpu in gpus)) for name in GpuUse.model_fields}
+    )
 
 
 def _operating_state(windows: Sequence[FeedFigures]) -> str | None:
@@ -280,15 +303,27 @@ def _operating_state(windows: Sequence[FeedFigures]) -> str | None:
     return f"{use.power_w:,.0f} W{clock}{capped}"
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
+def _of_known(mean: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return mean(known) if known else None
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    there = _known(values)
-    return statistics.fmean(there) if there else None
+def gpu_source(site: Site, windows: Sequence[FeedFigures], *, replayed: bool) -> str:
+    """The source of each kind of figure.
 
-
-def _median(values: Iterable[float | None]) -> float | None:
-    there = _known(values)
-    return statistics.median(there) if there else None
+    Args:
+        site: Where it was measured.
+        windows: What was measured.
+        replayed: Whether a GPU's step was only replayed.
+    """
+    if replayed:
+        return "n/a (its step was replayed on this CPU)"
+    if site.gpu is None:
+        return f"n/a (CPU run{'' if site.gpu_absent is None else f': {site.gpu_absent}'})"
+    gpus = [gpu for one in windows for gpu in one.gpus]
+    lacking = next((gpu.lacking for gpu in gpus if gpu.lacking), "nothing was sampled")
+    no_counters = next((gpu.gpm_lacking for gpu in gpus if gpu.gpm_lacking), "nothing was counted")
+    read = any(gpu.utilisation_share is not None for gpu in gpus)
+    nvml = NVML_SOURCE if read else f"NVML utilisation: n/a ({lacking})"
+    gpm = GPM_SOURCE if any(gpu.gpm_windows for gpu in gpus) else f"GPM: n/a ({no_counters})"
+    return f"{site.gpu.name}; {nvml}; {gpm}"

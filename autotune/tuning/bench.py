@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from autotune import __version__
 from autotune.core.outcome import Outcome, describe
@@ -23,14 +22,16 @@ from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import GpuMonitor, NvmlMonitor
 from autotune.measure.watched import WatchedMachine, other_users
 from autotune.search.ledgers import trials_of_others
-from autotune.search.profiles import StoredProfile, probed_here
+from autotune.search.profiles import StoredProfile, probed_here, report_directory
 from autotune.search.site import DeviceChoice, Site, fingerprint, open_site
 from autotune.search.trials import TrialRunner, made_on
+from autotune.search.workers import SweepRequest, TrainingWindows
 from autotune.store import Ledger, check_writable
 from autotune.tuning.display import PLAIN, Display
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import Manifest
 from trainer.progress import Update
+from trainer.schema import canonical_sha256
 from trainer.watch import slurm_left_s
 
 _SETTINGS = (
@@ -58,8 +59,8 @@ class Bench:
         """This site with a model and a dataset."""
         return fingerprint(self.site, settings, manifest, self.server.versions.get("cuda"))
 
-    def loader_limits(self, config: TrainConfig, manifest: Manifest, ranks: int, asked: int | None) -> LoaderLimits:
-        """How many loader workers each of so many ranks may have here."""
+    def training(self, config: TrainConfig, request: SweepRequest, manifest: Manifest, ranks: int) -> TrainingWindows:
+        """Return windows of training of so many ranks here, and how many loader workers each of them may have."""
         samples = manifest.train.samples
         tokens = sum(shard.tokens for shard in manifest.train.shards)
         per_row = config.seq_length_tokens * samples / max(1, tokens) if config.layout == "packed" else 1.0
@@ -70,13 +71,14 @@ class Bench:
             config.masking_probability,
             max(1.0, per_row),
         )
-        return LoaderLimits(
+        limits = LoaderLimits(
             host=self.site.host,
             local_ranks=ranks,
             batch_bytes=size,
             prefetch_batches=config.data.prefetch_batches,
-            asked=asked,
+            asked=request.max_workers,
         )
+        return TrainingWindows(request=request, config=config, limits=limits, storage=self.storage(request.data))
 
     def storage(self, data_dir: Path) -> str:
         """What the dataset lies on: the type of its file system, and which one of them."""
@@ -86,6 +88,15 @@ class Bench:
         """What each of the first GPUs held before this program used it, where all of them say."""
         known = [one for one in self.site.used_bytes_by_gpu[:ranks] if one is not None]
         return known if known and len(known) == ranks else None
+
+    @contextlib.contextmanager
+    def stage(
+        self, name: str, stored: StoredProfile, here: Fingerprint, request: SweepRequest, trials: int
+    ) -> Iterator[TrialRunner]:
+        """Show a stage of a profile, whose trials are written to its ledger."""
+        ledger = report_directory(stored.path, request.reports) / "ledger"
+        with self.display.show(f"{name} {stored.profile.train.model.name}", most_s=request.budget_s) as update:
+            yield self.runner(ledger, here, update, trials)
 
     def runner(
         self,
@@ -140,17 +151,18 @@ def trial_runner(
             done += 1
             update(done, total(done), f"{label}: {describe(outcome)}")
 
+    left_s = slurm_left_s(os.environ)
     # Results are taken up again only where everything that they depend on is the same.
     site = here.model_copy(update={"data_filesystem": None, "ram_total_bytes": 1}).model_dump(mode="json")
     site |= {"tool_version": __version__, "environment": {name: os.environ.get(name) for name in _SETTINGS}}
     return TrialRunner(
         machine=machine,
         ledger=ledger,
-        site=_digest(site),
+        site=canonical_sha256(site)[:16],
         clock=SystemClock(),
         on_trial=on_trial,
         on_finished=display.saw,
-        ends_s=_job_ends_s(),
+        ends_s=None if left_s is None else time.time() + left_s,
         made_on=made_on(here),
     )
 
@@ -246,15 +258,3 @@ def refuse_company(monitor: GpuMonitor, uuids: Sequence[str]) -> None:
         free = [gpu.index for gpu in monitor.devices() if not other_users(monitor, [gpu.uuid])]
         another = f", or use another GPU: CUDA_VISIBLE_DEVICES={free[0]}" if free else ""
         raise MachineLacks("; ".join(users), next_step=f"Wait for it to end{another}.")
-
-
-def _job_ends_s() -> float | None:
-    """When the SLURM job around this process ends, in seconds since 1970; None outside of one."""
-    left_s = slurm_left_s(os.environ)
-    return None if left_s is None else time.time() + left_s
-
-
-def _digest(site: dict[str, Any]) -> str:
-    from trainer.schema import canonical_sha256
-
-    return canonical_sha256(site)[:16]

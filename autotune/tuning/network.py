@@ -12,7 +12,7 @@ from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
 from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
-from autotune.search.profiles import StoredProfile, report_directory, with_links, with_network
+from autotune.search.profiles import StoredProfile, report_directory, with_evidence, with_network
 from autotune.search.scaling import (
     ScalingModel,
     evidence,
@@ -79,7 +79,7 @@ def tune_network(
         changed = with_network(stored.profile, found, chosen.exchange, rows, runner)
     else:  # links alone change nothing about how it trains
         found = links_in_place_of(stored.profile.evidence.network, found)
-        changed = with_links(stored.profile, found, runner)
+        changed = with_evidence(stored.profile, "network", found, runner)
     write_atomically(stored.path, profile_to_toml(changed))
     return found, bench.machine.waited_s
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.core.defaults import WINDOW_S
-from autotune.core.evidence import ProbeEvidence
 from autotune.core.tuning import BUDGET_WEIGHTS, Stage, StageName, TuningResult
 from autotune.core.units import format_bytes, format_count, format_seconds
 from autotune.decide.choose import deal
@@ -22,19 +21,19 @@ from autotune.decide.tuning import least_s, share_s
 from autotune.errors import AutotuneError, DoesNotFit, NotCheckable, Undecided
 from autotune.measure.clock import Clock, SystemClock
 from autotune.search.estimate import CannotTrace, MemoryEstimate, estimate_model, predicted_rows
-from autotune.search.probe import room_of, trace_request
-from autotune.search.profiles import StoredProfile, probed_here, profile_paths, read_profile, report_directory
+from autotune.search.probe import Probe, ProbeRequest, room_of, trace_request
+from autotune.search.profiles import probed_here, profile_paths, read_profile, report_directory
 from autotune.search.site import DeviceChoice
+from autotune.search.workers import SweepRequest
 from autotune.show.baseline import gains
-from autotune.tuning.baseline import BaselineAsked, compare_recipes
 from autotune.tuning.bench import Bench, open_bench
-from autotune.tuning.explore import ExploreAsked, explore_settings
+from autotune.tuning.explore import explore_settings
 from autotune.tuning.live import TuningView
 from autotune.tuning.network import tune_network
-from autotune.tuning.probe import Places, Prepared, ProbeAsked, prepare, probe_one
+from autotune.tuning.probe import prepare, probe_one
 from autotune.tuning.report import build_report
+from autotune.tuning.sweeps import compare_recipes, count_workers
 from autotune.tuning.together import nodes_here
-from autotune.tuning.workers import WorkersAsked, count_workers
 from trainer.dataset import Manifest, read_manifest
 
 ORDER: tuple[StageName, ...] = ("estimate", "probe", "explore", "workers", "network", "baseline", "report")
@@ -46,10 +45,13 @@ ASSUMED_TRIAL_S = {"cpu": 2.0, "cuda": 12.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneAsked:
-    """What is to be tuned."""
+class TuneRequest:
+    """What to tune."""
 
-    probe: ProbeAsked
+    probes: tuple[ProbeRequest, ...]
+    """One for each model, of the same dataset, reports and time limit."""
+    out: Path | None
+    """Profile file; with several models a directory."""
     device: DeviceChoice
     minutes: float
     """For everything; probes take what they take, the other stages share what is left."""
@@ -57,14 +59,18 @@ class TuneAsked:
     nodes: int = 1
     """That the training is to have; the exchange is measured on those of this job."""
     window_s: float = WINDOW_S
-    most_trials: int = 60
+
+    @property
+    def models(self) -> list[str]:
+        """Their names."""
+        return [probe.config.model.name for probe in self.probes]
 
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
     """A tuning under way."""
 
-    asked: TuneAsked
+    request: TuneRequest
     clock: Clock = field(default_factory=SystemClock)
     stages: list[Stage] = field(init=False)
     view: TuningView = field(init=False)
@@ -74,16 +80,16 @@ class Tuning:
     _trial_s: float = 0.0
     """Usual seconds of a trial beside what it measures."""
     _paths: dict[str, Path] = field(default_factory=dict)
-    _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _prepared: dict[str, Probe] = field(default_factory=dict)
     _traced: dict[str, MemoryEstimate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [settings.name for settings in self.asked.probe.models]
+        names = self.request.models
         self.stages = [Stage(name=stage, model=name) for stage in ORDER[:2] for name in names]
         self.stages += [Stage(name=stage, model=name) for name in names for stage in ORDER[2:-1]]
         self.stages.append(Stage(name="report", model=""))
-        self._trial_s = ASSUMED_TRIAL_S["cpu" if self.asked.device == "cpu" else "cuda"]
-        self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.asked.minutes)
+        self._trial_s = ASSUMED_TRIAL_S["cpu" if self.request.device == "cpu" else "cuda"]
+        self.view = TuningView(stages=self.stages, clock=self.clock, budget_s=60 * self.request.minutes)
 
     def run(self) -> TuningResult:
         """All stages.
@@ -91,26 +97,30 @@ class Tuning:
         Raises:
             AutotuneError: Where a stage failed in a way that concerns all models.
         """
-        asked = self.asked.probe
-        manifest = read_manifest(asked.data)
-        names = [settings.name for settings in asked.models]
-        profile_paths(asked.out, names, "")  # refused before anything is started
+        request, data = self.request, self.request.probes[0].data
+        manifest = read_manifest(data)
+        names = request.models
+        profile_paths(request.out, names, "")  # refused before anything is started
         with self.view.open():
-            with open_bench(self.asked.device, asked.data) as opened:
+            with open_bench(request.device, data) as opened:
                 bench = replace(opened, display=self.view.display)
-                self._paths = dict(zip(names, profile_paths(asked.out, names, bench.site.name), strict=True))
-                self._first(bench, manifest)
-                for name in names:
-                    self._rest(bench, name, manifest)
+                self._paths = dict(zip(names, profile_paths(request.out, names, bench.site.name), strict=True))
+                for probe in request.probes:
+                    self._prepared[probe.config.model.name] = prepare(bench, probe, manifest)
+                for stage in self.stages:
+                    self._leave_out(stage)  # now, so that those that remain share all of the time
+                self._tell_least()
+                for stage in self.stages[:-1]:
+                    self._do(stage, lambda stage: self._measure(bench, stage, manifest))
             self.waited_s += opened.server.waited_s
-            self._do("report", "", self._report)
+            self._do(self.stages[-1], self._report)
         return TuningResult(
             profiles=tuple(str(path) for path in self.tuned),
             report=None if self.report is None else str(self.report),
             stages=tuple(self.stages),
             seconds=round(self.view.gone_s, 3),
             seconds_in_children=round(self.waited_s, 3),
-            next_steps=next_steps(self.tuned, nodes=self.asked.nodes),
+            next_steps=next_steps(self.tuned, nodes=self.request.nodes),
         )
 
     @property
@@ -118,51 +128,32 @@ class Tuning:
         """Whether there is something to go on from: a stage that ended well, or may have trials in the ledger."""
         return any(stage.status in ("running", "done") for stage in self.stages)
 
-    def _first(self, bench: Bench, manifest: Manifest) -> None:
-        """What fits, of all models: predicted, then measured."""
-        for settings in self.asked.probe.models:
-            self._prepared[settings.name] = prepare(bench, self.asked.probe, settings, manifest)
-        for stage in self.stages:
-            self._leave_out(stage)  # now, so that those that remain share all of the time
-        self._tell_least()
-        for settings in self.asked.probe.models:
-            self._do("estimate", settings.name, lambda stage: self._estimate(bench, stage))
-        for settings in self.asked.probe.models:
-            self._do("probe", settings.name, lambda stage: self._probe(bench, stage))
-
     def _tell_least(self) -> None:
         """Say what the stages take at least, before they begin."""
         waiting = [stage for stage in self.stages if not stage.over]
         parts = {stage.name: 0.0 for stage in waiting}
         for stage in waiting:
-            parts[stage.name] += least_s(stage.name, self._trial_s, self.asked.window_s)
+            parts[stage.name] += least_s(stage.name, self._trial_s, self.request.window_s)
         total, told = sum(parts.values()), ", ".join(f"{name} {format_seconds(parts[name])}" for name in parts)
         sys.stderr.write(f"tune: takes at least about {format_seconds(total)} ({told})\n")
         if total > self.view.budget_s:
             sys.stderr.write(
-                f"warning: --minutes {self.asked.minutes:g} is less: what has no time is skipped\n"
+                f"warning: --minutes {self.request.minutes:g} is less: what has no time is skipped\n"
                 f"  next: use --minutes {math.ceil(total / 60)}, or run the same command again to continue\n"
             )
 
-    def _rest(self, bench: Bench, name: str, manifest: Manifest) -> None:
-        """The stages that need a probed micro-batch."""
-        self._do("explore", name, lambda stage: self._explore(bench, stage, manifest))
-        self._do("workers", name, lambda stage: self._workers(bench, stage, manifest))
-        self._do("network", name, lambda stage: self._network(bench, stage, manifest))
-        self._do("baseline", name, lambda stage: self._baseline(bench, stage, manifest))
-
-    def _do(self, name: StageName, model: str, work: Callable[[Stage], str]) -> None:
+    def _do(self, stage: Stage, work: Callable[[Stage], str]) -> None:
         """Give a stage its turn, or say why it has none."""
-        stage = next(one for one in self.stages if (one.name, one.model) == (name, model))
         self._leave_out(stage)
         if stage.over:
             return
-        left_s, least = self.view.budget_s - self.view.gone_s, least_s(name, self._trial_s, self.asked.window_s)
+        name = stage.name
+        left_s, least = self.view.budget_s - self.view.gone_s, least_s(name, self._trial_s, self.request.window_s)
         if name in BUDGET_WEIGHTS and left_s < least:
             stage.status = "skipped"
             stage.told = (
                 f"it takes at least about {format_seconds(least)}, and {format_seconds(max(0.0, left_s))} of "
-                f"--minutes {self.asked.minutes:g} are left"
+                f"--minutes {self.request.minutes:g} are left"
             )
             self.view.end(stage)
             return
@@ -192,7 +183,7 @@ class Tuning:
 
     def _why_not(self, stage: Stage) -> str:
         """Why a stage is left out; empty where it is not."""
-        if stage.name in self.asked.skip:
+        if stage.name in self.request.skip:
             return "not asked for: add --explore" if stage.name == "explore" else "as asked"
         if stage.name == "report" and not self.tuned:
             return "there is no profile"
@@ -207,39 +198,65 @@ class Tuning:
     @property
     def _nodes(self) -> int:
         """Of this job, that the training may have as well."""
-        return min(self.asked.nodes, nodes_here())
+        return min(self.request.nodes, nodes_here())
 
     def _ranks(self, model: str) -> int:
-        return self._prepared[model].request.local_ranks
+        return self._prepared[model].local_ranks
 
-    def _stored(self, model: str) -> tuple[StoredProfile, ProbeEvidence]:
-        stored = read_profile(self._paths[model])
-        return stored, probed_here(stored, refusals=[])
-
-    def _minutes(self, stage: Stage) -> float:
+    def _sweep(self, stage: Stage) -> SweepRequest:
+        """Return how windows of a stage are measured."""
         assert stage.budget_s is not None
-        return stage.budget_s / 60
+        probe = self.request.probes[0]
+        return SweepRequest(
+            data=probe.data,
+            reports=probe.reports,
+            minutes=stage.budget_s / 60,
+            window_s=self.request.window_s,
+            trial_timeout_s=probe.trial_timeout_s,
+        )
+
+    def _measure(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
+        """Run a stage; return what it came to."""
+        if stage.name == "estimate":
+            return self._estimate(bench, stage)
+        if stage.name == "probe":
+            return self._probe(bench, stage)
+        stored = read_profile(self._paths[stage.model])
+        probe, sweep = probed_here(stored, refusals=[]), self._sweep(stage)
+        if stage.name == "explore":
+            asked = self._prepared[stage.model].request
+            return explore_settings(bench, stored, asked, sweep, manifest)[1].choice
+        if stage.name == "workers":
+            found = count_workers(bench, stored, probe, sweep, manifest)
+            return f"{found.chosen} loader workers: {found.choice}"
+        if stage.name == "baseline":
+            return "; ".join(gains(compare_recipes(bench, stored, probe, sweep, manifest)))
+        network, waited_s = tune_network(
+            stored, manifest, bench.display, data=sweep.data, reports=sweep.reports, minutes=sweep.minutes,
+            nodes=self._nodes, ranks=probe.local_ranks, trial_timeout_s=sweep.trial_timeout_s,
+        )  # fmt: skip
+        self.waited_s += waited_s
+        return network.choice
 
     def _estimate(self, bench: Bench, stage: Stage) -> str:
-        request = self._prepared[stage.model].request
-        if request.expected is None:
+        probe = self._prepared[stage.model]
+        if probe.expected is None:
             return "not predicted, as asked"
         with bench.display.show(f"estimate {stage.model}") as update:
             update(0, None, "tracing, to predict its memory")
             try:
-                found = self._traced[stage.model] = estimate_model(
-                    trace_request(request), bench.machine, room_of(request)
-                )
+                found = self._traced[stage.model] = estimate_model(trace_request(probe), bench.machine, room_of(probe))
             except CannotTrace as error:
                 return error.message
-        rows = predicted_rows(found, request.memory_budget_bytes, request.expected.usual, max_rows=request.max_rows)
-        budget = format_bytes(request.memory_budget_bytes)
-        return f"{format_count(rows)} rows of {request.seq_length_tokens} tokens predicted to fit {budget}"
+        budget, most = probe.memory_budget_bytes, probe.request.max_rows
+        rows = predicted_rows(found, budget, probe.expected.usual, max_rows=most)
+        tokens = probe.config.seq_length_tokens
+        return f"{format_count(rows)} rows of {tokens} tokens predicted to fit {format_bytes(budget)}"
 
     def _probe(self, bench: Bench, stage: Stage) -> str:
-        places = Places(self.asked.probe.data, self._paths[stage.model], self.asked.probe.reports)
         ends_s = self.clock.utc_now().timestamp() + self.view.budget_s - self.view.gone_s
-        probed = probe_one(bench, self._prepared[stage.model], places, self._traced.get(stage.model), ends_s)
+        path, traced = self._paths[stage.model], self._traced.get(stage.model)
+        probed = probe_one(bench, self._prepared[stage.model], path, traced, ends_s)
         fresh = [one.seconds for one in probed.trials if not one.from_ledger]
         self._trial_s = statistics.median(fresh) if fresh else self._trial_s
         train, evidence = probed.profile.train, probed.evidence
@@ -251,53 +268,10 @@ class Tuning:
             f"{format_count(dealt.rows_per_micro_batch)} rows"
         )
 
-    def _explore(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
-        stored, _ = self._stored(stage.model)
-        asked = ExploreAsked(
-            probe=self.asked.probe,
-            minutes=self._minutes(stage),
-            most_trials=self.asked.most_trials,
-            window_s=self.asked.window_s,
-        )
-        return explore_settings(bench, stored, asked, manifest)[1].choice
-
-    def _workers(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
-        stored, probe = self._stored(stage.model)
-        asked = WorkersAsked(
-            data=self.asked.probe.data,
-            reports=self.asked.probe.reports,
-            minutes=self._minutes(stage),
-            window_s=self.asked.window_s,
-            trial_timeout_s=self.asked.probe.trial_timeout_s,
-        )
-        found = count_workers(bench, stored, probe, asked, manifest)
-        return f"{found.chosen} loader workers: {found.choice}"
-
-    def _network(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
-        stored, probe = self._stored(stage.model)
-        asked = self.asked.probe
-        found, waited_s = tune_network(
-            stored, manifest, bench.display, data=asked.data, reports=asked.reports, minutes=self._minutes(stage),
-            nodes=self._nodes, ranks=probe.local_ranks, trial_timeout_s=asked.trial_timeout_s,
-        )  # fmt: skip
-        self.waited_s += waited_s
-        return found.choice
-
-    def _baseline(self, bench: Bench, stage: Stage, manifest: Manifest) -> str:
-        stored, probe = self._stored(stage.model)
-        asked = BaselineAsked(
-            data=self.asked.probe.data,
-            reports=self.asked.probe.reports,
-            minutes=self._minutes(stage),
-            window_s=self.asked.window_s,
-            trial_timeout_s=self.asked.probe.trial_timeout_s,
-        )
-        return "; ".join(gains(compare_recipes(bench, stored, probe, asked, manifest)))
-
     def _report(self, _: Stage) -> str:
-        profiles = self.tuned
-        self.report = report_directory(profiles[0], self.asked.probe.reports) / REPORT
-        build_report(profiles, self.asked.probe.reports, self.report, data=self.asked.probe.data)
+        profiles, probe = self.tuned, self.request.probes[0]
+        self.report = report_directory(profiles[0], probe.reports) / REPORT
+        build_report(profiles, probe.reports, self.report, data=probe.data)
         return str(self.report)
 
     @property

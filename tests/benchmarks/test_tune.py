@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.knobs import Knobs
+from autotune.core.exploration import Configuration
 from benchmarks.bars import EXIT_HELD, EXIT_SHORT, exit_code
 from benchmarks.grid import Grid, groups, read_grids
 from benchmarks.tune import Overhead, Replay, make_bars, replay
@@ -16,12 +16,12 @@ WORTH = {"bf16": 1.3, "full": 0.75, "bucketed": 0.9, 4: 0.95, 16: 1.05}
 NOISE, ROUNDS = 0.03, 6
 
 
-def cell(**changes) -> Knobs:
+def cell(**changes) -> Configuration:
     settings = {
         "precision": "fp32", "attention": "auto", "checkpointing": "none", "compile_layers": False, "layout": "packed",
         "micro_batch_rows": 8,
     }  # fmt: skip
-    return Knobs(**settings | changes)
+    return Configuration(**settings | changes)
 
 
 CELLS = [
@@ -33,8 +33,8 @@ CELLS = [
 UNEXPLORED, BEST = cell(), cell(precision="bf16", micro_batch_rows=16)
 
 
-def worth(one: Knobs) -> float:
-    return math.prod(WORTH.get(value, 1.0) for value in one.settings().values())
+def worth(one: Configuration) -> float:
+    return math.prod(WORTH.get(value, 1.0) for value in one.model_dump().values())
 
 
 def recorded(seed: int = 0, worth=worth) -> Grid:

@@ -21,11 +21,22 @@ from autotune.errors import AutotuneError
 from autotune.measure.clock import SystemClock
 from autotune.measure.machine import ForkServerMachine
 from autotune.measure.nvml import NvmlMonitor
-from autotune.search.probe import ProbeRequest, Search, step_config
+from autotune.search.probe import Probe, ProbeRequest, Search, step_config
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger
 from tests.simulators.corpora import real_lengths, synthetic_manifest, write_corpus
-from trainer.config import Attention, Checkpointing, Head, Layout, ModelSettings, Precision, Strategy
+from trainer.batch import RowStatistics
+from trainer.config import (
+    Attention,
+    Checkpointing,
+    Head,
+    Layout,
+    ModelSettings,
+    ParallelSettings,
+    Precision,
+    Strategy,
+    TrainConfig,
+)
 from trainer.presets import model_settings
 
 VOCAB_SIZE = 30_522
@@ -90,12 +101,12 @@ def on_pretended_gpus(case: Case) -> dict[str, Any]:
 
 def probed(case: Case) -> dict[str, Any]:
     """Predict a configuration and find its largest micro-batch."""
-    request, expected = _request(case)
+    probe, expected = _request(case)
     started_s = time.monotonic()
     with ForkServerMachine() as machine, tempfile.TemporaryDirectory() as folder:
         machine.start()
         runner = TrialRunner(machine=machine, ledger=Ledger(Path(folder), "memory"), site="", clock=SystemClock())
-        search = Search(request=request, runner=runner)
+        search = Search(probe=probe, runner=runner)
         crashed = None
         try:
             search.predict()
@@ -126,7 +137,7 @@ def probed(case: Case) -> dict[str, Any]:
     return found | {"seconds": round(time.monotonic() - started_s, 1)}
 
 
-def _request(case: Case) -> tuple[ProbeRequest, Expected]:
+def _request(case: Case) -> tuple[Probe, Expected]:
     """What is probed, under all of the GPU's memory, and what is assumed to lie outside the allocator."""
     monitor = NvmlMonitor()
     gpu = monitor.devices()[0]
@@ -134,30 +145,34 @@ def _request(case: Case) -> tuple[ProbeRequest, Expected]:
     monitor.close()
     assert isinstance(used, int)
     expected = expected_on_gpu(gpu.compute_capability, case.ranks, find_card(case.gpu).usable_bytes)
-    request = ProbeRequest(
-        settings=_settings(case.model),
-        manifest=synthetic_manifest(VOCAB_SIZE),
+    config = TrainConfig(
+        model=_settings(case.model),
         seq_length_tokens=case.width,
         layout=case.layout,
         attention_dropout=case.dropout,
         precision=case.precision,
         device="cuda",
-        memory_budget_bytes=gpu.total_bytes - used,
-        headroom_share=0.0,
-        max_rows=MAX_ROWS,
-        trial_timeout_s=600.0,
-        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
         checkpointing=case.checkpointing,
         attention=case.attention,
         head=case.head,
         compile_layers=case.compiled,
-        strategy=case.strategy,
+        parallel=ParallelSettings(strategy=case.strategy),
+    )
+    request = ProbeRequest(
+        config=config, data=Path(), reports=Path(), accumulate=case.micro_batches > 1, headroom_share=0.0,
+        max_rows=MAX_ROWS,
+    )  # fmt: skip
+    probe = Probe(
+        request=request,
+        config=config,
+        manifest=synthetic_manifest(VOCAB_SIZE),
+        memory_budget_bytes=gpu.total_bytes - used,
+        device_used_before_bytes=[used] * case.ranks if case.ranks > 1 else used,
         local_ranks=case.ranks,
-        micro_batches=case.micro_batches,
-        documents_per_row=case.documents,
+        rows=RowStatistics(mean_real_tokens=case.width, mean_samples=1.0, most_documents=case.documents),
         expected=expected,
     )
-    return request, expected
+    return probe, expected
 
 
 def trained(case: Case, rows: int) -> dict[str, Any]:

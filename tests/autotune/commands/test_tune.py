@@ -32,8 +32,8 @@ class Told:
         )  # fmt: skip
         self.failed, self.error, self.has_saved, self.asked = [], None, True, None
 
-    def __call__(self, *, asked):
-        self.asked = asked
+    def __call__(self, *, request):
+        self.asked = request
         return self
 
     def run(self):
@@ -62,35 +62,29 @@ def test_what_was_asked_reaches_the_tuning(told):
              "--ranks", "2", "--max-rows", "64", "--window", "0.5", "--trial-timeout", "60", "--out", "here",
              "--reports", "there", "--device", "cpu", "--nodes", "4", "--minutes", "7"]  # fmt: skip
     assert call(*words) == 0
-    asked, probe = told.asked, told.asked.probe
-    assert [settings.name for settings in probe.models] == ["bert-mini", "bert-small"]
+    asked, probe = told.asked, told.asked.probes[1]
+    assert asked.models == ["bert-mini", "bert-small"]
     assert (asked.device, asked.minutes, asked.nodes, asked.window_s) == ("cpu", 7.0, 4, 0.5)
-    assert (str(probe.data), str(probe.out), str(probe.reports)) == ("data", "here", "there")
-    assert (probe.memory_bytes, probe.seq_length_tokens, probe.precision) == (2**30, 128, "bf16")
-    assert (probe.attention_dropout, probe.global_batch_tokens, probe.ranks) == (0.0, 4096, 2)
-    assert (probe.max_rows, probe.trial_timeout_s) == (64, 60.0)
+    assert (str(probe.data), str(asked.out), str(probe.reports)) == ("data", "here", "there")
+    step = probe.config
+    assert (step.seq_length_tokens, step.precision, step.attention_dropout, step.global_batch_tokens) == (
+        128, "bf16", 0.0, 4096,
+    )  # fmt: skip
+    assert "layout" not in step.model_fields_set  # what suits the model
+    assert (probe.memory_bytes, probe.ranks, probe.max_rows, probe.trial_timeout_s) == (2**30, 2, 64, 60.0)
     assert (probe.traced, probe.accumulate) == (True, True)
 
 
-def test_by_default_every_stage_is_done_but_exploring(told):
+def test_by_default_every_stage_is_done_but_exploring_and_others_can_be_left_out(told, capsys):
     assert call() == 0
     assert told.asked.skip == {"explore"}
     assert call("--explore") == 0
     assert told.asked.skip == frozenset()
-
-
-def test_stages_can_be_left_out(told):
     left_out = ["estimate", "probe", "accumulation", "workers", "network", "baseline", "report"]
     assert call(*(word for name in left_out for word in ("--skip", name))) == 0
     assert told.asked.skip == {"estimate", "probe", "explore", "workers", "network", "baseline", "report"}
-    assert not told.asked.probe.traced
-    assert not told.asked.probe.accumulate
-
-
-def test_what_is_no_stage_cannot_be_left_out(told, capsys):
-    assert call("--skip", "wokers") == 2
-    assert "wokers" in capsys.readouterr().err
-    assert told.asked is None
+    assert not told.asked.probes[0].traced
+    assert not told.asked.probes[0].accumulate
 
 
 def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told):
@@ -105,16 +99,13 @@ def test_time_is_for_each_model_unless_it_is_given_and_exploring_has_more(told):
     assert told.asked.minutes == 3
 
 
-def test_the_answer_is_a_table_and_what_is_next(told, capsys):
+def test_the_answer_is_a_table_and_what_is_next_or_one_json_object(told, capsys):
     assert call() == 0
     out = capsys.readouterr().out
     assert out.startswith("model")
     assert "profile: p/tiny-cpu.toml" in out
     assert "not done: probe of bert-small: not even one row fits" in out
     assert out.rstrip().endswith("next: autotune advise p/tiny-cpu.toml")
-
-
-def test_for_machines_the_answer_is_one_json_object(told, capsys):
     assert call("--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["profiles"] == ["p/tiny-cpu.toml"]
@@ -144,15 +135,14 @@ def test_what_ends_the_tuning_says_how_to_go_on(told, capsys):
     assert "Free space." in captured.err
 
 
-def test_before_anything_began_there_is_nothing_to_go_on_from(told, capsys):
+def test_before_anything_began_there_is_nothing_to_go_on_from_and_in_a_job_it_is_to_be_submitted_again(
+    told, capsys, monkeypatch
+):
     told.error, told.has_saved = BadInput("there is no dataset", next_step="Make one."), False
     assert call() == 3
     assert "to go on from here" not in capsys.readouterr().err
-
-
-def test_in_a_job_the_command_that_goes_on_is_to_be_submitted_again(told, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    told.error = BadInput("cannot write reports", next_step="Free space.")
+    told.has_saved = True
     assert call() == 3
     assert "--memory 1GiB --slurm\n" in capsys.readouterr().err
 
@@ -163,7 +153,9 @@ def test_interrupted_it_leaves_with_the_code_of_that(told, capsys):
     assert "the same command goes on" in capsys.readouterr().err
 
 
-def test_an_unknown_model_or_size_is_refused_before_anything_starts(told, capsys):
+def test_an_unknown_model_size_or_stage_is_refused_before_anything_starts(told, capsys):
+    assert call("--skip", "wokers") == 2
+    assert "wokers" in capsys.readouterr().err
     assert run(["tune", "--model", "bert-mni", "--data", "data"]) == 3
     assert "bert-mini" in capsys.readouterr().err
     assert run(["tune", "--model", "bert-mini", "--data", "data", "--memory", "lots"]) in (2, 3)
@@ -191,16 +183,6 @@ def test_a_login_node_is_refused_with_the_job_to_submit_instead(told, login_node
     assert told.asked is not None
 
 
-def test_all_models_are_one_job_of_one_node(told, capsys):
-    assert call("--explore", "--slurm", "--dry-run") == 0
-    script = capsys.readouterr().out
-    assert script.count("#!/bin/bash") == 1
-    assert "#SBATCH --nodes=1" in script
-    assert "tune --model bert-mini --model bert-small" in script
-    assert "--explore" in script
-    assert told.asked is None
-
-
 def test_for_several_nodes_a_second_job_measures_two_of_them(told, capsys):
     assert call("--nodes", "4", "--minutes", "22", "--slurm", "--dry-run") == 0
     first, second = capsys.readouterr().out.split("\n\n#!/bin/bash")
@@ -212,10 +194,15 @@ def test_for_several_nodes_a_second_job_measures_two_of_them(told, capsys):
     assert told.asked is None
 
 
-@pytest.mark.parametrize("words", [["--nodes", "1"], ["--nodes", "4", "--skip", "network"]])
-def test_without_a_network_to_measure_there_is_one_job(told, capsys, words):
+@pytest.mark.parametrize("words", [["--explore"], ["--nodes", "4", "--skip", "network"]])
+def test_all_models_are_one_job_of_one_node_where_no_network_is_measured(told, capsys, words):
     assert call(*words, "--slurm", "--dry-run") == 0
-    assert capsys.readouterr().out.count("#!/bin/bash") == 1
+    script = capsys.readouterr().out
+    assert script.count("#!/bin/bash") == 1
+    assert "tune --model bert-mini --model bert-small" in script
+    assert words[0] in script
+    assert "#SBATCH --nodes=1" in script
+    assert told.asked is None
 
 
 @pytest.mark.parametrize("words", [["--wait"], ["--dry-run"]])
@@ -226,14 +213,16 @@ def test_what_belongs_to_a_job_means_nothing_without_one(told, capsys, words):
 
 
 def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_path, capsys):
+    assert call("--nodes", "2") == 0
+    assert not (tmp_path / "reports").exists()  # outside of a job there is no second one
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert call("--nodes", "2") == 0
     left = json.loads((tmp_path / "reports" / "jobs" / "tune-7.json").read_text())
     assert left == {"profiles": ["p/tiny-cpu.toml"], "report": "r/report.html", "with_baseline": True}
     asked = []
 
-    def measure(found_by, **others):
-        asked.append((str(found_by), others["minutes"], others["trial_timeout_s"]))
+    def measure(found_by, request):
+        asked.append((str(found_by), request.minutes, request.trial_timeout_s))
         return told.result
 
     monkeypatch.setattr(between_nodes, "measure_between_nodes", measure)
@@ -242,11 +231,3 @@ def test_a_job_leaves_what_it_found_to_the_second_one(told, monkeypatch, tmp_pat
     assert run([*command, "--trial-timeout", "60", "--reports", "reports"]) == 0
     assert asked == [("reports/jobs/tune-7.json", 4.7, 60.0)]
     assert "profile: p/tiny-cpu.toml" in capsys.readouterr().out
-
-
-def test_outside_of_a_job_nothing_is_left_for_a_second_one(told, tmp_path):
-    assert call("--nodes", "2") == 0
-    assert not (tmp_path / "reports").exists()
-
-
-# For a card that is elsewhere.

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from autotune.core.evidence import CurvePoint
 from autotune.decide.choose import (
     choose_micro_batch,
-    choose_untimed,
     curve_rows,
     deal,
     global_batch_rows,
@@ -18,11 +17,6 @@ from autotune.errors import BadInput
 
 def _curve(speeds: dict[int, float]) -> list[CurvePoint]:
     return [CurvePoint(rows=rows, slot_tokens_per_s=speed, step_s=1.0, timed_steps=4) for rows, speed in speeds.items()]
-
-
-def test_a_size_that_was_not_timed_has_no_knee():
-    assert knee_interval([]) is None
-    assert choose_untimed(33).rows == 33
 
 
 def test_the_smallest_micro_batch_within_two_per_cent_of_the_best_is_chosen():
@@ -118,13 +112,14 @@ def _noisy(speeds: dict[int, tuple[float, float]]) -> list[CurvePoint]:
     ]  # fmt: skip
 
 
-def test_the_knee_lies_between_two_sizes_when_noise_hides_it():
-    assert knee_interval(_noisy({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)})) == (2, 8)
-
-
-def test_a_clear_knee_is_one_size():
-    assert knee_interval(_noisy({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)})) == (2, 2)
-
-
-def test_without_a_spread_there_is_no_interval():
-    assert knee_interval(_curve({1: 50.0, 2: 100.0})) is None
+@pytest.mark.parametrize(
+    ("curve", "knee"),
+    [
+        (_noisy({1: (40, 60), 2: (90, 99), 4: (97, 101), 8: (99, 100)}), (2, 8)),  # noise hides it
+        (_noisy({1: (50, 51), 2: (99.5, 99.9), 4: (100, 100.4)}), (2, 2)),
+        (_curve({1: 50.0, 2: 100.0}), None),  # without a spread there is no interval
+        ([], None),
+    ],
+)
+def test_the_knee_lies_between_two_sizes_as_far_as_noise_tells(curve, knee):
+    assert knee_interval(curve) == knee

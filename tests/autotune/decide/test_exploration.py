@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.knobs import Knobs
+from autotune.core.exploration import Configuration
 from autotune.decide.exploration import (
     CELL_SIGMA,
     EFFECT_SIGMAS,
@@ -23,7 +23,7 @@ from autotune.decide.exploration import (
 )
 
 CELLS = tuple(
-    Knobs(
+    Configuration(
         precision=precision, attention="auto", checkpointing=checkpointing, compile_layers=False, layout=layout,
         micro_batch_rows=rows,
     )

@@ -45,16 +45,14 @@ class Feed:
         return [{count: self.read(count) for count in todo.counts} for _ in range(todo.rounds)]
 
 
-def decide(
-    feed: Feed, max_count: int, *, most_windows: int = 3000, by_wait: bool = True
-) -> tuple[WorkersChoice, list[Round]]:
+def decide(feed: Feed, max_count: int, *, most_windows: int = 3000) -> tuple[WorkersChoice, list[Round]]:
     rounds: list[Round] = []
     while feed.windows < most_windows:
-        todo = WorkersRule(rounds, max_count, by_wait=by_wait).next_rounds()
+        todo = WorkersRule(rounds, max_count).next_rounds()
         if todo is None:
             break
         rounds += feed.measure(todo)
-    return WorkersRule(rounds, max_count, by_wait=by_wait).choose(), rounds
+    return WorkersRule(rounds, max_count).choose(), rounds
 
 
 def counts_of(rounds: list[Round]) -> set[int]:
@@ -74,10 +72,10 @@ def test_the_ladder_doubles_up_to_its_limit(limit, rungs):
 
 
 @pytest.mark.parametrize("max_count", [0, 1, 2, 5, 8, 12])
-@pytest.mark.parametrize("by_wait", [True, False], ids=["by wait too", "by throughput alone"])
-def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_tried(max_count, by_wait):
+@pytest.mark.parametrize("waits", [True, False], ids=["by wait too", "by throughput alone"])
+def test_without_noise_the_count_is_exact_for_every_knee_and_few_counts_are_tried(max_count, waits):
     for knee in range(max_count + 1):
-        choice, rounds = decide(Feed(rising(knee), waits=by_wait), max_count, by_wait=by_wait)
+        choice, rounds = decide(Feed(rising(knee), waits=waits), max_count)
         assert (choice.workers, choice.undecided_between) == (knee, ())
         assert choice.verdicts[knee] == "proven"
         assert len(counts_of(rounds)) <= len(ladder(max_count)) + max_count.bit_length()
@@ -106,9 +104,6 @@ def test_where_storage_is_the_limit_the_knee_is_picked_and_not_the_largest_count
 def test_once_the_ceiling_is_reached_no_larger_count_is_tried():
     _, rounds = decide(Feed(rising(2), noise=0.003), 32)
     assert max(counts_of(rounds)) == 2
-
-
-def test_a_step_that_needs_no_workers_gets_none():
     choice, rounds = decide(Feed(lambda _: 1.0, noise=0.003), 8)
     assert (choice.workers, choice.undecided_between, choice.refusal) == (0, (), None)
     assert counts_of(rounds) == {0}
@@ -149,15 +144,12 @@ def test_undecided_counts_contain_the_truth_when_noise_meets_a_small_budget(knee
     assert contained >= 11  # an interval of 98 % is wrong now and then
 
 
-def test_a_single_round_decides_nothing():
+def test_the_first_round_is_of_no_workers_beside_the_ceiling_and_decides_nothing():
+    assert WorkersRule([], 8).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
     feed = Feed(lambda _: 1.0)
     rounds = feed.measure(NextRounds(counts=(None, 0), rounds=1))
     assert WorkersRule(rounds, 4).choose().undecided_between == (0, 4)
     assert WorkersRule(rounds, 4).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
-
-
-def test_the_first_round_is_of_no_workers_beside_the_ceiling():
-    assert WorkersRule([], 8).next_rounds() == NextRounds(counts=(None, 0), rounds=1)
 
 
 def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[Round]:
@@ -173,15 +165,11 @@ def waiting_rounds(shares: dict[int, float], rates: dict[int, float]) -> list[Ro
     ]
 
 
-def test_a_count_that_does_not_wait_is_proven_by_that():
+def test_a_count_that_does_not_wait_is_proven_by_that_and_one_that_waits_is_not():
     rounds = waiting_rounds({0: 0.001}, {0: 0.96})
     choice = WorkersRule(rounds, 8).choose()
     assert (choice.workers, choice.undecided_between) == (0, ())
     assert "waits for data at most 0.1" in choice.proof
-    assert WorkersRule(rounds, 8, by_wait=False).verdict(0) == "open"
-
-
-def test_a_count_that_waits_is_not_proven_by_that():
     assert WorkersRule(waiting_rounds({0: 0.05}, {0: 0.96}), 8).verdict(0) == "open"
 
 
@@ -231,7 +219,7 @@ def test_one_window_in_five_that_was_held_up_does_not_move_the_answer():
 def test_each_look_at_open_counts_asks_for_at_least_one_more_round():
     feed, rounds = Feed(lambda count: 0.97 if count == 0 else 0.985, noise=0.02, waits=False), []
     for _ in range(30):
-        todo = WorkersRule(rounds, 2, by_wait=False).next_rounds()
+        todo = WorkersRule(rounds, 2).next_rounds()
         if todo is None:
             break
         assert todo.rounds >= 1

@@ -6,40 +6,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from autotune.core.knobs import KNOBS, Knobs
+from autotune.core.exploration import KNOBS, Configuration
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
-from autotune.decide.knob_space import Levels, knob_space, useful_share
-from autotune.decide.loader_limits import LoaderLimits
+from autotune.decide.knob_space import knob_space, useful_share
 from autotune.search.exploration import Exploration
-from autotune.search.exploration_windows import ExploreRequest
+from autotune.search.exploration_known import ExploreRequest
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
-from tests.autotune.search.feeds import CONFIG, HOST
+from tests.autotune.search.feeds import windows_of
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import Checkpointing, Layout
 
-Rate = Callable[[Knobs], float]
+Rate = Callable[[Configuration], float]
 """Real tokens/s of settings, without noise."""
-Failing = Callable[[Knobs], Outcome | None]
+Failing = Callable[[Configuration], Outcome | None]
 """What becomes of windows of settings that do not run."""
 Loss = Callable[[str, int], float]
 """By precision and step."""
-UNEXPLORED = Knobs(
-    precision="fp32",
-    attention="auto",
-    checkpointing="none",
-    compile_layers=False,
-    layout="packed",
-    micro_batch_rows=8,
-)
-LEVELS = Levels(
-    precision=("fp32", "bf16"),
-    attention=("auto",),
-    checkpointing=get_args(Checkpointing),
-    compile_layers=(False, True),
-    layout=get_args(Layout),
+LEVELS = {
+    "precision": ("fp32", "bf16"),
+    "attention": ("auto",),
+    "checkpointing": get_args(Checkpointing),
+    "compile_layers": (False, True),
+    "layout": get_args(Layout),
+}
+UNEXPLORED = Configuration(
+    precision="fp32", attention="auto", checkpointing="none", compile_layers=False, layout="packed", micro_batch_rows=8
 )
 GLOBAL_ROWS: dict[Layout, int] = {"packed": 32, "bucketed": 64, "padded": 64}
 CELLS = knob_space(UNEXPLORED, LEVELS, GLOBAL_ROWS, 1, lambda knobs: 64)
@@ -58,7 +51,7 @@ def additive(effects: dict[object, float]) -> Rate:
     )
 
 
-def never(knobs: Knobs) -> Outcome | None:
+def never(knobs: Configuration) -> Outcome | None:
     """Nothing fails."""
     return None
 
@@ -76,7 +69,7 @@ def machine_of(
     def simulate(trial: Trial) -> Outcome:
         rng = random.Random(f"{seed} {trial.key}")
         config = trial.measured["config"]
-        knobs = Knobs(**{name: config[name] for name in KNOBS})
+        knobs = Configuration.of(config)
         short = trial.measured["min_steps"] == 1
         clock.sleep(3.0 + rng.uniform(0, 0.1) + 57.0 * knobs.compile_layers)
         if (failure := failing(knobs)) is not None:
@@ -102,19 +95,15 @@ def exploration_over(
     place: Path,
     clock: FakeClock,
     *,
-    cells: tuple[Knobs, ...] = CELLS,
+    cells: tuple[Configuration, ...] = CELLS,
     minutes: float = 20.0,
     most_trials: int = 60,
-    fits: Callable[[Knobs], bool] = lambda knobs: True,
+    fits: Callable[[Configuration], bool] = lambda knobs: True,
 ) -> Exploration:
     """One whose windows count their own real tokens."""
     runner = TrialRunner(machine=machine, ledger=Ledger(place, "w"), site="s", clock=clock)
-    limits = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
-    windows = SweepRequest(
-        config=CONFIG, data_dir="/data", limits=limits, window_s=2.0, budget_s=60 * minutes, trial_timeout_s=600.0
-    )
     request = ExploreRequest(
-        windows=windows,
+        training=windows_of(budget_s=60 * minutes, window_s=2.0, trial_timeout_s=600.0),
         cells=cells,
         global_rows=GLOBAL_ROWS,
         real_shares=dict.fromkeys(GLOBAL_ROWS),
@@ -125,11 +114,11 @@ def exploration_over(
     return Exploration(request=request, runner=runner)
 
 
-def knobs_of(trial: Trial) -> Knobs:
+def knobs_of(trial: Trial) -> Configuration:
     """The cell that a window is of."""
-    return Knobs(**{name: trial.measured["config"][name] for name in KNOBS})
+    return Configuration.of(trial.measured["config"])
 
 
-def worth(rate: Rate, knobs: Knobs) -> float:
+def worth(rate: Rate, knobs: Configuration) -> float:
     """Real tokens/s at the global batch, without noise."""
     return rate(knobs) * useful_share(knobs, GLOBAL_ROWS, 1)

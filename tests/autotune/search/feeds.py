@@ -8,7 +8,7 @@ from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
 from autotune.decide.loader_limits import LoaderLimits
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import Sweep, SweepRequest
+from autotune.search.workers import Sweep, SweepRequest, TrainingWindows
 from autotune.store import Ledger
 from tests.fakes import FakeClock, FakeHost, FakeMachine
 from trainer.config import DataSettings, ModelSettings, TrainConfig
@@ -65,20 +65,26 @@ class FeedMachine(FakeMachine):
         ]
 
 
-def sweep_on(
-    machine: FakeMachine,
-    directory: Path,
+LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
+
+
+def windows_of(
+    config: TrainConfig = CONFIG,
     *,
     limits: LoaderLimits | None = None,
-    clock: FakeClock | None = None,
+    budget_s: float = 600.0,
+    storage: str = "",
     **changes,
-) -> Sweep:
-    """A sweep that has not begun."""
+) -> TrainingWindows:
+    """Windows of a second of a training."""
     request = SweepRequest(
-        config=CONFIG, data_dir="data",
-        limits=limits or LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2),
-        window_s=1.0, budget_s=600.0, trial_timeout_s=10.0,
-    )  # fmt: skip
+        data=Path("data"), reports=Path("r"), minutes=budget_s / 60, window_s=1.0, trial_timeout_s=10.0
+    )
+    return TrainingWindows(request=replace(request, **changes), config=config, limits=limits or LIMITS, storage=storage)
+
+
+def sweep_on(machine: FakeMachine, directory: Path, **changes) -> Sweep:
+    """A sweep that has not begun; changes are of ``windows_of``."""
     clock = machine.clock if isinstance(machine, FeedMachine) else FakeClock()
     runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=clock)
-    return Sweep(request=replace(request, **changes), runner=runner)
+    return Sweep(training=windows_of(**changes), runner=runner)

@@ -1,18 +1,15 @@
-from dataclasses import replace
-
 import pytest
 
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.decide.baseline import Recipe, default_recipe, paper_style
-from autotune.decide.loader_limits import LoaderLimits
 from autotune.errors import Undecided
-from autotune.search.baseline import BaselineRequest, Comparison, compare_with
+from autotune.search.baseline import Comparison, compare_with
 from autotune.search.trials import TrialRunner
-from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
-from tests.autotune.search.feeds import CONFIG, HOST, figures_of
+from tests.autotune.search.feeds import CONFIG, figures_of, windows_of
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
+from tests.simulators.corpora import synthetic_manifest
 from trainer.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_rows": 16})
@@ -56,17 +53,12 @@ STEP = {"optimizer_steps": 3, "step_s": [1.0, 1.0], "slot_tokens_per_step": 512,
 
 
 def comparison(machine, directory, *, rounds=5, budget_s=600.0, others: tuple[Recipe, ...] | None = None) -> Comparison:
-    windows = SweepRequest(
-        config=TUNED, data_dir="data", window_s=1.0, budget_s=budget_s, trial_timeout_s=10.0,
-        limits=LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2),
-    )  # fmt: skip
-    request = BaselineRequest(
-        windows=windows, rounds=rounds, memory_budget_bytes=2**30, micro_batches=2, device_used_before_bytes=None,
-        others=(default_recipe(TUNED, 4096), paper_style(TUNED, 4096, 8, "CPUs")) if others is None else others,
-        real_shares=dict(SHARES), vocab_size=64, special_ids={},
-    )  # fmt: skip
     runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=machine.clock)
-    return Comparison(request=request, runner=runner)
+    return Comparison(
+        training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
+        others=(default_recipe(TUNED, 4096), paper_style(TUNED, 4096, 8, "CPUs")) if others is None else others,
+        real_shares=dict(SHARES), manifest=synthetic_manifest(64), runner=runner,
+    )  # fmt: skip
 
 
 def rows_of(found) -> dict:
@@ -180,7 +172,7 @@ def test_a_comparison_that_was_interrupted_goes_on_with_the_round_it_was_in(tmp_
 
 def test_bucketed_rows_count_what_they_held(tmp_path):
     asked = comparison(Trained(), tmp_path)
-    asked.request = replace(asked.request, real_shares=SHARES | {"default": None})
+    asked.real_shares["default"] = None
     assert rows_of(asked.run())["default"].real_tokens_per_s == pytest.approx([480.0] * 3)
 
 

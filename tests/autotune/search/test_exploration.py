@@ -5,7 +5,7 @@ import pytest
 
 from autotune.core.outcome import Contaminated, Crashed, OutOfMemory
 from autotune.errors import Undecided
-from autotune.search.exploration_evidence import evidence
+from autotune.search.exploration import evidence
 from autotune.search.exploration_known import FINALISTS
 from autotune.search.exploration_proof import FIRST_VERIFYING, MOST_VERIFYING
 from tests.autotune.search.explorations import (
@@ -29,6 +29,15 @@ def explored(place, rate, *, noise=0.01, seed=0, failing=None, loss=None, **chan
     more = {name: one for name, one in (("failing", failing), ("loss", loss)) if one is not None}
     search = exploration_over(machine_of(rate, clock, noise, seed, **more), place, clock, **changes)
     return search, search.run()
+
+
+def disturbed(place, rate, outcome_of, **changes):
+    """A search over few cells that has not begun; ``outcome_of`` it and a trial is what becomes of that, if any."""
+    clock = FakeClock()
+    machine = machine_of(rate, clock, **changes)
+    plain, search = machine._simulate, exploration_over(machine, place, clock, cells=FEW)
+    machine._simulate = lambda trial: outcome_of(search, trial) or plain(trial)
+    return search
 
 
 def taken(search, found):
@@ -67,12 +76,12 @@ def test_what_it_takes_has_97_per_cent_of_the_best_after_a_third_of_the_cells(tm
     search, found = explored(tmp_path, rate, seed=seed)
     best = max(worth(rate, cell) for cell in CELLS)
     assert worth(rate, taken(search, found)) >= 0.97 * best
-    assert len(search.tried) - 1 <= 0.35 * len(CELLS)
+    assert len(search.known.tried) - 1 <= 0.35 * len(CELLS)
 
 
 @pytest.mark.parametrize(("noise", "seed"), list(itertools.product((0.01, 0.05), (0, 1))))
 def test_where_nothing_is_faster_the_unexplored_settings_stay_or_what_is_as_fast(tmp_path, noise, seed):
-    best = UNEXPLORED.__class__(**UNEXPLORED.settings() | {"micro_batch_rows": 32})
+    best = UNEXPLORED.but(micro_batch_rows=32)
     cells = (best, *(cell for cell in FEW if cell != best))
     search, found = explored(tmp_path, NOTHING_WINS, noise=noise, seed=seed, cells=cells, most_trials=16)
     assert worth(NOTHING_WINS, taken(search, found)) >= 0.995 * worth(NOTHING_WINS, best)
@@ -96,16 +105,13 @@ CLOSE = additive({"bf16": 1.3, "padded": 1.02, "full": 0.98})
 
 def proven(place, rate, **changes):
     """A search, what it found, and the cells of each round of its proof."""
-    clock, rounds = FakeClock(), {}
-    machine = machine_of(rate, clock, **changes)
-    plain, search = machine._simulate, exploration_over(machine, place, clock, cells=FEW)
+    rounds = {}
 
-    def simulate(trial):
+    def note(search, trial):
         if search.stopped_because and not trial.measured.get("losses"):
             rounds.setdefault(trial.measured["round"], []).append(knobs_of(trial))
-        return plain(trial)
 
-    machine._simulate = simulate
+    search = disturbed(place, rate, note, **changes)
     return search, search.run(), list(rounds.values())
 
 
@@ -117,28 +123,26 @@ def test_finalists_are_held_against_each_other_and_drop_out_for_good(tmp_path):
         assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(rounds))
         assert all(found.candidate in cells for cells in rounds)
         assert FIRST_VERIFYING <= len(rounds) <= MOST_VERIFYING
-        assert len(search.tried[found.candidate].ratios) >= len(rounds)
+        assert len(search.known.tried[found.candidate].ratios) >= len(rounds)
         several += len(rounds[0]) > len(rounds[-1])
     assert several >= 2
 
 
 def test_a_finalist_that_crashes_leaves_the_others_in_the_race(tmp_path):
-    clock = FakeClock()
-    machine = machine_of(CLOSE, clock, noise=0.06)
-    plain, search, crashed = machine._simulate, exploration_over(machine, tmp_path, clock, cells=FEW), set()
+    crashed = set()
 
-    def simulate(trial):
+    def crash(search, trial):
         if search.stopped_because and knobs_of(trial) != UNEXPLORED and crashed <= {knobs_of(trial)}:
             crashed.add(knobs_of(trial))
             return Crashed(detail="broken")
-        return plain(trial)
+        return None
 
-    machine._simulate = simulate
+    search = disturbed(tmp_path, CLOSE, crash, noise=0.06)
     found = search.run()
     assert len(crashed) == 1
     assert found.adopted
     assert found.candidate not in crashed
-    assert search.tried[crashed.pop()].outcome == "crashed"
+    assert search.known.tried[crashed.pop()].outcome == "crashed"
 
 
 def test_a_candidate_that_is_not_proven_to_be_faster_is_not_taken(tmp_path):
@@ -178,7 +182,7 @@ def test_every_other_round_is_read_backwards(tmp_path):
 
 def test_a_hopeless_first_look_is_all_that_a_cell_gets(tmp_path):
     search, found = explored(tmp_path, LANDSCAPES["compiled"])
-    pruned = {cell: one for cell, one in search.tried.items() if one.outcome == "pruned"}
+    pruned = {cell: one for cell, one in search.known.tried.items() if one.outcome == "pruned"}
     assert len(pruned) > 3
     assert {(len(one.short), len(one.ratios)) for one in pruned.values()} == {(1, 0)}
     of_pruned = [trial for trial in search.runner.machine.trials if knobs_of(trial) in pruned]
@@ -189,8 +193,8 @@ def test_a_hopeless_first_look_is_all_that_a_cell_gets(tmp_path):
 
 def test_what_may_be_the_best_is_not_pruned(tmp_path):
     search, found = explored(tmp_path, LANDSCAPES["large micro-batches alone"], cells=FEW)
-    assert search.tried[found.candidate].outcome == "ran"
-    assert len(search.tried[found.candidate].ratios) >= 4
+    assert search.known.tried[found.candidate].outcome == "ran"
+    assert len(search.known.tried[found.candidate].ratios) >= 4
 
 
 def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
@@ -207,7 +211,7 @@ def test_out_of_memory_rules_out_larger_ones_of_the_kind_and_no_other(tmp_path):
         if failing(cell):
             refused[kind] = cell.micro_batch_rows
     assert refused
-    assert all(search.tried[cell].outcome == "out of memory" for cell in search.tried if failing(cell))
+    assert all(search.known.tried[cell].outcome == "out of memory" for cell in search.known.tried if failing(cell))
     best = max(worth(rate, cell) for cell in FEW if not failing(cell))
     assert worth(rate, taken(search, found)) >= 0.97 * best
 
@@ -231,9 +235,9 @@ def test_a_value_that_only_crashes_is_left_out_and_blames_no_other(tmp_path):
 
     rate = LANDSCAPES["padded in bf16"]
     search, found = explored(tmp_path, rate, failing=failing)
-    crashed = [cell for cell, one in search.tried.items() if one.outcome == "crashed"]
+    crashed = [cell for cell, one in search.known.tried.items() if one.outcome == "crashed"]
     assert 2 <= len(crashed) <= 6
-    assert not any(cell.compile_layers for cell in search.cells)
+    assert not any(cell.compile_layers for cell in search.known.cells)
     told = evidence(search, found).left_out
     assert told[0] == "attention: a CPU has no varlen kernel"
     assert "compile_layers true: 2 cells failed, and none ran" in told
@@ -251,20 +255,17 @@ def test_two_values_that_crash_only_together_keep_each_other_alive(tmp_path):
 
 
 def test_a_window_that_others_spoilt_is_read_again(tmp_path):
-    clock, spoilt = FakeClock(), []
-    machine = machine_of(LANDSCAPES["padded in bf16"], clock)
-    plain = machine._simulate
+    spoilt = []
 
-    def simulate(trial):
-        if len(machine.trials) % 7 == 0:
-            spoilt.append(trial.key)
-            return Contaminated(detail="another process")
-        return plain(trial)
+    def spoil(search, trial):
+        if len(search.runner.machine.trials) % 7:
+            return None
+        spoilt.append(trial.key)
+        return Contaminated(detail="another process")
 
-    machine._simulate = simulate
-    search = exploration_over(machine, tmp_path, clock, cells=FEW)
+    search = disturbed(tmp_path, LANDSCAPES["padded in bf16"], spoil)
     assert search.run().adopted
-    again = [trial.key for trial in machine.trials]
+    again = [trial.key for trial in search.runner.machine.trials]
     assert spoilt
     assert all(again.count(key) > 1 for key in spoilt)
 
@@ -278,12 +279,11 @@ def test_without_the_unexplored_settings_nothing_can_be_decided(tmp_path, outcom
 
 
 def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path):
-    clock = FakeClock()
-    machine = machine_of(LANDSCAPES["padded in bf16"], clock)
-    plain, search = machine._simulate, exploration_over(machine, tmp_path, clock, cells=FEW)
-    machine._simulate = lambda trial: (
-        Crashed(detail="broken") if search.stopped_because and knobs_of(trial) != UNEXPLORED else plain(trial)
-    )
+    def crash(search, trial):
+        proving = search.stopped_because and knobs_of(trial) != UNEXPLORED
+        return Crashed(detail="broken") if proving else None
+
+    search = disturbed(tmp_path, LANDSCAPES["padded in bf16"], crash)
     found = search.run()
     assert not found.adopted
     assert (found.ratio.value, found.ratio.low) == (1.0, None)
@@ -295,14 +295,14 @@ def test_a_candidate_that_crashes_when_it_is_to_be_proven_is_not_taken(tmp_path)
 
 def test_it_stops_after_as_many_cells_as_are_allowed(tmp_path):
     search, _ = explored(tmp_path, additive({}), cells=FEW, most_trials=6)
-    assert 6 <= len(search.tried) - 1 <= 8  # a round is not cut
+    assert 6 <= len(search.known.tried) - 1 <= 8  # a round is not cut
     assert search.stopped_because.endswith("cells are as many as were allowed")
 
 
 def test_it_stops_searching_after_half_of_its_time_and_proves_in_the_other(tmp_path):
     search, found = explored(tmp_path, additive({}), noise=0.03, cells=UNCOMPILED, minutes=3)
     assert search.stopped_because == "half of the time is used up, and the other half is for proof"
-    assert 90 <= search.seconds <= 180 + 4 * 7
+    assert 90 <= search.reading.reading.seconds <= 180 + 4 * 7
     assert found.adopted
 
 
@@ -317,7 +317,7 @@ def test_it_stops_where_nothing_is_left_that_the_time_allows(tmp_path):
 def test_it_stops_where_nothing_can_be_seen_any_more(tmp_path):
     search, _ = explored(tmp_path, LANDSCAPES["padded in bf16"], cells=FEW)
     assert search.stopped_because.startswith("nothing is expected to win more than 0.")
-    assert len(search.tried) < len(FEW)
+    assert len(search.known.tried) < len(FEW)
 
 
 @pytest.mark.parametrize("changes", [{"cells": (UNEXPLORED,)}, {"cells": FEW, "fits": lambda knobs: False}])
@@ -343,22 +343,19 @@ def test_from_its_ledger_it_repeats_no_window_and_comes_to_the_same_answer(tmp_p
 def test_ended_at_any_window_it_goes_on_and_repeats_at_most_the_round_it_was_in(tmp_path, windows):
     rate = LANDSCAPES["padded in bf16"]
     undisturbed = evidence(*explored(tmp_path / "undisturbed", rate, cells=FEW))
-    clock = FakeClock()
-    machine = machine_of(rate, clock)
-    plain = machine._simulate
 
-    def simulate(trial):
-        if len(machine.trials) > windows:
+    def interrupt(search, trial):
+        if len(search.runner.machine.trials) > windows:
             raise KeyboardInterrupt
-        return plain(trial)
 
-    machine._simulate = simulate
+    ended = disturbed(tmp_path / "ended", rate, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        exploration_over(machine, tmp_path / "ended", clock, cells=FEW).run()
-    done = {trial.key for trial in machine.trials[:windows]}
+        ended.run()
+    before = ended.runner.machine.trials
+    done = {trial.key for trial in before[:windows]}
     search, found = explored(tmp_path / "ended", rate, cells=FEW)
     repeated = [trial for trial in search.runner.machine.trials if trial.key in done]
-    assert {trial.measured["round"] for trial in repeated} <= {machine.trials[windows].measured["round"]}
+    assert {trial.measured["round"] for trial in repeated} <= {before[windows].measured["round"]}
     assert evidence(search, found) == undisturbed
 
 
@@ -450,11 +447,10 @@ def test_a_loss_that_shows_nothing_is_no_reason_to_take_it(tmp_path):
 
 
 def test_a_check_of_the_loss_that_does_not_run_is_no_reason_to_take_it(tmp_path):
-    clock = FakeClock()
-    machine = machine_of(bf16_alone_wins, clock)
-    plain = machine._simulate
-    machine._simulate = lambda trial: Crashed(detail="broken") if trial.measured.get("losses") else plain(trial)
-    found = exploration_over(machine, tmp_path, clock, cells=FEW).run()
+    def crash(search, trial):
+        return Crashed(detail="broken") if trial.measured.get("losses") else None
+
+    found = disturbed(tmp_path, bf16_alone_wins, crash).run()
     assert not found.adopted
     assert found.equal_loss == "not checked: with fp32 the run crashed"
 
@@ -473,7 +469,7 @@ def test_the_evidence_counts_what_was_done(tmp_path):
     search, found = explored(tmp_path, BF16_WINS, cells=FEW)
     kept = evidence(search, found)
     assert kept.cells == len(FEW)
-    assert kept.trials == len(search.tried) - 1 == len(kept.rows) - 1
+    assert kept.trials == len(search.known.tried) - 1 == len(kept.rows) - 1
     assert kept.windows == len(search.runner.finished)
     assert sum(row.windows for row in kept.rows) == kept.windows - 2  # those of the loss are of no row
     assert kept.seconds == pytest.approx(search.runner.seconds, abs=0.001)

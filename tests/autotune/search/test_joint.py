@@ -1,14 +1,16 @@
 from dataclasses import replace
 
+import optuna
 import pytest
 
 from autotune.core.outcome import Crashed
-from autotune.decide.loader_limits import LoaderLimits
-from autotune.search.joint import gap_remains, search_joint
-from autotune.search.workers import evidence
-from tests.autotune.search.feeds import HOST, FeedMachine, knee_at, sweep_on
+from autotune.core.trial import Trial
+from autotune.search.joint import gap_remains, loader_space, search_joint, study_of
+from autotune.search.workers import Asked, evidence, with_loader
+from tests.autotune.search.feeds import CONFIG, HOST, LIMITS, FeedMachine, knee_at, sweep_on
+from tests.autotune.search.test_workers import ON_CPU
 
-FEW_WORKERS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2, asked=3)
+FEW_WORKERS = replace(LIMITS, asked=3)
 
 
 def prefetching_helps(data) -> float:
@@ -91,9 +93,9 @@ def test_without_trials_nothing_is_found(tmp_path):
 
 def test_evidence_of_workers_alone_is_the_same_before_and_after(tmp_path):
     sweep, choice = finished(nothing_helps, tmp_path)
-    before = evidence(sweep, choice, gpu_source="n/a", disk=None)
+    before = evidence(sweep, choice, ON_CPU)
     search_joint(sweep, choice, trials=2)
-    after = evidence(sweep, choice, gpu_source="n/a", disk=None)
+    after = evidence(sweep, choice, ON_CPU)
     assert (after.chosen, after.rows, after.choice) == (before.chosen, before.rows, before.choice)
 
 
@@ -111,3 +113,61 @@ def test_settings_whose_workers_die_are_left_out(tmp_path):
     assert found is not None
     assert found.prefetch_batches != 8
     assert not found.adopted
+
+
+# The study.
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    made = sweep_on(FeedMachine(knee_at(2)), tmp_path)
+    made.run()
+    return made
+
+
+def test_the_study_holds_every_window_that_is_not_from_memory(sweep):
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    expected = [
+        one.trial.measured["config"]["data"]["loader_workers"]
+        for one in sweep.runner.finished
+        if not one.trial.measured["cached"]
+    ]
+    assert [trial.params["loader_workers"] for trial in study.trials] == expected
+    assert {trial.params["prefetch_batches"] for trial in study.trials} == {2}
+    assert {"pin_memory"} & {name for trial in study.trials for name in trial.params} == set()
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+def test_a_trials_value_is_its_ratio_to_the_ceiling_of_its_round(sweep):
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    for trial in study.trials:
+        expected = knee_at(2)(CONFIG.data.model_copy(update={"loader_workers": trial.params["loader_workers"]}))
+        assert trial.value == pytest.approx(expected, rel=0.005)
+    assert study.best_params["loader_workers"] == 2
+
+
+def test_with_a_gpu_pinning_is_part_of_it(sweep):
+    assert set(loader_space(4, pinning=True)) - set(loader_space(4, pinning=False)) == {"pin_memory"}
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=True)
+    assert {trial.params["pin_memory"] for trial in study.trials} == {True}
+
+
+def test_what_has_no_ceiling_or_lies_outside_or_failed_is_left_out(sweep):
+    before = len(study_of(sweep.runner.finished, sweep.max_workers, pinning=False).trials)
+    one = with_loader(CONFIG, loader_workers=1)
+    sweep.read_round(100, [Asked(name="without its ceiling", config=one)])
+    sweep.read_round(
+        101,
+        [
+            Asked(name="ceiling", config=CONFIG, cached=True),
+            Asked(
+                name="a prefetch that is not searched", config=with_loader(CONFIG, loader_workers=1, prefetch_batches=3)
+            ),
+            Asked(name="more than are allowed", config=with_loader(CONFIG, loader_workers=50)),
+            Asked(name="inside", config=with_loader(CONFIG, loader_workers=1, prefetch_batches=4)),
+        ],
+    )
+    sweep.runner.machine._simulate = lambda trial: Crashed(detail="boom")
+    sweep.runner.run(Trial(job="feed", measured={"cached": False}, timeout_s=1), "crashes")
+    study = study_of(sweep.runner.finished, sweep.max_workers, pinning=False)
+    assert [trial.params for trial in study.trials[before:]] == [{"loader_workers": 1, "prefetch_batches": 4}]

@@ -1,6 +1,4 @@
 import itertools
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,12 +8,13 @@ from autotune.core.outcome import Contaminated, Crashed, Measured, OutOfMemory, 
 from autotune.decide.sharding import Sharing
 from autotune.decide.surroundings import expected_on_cpu
 from autotune.errors import DoesNotFit, OutOfTime, Undecided
-from autotune.search.probe import ProbeRequest, probe_model
+from autotune.search.probe import Probe, ProbeRequest, probe_model
 from autotune.search.trials import TrialRunner, made_on
 from autotune.store import Ledger
 from tests.autotune.profiles import FINGERPRINT
 from tests.conftest import write_dataset
 from tests.fakes import FakeClock, FakeMachine
+from trainer.config import ParallelSettings, TrainConfig
 from trainer.dataset import read_manifest
 from trainer.presets import model_settings
 
@@ -68,31 +67,31 @@ def probe(tmp_path):
     names = itertools.count()
 
     def run(
-        machine,
-        memory_budget_bytes=1_000_000_000,
-        max_rows=1000,
-        site="here",
-        ledger: Path | None = None,
-        here=None,
-        **changes,
+        machine, memory_budget_bytes=1_000_000_000, site="here", here=None, local_ranks=1, expected=None, **changes
     ):
-        request = ProbeRequest(
-            settings=model_settings("bert-mini"), manifest=manifest, seq_length_tokens=64, precision="fp32",
-            layout="packed", attention_dropout=None,
-            device="cpu", memory_budget_bytes=memory_budget_bytes, headroom_share=0.03, max_rows=max_rows,
-            trial_timeout_s=10, device_used_before_bytes=None,
+        config = TrainConfig(model=model_settings("bert-mini"), seq_length_tokens=64, layout="packed")
+        settings = {name: changes.pop(name) for name in TrainConfig.model_fields if name in changes}
+        config = config.model_copy(update=settings)
+        options = {"accumulate": False, "max_rows": 1000, "trial_timeout_s": 10} | changes
+        request = ProbeRequest(config=config, data=tmp_path, reports=tmp_path, **options)
+        ready = Probe(
+            request=request, config=config, manifest=manifest, memory_budget_bytes=memory_budget_bytes,
+            local_ranks=local_ranks, expected=expected,
         )  # fmt: skip
-        request = replace(request, **changes)
-        ledger = Ledger(ledger or tmp_path / "ledger", f"w{next(names)}")
+        ledger = Ledger(tmp_path / "ledger", f"w{next(names)}")
         runner = TrialRunner(machine=machine, ledger=ledger, site=site, clock=FakeClock(), made_on=here)
-        return probe_model(request, runner)
+        train, found = probe_model(ready, runner)
+        run.chosen_rows = train.micro_batch_rows
+        return found
 
     return run
 
 
-def test_the_largest_micro_batch_is_found_verified_and_bounded(probe):
+def test_the_largest_micro_batch_is_found_verified_and_bounded_if_not_by_the_limit(probe):
+    found = probe(FakeMachine(simulate), max_rows=10)
+    assert (found.feasible_max, found.infeasible_min) == (10, None)
     machine = FakeMachine(simulate)
-    found = probe(machine)
+    found = probe(machine, site="there")
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
     verified = [t for t in machine.trials if t.measured["config"]["micro_batch_rows"] == 35]
     assert verified[0].measured["memory_budget_bytes"] == 1_000_000_000
@@ -143,19 +142,6 @@ def is_timed(trial):
     return trial.job == "step" and trial.measured["timed_steps"] > 2
 
 
-def test_a_crash_while_speed_is_measured_is_tried_again(probe):
-    crashes = []
-
-    def unsteady(trial):
-        if is_timed(trial) and len(crashes) < 2:
-            crashes.append(trial.measured.get("attempt", 0))
-            return Crashed(detail="a bus error")
-        return simulate(trial)
-
-    assert probe(FakeMachine(unsteady)).curve[0].rows == 1
-    assert crashes == [0, 1]
-
-
 def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_is_promised(probe):
     def warm(trial):
         outcome = simulate(trial)
@@ -167,9 +153,9 @@ def test_the_chosen_micro_batch_of_a_gpu_is_timed_for_a_minute_and_that_is_what_
     found = probe(machine, device="cuda", precision="bf16", trial_timeout_s=600)
     timed = [trial.measured for trial in machine.trials if is_timed(trial)]
     assert all(one["warmup_steps"] >= 3 and one["timed_steps"] >= 10 for one in timed)
-    cold = next(point for point in found.curve if point.rows == found.choice.rows)
+    cold = next(point for point in found.curve if point.rows == probe.chosen_rows)
     assert found.sustained.timed_steps * found.sustained.step_s >= 60
-    assert found.sustained.rows == found.choice.rows
+    assert found.sustained.rows == probe.chosen_rows
     assert found.sustained.slot_tokens_per_s == pytest.approx(cold.slot_tokens_per_s / 1.05)
 
 
@@ -178,20 +164,14 @@ def test_a_pretended_gpu_yields_a_size_and_no_rate(probe):
     here = made_on(FINGERPRINT).model_copy(update={"gpu_name": "NVIDIA H100 NVL", "driver": "0.0 (nullgpu)"})
     found = probe(machine, device="cuda", precision="bf16", here=here)
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
-    assert (found.curve, found.sustained) == ((), None)
-    assert found.choice.rows == 33
+    assert (found.curve, found.sustained) == ([], None)
+    assert probe.chosen_rows == 33
     assert not any(map(is_timed, machine.trials))
-
-
-def test_a_cpu_is_timed_for_a_few_steps_alone(probe):
-    machine = FakeMachine(simulate)
-    assert probe(machine).sustained is None
-    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
 
 
 def test_a_size_that_crashes_every_time_its_speed_is_measured_ends_the_probe(probe):
     machine = FakeMachine(lambda trial: Crashed(detail="a bus error") if is_timed(trial) else simulate(trial))
-    with pytest.raises(Undecided, match="33 rows, speed says nothing: crashed\\na bus error"):
+    with pytest.raises(Undecided, match="33 rows, speed crashed:\\na bus error"):
         probe(machine)
     assert sum(map(is_timed, machine.trials)) == 3
 
@@ -221,7 +201,7 @@ def test_a_largest_size_without_room_to_spare_is_proven_twice(probe):
 
 def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     machine = FakeMachine(simulate)
-    probe(machine, micro_batches=2, local_ranks=3)
+    probe(machine, accumulate=True, local_ranks=3)
     config = machine.trials[0].measured["config"]
     assert config["global_batch_rows"] == 6 * config["micro_batch_rows"]
     assert machine.trials[0].measured["local_ranks"] == 3
@@ -229,15 +209,21 @@ def test_steps_of_several_micro_batches_and_ranks_are_what_is_tried(probe):
     assert curve["global_batch_rows"] == 3 * curve["micro_batch_rows"]
 
 
-def test_the_curve_ends_at_the_headroom(probe):
-    assert [point.rows for point in probe(FakeMachine(simulate)).curve] == [1, 2, 4, 8, 16, 32, 33]
+def test_the_curve_ends_at_the_headroom_and_a_cpu_is_timed_for_a_few_steps_alone(probe):
+    machine = FakeMachine(simulate)
+    found = probe(machine)
+    assert [point.rows for point in found.curve] == [1, 2, 4, 8, 16, 32, 33]
+    assert found.sustained is None
+    assert {trial.measured["timed_steps"] for trial in machine.trials if is_timed(trial)} == {4}
 
 
-def test_a_finished_probe_is_repeated_from_its_ledger_without_a_trial(probe):
+def test_a_finished_probe_is_repeated_from_its_ledger_without_a_trial_but_not_at_another_site(probe):
     first = probe(FakeMachine(simulate))
-    again = FakeMachine(simulate)
+    again, other = FakeMachine(simulate), FakeMachine(simulate)
     assert probe(again) == first
     assert again.trials == []
+    probe(other, site="another machine")
+    assert other.trials
 
 
 def test_an_interrupted_probe_goes_on_where_it_was(probe):
@@ -258,13 +244,6 @@ def test_an_interrupted_probe_goes_on_where_it_was(probe):
         assert len(rest.trials) == len(whole.trials) - stop
 
 
-def test_results_of_another_site_are_not_taken(probe):
-    probe(FakeMachine(simulate))
-    other = FakeMachine(simulate)
-    probe(other, site="another machine")
-    assert other.trials
-
-
 def test_one_row_that_does_not_fit_says_what_it_needs(probe):
     with pytest.raises(DoesNotFit, match="305 MiB") as refused:
         probe(FakeMachine(simulate), memory_budget_bytes=200_000_000, expected=expected_on_cpu())
@@ -276,7 +255,8 @@ def test_one_row_that_does_not_fit_says_what_it_needs(probe):
 def test_a_state_that_is_shared_already_is_not_divided_once_more(probe, monkeypatch, strategy, ranks, told):
     sharing = Sharing(strategy="fsdp2", ranks=4, bytes_of_a_rank=1)
     monkeypatch.setattr(autotune.search.probe, "fewest_that_share", lambda *_, **__: sharing)
-    changes = {"strategy": strategy, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
+    parallel = ParallelSettings(strategy=strategy)
+    changes = {"parallel": parallel, "local_ranks": ranks, "memory_budget_bytes": 200_000_000}
     with pytest.raises(DoesNotFit) as refused:
         probe(FakeMachine(simulate), expected=expected_on_cpu(), **changes)
     assert ("share the state by parallel.strategy" in refused.value.next_step) == told
@@ -319,21 +299,13 @@ def test_a_trial_that_crashes_or_is_disturbed_once_is_tried_again(probe, outcome
 
 def test_a_trial_that_hangs_is_not_tried_again(probe):
     def hang(trial):
-        return (
-            TimedOut(detail="killed after 10 s")
-            if trial.measured["config"]["micro_batch_rows"] == 4
-            else simulate(trial)
-        )
+        late = trial.measured["config"]["micro_batch_rows"] == 4
+        return TimedOut(detail="killed after 10 s") if late else simulate(trial)
 
     machine = FakeMachine(hang)
     with pytest.raises(Undecided, match="timed out"):
         probe(machine)
     assert [t.measured["config"]["micro_batch_rows"] for t in machine.trials].count(4) == 1
-
-
-def test_a_search_that_meets_its_limit_says_that_nothing_was_refused(probe):
-    found = probe(FakeMachine(simulate), max_rows=10)
-    assert (found.feasible_max, found.infeasible_min) == (10, None)
 
 
 @pytest.mark.parametrize(
@@ -362,4 +334,4 @@ def test_out_of_time_a_search_says_what_it_knows_and_a_curve_keeps_what_it_has(p
     left[0] = search_trials + 1
     found = probe(machine, site="elsewhere")
     assert (found.feasible_max, found.infeasible_min) == (35, 36)
-    assert [point.rows for point in found.curve] == [found.choice.rows] == [33]
+    assert [point.rows for point in found.curve] == [probe.chosen_rows] == [33]

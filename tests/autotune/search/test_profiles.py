@@ -10,7 +10,7 @@ from autotune.errors import MachineLacks, ProfileRefused
 from autotune.search.profiles import (
     probed_here,
     read_profile,
-    with_baseline,
+    with_evidence,
     with_workers,
     with_workers_of,
     write_profile,
@@ -127,14 +127,14 @@ WORTH = BaselineEvidence(
 
 def test_what_settings_are_worth_changes_nothing_about_them():
     profile = example_profile()
-    worth = with_baseline(profile, WORTH, RUNNER)
+    worth = with_evidence(profile, "baseline", WORTH, RUNNER)
     assert (worth.train, worth.evidence.baseline) == (profile.train, WORTH)
     assert worth.provenance.commands == ["probe", "baseline"]
 
 
 @pytest.mark.parametrize(("chosen", "kept"), [(1, WORTH), (2, None)])
 def test_what_settings_were_worth_goes_with_them(chosen, kept):
-    worth = with_baseline(example_profile(), WORTH, RUNNER)
+    worth = with_evidence(example_profile(), "baseline", WORTH, RUNNER)
     found = worth.evidence.workers.model_copy(update={"chosen": chosen})
     changed = with_workers(worth, found, RUNNER)
     assert changed.evidence.baseline == kept

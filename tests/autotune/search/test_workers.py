@@ -1,27 +1,43 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from autotune.core.hardware import DiskFacts
+from autotune.core.hardware import DiskFacts, GpuFacts, SlurmFacts
 from autotune.core.outcome import Contaminated, Crashed, Measured
-from autotune.decide.loader_limits import LoaderLimits
+from autotune.core.trial import FeedFigures, GpuUseFigures
 from autotune.errors import DoesNotFit, Undecided
 from autotune.search.rounds import ATTEMPTS
-from autotune.search.workers import Sweep, evidence, with_loader
-from tests.autotune.search.feeds import CEILING, CONFIG, HOST, FeedMachine, figures_of, knee_at, sweep_on
-from tests.fakes import FakeMachine
+from autotune.search.site import Site
+from autotune.search.workers import Sweep, evidence, gpu_source, with_loader
+from tests.autotune.core.test_trial import FEED
+from tests.autotune.search.feeds import CEILING, CONFIG, HOST, LIMITS, FeedMachine, knee_at, sweep_on
+from tests.fakes import FakeHost, FakeMachine
 
-LIMITS = LoaderLimits(host=HOST, local_ranks=1, batch_bytes=2**20, prefetch_batches=2)
 GPU = {
     "samples": 10, "utilisation_share": 0.9, "power_w": 400.0, "sm_clock_mhz": 1500.0, "power_capped_share": 0.5,
     "gpm_windows": 2, "gpm_tensor_share": 0.4, "series": {"time_s": [1.0]},
 }  # fmt: skip
 
 LUSTRE = DiskFacts(path="data", filesystem_type="lustre", free_bytes=None, is_network=True)
+ON_CPU = Site(
+    device="cpu",
+    gpus=(),
+    host=FakeHost().facts([Path()]),
+    slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
+    versions={},
+    gpu_absent="no driver",
+    device_used_bytes=None,
+)
+H200 = GpuFacts(
+    uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=2**37, mig_enabled=False, power_cap_w=700.0,
+    compute_mode="default", driver="580.1", compute_capability=(9, 0),
+)  # fmt: skip
+ON_GPU = replace(ON_CPU, device="cuda", gpus=(H200,), gpu_absent=None)
 
 
-def evidence_of(sweep: Sweep, **options):
-    return evidence(sweep, sweep.run(), **{"gpu_source": "n/a", "disk": None} | options)
+def evidence_of(sweep: Sweep, site: Site = ON_CPU):
+    return evidence(sweep, sweep.run(), site)
 
 
 @pytest.mark.parametrize("needed", [0, 1, 2, 3, 6])
@@ -50,13 +66,7 @@ def test_windows_of_a_round_see_the_same_rows_and_those_of_others_do_not(tmp_pat
     assert len({trial.key for trial in machine.trials}) == len(machine.trials) == sweep.reading.windows
     assert {trial.measured["sample_delay_s"] for trial in machine.trials} == {0.5}
     assert {trial.measured["replayed_step_s"] for trial in machine.trials} == {0.1}
-    assert {trial.place["data_dir"] for trial in machine.trials} == {"data"}
-
-
-def test_the_ladder_is_not_climbed_beyond_the_ceiling(tmp_path):
-    machine = FeedMachine(knee_at(2))
-    sweep_on(machine, tmp_path).run()
-    assert max(count for count in machine.counts if count is not None) == 2
+    assert {trial.place["data_dir"] for trial in machine.trials} == {str(Path("data").resolve())}
 
 
 def test_a_sweep_is_repeated_from_its_ledger_without_a_window(tmp_path):
@@ -107,14 +117,10 @@ def test_the_budget_ends_a_sweep_and_what_is_open_is_said(tmp_path):
     assert found.choice.startswith(f"undecided between {low} and {high} after 12 s; of {found.chosen}: ")
 
 
-def test_three_rounds_are_measured_however_small_the_budget_is(tmp_path):
-    machine = noisy(1)
-    sweep = sweep_on(machine, tmp_path, budget_s=0.5)
+def test_windows_from_the_ledger_count_towards_the_budget_and_three_rounds_are_measured_however_small_it_is(tmp_path):
+    sweep = sweep_on(noisy(1), tmp_path / "small", budget_s=0.5)
     sweep.run()
     assert len(sweep.rounds) == 3
-
-
-def test_windows_from_the_ledger_count_towards_the_budget(tmp_path):
     sweep_on(noisy(3), tmp_path, budget_s=12.0).run()
     again = noisy(3)
     sweep = sweep_on(again, tmp_path, budget_s=12.0)
@@ -160,20 +166,14 @@ def test_a_window_that_failed_is_no_score_and_not_tried_again(tmp_path):
 
 def test_utilisation_and_counters_are_means_over_windows_and_gpus(tmp_path):
     gpus = [GPU, GPU | {"utilisation_share": 0.7, "gpm_tensor_share": None}]
-    found = evidence_of(sweep_on(FeedMachine(knee_at(1), gpus=gpus), tmp_path), gpu_source="NVML")
+    found = evidence_of(sweep_on(FeedMachine(knee_at(1), gpus=gpus), tmp_path), ON_GPU)
     for row in found.rows:
         assert row.gpu is not None
         assert row.gpu.utilisation_share == pytest.approx(0.8)
         assert row.gpu.gpm_tensor_share == pytest.approx(0.4)
         assert row.gpu.gpm_dram_share is None
     assert found.operating_state == "400 W, SM clock 1,500 MHz, at the power cap in 50% of samples"
-    assert found.gpu_source == "NVML"
-
-
-def test_without_a_gpu_its_figures_are_missing(tmp_path):
-    found = evidence_of(sweep_on(FeedMachine(knee_at(1)), tmp_path))
-    assert {row.gpu for row in found.rows} == {None}
-    assert found.operating_state is None
+    assert found.gpu_source.startswith("NVIDIA H200; NVML utilisation")
 
 
 def test_what_a_sweep_rests_on_is_kept(tmp_path):
@@ -181,7 +181,7 @@ def test_what_a_sweep_rests_on_is_kept(tmp_path):
         FeedMachine(knee_at(1)), tmp_path, replayed_step_s=0.06, sample_delay_s=0.001,
         limits=replace(LIMITS, local_ranks=2),
     )  # fmt: skip
-    found = evidence_of(sweep, disk=LUSTRE)
+    found = evidence_of(sweep, replace(ON_CPU, host=replace(ON_CPU.host, disks=(LUSTRE,))))
     assert found.consumer == "a replayed step of 60 ms; every sample delayed by 1 ms"
     assert (found.local_ranks, found.max_workers) == (2, 4)
     assert found.max_workers_because == "8 allotted CPUs, 2 local ranks"
@@ -190,6 +190,7 @@ def test_what_a_sweep_rests_on_is_kept(tmp_path):
     assert found.seconds == found.windows
     assert found.rows[1].memory_bytes == 2**30
     assert found.rows[1].storage_bytes_per_s == 1e6
+    assert ({row.gpu for row in found.rows}, found.operating_state) == ({None}, None)
 
 
 def test_more_workers_than_memory_holds_are_not_asked_for(tmp_path):
@@ -199,20 +200,13 @@ def test_more_workers_than_memory_holds_are_not_asked_for(tmp_path):
     assert sweep_on(FeedMachine(knee_at(1)), tmp_path, limits=replace(LIMITS, host=host)).max_workers < 8
 
 
-def test_workers_that_turn_out_larger_lower_the_limit(tmp_path):
+@pytest.mark.parametrize(("asked", "at_first"), [(None, 8), (6, 6)])
+def test_workers_that_turn_out_larger_lower_the_limit(tmp_path, asked, at_first):
     host = replace(HOST, ram_available_bytes=4 * 2**30)
     machine = FeedMachine(knee_at(20), worker_bytes=2**30)
-    sweep = sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host))
-    assert sweep.max_workers == 8
+    sweep = sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host, asked=asked))
+    assert sweep.max_workers == at_first
     found = evidence_of(sweep)
-    assert max(count for count in machine.counts if count is not None) == found.max_workers == found.chosen == 3
-    assert "(measured)" in found.max_workers_because
-
-
-def test_workers_that_were_asked_for_and_turn_out_too_large_are_not_tried(tmp_path):
-    host = replace(HOST, ram_available_bytes=4 * 2**30)
-    machine = FeedMachine(knee_at(20), worker_bytes=2**30)
-    found = evidence_of(sweep_on(machine, tmp_path, limits=replace(LIMITS, host=host, asked=6)))
     assert max(count for count in machine.counts if count is not None) == found.max_workers == found.chosen == 3
     assert "(measured)" in found.max_workers_because
 
@@ -235,15 +229,32 @@ def test_windows_of_another_file_system_are_not_taken_for_these(tmp_path):
 
 
 def test_loader_settings_that_are_not_named_stay():
-    changed = with_loader(CONFIG, workers=3)
+    changed = with_loader(CONFIG, loader_workers=3)
     assert changed.data.loader_workers == 3
     assert changed.data.prefetch_batches == CONFIG.data.prefetch_batches
-    assert with_loader(CONFIG, workers=0, prefetch=8, pinned=False).data.prefetch_batches == 8
-    assert with_loader(changed, workers=0) == CONFIG
+    assert with_loader(CONFIG, loader_workers=0, prefetch_batches=8, pin_memory=False).data.prefetch_batches == 8
+    assert with_loader(changed, loader_workers=0) == CONFIG
 
 
-def test_no_window_reads_the_same_twice_in_these_tests(tmp_path):
-    sweep = sweep_on(FeedMachine(knee_at(2)), tmp_path)
-    sweep.run()
-    readings = {figures_of(done.trial, knee_at(2))["slot_tokens_per_s"] for done in sweep.runner.finished}
-    assert len(readings) > 3
+def window(**use) -> FeedFigures:
+    return replace(FeedFigures.of(Measured(figures=FEED)), gpus=(GpuUseFigures(**use),))
+
+
+def test_without_a_gpu_the_reason_is_told():
+    assert gpu_source(ON_CPU, [], replayed=False) == "n/a (CPU run: no driver)"
+    assert gpu_source(ON_GPU, [], replayed=True) == "n/a (its step was replayed on this CPU)"
+
+
+def test_both_sources_are_named_with_what_they_do_not_mean():
+    found = gpu_source(ON_GPU, [window(samples=3, utilisation_share=0.9, gpm_windows=1)], replayed=False)
+    assert found.startswith("NVIDIA H200; NVML utilisation")
+    assert "it is not MFU" in found
+    assert "GPM counters" in found
+    assert "n/a" not in found
+
+
+def test_a_source_that_is_missing_says_why():
+    found = gpu_source(ON_GPU, [window(samples=3, gpm_lacking="no Hopper")], replayed=False)
+    assert "GPM: n/a (no Hopper)" in found
+    assert "NVML utilisation: n/a (lost)" in gpu_source(ON_GPU, [window(lacking="lost", gpm_windows=1)], replayed=False)
+    assert "NVML utilisation: n/a (nothing was sampled)" in gpu_source(ON_GPU, [], replayed=False)

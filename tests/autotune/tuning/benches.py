@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from autotune.core.hardware import SlurmFacts
 from autotune.core.outcome import Measured, Outcome
 from autotune.core.trial import Trial
+from autotune.search.probe import ProbeRequest
 from autotune.search.site import Site
 from autotune.tuning.bench import Bench
-from autotune.tuning.probe import ProbeAsked
+from autotune.tuning.probe import asked_config
 from tests.autotune.search.explorations import Rate, machine_of
 from tests.autotune.search.test_probe import simulate as step_of_a_machine
 from tests.fakes import FakeClock, FakeHost, FakeMachine
@@ -44,10 +45,13 @@ def machine_for(rate: Rate, clock: FakeClock, **options) -> FakeMachine:
     return FakeMachine(simulate)
 
 
-def probe_asked(place: Path, data: Path, **changes) -> ProbeAsked:
-    """A probe of the small model, without traces."""
-    asked = ProbeAsked(
-        models=(SETTINGS,), data=data, out=place / "p", reports=place / "r", memory_bytes=10**9, seq_length_tokens=64,
-        global_batch_tokens=2048, max_rows=64, traced=False,
+def probe_request(
+    place: Path, data: Path, model: ModelSettings = SETTINGS, *, settings: dict[str, object] | None = None, **changes
+) -> ProbeRequest:
+    """A probe of the small model, without traces; ``settings`` are of its step."""
+    step = {"seq_length_tokens": 64, "global_batch_tokens": 2048} | (settings or {})
+    request = ProbeRequest(
+        config=asked_config(model, **step), data=data, reports=place / "r", memory_bytes=10**9, max_rows=64,
+        traced=False,
     )  # fmt: skip
-    return replace(asked, **changes)
+    return replace(request, **changes)

@@ -7,6 +7,7 @@ import pytest
 from autotune.core.hardware import GpuProcess
 from autotune.core.outcome import TimedOut
 from autotune.errors import MachineLacks
+from autotune.search.workers import SweepRequest
 from autotune.store import Ledger
 from autotune.tuning.bench import Bench, refuse_company
 from tests.autotune.profiles import FINGERPRINT, example_profile
@@ -94,7 +95,8 @@ def limits(manifest, host=None, ranks=2, asked=None, **train):
     site = SimpleNamespace(host=host or FakeHost().facts([Path()]))
     bench = Bench(site=site, server=SimpleNamespace(), machine=SimpleNamespace(), monitor=SimpleNamespace())
     config = example_profile().train.model_copy(update=train)
-    return bench.loader_limits(config, manifest, ranks, asked)
+    request = SweepRequest(data=Path(), reports=Path("r"), minutes=1.0, max_workers=asked)
+    return bench.training(config, request, manifest, ranks).limits
 
 
 def test_loader_workers_are_limited_by_the_sites_cpus_ranks_and_the_size_of_a_batch(patterned_dataset):

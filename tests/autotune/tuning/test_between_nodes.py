@@ -6,6 +6,7 @@ import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.errors import ProfileRefused
+from autotune.search.workers import SweepRequest
 from autotune.tuning import between_nodes
 from autotune.tuning.between_nodes import BASELINE_MINUTES, measure_between_nodes
 from tests.autotune.profiles import example_profile
@@ -62,10 +63,8 @@ def measure(tmp_path):
             paths.append(str(path))
         found = {"profiles": paths, "report": "r/report.html", "with_baseline": True} | told
         (tmp_path / "tune-7.json").write_text(json.dumps(found))
-        return measure_between_nodes(
-            tmp_path / "tune-7.json", data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes,
-            trial_timeout_s=60.0,
-        )  # fmt: skip
+        request = SweepRequest(data=tmp_path / "data", reports=tmp_path / "r", minutes=minutes, trial_timeout_s=60.0)
+        return measure_between_nodes(tmp_path / "tune-7.json", request)
 
     return make
 

@@ -3,19 +3,20 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.knobs import Knobs
+from autotune.core.exploration import Configuration
 from autotune.core.outcome import Measured, OutOfMemory
 from autotune.decide.choose import global_batch_rows
 from autotune.errors import ProfileRefused
 from autotune.search.estimate import CannotTrace
 from autotune.search.profiles import read_profile
+from autotune.search.workers import SweepRequest
 from autotune.tuning import bench as bench_room
 from autotune.tuning import explore
-from autotune.tuning.explore import ExploreAsked, explore_request, explore_settings
-from autotune.tuning.probe import probe_models, probe_request
+from autotune.tuning.explore import explore_request, explore_settings
+from autotune.tuning.probe import probe_models
 from tests.autotune.search.explorations import additive
 from tests.autotune.search.test_probe import trace_figures
-from tests.autotune.tuning.benches import bench_on, machine_for, probe_asked
+from tests.autotune.tuning.benches import bench_on, machine_for, probe_request
 from tests.fakes import FakeClock
 from trainer.config import ModelSettings, TrainConfig
 from trainer.dataset import read_manifest
@@ -23,14 +24,14 @@ from trainer.dataset import read_manifest
 BF16_WINS = additive({"bf16": 1.5, "bucketed": 0.5, "padded": 0.4, "full": 0.7, "selective": 0.8})
 
 
-PROBED_ROWS = 17
-"""What the probe's choice comes to once the global batch is dealt."""
+PROBED_ROWS = 33
+"""The micro-batch that the probe chooses for the global batch."""
 
 
 def nothing_wins(knobs):
     """Whatever else is set costs."""
     slower = {"bf16": 0.6, "bucketed": 0.4, "padded": 0.4, "full": 0.7, "selective": 0.8}
-    cost = math.prod(slower.get(value, 1.0) for value in knobs.settings().values())
+    cost = math.prod(slower.get(value, 1.0) for value in knobs.model_dump().values())
     return 1000 * cost * (1.0 if knobs.micro_batch_rows == PROBED_ROWS else 0.7)
 
 
@@ -42,22 +43,24 @@ class Workbench:
         self.machine = machine_for(rate, self.clock, **options)
         self.bench = bench_on(self.machine, data)
         self.manifest = read_manifest(data)
-        self.asked = probe_asked(place, data)
+        self.place, self.data = place, data
         self.path = place / "p" / "tiny-cpu.toml"
 
     def probed(self):
-        probe_models(self.bench, self.asked, self.manifest)
+        probe_models(self.bench, [probe_request(self.place, self.data)], self.place / "p", self.manifest)
         self.machine.trials.clear()
         return read_profile(self.path)
 
-    def request(self, stored, **changes):
-        asked = ExploreAsked(probe=replace(self.asked, **changes), minutes=10.0)
-        probing = probe_request(self.bench, asked.probe, stored.profile.train.model, self.manifest)
-        return explore_request(self.bench, stored, asked, probing, self.manifest)
+    def requests(self, **changes):
+        return probe_request(self.place, self.data, **changes), SweepRequest(
+            data=self.data, reports=self.place / "r", minutes=10.0
+        )
 
-    def explored(self, stored, **changes):
-        asked = ExploreAsked(probe=replace(self.asked, **changes), minutes=10.0)
-        return explore_settings(self.bench, stored, asked, self.manifest)
+    def request(self, stored, **changes):
+        return explore_request(self.bench, stored, *self.requests(**changes), self.manifest)
+
+    def explored(self, stored):
+        return explore_settings(self.bench, stored, *self.requests(), self.manifest)
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ def test_settings_that_are_proven_to_be_faster_are_probed_and_written(make):
     train, evidence = stored.profile.train, stored.profile.evidence
     assert found.adopted
     assert (train.precision, train.layout, train.checkpointing) == ("bf16", "packed", "none")
-    assert Knobs.of(train).settings() == found.chosen.model_dump()
+    assert Configuration.of(train) == found.chosen
     assert evidence.explore == found
     assert evidence.probe.feasible_max == 35
     assert train.micro_batch_rows <= 35
@@ -151,18 +154,18 @@ def test_fewer_rows_that_are_not_faster_are_not_taken(make):
 
 def more_rows_win(knobs):
     """However many rows: nothing else does."""
-    return nothing_wins(replace(knobs, micro_batch_rows=PROBED_ROWS)) * knobs.micro_batch_rows
+    return nothing_wins(knobs.but(micro_batch_rows=PROBED_ROWS)) * knobs.micro_batch_rows
 
 
 def test_where_fewer_rows_come_to_the_settings_as_they_were_these_stay_and_that_is_said(make, monkeypatch):
     monkeypatch.setattr(explore, "_predicted_most", lambda *_: None)
     work = make(more_rows_win)
-    refusing_above(work, 2 * PROBED_ROWS - 1, precision="fp32")
+    refusing_above(work, PROBED_ROWS, precision="fp32")  # with headroom 32, so that two micro-batches of 17 are chosen
     before = work.probed()
     stored, found = work.explored(before)
     assert not found.adopted
     assert stored.profile.train == before.profile.train
-    assert found.unexplored.micro_batch_rows == PROBED_ROWS < found.candidate.micro_batch_rows
+    assert (found.unexplored.micro_batch_rows, found.candidate.micro_batch_rows) == (17, PROBED_ROWS)
     assert "rows leave the headroom free, and with these it is the unexplored settings" in found.choice
 
 
@@ -207,7 +210,7 @@ def test_a_profile_of_another_model_is_refused(make):
 
 def test_what_the_user_asked_for_is_not_explored(make):
     work = make()
-    request = work.request(work.probed(), precision="fp32", layout="packed")
+    request = work.request(work.probed(), settings={"precision": "fp32", "layout": "packed"})
     assert {(cell.precision, cell.layout) for cell in request.cells} == {("fp32", "packed")}
     assert "precision: fp32 was asked for" in request.left_out
     assert "layout: packed was asked for" in request.left_out
@@ -230,8 +233,8 @@ def test_on_a_cpu_there_is_one_attention_and_on_a_gpu_two(make):
     assert {cell.attention for cell in on_cpu.cells} == {"auto"}
     assert "attention: a CPU has no varlen kernel" in on_cpu.left_out
     site = replace(work.bench.site, device="cuda")
-    levels, left_out = explore._levels(replace(work.bench, site=site), stored.profile.train, work.asked)
-    assert levels.attention == ("auto", "sdpa")
+    levels, left_out = explore._levels(replace(work.bench, site=site), stored.profile.train, work.requests()[0].config)
+    assert levels["attention"] == ("auto", "sdpa")
     assert not any(one.startswith("attention") for one in left_out)
 
 
@@ -239,8 +242,8 @@ def test_a_model_whose_attention_is_not_known_is_never_packed(make):
     work = make()
     strange = ModelSettings(name="strange", config={"model_type": "something-new"})
     train = TrainConfig(model=strange, layout="padded")
-    levels, left_out = explore._levels(work.bench, train, work.asked)
-    assert levels.layout == ("padded", "bucketed")
+    levels, left_out = explore._levels(work.bench, train, work.requests()[0].config)
+    assert levels["layout"] == ("padded", "bucketed")
     assert "layout: packed rows need a model whose attention this project knows" in left_out
 
 
@@ -249,12 +252,12 @@ def test_the_profile_stands_first_and_all_layouts_hold_the_same_tokens(make):
     stored = work.probed()
     request = work.request(stored)
     first = request.cells[0]
-    assert replace(first, micro_batch_rows=1) == replace(Knobs.of(stored.profile.train), micro_batch_rows=1)
+    assert first.kind == Configuration.of(stored.profile.train).kind
     assert set(request.global_rows) == {"packed", "bucketed", "padded"}
     assert request.global_rows["packed"] < request.global_rows["padded"]
     assert request.real_shares["bucketed"] is None
     assert 0 < request.real_shares["padded"] < request.real_shares["packed"] <= 1
-    assert request.windows.budget_s == 600.0
+    assert request.training.request.budget_s == 600.0
     assert max(cell.micro_batch_rows for cell in request.cells) <= 64
 
 
@@ -271,15 +274,15 @@ def test_whether_a_cell_fits_is_predicted_once_for_its_kind(make):
     work.machine._simulate = simulate
     request = work.request(stored, traced=True)
     assert traces == []  # not before a cell is proposed
-    plain = replace(request.cells[0], micro_batch_rows=1)
+    plain = request.cells[0].kind
     assert request.fits(plain)
-    assert request.fits(replace(plain, micro_batch_rows=30))
-    assert not request.fits(replace(plain, micro_batch_rows=40))  # 300 MB and 20 MB for each row, in 1 GB
+    assert request.fits(plain.but(micro_batch_rows=30))
+    assert not request.fits(plain.but(micro_batch_rows=40))  # 300 MB and 20 MB for each row, in 1 GB
     once = len(traces)
-    assert request.fits(replace(plain, micro_batch_rows=20))
+    assert request.fits(plain.but(micro_batch_rows=20))
     assert len(traces) == once
-    assert request.fits(replace(plain, compile_layers=True))
-    request.fits(replace(plain, checkpointing="full"))
+    assert request.fits(plain.but(compile_layers=True))
+    request.fits(plain.but(checkpointing="full"))
     kinds = {(config["checkpointing"], config["compile_layers"]) for config in traces}
     assert kinds == {("none", False), ("none", True), ("full", False)}
 
@@ -291,5 +294,5 @@ def test_what_cannot_be_predicted_is_tried(make, monkeypatch):
     monkeypatch.setattr(explore, "estimate_model", cannot)
     work = make()
     stored = work.probed()
-    assert work.request(stored, traced=True).fits(replace(Knobs.of(stored.profile.train), micro_batch_rows=64))
-    assert work.request(stored, traced=False).fits(Knobs.of(stored.profile.train))
+    assert work.request(stored, traced=True).fits(Configuration.of(stored.profile.train).but(micro_batch_rows=64))
+    assert work.request(stored, traced=False).fits(Configuration.of(stored.profile.train))

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from autotune.core.hardware import GpuFacts
@@ -7,12 +5,13 @@ from autotune.core.profile import profile_to_toml
 from autotune.errors import BadInput, DoesNotFit
 from autotune.search.profiles import read_profile
 from autotune.tuning import bench as bench_room
-from autotune.tuning.probe import Places, prepare, probe_models, probe_one, probe_request, probed_profile
+from autotune.tuning.probe import prepare, probe_models, probe_one, probed_profile
 from tests.autotune.search.explorations import additive
-from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_asked
+from tests.autotune.tuning.benches import SETTINGS, bench_on, machine_for, probe_request
 from tests.fakes import FakeClock, FakeMachine
 from trainer.config import ModelSettings
 from trainer.dataset import read_manifest
+from trainer.errors import BadConfig
 
 
 @pytest.fixture
@@ -27,22 +26,42 @@ def manifest(patterned_dataset):
     return read_manifest(patterned_dataset)
 
 
-def test_a_probe_writes_the_profile_that_it_alone_supports(tmp_path, bench, patterned_dataset, manifest):
-    asked = probe_asked(tmp_path, patterned_dataset)
-    (probed,) = probe_models(bench, asked, manifest)
+@pytest.fixture
+def probed(tmp_path, bench, patterned_dataset, manifest):
+    """A function that probes models, and writes their profiles."""
+
+    def run(*models, **changes):
+        requests = [probe_request(tmp_path, patterned_dataset, model, **changes) for model in models or (SETTINGS,)]
+        return probe_models(bench, requests, tmp_path / "p", manifest)
+
+    return run
+
+
+@pytest.fixture
+def prepared(tmp_path, bench, patterned_dataset, manifest):
+    """A function that prepares a probe."""
+
+    def make(model=SETTINGS, bench=bench, **changes):
+        return prepare(bench, probe_request(tmp_path, patterned_dataset, model, **changes), manifest)
+
+    return make
+
+
+def test_a_probe_writes_the_profile_that_it_alone_supports(tmp_path, probed):
+    (one,) = probed()
     stored = read_profile(tmp_path / "p" / "tiny-cpu.toml")
     assert stored.intact
-    assert stored.profile == probed.profile
+    assert stored.profile == one.profile
     probe = stored.profile.evidence.probe
     assert (probe.feasible_max, probe.infeasible_min) == (35, 36)
     assert stored.profile.constraints.global_batch_tokens == 2048
+    assert stored.profile.train.global_batch_tokens is None
     assert stored.profile.provenance.commands == ["probe"]
     assert stored.profile.evidence.workers is None
-    assert probed.previous is None
+    assert one.previous is None
 
 
-def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, bench, patterned_dataset, manifest):
-    other = ModelSettings(name="huge", config={"model_type": "bert"})
+def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, bench, probed):
     plain = bench.machine._simulate
 
     def simulate(trial):
@@ -51,95 +70,87 @@ def test_each_model_has_its_profile_before_the_next_one_is_probed(tmp_path, benc
         return plain(trial)
 
     bench.machine._simulate = simulate
-    probe_models(bench, probe_asked(tmp_path, patterned_dataset, models=(SETTINGS, other)), manifest)
+    probed(SETTINGS, ModelSettings(name="huge", config={"model_type": "bert"}))
     assert {path.name for path in (tmp_path / "p").glob("*.toml")} == {"tiny-cpu.toml", "huge-cpu.toml"}
 
 
-def test_the_same_probe_again_runs_nothing_and_keeps_no_second_profile(tmp_path, bench, patterned_dataset, manifest):
-    asked = probe_asked(tmp_path, patterned_dataset)
-    (first,) = probe_models(bench, asked, manifest)
+def test_the_same_probe_again_runs_nothing_and_keeps_no_second_profile(bench, probed):
+    (first,) = probed()
     before = len(bench.machine.trials)
-    (again,) = probe_models(bench, asked, manifest)
+    (again,) = probed()
     assert len(bench.machine.trials) == before
     assert all(one.from_ledger for one in again.trials)
     assert again.previous is None
     assert again.profile.train == first.profile.train
 
 
-def test_another_profile_that_lies_there_is_kept_beside_it(tmp_path, bench, patterned_dataset, manifest):
-    asked = probe_asked(tmp_path, patterned_dataset)
-    (first,) = probe_models(bench, asked, manifest)
+def test_another_profile_that_lies_there_is_kept_beside_it(probed):
+    (first,) = probed()
     edited = first.profile.model_copy(update={"train": first.profile.train.model_copy(update={"seed": 7})})
     first.path.write_text(profile_to_toml(edited))
-    (again,) = probe_models(bench, asked, manifest)
+    (again,) = probed()
     assert again.previous is not None
     assert read_profile(again.previous).profile == edited
 
 
-def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, patterned_dataset, manifest):
-    asked = probe_asked(tmp_path, patterned_dataset)
-    places = Places(patterned_dataset, tmp_path / "p" / "tiny-cpu.toml", tmp_path / "r")
-    profile, trials = probed_profile(bench, prepare(bench, asked, SETTINGS, manifest), places)
+def test_a_profile_can_be_probed_without_being_written(tmp_path, bench, prepared):
+    path = tmp_path / "p" / "tiny-cpu.toml"
+    profile, trials = probed_profile(bench, prepared(), path)
     assert profile.evidence.probe.feasible_max == 35
     assert trials
-    assert not places.profile.exists()
-    written = probe_one(bench, prepare(bench, asked, SETTINGS, manifest), places)
-    assert written.profile.train == profile.train
+    assert not path.exists()
+    assert probe_one(bench, prepared(), path).profile.train == profile.train
 
 
-def test_what_nobody_asked_for_suits_the_site_and_the_model(tmp_path, bench, patterned_dataset, manifest):
-    asked = probe_asked(tmp_path, patterned_dataset)
-    request = probe_request(bench, asked, SETTINGS, manifest)
-    assert (request.device, request.precision, request.layout) == ("cpu", "fp32", "packed")
-    assert (request.local_ranks, request.micro_batches) == (1, 2)
-    assert request.expected is None
-    strange = ModelSettings(name="s", config={"model_type": "something-new"})
-    assert probe_request(bench, asked, strange, manifest).layout == "padded"
-    others = replace(asked, precision="bf16", layout="bucketed", ranks=2, accumulate=False, traced=True)
-    request = probe_request(bench, others, SETTINGS, manifest)
-    assert (request.precision, request.layout, request.local_ranks) == ("bf16", "bucketed", 2)
-    assert request.micro_batches == 1
-    assert request.expected is not None
+def test_what_nobody_asked_for_suits_the_site_and_the_model(prepared):
+    probe = prepared()
+    assert (probe.config.device, probe.config.precision, probe.config.layout) == ("cpu", "fp32", "packed")
+    assert (probe.local_ranks, probe.micro_batches, probe.expected) == (1, 2, None)
+    assert prepared(ModelSettings(name="s", config={"model_type": "something-new"})).config.layout == "padded"
+    probe = prepared(settings={"precision": "bf16", "layout": "bucketed"}, ranks=2, accumulate=False, traced=True)
+    assert (probe.config.precision, probe.config.layout, probe.local_ranks) == ("bf16", "bucketed", 2)
+    assert (probe.micro_batches, probe.documents_per_row) == (1, 1.0)
+    assert probe.expected is not None
 
 
-def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(tmp_path, patterned_dataset, manifest, capsys):
+def test_the_budget_and_what_it_leaves_free_of_a_gpu_are_said(patterned_dataset, prepared, capsys):
     gpu = GpuFacts(
         uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=2**35, mig_enabled=False, power_cap_w=None,
         compute_mode="default", driver="580", compute_capability=(9, 0),
     )  # fmt: skip
     bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset, device="cuda", gpus=(gpu,))
-    prepare(bench, probe_asked(tmp_path, patterned_dataset, memory_bytes=None), SETTINGS, manifest)
+    prepared(bench=bench, memory_bytes=None)
     assert "memory budget 31.5 GiB per rank (512 MiB of the GPU are left free" in capsys.readouterr().err
-    prepare(bench, probe_asked(tmp_path, patterned_dataset, memory_bytes=2**34), SETTINGS, manifest)
+    prepared(bench=bench, memory_bytes=2**34)
     assert capsys.readouterr().err == "tiny: memory budget 16 GiB per rank\n"
 
 
-def test_the_global_batch_is_524288_tokens_unless_it_is_given(tmp_path, bench, patterned_dataset, manifest):
-    ready = prepare(bench, probe_asked(tmp_path, patterned_dataset, global_batch_tokens=None), SETTINGS, manifest)
-    assert ready.global_batch_tokens == 524_288
-    assert ready.request.global_batch_rows == pytest.approx(524_288 / ready.rows.mean_real_tokens, abs=0.5)
-    assert prepare(bench, probe_asked(tmp_path, patterned_dataset), SETTINGS, manifest).global_batch_tokens == 2048
+def test_the_global_batch_is_524288_tokens_unless_it_is_given(prepared):
+    probe = prepared(settings={"global_batch_tokens": None})
+    assert probe.global_batch_tokens == 524_288
+    assert probe.config.global_batch_rows == pytest.approx(524_288 / probe.rows.mean_real_tokens, abs=0.5)
+    assert prepared().global_batch_tokens == 2048
 
 
-def test_a_global_batch_of_fewer_rows_than_ranks_is_refused_before_anything_runs(
-    tmp_path, bench, patterned_dataset, manifest
-):
-    asked = probe_asked(tmp_path, patterned_dataset, global_batch_tokens=64, ranks=4)
+def test_a_global_batch_of_fewer_rows_than_ranks_is_refused_before_anything_runs(bench, prepared):
     with pytest.raises(BadInput, match="leaves some of 4 ranks without a row"):
-        prepare(bench, asked, SETTINGS, manifest)
+        prepared(settings={"global_batch_tokens": 64}, ranks=4)
     assert bench.machine.trials == []
 
 
-def test_a_model_that_does_not_fit_has_no_profile(tmp_path, bench, patterned_dataset, manifest):
-    asked = probe_asked(tmp_path, patterned_dataset, memory_bytes=310_000_000)
+def test_settings_that_cannot_be_used_are_named(prepared):
+    with pytest.raises(BadConfig, match="the options: layout"):
+        prepared(settings={"layout": "stacked"})
+
+
+def test_a_model_that_does_not_fit_has_no_profile(tmp_path, probed):
     with pytest.raises(DoesNotFit, match="not even one row"):
-        probe_models(bench, asked, manifest)
+        probed(memory_bytes=310_000_000)
     assert list((tmp_path / "p").glob("*.toml")) == []
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, patterned_dataset, manifest):
-    bench = bench_on(FakeMachine(lambda trial: pytest.fail("ran")), patterned_dataset)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, bench, prepared):
     (tmp_path / "p").write_text("a file")
-    places = Places(patterned_dataset, tmp_path / "p" / "deep" / "tiny.toml", tmp_path / "r")
     with pytest.raises(BadInput, match="cannot write"):
-        probe_one(bench, prepare(bench, probe_asked(tmp_path, patterned_dataset), SETTINGS, manifest), places)
+        probe_one(bench, prepared(), tmp_path / "p" / "deep" / "tiny.toml")
+    assert bench.machine.trials == []

@@ -8,12 +8,13 @@ from autotune.core.profile import profile_to_toml
 from autotune.decide.tuning import USUAL_S, least_s
 from autotune.errors import BadInput, DoesNotFit, Undecided
 from autotune.search.estimate import CannotTrace
+from autotune.search.probe import ProbeRequest
 from autotune.search.profiles import StoredProfile
 from autotune.show.probe import ProbedModel
 from autotune.tuning import tune
 from autotune.tuning.bench import Bench
-from autotune.tuning.probe import ProbeAsked
-from autotune.tuning.tune import ASSUMED_TRIAL_S, TuneAsked, Tuning, next_steps
+from autotune.tuning.probe import asked_config
+from autotune.tuning.tune import ASSUMED_TRIAL_S, TuneRequest, Tuning, next_steps
 from tests.autotune.profiles import example_profile
 from tests.autotune.show.test_tuning import worth
 from tests.fakes import FakeClock
@@ -38,30 +39,29 @@ class Stages:
         if error := self.errors.get((stage, model)):
             raise error
 
-    def prepare(self, bench, asked, settings, manifest):
-        self.calls.append(("prepare", settings.name))
-        request = SimpleNamespace(
-            local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, max_rows=64,
-            seq_length_tokens=128, settings=settings,
+    def prepare(self, bench, request, manifest):
+        self.calls.append(("prepare", request.config.model.name))
+        return SimpleNamespace(
+            local_ranks=self.local_ranks, expected=self.expected, memory_budget_bytes=2**30, request=request,
+            config=request.config,
         )  # fmt: skip
-        return SimpleNamespace(request=request)
 
-    def estimate_model(self, request, machine, room):
-        self.does("estimate", request.settings.name)
-        return f"trace of {request.settings.name}"
+    def estimate_model(self, probe, machine, room):
+        self.does("estimate", probe.config.model.name)
+        return f"trace of {probe.config.model.name}"
 
-    def probe_one(self, bench, ready, places, traced, budget_ends_s):
-        name = ready.request.settings.name
+    def probe_one(self, bench, ready, path, traced, budget_ends_s):
+        name = ready.config.model.name
         self.traced.append(traced)
         self.does("probe", name)
         profile = example_profile()
-        train = profile.train.model_copy(update={"model": ready.request.settings})
+        train = profile.train.model_copy(update={"model": ready.config.model})
         profile = profile.model_copy(update={"train": train})
-        places.profile.parent.mkdir(exist_ok=True)
-        places.profile.write_text(profile_to_toml(profile))
-        return ProbedModel(path=places.profile, profile=profile, trials=(), previous=None)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(profile_to_toml(profile))
+        return ProbedModel(path=path, profile=profile, trials=(), previous=None)
 
-    def explore_settings(self, bench, stored, asked, manifest):
+    def explore_settings(self, bench, stored, probe, asked, manifest):
         self.does("explore", stored.profile.train.model.name, asked)
         assert isinstance(stored, StoredProfile)
         return stored, SimpleNamespace(choice="nothing is faster")
@@ -117,13 +117,16 @@ def stages(monkeypatch, clock):
 
 @pytest.fixture
 def asked(tmp_path):
-    models = tuple(ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b"))
-    probe = ProbeAsked(models=models, data=tmp_path / "data", out=tmp_path / "p", reports=tmp_path / "r", traced=False)
-    return TuneAsked(probe=probe, device="cpu", minutes=20.0, skip=frozenset({"explore"}))
+    models = [ModelSettings(name=name, config={"model_type": "bert"}) for name in ("a", "b")]
+    probes = tuple(
+        ProbeRequest(config=asked_config(one, seq_length_tokens=128), data=tmp_path / "data", reports=tmp_path / "r")
+        for one in models
+    )
+    return TuneRequest(probes=probes, out=tmp_path / "p", device="cpu", minutes=20.0, skip=frozenset({"explore"}))
 
 
 def run(asked, clock):
-    tuning = Tuning(asked=asked, clock=clock)
+    tuning = Tuning(request=asked, clock=clock)
     return tuning, tuning.run()
 
 
@@ -178,18 +181,12 @@ def test_the_network_is_measured_where_there_are_several_ranks(
         assert stages.network.nodes == measured
 
 
-def test_a_prediction_is_told_and_handed_on_to_the_probe(stages, asked, clock):
-    stages.expected = SimpleNamespace(usual="usual")
-    _, result = run(asked, clock)
-    assert told(result, "estimate").told == "20 rows of 128 tokens predicted to fit 1 GiB"
-    assert stages.traced == ["trace of a", "trace of b"]
-
-
-def test_a_model_that_cannot_be_traced_is_probed_all_the_same(stages, asked, clock):
+def test_a_prediction_is_handed_on_to_the_probe_and_a_model_that_cannot_be_traced_is_probed(stages, asked, clock):
     stages.expected = SimpleNamespace(usual="usual")
     stages.errors["estimate", "a"] = CannotTrace("no meta kernel", next_step="none")
     _, result = run(asked, clock)
     assert (told(result, "estimate").status, told(result, "estimate").told) == ("done", "no meta kernel")
+    assert told(result, "estimate", "b").told == "20 rows of 128 tokens predicted to fit 1 GiB"
     assert stages.traced == [None, "trace of b"]
 
 
@@ -234,7 +231,7 @@ def test_where_no_model_fits_there_is_no_report_and_nothing_to_do_next(stages, a
 )
 def test_what_concerns_all_models_ends_the_tuning(stages, asked, clock, capsys, error, words):
     stages.errors["workers", "a"] = error
-    tuning = Tuning(asked=asked, clock=clock)
+    tuning = Tuning(request=asked, clock=clock)
     with pytest.raises(type(error)):
         tuning.run()
     assert stages.order[-1] == ("workers", "a")
@@ -244,9 +241,8 @@ def test_what_concerns_all_models_ends_the_tuning(stages, asked, clock, capsys, 
 
 
 def test_models_whose_profiles_have_one_place_are_refused_before_anything_starts(stages, asked, clock, tmp_path):
-    probe = replace(asked.probe, out=tmp_path / "one.toml")
     with pytest.raises(Exception, match="names one file for 2 models"):
-        Tuning(asked=replace(asked, probe=probe), clock=clock).run()
+        Tuning(request=replace(asked, out=tmp_path / "one.toml"), clock=clock).run()
     assert stages.benches == 0
 
 
@@ -293,18 +289,15 @@ def test_time_in_children_is_that_of_the_server_and_of_ranks(stages, asked, cloc
 # Going on.
 
 
-def test_without_probing_the_profile_that_is_there_is_gone_on_from(stages, asked, clock):
+def test_without_probing_it_goes_on_from_the_profile_and_ends_if_there_is_none(stages, asked, clock):
+    with pytest.raises(Exception, match="a-cpu"):
+        run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
     run(asked, clock)
     stages.calls.clear()
     _, result = run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
     assert ("probe", "a") not in stages.order
     assert stages.order[0] == ("workers", "a")
     assert len(result.profiles) == 2
-
-
-def test_without_probing_and_without_a_profile_it_ends(stages, asked, clock):
-    with pytest.raises(Exception, match="a-cpu"):
-        run(replace(asked, skip=frozenset({"estimate", "probe", "explore"})), clock)
 
 
 def test_what_is_next_depends_on_the_nodes_and_on_what_was_measured_of_them(tmp_path):

@@ -23,7 +23,7 @@ from autotune.core.evidence import (
     WorkersEvidence,
     WorkersRow,
 )
-from autotune.core.exploration import ExploredRow, ExploreEvidence, KnobSettings
+from autotune.core.exploration import Configuration, ExploredRow, ExploreEvidence
 from autotune.core.interval import Interval
 from autotune.core.outcome import Measured, Outcome, OutOfMemory
 from autotune.core.profile import Constraints, Fingerprint, Profile, Provenance
@@ -91,7 +91,7 @@ def _probe(note: str) -> ProbeEvidence:
 
 
 def _explore(note: str) -> ExploreEvidence:
-    unexplored = KnobSettings(
+    unexplored = Configuration(
         precision="bf16", attention="auto", checkpointing="none", compile_layers=False, layout="packed",
         micro_batch_rows=64,
     )  # fmt: skip
