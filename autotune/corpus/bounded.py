@@ -34,52 +34,41 @@ _MAX_REASON_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a child may use.
-
-    Args:
-        wall_s: Seconds until it is killed; the processor time has the same limit.
-        added_bytes: Memory beyond what the forking process has already.
-        output_bytes: Largest file it may write.
-    """
+    """What a child may use."""
 
     wall_s: float = MAX_WALL_S
+    """Until it is killed; the processor time has the same limit."""
     added_bytes: int = MAX_ADDED_BYTES
+    """Memory beyond what the forking process has already."""
     output_bytes: int = MAX_OUTPUT_BYTES
+    """Largest file it may write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """A slice was read to its end.
-
-    Args:
-        samples: Samples written.
-        piece: The number of the piece that the last one went to.
-        rejected: Samples that could not be used.
-    """
+    """A slice was read to its end."""
 
     samples: int
     piece: int
+    """Number of the piece that the last sample went to."""
     rejected: int
+    """Samples that could not be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A slice was not read to its end, and what was written of it is not to be used.
-
-    Args:
-        reason: Why.
-        killed: Whether that may have been the doing of somebody else: an operator, or a machine without memory.
-    """
+    """A slice was not read to its end, and what was written of it is not to be used."""
 
     reason: str
     killed: bool = False
+    """Whether the file may be without blame: an operator, or a machine without memory, killed its reader."""
 
 
 Outcome = Extracted | Refused
 
 
 class CancelledError(Exception):
-    """The one who asked has gone away; the child was killed."""
+    """What asked has gone away; the child was killed."""
 
 
 def run_bounded(
@@ -87,13 +76,7 @@ def run_bounded(
 ) -> Sequence[Outcome] | Refused:
     """Run ``work`` in a child within the limits; whatever it raises, crashes on or exceeds is a refusal.
 
-    Args:
-        work: Called in the child.
-        limits: What the child may use.
-        cancel_fd: When this becomes readable (or its other end is closed), the child is killed.
-
-    Returns:
-        What ``work`` returned, or why it did not.
+    The child is killed when ``cancel_fd`` becomes readable, or its other end is closed.
 
     Raises:
         CancelledError: If that happened.
@@ -165,7 +148,7 @@ def _reply(read_fd: int) -> Sequence[Outcome] | Refused:
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """An outcome from its fields, from a process that nothing is taken on trust from.
+    """Make an outcome of fields from a process that is not trusted.
 
     Raises:
         ValueError: If they are not such fields; also KeyError and TypeError.
@@ -176,7 +159,7 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
 
 
 def printable(text: str) -> str:
-    """One short line without control characters: a stranger's file must not write to a terminal."""
+    """Return one short line without control characters: a stranger's file must not write to a terminal."""
     line = "".join(character if character.isprintable() else "?" for character in text)
     return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
 
@@ -188,7 +171,9 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int,
         # Should the parent die, nobody would take back what this one goes on writing.
         end_with_parent(parent)
         os.setsid()
-        _silence()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(nothing, fd)
         _limit(limits)
         try:
             reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
@@ -207,14 +192,8 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int,
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, or its kind."""
+    """Return what an error says, or its kind."""
     return printable(str(error) or type(error).__name__)
-
-
-def _silence() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(nothing, fd)
 
 
 def _limit(limits: Limits) -> None:
