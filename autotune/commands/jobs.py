@@ -210,7 +210,7 @@ class _Submitted:
 
 
 def _submit(request: JobRequest, script: str, after: str | None = None) -> _Submitted:
-    from autotune.cluster.submit import submit
+    from autotune.cluster.slurm import submit
     from autotune.store import write_atomically
     from trainer.events import utc_now
 
@@ -227,7 +227,7 @@ def _tell(jobs: Sequence[_Submitted], limit: str, *, wait: bool, as_json: bool) 
     Raises:
         SystemExit: If a job that was waited for failed, with its code.
     """
-    from autotune.cluster.follow import Ended, follow
+    from autotune.cluster.slurm import Ended, follow
     from autotune.show.answers import answer_json
 
     every: list[dict[str, Any]] = [
