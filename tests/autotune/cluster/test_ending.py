@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, Ending, ending_of, goes_on
+from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
+from autotune.cluster.slurm import Ended
 from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY
@@ -77,7 +78,7 @@ def test_a_word_that_is_there_is_not_waited_for(tmp_path):
     assert ending_of(tmp_path, said, 1, sleep=lambda seconds: pytest.fail("waits")).code == 75
 
 
-def lose(run, steps: int, checkpoint: str) -> Ending:
+def lose(run, steps: int, checkpoint: str) -> Ended:
     """One more start of a run, which ends with 75; the one before it is put aside as the trainer does."""
     writer, _ = choose_run(run, AUTO, resolved_of(CONFIG), {})
     assert read_exit(run) is None

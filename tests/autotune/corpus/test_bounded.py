@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.corpus.bounded import CancelledError, Extracted, Limits, Refused, run_bounded
+from autotune.corpus.extract import extract_slices
 from autotune.corpus.pieces import INDEX
-from autotune.corpus.worker import extract_slices
 
 DONE = [Extracted(samples=3, piece=0, rejected=1), Refused(reason="bad magic")]
 

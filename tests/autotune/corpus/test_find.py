@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.corpus import find as module
-from autotune.corpus.find import PARTITION_BYTES, find_files, partitions
-from autotune.corpus.sources import SOURCES, open_source
+from autotune.corpus import sources as module
+from autotune.corpus.sources import PARTITION_BYTES, SOURCES, find_files, open_source, partitions
 from autotune.corpus.sources.base import SLICE_BYTES, SourceOptions
 from autotune.errors import BadInput
 

@@ -10,16 +10,17 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from autotune.corpus import assemble, distinct, encode, enough, pieces, words
+from autotune.corpus import encode, pieces, words
 from autotune.corpus.elf import functions
 from autotune.corpus.encode import LengthLimit
-from autotune.corpus.place import publish
+from autotune.corpus.engine import Workers
+from autotune.corpus.pieces import ValidationSplit
 from autotune.corpus.prepare import prepare
 from autotune.corpus.request import Request
 from autotune.corpus.sources import text
 from autotune.corpus.sources.base import SourceOptions
-from autotune.corpus.split import ValidationSplit
 from autotune.corpus.tokenizer import SPECIAL_TOKENS
+from autotune.corpus.workplace import publish
 from autotune.errors import BadInput, MachineLacks
 from tests.system.faults.corpora import content
 from trainer.dataset import TokenDataset, read_manifest
@@ -28,9 +29,10 @@ NO_VALIDATION = ValidationSplit(share=0.0, seed=0)
 
 
 def run(silent, *sources, **options):
-    told = options.pop("told", [])
-    options.setdefault("workers", 1)
-    return prepare(Request(sources=tuple(map(str, sources)), **options), silent, told.append)
+    ways = {name: options.pop(name) for name in ("strict", "overwrite") if name in options}
+    out, told, workers = options.pop("out"), options.pop("told", []), Workers(count=options.pop("workers", 1))
+    request = Request(sources=tuple(map(str, sources)), **options)
+    return prepare(request, out, silent, told.append, workers=workers, **ways)
 
 
 def stored(directory, split="train"):
@@ -58,10 +60,10 @@ def lines(tmp_path) -> Path:
 def small_pieces(monkeypatch):
     """Everything in many parts, as with much data."""
     monkeypatch.setattr(pieces, "PIECE_SAMPLES", 64)
-    monkeypatch.setattr(distinct, "_BUCKET_SAMPLES", 100)
+    monkeypatch.setattr(pieces, "_BUCKET_SAMPLES", 100)
     monkeypatch.setattr(words, "_MERGE_BYTES", 4000)
     monkeypatch.setattr(words, "_WORDS_IN_MEMORY", 20)
-    monkeypatch.setattr(assemble, "SHARD_SAMPLES", 100)
+    monkeypatch.setattr(encode, "SHARD_SAMPLES", 100)
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)
 
 
@@ -109,7 +111,7 @@ def test_the_number_of_processes_and_of_parts_changes_no_byte(lines, tmp_path, s
         text.Slice(path=str(file.path), begin=begin, end=min(begin + 9000, file.size_bytes))
         for begin in range(0, file.size_bytes, 9000)
     ])  # fmt: skip
-    monkeypatch.setattr("autotune.corpus.find.PARTITION_BYTES", 9000)
+    monkeypatch.setattr("autotune.corpus.sources.PARTITION_BYTES", 9000)
     options = {"tokenizer": kind, "vocab_size": 320, "validation": ValidationSplit(share=0.2, seed=3)}
     run(silent, f"text:{lines}", out=tmp_path / "1", **options)
     run(silent, f"text:{lines}", out=tmp_path / "2", workers=2, **options)
@@ -358,7 +360,7 @@ def test_a_tokenizer_that_makes_no_token_is_refused(programs, tmp_path, silent):
 
 
 def test_the_bound_on_samples_is_the_one_that_the_command_line_tells():
-    assert enough.MAX_SAMPLES == 5_000_000
+    assert pieces.MAX_SAMPLES == 5_000_000
 
 
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "nothing.json"}], ids=["no sample", "no token"])

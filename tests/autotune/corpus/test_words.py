@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.corpus.learn import learnable_texts
-from autotune.corpus.words import SampledTexts, merges_for
+from autotune.corpus.words import SampledTexts, learnable_texts, merges_for
 
 
 @given(st.lists(st.text(), max_size=20))
@@ -55,9 +54,8 @@ def test_merges_are_as_many_as_words_and_their_bytes_need():
 _LEARN_FROM_PROTEINS = """
 import json, random
 from itertools import islice
-from autotune.corpus.learn import _DISTINCT_BYTES, learnable_texts
 from autotune.corpus.tokenizer import learn_bpe
-from autotune.corpus.words import SampledTexts
+from autotune.corpus.words import _DISTINCT_BYTES, SampledTexts, learnable_texts
 
 letters = random.Random(0)
 lines = "".join(json.dumps("".join(letters.choices("ACDEFGHIKLMNPQRSTVWY", k=300))) + "\\n" for _ in range(30_000))
