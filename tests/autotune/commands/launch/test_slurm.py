@@ -205,7 +205,8 @@ def test_what_a_site_requires_of_jobs_it_requires_of_runs_here(here, capsys, mon
 @pytest.mark.parametrize("required", [True, False])
 def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_jobs(here, monkeypatch, required):
     started = []
-    monkeypatch.setattr("autotune.cluster.local.run_child", lambda command, environment: started.append(command) or 1)
+    run_child = "autotune.cluster.torchrun.run_child"
+    monkeypatch.setattr(run_child, lambda command, environment: started.append(command) or 1)
     monkeypatch.setattr("autotune.cluster.ending.PATIENCE_HERE_S", 0.0)
     site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
     (here / "site.toml").write_text(site)
