@@ -32,6 +32,13 @@ class Shape:
     """Instead of the site's."""
 
 
+def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
+    """Return the processors of a node's task of so many ranks: as the site says, if it does."""
+    if site.slurm.cpus_per_rank is not None:
+        return site.slurm.cpus_per_rank * ranks
+    return site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else otherwise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureJob:
     """A measuring command as a job."""

@@ -1,4 +1,4 @@
-"""Is a node what the profile was tuned on, and does it see the same code and data? The comparison; pure."""
+"""Compare a node with what the profile was tuned on, and with the code and data it should see. Pure."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ class NodeProblem:
 
 
 def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
-    """What does not fit, what is cheapest to mend last."""
+    """Return what does not fit, what is cheapest to mend last."""
     found: list[NodeProblem] = []
 
     def check(field: str, want: object, have: object, next_step: str, *, wrong: bool) -> None:
@@ -93,7 +93,7 @@ def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
 
 
 def describe(node: NodeFacts) -> str:
-    """A node on one line."""
+    """Describe a node on one line."""
     gpus = ", ".join(
         f"{name} {format_bytes(total)}" for name, total in zip(node.gpu_names, node.gpu_total_bytes, strict=True)
     )

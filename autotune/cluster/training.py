@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cluster.batch import Shape, lines_of, prefixed, render, shared_values
+from autotune.cluster.batch import Shape, cpus_of, lines_of, prefixed, render, shared_values
 from autotune.cluster.site import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import Meeting, torchrun_command
 from autotune.core.profile import Profile
@@ -158,17 +158,12 @@ def term_lead_s(request: TrainRequest) -> int:
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
-    slurm, here = site.slurm, request.profile.fingerprint
-    cpus = here.allotted_cpus
-    if slurm.cpus_per_rank is not None:
-        cpus = slurm.cpus_per_rank * request.ranks
-    elif slurm.cpus_per_task > 1:
-        cpus = slurm.cpus_per_task
+    cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     return Shape(
         nodes=request.nodes,
         gpus=request.ranks if request.config.device == "cuda" else 0,
         cpus=cpus,
-        memory_mib=_memory_mib(request.profile, cpus * slurm.memory_mib_per_cpu),
+        memory_mib=_memory_mib(request.profile, cpus * site.slurm.memory_mib_per_cpu),
         time=request.time,
     )
 
