@@ -8,7 +8,7 @@ _SHOWN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Needed:
     """What a job needs of each of its nodes."""
 
     ranks: int
@@ -50,7 +50,7 @@ class NodeProblem:
     next_step: str
 
 
-def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
+def problems_of(expected: Needed, node: NodeFacts) -> tuple[NodeProblem, ...]:
     """Return what does not fit, what is cheapest to mend last."""
     found: list[NodeProblem] = []
 

@@ -2,7 +2,7 @@
 
 The process loads what reading needs once, so that a child starts at once. It speaks JSON lines: on standard input one
 request at a time; on standard output ``{"ready": true}`` at first, then one answer per request: ``{"outcomes"}``, one
-for each slice from the first to the last that was read, or the fields of ``Refused`` if the child did not come to its
+for each slice from the first to the last that was read, or the fields of ``Unread`` if the child did not come to its
 end, or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and ends.
 """
 
@@ -23,10 +23,10 @@ from autotune.corpus.bounded import (
     DISK_FULL,
     MAX_WALL_S,
     CancelledError,
+    ChildLimits,
     Extracted,
-    Limits,
     Outcome,
-    Refused,
+    Unread,
     outcome_of,
     reason_of,
     run_bounded,
@@ -83,7 +83,7 @@ def extract_partition(
     with _extraction_process() as process:
         for slices in _read_together(partition.slices):
             for part, outcome in _read(process, request | {"piece": piece}, slices):
-                if isinstance(outcome, Refused):
+                if isinstance(outcome, Unread):
                     rejected += 1
                     continue
                 files += part.begin == 0
@@ -146,7 +146,7 @@ class _Process:
                 next_step="Install again: pip install --force-reinstall encoder-autotune",
             )
 
-    def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Refused:
+    def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
         """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced.
 
         Raises:
@@ -160,11 +160,11 @@ class _Process:
         if not line.endswith(b"\n"):
             self.stop()
             self._start()
-            return Refused(reason="its extraction process died", killed=True)
+            return Unread(reason="its extraction process died", killed=True)
         reply = json.loads(line)
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
-        return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Refused(**reply)
+        return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Unread(**reply)
 
     def _read(self) -> bytes:
         assert self._process.stdout is not None
@@ -225,11 +225,11 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
     before = file_sizes(directory)
     told = {**request, "slices": [dataclasses.asdict(part) for part in slices]}
     outcome = process.extract(told)
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, Unread):
         take_back(directory, before)
         if outcome.killed:
             outcome = process.extract(told)
-    if not isinstance(outcome, Refused):
+    if not isinstance(outcome, Unread):
         return list(zip(slices, outcome, strict=False))
     take_back(directory, before)
     if len(slices) == 1:
@@ -240,7 +240,7 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
     for part in slices:
         read += _read(process, {**request, "piece": piece}, [part])
         last = read[-1][1]
-        piece = piece if isinstance(last, Refused) else last.piece
+        piece = piece if isinstance(last, Unread) else last.piece
     return read
 
 
@@ -260,7 +260,7 @@ def main() -> None:
         for library in SOURCES[request["kind"]].libraries:
             importlib.import_module(library)
         size_bytes = sum(part["end"] - part["begin"] for part in request["slices"])
-        limits = Limits(wall_s=MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
+        limits = ChildLimits(wall_s=MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
         try:
             outcome = run_bounded(functools.partial(extract_slices, request), limits, cancel_fd=_REQUEST_FD)
         except CancelledError:
@@ -268,7 +268,7 @@ def main() -> None:
         except OSError as error:
             _answer({"errno": error.errno})
             continue
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, Unread):
             _answer(dataclasses.asdict(outcome))
         else:
             _answer({"outcomes": [dataclasses.asdict(one) for one in outcome]})
@@ -301,7 +301,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
             if isinstance(error, OSError) and error.errno in DISK_FULL:
                 raise
             take_back(directory, before)
-            refused = Refused(reason=reason_of(error))
+            refused = Unread(reason=reason_of(error))
             note_refused(directory, Slice(**fields), refused)
             outcomes.append(refused)
             continue
@@ -313,7 +313,7 @@ def extract_slices(request: dict[str, Any]) -> list[Outcome]:
     return outcomes
 
 
-def note_refused(directory: Path, part: Slice, refused: Refused) -> None:
+def note_refused(directory: Path, part: Slice, refused: Unread) -> None:
     """List a slice among what could not be used."""
     try:
         whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size

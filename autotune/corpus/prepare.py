@@ -34,8 +34,8 @@ from autotune.corpus.request import Input, Request, find_input, request_key
 from autotune.corpus.sources.base import Reject
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.workplace import (
-    Meter,
     Receipt,
+    StageMeter,
     UnfinishedTask,
     Workplace,
     check_place,
@@ -77,7 +77,7 @@ class NothingUsableError(BadInput):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedDataset:
     """A published dataset, and the first things that were left out on the way."""
 
     directory: Path
@@ -95,7 +95,7 @@ def prepare(
     workers: Workers = _HERE,
     strict: bool = False,
     overwrite: bool = False,
-) -> Prepared:
+) -> PreparedDataset:
     """Build the dataset and publish it, continuing where an earlier run of the same request ended.
 
     Args:
@@ -133,7 +133,9 @@ def prepare(
             with open_workplace(out, key) as workplace:
                 try:
                     with open_engine(workplace, workers, len(found.partitions)) as engine:
-                        run = _Run(request=request, input=found, workplace=workplace, engine=engine, stages=stages)
+                        run = _Preparation(
+                            request=request, input=found, workplace=workplace, engine=engine, stages=stages
+                        )
                         manifest = run.all(given, strict=strict)
                 except NothingUsableError:
                     shutil.rmtree(workplace.path, ignore_errors=True)
@@ -143,7 +145,7 @@ def prepare(
                 check_place(out, overwrite=overwrite)
                 publish(workplace.dataset, out)
                 shutil.rmtree(unfinished, ignore_errors=True)
-    return Prepared(
+    return PreparedDataset(
         directory=shown,
         manifest=manifest,
         first_rejects=tuple(read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS)),
@@ -168,7 +170,7 @@ def read_rejects(path: Path, most: int) -> list[Reject]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _Preparation:
     """One run through the stages."""
 
     request: Request
@@ -341,7 +343,7 @@ class _Run:
         receipts: dict[int, Receipt] = {}
         (self.workplace.path / stage).mkdir(exist_ok=True)
         with self.stages(title) as update:
-            meter = Meter(update, sum(sizes), in_bytes=sizes_bytes is not None)
+            meter = StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
 
             def note(task: Task, receipt: Receipt, *, fresh: bool = True) -> None:
                 receipts[task.number] = receipt

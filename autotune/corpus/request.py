@@ -13,7 +13,7 @@ from autotune.core.dataset import DEFAULT_VOCAB_SIZE
 from autotune.corpus.encode import LengthLimit
 from autotune.corpus.pieces import ValidationSplit
 from autotune.corpus.sources import Found, find_files, open_source, partitions
-from autotune.corpus.sources.base import Partition, Reject, Source, SourceOptions
+from autotune.corpus.sources.base import Partition, RawSource, Reject, SourceOptions
 from autotune.errors import MachineLacks
 from trainer.progress import Update
 
@@ -48,7 +48,7 @@ class Request:
 class Input:
     """What a request reads: every source with its files, cut into partitions in reading order."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[RawSource, ...]
     found: tuple[Found, ...]
     partitions: tuple[Partition, ...]
 

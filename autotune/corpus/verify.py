@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
-from autotune.corpus.workplace import Meter
+from autotune.corpus.workplace import StageMeter
 from trainer.copying import in_threads
 from trainer.dataset import (
     MANIFEST_NAME,
@@ -71,7 +71,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
     faults = [*_foreign_files(directory, manifest), *_tokenizer_faults(directory, manifest)]
     with stage("verify") as update:
         # Of several threads: a sum that is a little behind does no harm.
-        meter = Meter(update, total_bytes, in_bytes=True)
+        meter = StageMeter(update, total_bytes, in_bytes=True)
         threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
         checked = in_threads(lambda one: _check_shard(directory, manifest, *one, meter), shards, threads)
     faults += [fault for found, _ in checked for fault in found]
@@ -88,7 +88,7 @@ def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
 
 
 def _check_shard(
-    directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: Meter
+    directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: StageMeter
 ) -> tuple[list[Fault], npt.NDArray[np.int64]]:
     """Also return the samples by the bins of the manifest's histogram."""
     offsets = _Offsets(shard.tokens, split.length_histogram)
@@ -145,7 +145,7 @@ def _check_file(
     sha256: str,
     *,
     look: Callable[[int, npt.NDArray[Any]], str | None],
-    meter: Meter,
+    meter: StageMeter,
 ) -> list[Fault]:
     """Read a file once: every chunk is hashed, and looked at until the first fault; an empty chunk is the end."""
     kind = np.dtype(dtype)

@@ -220,7 +220,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-class Meter:
+class StageMeter:
     """Adds up what is done of a stage, and its rate; what an earlier run did counts as done, and not for the rate."""
 
     def __init__(self, update: Update, total: int, *, in_bytes: bool) -> None:

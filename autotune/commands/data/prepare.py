@@ -20,7 +20,7 @@ from autotune.show.dataset import counts_of, facts_of, facts_text
 from trainer.progress import progress
 
 if TYPE_CHECKING:
-    from autotune.corpus.prepare import Prepared
+    from autotune.corpus.prepare import PreparedDataset
 
 _VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
@@ -200,7 +200,7 @@ def _say(text: str) -> None:
     sys.stderr.write(text)
 
 
-def _tell_left_out(prepared: "Prepared") -> None:
+def _tell_left_out(prepared: "PreparedDataset") -> None:
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         where = f", {reject.where}" if reject.where else ""

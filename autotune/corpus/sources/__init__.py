@@ -13,9 +13,9 @@ from autotune.corpus.sources.base import (
     MAX_SAMPLE_BYTES,
     TOO_LONG,
     Partition,
+    RawSource,
     Reject,
     Slice,
-    Source,
     SourceFile,
     SourceOptions,
     UnusableFileError,
@@ -113,12 +113,12 @@ def _why_not(value: object) -> str | None:
     return TOO_LONG if len(value) > MAX_SAMPLE_BYTES or len(value.encode()) > MAX_SAMPLE_BYTES else None
 
 
-SOURCES: dict[str, Source] = {
+SOURCES: dict[str, RawSource] = {
     source.kind: source for source in (ElfSource(), TextSource(), JsonlSource(), ParquetSource())
 }
 
 
-def open_source(spec: str) -> tuple[Source, str]:
+def open_source(spec: str) -> tuple[RawSource, str]:
     """Return the kind and the place that a specification such as ``elf:/usr/bin`` names.
 
     Raises:
@@ -150,7 +150,7 @@ class Found:
     unreadable: tuple[Reject, ...]
 
 
-def find_files(source: Source, place: str, update: Update = lambda done, total, note: None) -> Found:
+def find_files(source: RawSource, place: str, update: Update = lambda done, total, note: None) -> Found:
     """List the files of a kind behind a directory (with all below it), a file, or a glob.
 
     A file with several names, by symbolic or hard links, is listed once. The order is that of a hash of the file's
@@ -189,7 +189,7 @@ def find_files(source: Source, place: str, update: Update = lambda done, total, 
     return Found(files=tuple(files), other_files=other_files, unreadable=tuple(unreadable))
 
 
-def partitions(source: Source, files: Sequence[SourceFile], options: SourceOptions) -> list[Partition]:
+def partitions(source: RawSource, files: Sequence[SourceFile], options: SourceOptions) -> list[Partition]:
     """Group all slices of the files, in order, until a group is worth a task."""
     groups: list[Partition] = []
     waiting: list[Slice] = []
@@ -203,7 +203,7 @@ def partitions(source: Source, files: Sequence[SourceFile], options: SourceOptio
     return groups + ([Partition(kind=source.kind, slices=tuple(waiting))] if waiting else [])
 
 
-def _candidates(source: Source, place: str) -> list[tuple[Path, bool]]:
+def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
     """Return every path behind a place, and whether it was named: real names first, as a file goes by its own."""
     root = Path(place).expanduser().absolute()
     if root.is_dir():
@@ -228,7 +228,7 @@ def _reading_order(path: Path) -> tuple[bytes, bytes]:
     return hashlib.sha256(os.fsencode(path.name)).digest(), os.fsencode(path)
 
 
-def _nothing_found(source: Source, place: str, other_files: int, unreadable: int) -> BadInput:
+def _nothing_found(source: RawSource, place: str, other_files: int, unreadable: int) -> BadInput:
     choose = f"Name a place that holds some, such as {source.example}"
     if unreadable:
         return BadInput(

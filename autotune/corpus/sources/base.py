@@ -70,7 +70,7 @@ class SourceOptions:
     """Of text: what one sample is."""
 
 
-class Source(Protocol):
+class RawSource(Protocol):
     """One kind of raw data."""
 
     kind: str

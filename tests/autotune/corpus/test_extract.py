@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autotune.corpus import extract, pieces
-from autotune.corpus.bounded import Refused
+from autotune.corpus.bounded import Unread
 from autotune.corpus.elf import functions
 from autotune.corpus.extract import MAX_LISTED_REJECTS, extract_partition, extract_slices
 from autotune.corpus.pieces import PiecePaths, digest
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
             if victim == "process":
                 self._process.kill()
             else:
-                return Refused(reason="its reader was ended by signal 9", killed=True)
+                return Unread(reason="its reader was ended by signal 9", killed=True)
         return start(self, request)
 
     monkeypatch.setattr(extract._Process, "extract", killing)
@@ -154,7 +154,7 @@ def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
         killer.start()
         outcome = process.extract({**request, "slices": [part]})
         killer.join()
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, Unread)
         assert outcome.killed
         # Nobody has it open for reading any more.
         with pytest.raises(OSError, match="No such device"):
@@ -240,7 +240,7 @@ def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
     code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
     program = compile_c(code, "-nostdlib", "-static")
     (refused,) = extract_slices(request(program, tmp_path / "pieces"))
-    assert refused == Refused(reason="holds no function of two or more instructions")
+    assert refused == Unread(reason="holds no function of two or more instructions")
     assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
 
 

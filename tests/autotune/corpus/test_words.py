@@ -27,8 +27,12 @@ def test_sampled_texts_are_mixed():
     assert 200 < sum(number < 500 for number in first_half) < 300
 
 
-def test_texts_of_few_words_are_all_learned_from():
-    assert learnable_texts(["the same words in every line"] * 1000, 200) == 1000
+@pytest.mark.parametrize(
+    ("texts", "distinct_bytes", "count"),
+    [(["the same words in every line"] * 1000, 200, 1000), (["A" * 5000, "B"], 2000, 1)],
+)
+def test_texts_of_few_words_are_all_learned_from_and_at_least_one_however_long(texts, distinct_bytes, count):
+    assert learnable_texts(texts, distinct_bytes) == count
 
 
 @pytest.mark.parametrize("unit", [1, 2])
@@ -39,10 +43,6 @@ def test_texts_of_endless_words_are_learned_from_up_to_the_bound(unit):
     count = learnable_texts(proteins, 2000)
     sizes = [len(text.encode()) for text in proteins]
     assert sum(sizes[:count]) <= 2000 < sum(sizes[: count + 1])
-
-
-def test_one_text_is_learned_from_however_long_it_is():
-    assert learnable_texts(["A" * 5000, "B"], 2000) == 1
 
 
 def test_merges_are_as_many_as_words_and_their_bytes_need():

@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -82,22 +83,15 @@ def test_other_unfinished_work_of_the_same_place_is_found(tmp_path):
 
 
 def build(out, text="new", *, overwrite=False):
+    """Publish a directory; return what the one before it held, wherever that was left."""
     check_place(out, overwrite=overwrite)
-    dataset = out.resolve().parent / "work" / "dataset"
-    dataset.mkdir(parents=True)
-    (dataset / "manifest.json").write_text(text)
-    publish(dataset, out.resolve())
-    left = dataset / "manifest.json"
-    old = left.read_text() if left.exists() else None
-    left.unlink(missing_ok=True)
-    for directory in (dataset, dataset.with_name("replaced"), dataset.parent):
-        if directory.is_dir() and directory.name != "replaced":
-            directory.rmdir()
-        elif directory.is_dir():
-            old = (directory / "manifest.json").read_text()
-            (directory / "manifest.json").unlink()
-            directory.rmdir()
-    return old
+    work = out.resolve().parent / "work"
+    (work / "dataset").mkdir(parents=True)
+    (work / "dataset" / "manifest.json").write_text(text)
+    publish(work / "dataset", out.resolve())
+    left = [path.read_text() for path in work.rglob("manifest.json")]
+    shutil.rmtree(work)
+    return left[0] if left else None
 
 
 def test_a_finished_dataset_appears_under_its_name(tmp_path):
@@ -106,16 +100,18 @@ def test_a_finished_dataset_appears_under_its_name(tmp_path):
     assert (tmp_path / "below" / "data" / "manifest.json").read_text() == "new"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_plainly(tmp_path, number):
-    with pytest.raises(BadInput, match="no space left") as error, writing(tmp_path / "d"):
+@pytest.mark.parametrize(
+    ("number", "message", "next_step"),
+    [
+        (errno.ENOSPC, "no space left", "same command then goes on"),
+        (errno.EDQUOT, "no space left", "same command then goes on"),
+        (errno.EROFS, r"cannot write .*Read-only", "permission"),
+    ],
+)
+def test_what_cannot_be_written_says_why_and_what_to_do(tmp_path, number, message, next_step):
+    with pytest.raises(BadInput, match=message) as error, writing(tmp_path / "d"):
         raise OSError(number, os.strerror(number))
-    assert "same command then goes on" in error.value.next_step
-
-
-def test_any_other_failure_to_write_names_the_place(tmp_path):
-    with pytest.raises(BadInput, match=r"cannot write .*Read-only"), writing(tmp_path / "d"):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    assert next_step in error.value.next_step
 
 
 def test_an_empty_directory_is_used(tmp_path):
