@@ -4,7 +4,6 @@ Pure but for reading the template, which a site may replace by one of its own.
 """
 
 import importlib.resources
-import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,13 @@ class Shape:
     """Instead of the site's."""
 
 
+def cpus_of(site: SiteFile, ranks: int, otherwise: int) -> int:
+    """Return the processors of a node's task of so many ranks: as the site says, if it does."""
+    if site.slurm.cpus_per_rank is not None:
+        return site.slurm.cpus_per_rank * ranks
+    return site.slurm.cpus_per_task if site.slurm.cpus_per_task > 1 else otherwise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureJob:
     """A measuring command as a job."""
@@ -54,53 +60,16 @@ class MeasureJob:
     """Whether somebody typed the command; otherwise another job leads to this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainJob:
-    """A training run as a job that is started again until it is done."""
-
-    name: str
-    model: str
-    run: Path
-    script: Path
-    """Where the script will lie."""
-    shape: Shape
-    ranks: int
-    """On each node."""
-    autotune: Sequence[str]
-    """How this program is called there, without the site's prefix."""
-    torchrun: Sequence[str]
-    """One node's command up to its own options; words with a ``$`` are filled in there."""
-    trainer: Sequence[str]
-    """What each rank runs."""
-    preflight: Sequence[str]
-    """Arguments of the preflight."""
-    term_lead_s: int
-    chain: int = 1
-    """Jobs that follow one another."""
-    approved_sha256: str | None = None
-    """Of the profile that somebody approved, and from no other is trained; None where nobody has to."""
-    directory: Path | None = None
-    """Where it runs; None leaves that to where it is submitted from."""
-
-    @property
-    def log(self) -> Path:
-        """Of the job; of its nodes beside it."""
-        return self.run / "logs" / "%j.log"
-
-
 def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
-    """The script of a measuring job. A node's loss ends it: measurements are gone on with by hand, elsewhere."""
-    options = _options(job.name, job.shape, site, job.directory) | {"output": str(job.log), "no-requeue": ""}
+    """Return the script of a measuring job. A node's loss ends it: measurements are continued by hand, elsewhere."""
+    options = {"output": str(job.log), "no-requeue": ""}
     return render(
         template,
         {
+            **shared_values(job.name, job.shape, site, job.directory, options),
             "purpose": job.purpose,
-            "nodes": job.shape.nodes,
-            "cpus": job.shape.cpus,
-            "directives": _directives(options, site),
-            "prologue": site.prologue,
             "variables": job_variables(site) | dict(job.variables),
-            "command": _prefixed(site, shlex.join(job.command)),
+            "command": prefixed(site, shlex.join(job.command)),
             "typed": job.typed,
             "with_srun": job.with_srun,
             "prefix": site.command_prefix,
@@ -109,55 +78,15 @@ def measure_script(job: MeasureJob, site: SiteFile, template: str) -> str:
     )
 
 
-def train_script(job: TrainJob, site: SiteFile, template: str) -> str:
-    """The script of a training job."""
-    requeue = site.slurm.requeue and job.chain == 1
-    options = _options(job.name, job.shape, site, job.directory) | {
-        "signal": f"TERM@{job.term_lead_s}",
-        "requeue" if requeue else "no-requeue": "",
-        "dependency": "singleton" if job.chain > 1 else None,
-        "open-mode": "append",
-        "output": str(job.log),
-    }
-    interface = site.network.interface
-    return render(
-        template,
-        {
-            "model": job.model,
-            "run": str(job.run),
-            "script": str(job.script),
-            "nodes": job.shape.nodes,
-            "ranks": job.ranks,
-            "cpus": job.shape.cpus,
-            "chain": job.chain,
-            "approved": job.approved_sha256,
-            "requeue": requeue,
-            "directives": _directives(options, site),
-            "prologue": site.prologue,
-            "variables": job_variables(site),
-            "autotune": _prefixed(site, shlex.join(job.autotune)),
-            "preflight": _lines(site.command_prefix, job.autotune, job.preflight),
-            "torchrun": _lines(site.command_prefix, job.torchrun, filled_in=True),
-            "trainer": _lines("", job.trainer),
-            "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
-        },
-    )
-
-
 def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
-    """The text of a template: the site's own, relative to the site file, else this project's.
-
-    Args:
-        kind: ``measure`` or ``train``.
-        site: The cluster.
-        site_path: Where the site file lies.
+    """Return the text of a template, ``measure`` or ``train``: the site's own, relative to its file, or this project's.
 
     Raises:
         BadInput: If the site's own cannot be read.
     """
     own: str | None = getattr(site.templates, kind)
     if own is None:
-        return (importlib.resources.files("autotune.cluster") / "templates" / f"{kind}.sbatch").read_text("utf-8")
+        return _own_template(f"{kind}.sbatch")
     path = (site_path.parent if site_path else Path()) / own
     try:
         if path.stat().st_size > _MAX_TEMPLATE_BYTES:
@@ -170,8 +99,14 @@ def read_template(kind: str, site: SiteFile, site_path: Path | None) -> str:
         ) from error
 
 
+def _own_template(name: str) -> str:
+    return (importlib.resources.files("autotune.cluster") / "templates" / name).read_text("utf-8")
+
+
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Fill a template; a name that is not among the values is an error. Text goes in as it is, or by ``| quote``.
+
+    Any template may include ``head.sbatch``: directives, prologue, variables, and the job's end.
 
     Raises:
         BadInput: If the template is wrong.
@@ -181,7 +116,11 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     # Sandboxed: a template fills in values, whoever wrote it, and runs nothing here.
     environment = jinja2.sandbox.SandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=jinja2.DictLoader({"head.sbatch": _own_template("head.sbatch")}),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     try:
@@ -194,13 +133,23 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _options(name: str, shape: Shape, site: SiteFile, directory: Path | None) -> dict[str, str | None]:
-    """Long options of ``sbatch``; None leaves one out, an empty text gives it without a value."""
+def shared_values(
+    name: str, shape: Shape, site: SiteFile, directory: Path | None, more: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """Return what both templates fill in.
+
+    Args:
+        name: Of the job.
+        shape: What it takes.
+        site: The cluster.
+        directory: Where it runs; None leaves that to where it is submitted from.
+        more: Further long options of ``sbatch``; None leaves one out, an empty text gives it without a value.
+    """
     slurm = site.slurm
     memory = {"mem": slurm.mem} if slurm.mem is not None else {"mem-per-cpu": f"{slurm.memory_mib_per_cpu}M"}
     if slurm.mem is None and shape.memory_mib is not None:
         memory = {"mem": f"{shape.memory_mib}M"}
-    return {
+    options: dict[str, str | None] = {
         "job-name": name,
         "account": slurm.account,
         "partition": slurm.partition,
@@ -214,35 +163,34 @@ def _options(name: str, shape: Shape, site: SiteFile, directory: Path | None) ->
         **memory,
         "time": shape.time or slurm.time,
         "chdir": None if directory is None else str(directory),
+        **more,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        if not value.isprintable():
+            raise BadInput(f"--{option} of a job cannot be {value!r}", next_step="Use a name of printable characters.")
+    said = [f"--{option}={shlex.quote(value)}" if value else f"--{option}" for option, value in given.items()]
+    return {
+        "nodes": shape.nodes,
+        "cpus": shape.cpus,
+        "directives": said + slurm.extra,
+        "prologue": site.prologue,
+        "variables": job_variables(site),
     }
 
 
-def _directives(options: Mapping[str, str | None], site: SiteFile) -> list[str]:
-    for option, value in options.items():
-        if value is not None and not value.isprintable():
-            raise BadInput(f"--{option} of a job cannot be {value!r}", next_step="Use a name of printable characters.")
-    said = [
-        f"--{option}={shlex.quote(value)}" if value else f"--{option}"
-        for option, value in options.items()
-        if value is not None
-    ]
-    return said + site.slurm.extra
-
-
-def _prefixed(site: SiteFile, command: str) -> str:
+def prefixed(site: SiteFile, command: str) -> str:
+    """Return a command behind the site's prefix."""
     return f"{site.command_prefix} {command}".strip()
 
 
-def _lines(prefix: str, *commands: Sequence[str], filled_in: bool = False) -> list[str]:
-    """A command, an option with its value on each line.
+def lines_of(prefix: str, words: Sequence[str], *, filled_in: bool = False) -> list[str]:
+    """Return a command behind a prefix that stays as it is, an option with its value on each line.
 
-    Args:
-        prefix: Comes first, as it is.
-        commands: Words; all of them together are one command.
-        filled_in: Whether words with a ``$`` are for the shell to fill in.
+    With ``filled_in``, words with a ``$`` are for the shell to fill in.
     """
     lines: list[list[str]] = [[prefix] if prefix else []]
-    for word in itertools.chain(*commands):
+    for word in words:
         if word.startswith("--") and lines[0]:
             lines.append([])
         if filled_in and "$" in word:

@@ -3,9 +3,9 @@
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cluster.slurm import Ended
 from trainer.errors import TrainerError, TrainingFailed
 from trainer.record import EARLIER_DIRECTORY, EXIT_FILE, RunExit, read_exit
 from trainer.watch import REQUEUE
@@ -19,14 +19,6 @@ MOST_FRUITLESS_STARTS = 3
 _KILLED = 70
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """What the script is to exit with, and why."""
-
-    code: int
-    words: str
-
-
 def ending_of(
     run: Path,
     said_before: str,
@@ -34,8 +26,8 @@ def ending_of(
     *,
     patience_s: float = PATIENCE_S,
     sleep: Callable[[float], None] = time.sleep,
-) -> Ending:
-    """How this start ended.
+) -> Ended:
+    """Say how this start of a run ended.
 
     Args:
         run: The run directory.
@@ -45,12 +37,12 @@ def ending_of(
         sleep: Waits.
     """
     if job_code == 0 and (end := _read(run)) is not None and end.exit_code == 0:
-        return Ending(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do
+        return Ended(code=0, words=_words(end))  # as before, perhaps: there was nothing left to do
     waited_s = 0.0
     while _text(run).strip() in ("", said_before.strip()):
         if waited_s >= patience_s:
             code = _KILLED if job_code in (0, REQUEUE) else job_code
-            return Ending(
+            return Ended(
                 code=code,
                 words=f"this start left no word in {run / EXIT_FILE}: it never began to train, or was killed; torchrun "
                 f"gave {job_code}. Its nodes' logs may say why; nothing is started again by itself",
@@ -59,25 +51,20 @@ def ending_of(
         waited_s += _POLL_S
     end = _read(run)
     if end is None:
-        return Ending(code=_KILLED, words=f"{run / EXIT_FILE} cannot be read; nothing is started again by itself")
-    return _given_up(run, end) or Ending(code=end.exit_code, words=_words(end))
+        return Ended(code=_KILLED, words=f"{run / EXIT_FILE} cannot be read; nothing is started again by itself")
+    return _given_up(run, end) or Ended(code=end.exit_code, words=_words(end))
 
 
-def goes_on(run: Path, link: int) -> Ending:
-    """Whether a later job of a chain has anything to do: 75 when it has, else how the run ended.
-
-    Args:
-        run: The run directory.
-        link: Number of the job in its chain, for the message.
-    """
+def goes_on(run: Path, link: int) -> Ended:
+    """Say whether job number ``link`` of a chain has anything to do: 75 if it has, else how the run ended."""
     end = _read(run)
     if end is None:
-        return Ending(code=REQUEUE, words=f"job {link} of the chain: the one before it was killed; goes on")
+        return Ended(code=REQUEUE, words=f"job {link} of the chain: the one before it was killed; goes on")
     if (given_up := _given_up(run, end)) is not None:
-        return Ending(code=given_up.code, words=f"job {link} of the chain: nothing to do: {given_up.words}")
+        return Ended(code=given_up.code, words=f"job {link} of the chain: nothing to do: {given_up.words}")
     if end.requeue:
-        return Ending(code=REQUEUE, words=f"job {link} of the chain: goes on after step {end.steps}")
-    return Ending(code=end.exit_code, words=f"job {link} of the chain: nothing to do: {_words(end)}")
+        return Ended(code=REQUEUE, words=f"job {link} of the chain: goes on after step {end.steps}")
+    return Ended(code=end.exit_code, words=f"job {link} of the chain: nothing to do: {_words(end)}")
 
 
 def _words(end: RunExit) -> str:
@@ -85,12 +72,12 @@ def _words(end: RunExit) -> str:
     return f"the run ended with code {end.exit_code} at step {end.steps}: {end.reason}{goes_on}"
 
 
-def _given_up(run: Path, end: RunExit) -> Ending | None:
+def _given_up(run: Path, end: RunExit) -> Ended | None:
     """How a run ends that would go on, and has gone nowhere too often; None for all others."""
     if end.exit_code != REQUEUE or _fruitless_starts(run, end) < MOST_FRUITLESS_STARTS:
         return None
     newest = "no checkpoint" if end.checkpoint is None else f"no newer checkpoint than {end.checkpoint}"
-    return Ending(
+    return Ended(
         code=TrainingFailed.exit_code,
         words=f"{MOST_FRUITLESS_STARTS} starts in a row left {newest}; the last: {end.reason}. It is not started again "
         "by itself",

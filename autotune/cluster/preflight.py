@@ -1,4 +1,4 @@
-"""Is a node what the profile was tuned on, and does it see the same code and data? The comparison; pure."""
+"""Compare a node with what the profile was tuned on, and with the code and data it should see. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ _SHOWN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Needed:
     """What a job needs of each of its nodes."""
 
     ranks: int
@@ -50,8 +50,8 @@ class NodeProblem:
     next_step: str
 
 
-def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
-    """What does not fit, what is cheapest to mend last."""
+def problems_of(expected: Needed, node: NodeFacts) -> tuple[NodeProblem, ...]:
+    """Return what does not fit, what is cheapest to mend last."""
     found: list[NodeProblem] = []
 
     def check(field: str, want: object, have: object, next_step: str, *, wrong: bool) -> None:
@@ -93,7 +93,7 @@ def problems_of(expected: Expected, node: NodeFacts) -> tuple[NodeProblem, ...]:
 
 
 def describe(node: NodeFacts) -> str:
-    """A node on one line."""
+    """Describe a node on one line."""
     gpus = ", ".join(
         f"{name} {format_bytes(total)}" for name, total in zip(node.gpu_names, node.gpu_total_bytes, strict=True)
     )

@@ -1,19 +1,36 @@
-"""Reads this process's place in a SLURM cluster from its environment. Nothing is executed."""
+"""What SLURM says: of this process's place, of jobs that are submitted and asked about, and what their ends mean."""
 
-from collections.abc import Callable, Mapping
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.core.hardware import SlurmFacts
+from autotune.errors import EXIT_TERMINATED, AutotuneError, DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
 
+ASK_TIMEOUT_S = 60.0
+_LONGEST_WORDS = 500
 _COMMANDS = ("sbatch", "srun", "sinfo")
+_POLL_S = (0.5, 10.0)
+"""Shortest and longest time between two questions: a controller serves many people."""
+_POLL_GROWTH = 1.15
+_UNANSWERED = 30
+"""Questions in a row without an answer before waiting is given up."""
+_TAIL_BYTES = 4096
+_SIGNAL_CODES = 128
+RUNNING_STATES = frozenset({
+    "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SIGNALING",
+    "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "REQUEUE_FED", "RESV_DEL_HOLD",
+})  # fmt: skip
+
+Told = Callable[[str], None]
 
 
 def read_slurm(environment: Mapping[str, str], which: Callable[[str], str | None]) -> SlurmFacts:
-    """Describe the job this process runs in, if any, and the SLURM commands it could call.
-
-    Args:
-        environment: The process's environment variables.
-        which: Finds a command on PATH, as ``shutil.which`` does.
-    """
+    """Describe the job this process runs in, if any, and the SLURM commands that ``which`` finds. Executes nothing."""
     end_time = _whole(environment, "SLURM_JOB_END_TIME")
     return SlurmFacts(
         job_id=environment.get("SLURM_JOB_ID") or None,
@@ -41,3 +58,218 @@ def _gres_count(text: str) -> int | None:
     """Add up a request such as ``2``, ``h100:2`` or ``h100:2,a100:1``; ``None`` if it is none."""
     counts = [part.rpartition(":")[2].strip() for part in text.split(",")]
     return sum(map(int, counts)) if all(count.isascii() and count.isdecimal() for count in counts) else None
+
+
+class _NoAnswer(MachineLacks):
+    """A command of SLURM's took too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What SLURM knows of a job."""
+
+    state: str
+    """Such as ``PENDING``, ``RUNNING`` or ``NODE_FAIL``."""
+    reason: str = ""
+    """Why it waits, or why it ended."""
+    exit_code: int | None = None
+    """Of the script; None while it runs, or where a signal ended it."""
+    signal: int = 0
+    """What ended the script."""
+    nodes: str = ""
+
+
+def submit(script: Path, arguments: Sequence[str] = (), *, after: str | None = None) -> str:
+    """Submit a script; return the job's id.
+
+    ``after`` is a job that must have succeeded before this one begins; if it does not, this one leaves the queue.
+
+    Raises:
+        MachineLacks: If there is no ``sbatch``, or it refuses.
+    """
+    if shutil.which("sbatch") is None:
+        raise MachineLacks(
+            "cannot submit the job: sbatch is not here",
+            next_step=f"Run this on a login node of the cluster; the script is {script}.",
+        )
+    options = [] if after is None else [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    done = _run(["sbatch", "--parsable", *options, str(script), *arguments])
+    job = re.match(r"\d+", done.stdout.strip())
+    if done.returncode or job is None:
+        raise MachineLacks(
+            f"sbatch refused the job: {(done.stderr or done.stdout).strip()[:_LONGEST_WORDS]}",
+            next_step=f"Change the site file, or {script}, and submit that by hand: sbatch {script}",
+        )
+    return job[0]
+
+
+def ask_state(job: str) -> JobState | None:
+    """Return how a job is doing; None if SLURM does not answer at the moment.
+
+    Raises:
+        MachineLacks: If SLURM has forgotten the job, as it does some minutes after its end.
+    """
+    try:
+        done = _run(["scontrol", "--oneliner", "show", "job", job])
+    except _NoAnswer:
+        return None
+    if done.returncode == 0:
+        return parse_state(done.stdout)
+    if "Invalid job id" in done.stderr:
+        raise MachineLacks(
+            f"SLURM knows no job {job} any more: {done.stderr.strip()[:_LONGEST_WORDS]}",
+            next_step=f"Look at its log; where accounting is kept: sacct -j {job}",
+        )
+    return None
+
+
+def parse_state(text: str) -> JobState | None:
+    """Read what ``scontrol show job`` prints; None if it is something else. Pure."""
+    # Values may hold blanks (comments, names of files); the fields that are asked for come first, and hold none.
+    found: dict[str, str] = {}
+    for name, value in re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S*)", text):
+        found.setdefault(name, value)
+    state, ended = found.get("JobState"), re.fullmatch(r"(\d+):(\d+)", found.get("ExitCode", ""))
+    if state is None:
+        return None
+    code, number = (int(ended[1]), int(ended[2])) if ended else (None, 0)
+    return JobState(
+        state=state,
+        reason=_unless_none(found.get("Reason", "")),
+        exit_code=None if number else code,
+        signal=number,
+        nodes=_unless_none(found.get("NodeList", "")),
+    )
+
+
+def queued_jobs() -> dict[str, tuple[str, str]] | None:
+    """Return this user's jobs by name: id and state; None if SLURM cannot be asked."""
+    if shutil.which("squeue") is None:
+        return None
+    try:
+        done = _run(["squeue", "--me", "--noheader", "--format=%i|%T|%j"])
+    except MachineLacks:
+        return None
+    if done.returncode:
+        return None
+    rows = [line.strip().split("|", 2) for line in done.stdout.splitlines()]
+    return {row[2]: (row[0], row[1]) for row in rows if len(row) == 3}
+
+
+def _unless_none(text: str) -> str:
+    return "" if text in ("None", "(null)") else text
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise _NoAnswer(
+            f"{command[0]} did not answer within {ASK_TIMEOUT_S:g} s",
+            next_step="Try again later: SLURM is busy or away.",
+        ) from error
+    except OSError as error:
+        raise MachineLacks(
+            f"cannot run {command[0]}: {error.strerror}", next_step="Run this on a login node of the cluster."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a job, or a start of a training run, ended."""
+
+    code: int
+    """What to exit with."""
+    words: str = ""
+    """What there is to say."""
+
+
+def follow(job: str, log: Path, told: Told, *, ask: Callable[[str], JobState | None] = ask_state) -> Ended:
+    """Wait for a job's end; ``told`` is given what is new: queued and why, where it runs, the last line of its log.
+
+    Raises:
+        AutotuneError: If the job did not end by itself.
+        StoppedWaiting: On Ctrl-C; the job goes on.
+    """
+    try:
+        last = _wait(job, log, told, ask)
+    except KeyboardInterrupt as error:
+        raise StoppedWaiting(
+            f"stopped waiting; job {job} goes on, and writes to {log}",
+            next_step=f"Look after it: autotune launch status; end it: scancel {job}",
+        ) from error
+    return verdict(job, last, log, last_lines(log))
+
+
+def _wait(job: str, log: Path, told: Told, ask: Callable[[str], JobState | None]) -> JobState:
+    pause_s, unanswered, told_before, state_before = _POLL_S[0], 0, "", ""
+    while True:
+        state = ask(job)
+        unanswered = 0 if state is not None else unanswered + 1
+        if unanswered > _UNANSWERED:
+            raise MachineLacks(
+                f"SLURM does not answer any more; job {job} may go on", next_step=f"Ask later: scontrol show job {job}"
+            )
+        if state is not None:
+            now = describe(state, last_lines(log, count=1))
+            if now != told_before:
+                told(now)
+                told_before = now
+            if state.state != state_before:  # not with every line of the log: that may be one a second, for hours
+                pause_s, state_before = _POLL_S[0], state.state
+            if state.state not in RUNNING_STATES:
+                return state
+        time.sleep(pause_s)
+        pause_s = min(_POLL_S[1], pause_s * _POLL_GROWTH)
+
+
+def describe(state: JobState, line: str) -> str:
+    """Say on one line how a job is doing that is not over. Pure."""
+    if state.state == "PENDING":
+        return f"queued{f' ({state.reason})' if state.reason else ''}"
+    if state.state == "RUNNING":
+        return f"running on {state.nodes}{f': {line}' if line else ''}"
+    return state.state.lower().replace("_", " ")
+
+
+def verdict(job: str, state: JobState, log: Path, tail: str) -> Ended:
+    """Say what a job's end means. Pure.
+
+    Raises:
+        AutotuneError: If it did not end by itself; the exit code says whether the same command goes on.
+    """
+    indented = "\n".join(f"    {line}" for line in tail.splitlines())
+    shown = f"; the end of {log}:\n{indented}" if tail else f"; {log} says nothing"
+    nodes, again = state.nodes or "its node", "Run the same command again: it goes on from what was finished."
+    ends: dict[str, AutotuneError] = {
+        "TIMEOUT": StartAgain(f"job {job} ran into its time limit{shown}", next_step=again),
+        "DEADLINE": StartAgain(f"job {job} met its deadline{shown}", next_step=again),
+        "PREEMPTED": StartAgain(f"job {job} was pre-empted{shown}", next_step=again),
+        "NODE_FAIL": StartAgain(f"job {job} lost {nodes}: the node died{shown}", next_step=again),
+        "BOOT_FAIL": StartAgain(f"job {job}: {nodes} did not come up", next_step=again),
+        "OUT_OF_MEMORY": DoesNotFit(
+            f"job {job} was ended for taking more memory than it asked for{shown}",
+            next_step="Raise slurm.memory_mib_per_cpu or slurm.mem in the site file.",
+        ),
+    }
+    if state.state in ends:
+        raise ends[state.state]
+    if state.state == "CANCELLED":
+        return Ended(code=EXIT_TERMINATED, words=f"job {job} was cancelled by somebody else than this command{shown}")
+    if state.state == "COMPLETED":
+        return Ended(code=0)
+    code = state.exit_code if state.exit_code else _SIGNAL_CODES + state.signal
+    why = f"signal {state.signal}" if state.signal else f"exit code {code}"
+    return Ended(code=code, words=f"job {job} failed ({why}){shown}")
+
+
+def last_lines(log: Path, count: int = 8) -> str:
+    """Return the end of a log without control characters; empty while there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return "\n".join("".join(c for c in line if c.isprintable()) for line in lines[-count:])

@@ -1,17 +1,41 @@
-"""The command line of torchrun, on one node alone or on each of several. Pure."""
+"""Commands that start ranks: on this node, or on each of several; where their torchruns meet, and who starts them."""
 
+import contextlib
+import ipaddress
+import os
 import re
-from collections.abc import Sequence
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import MachineLacks
+from autotune.process import start
+from trainer.disk import write_atomically
 
 Version = tuple[int, int]
+Start = Callable[[Sequence[str]], list[str]]
+Addresses = Mapping[str, Sequence[str]]
+"""IPv4 addresses by interface."""
 
 _SHUTDOWN_TIMEOUT_SINCE: Version = (2, 13)
-DEFAULT_SHUTDOWN_S = 30
-"""How long torchrun waits for its ranks after a signal, where it cannot be told."""
 _STORE_TIMEOUT_S = 600
-"""How long a node waits for the one that keeps the store: as long as for all others, and as where nodes are numbered.
-Without it, 60 s."""
+"""How long a node waits for the one that keeps the store: as long as for all others. Without it, 60 s."""
+_FIRST_PORT, _PORTS = 20000, 10000
+"""Below those that Linux gives to outgoing connections (32768 and above)."""
+_STEP = 1009
+"""From one candidate to the next; a prime, so that neighbouring jobs do not run into each other's."""
+CANDIDATES = 8
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+STARTER_VARIABLE = "AUTOTUNE_STARTER"
+_POLL_S = 0.1
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FOR_TORCHRUN = {signal.SIGUSR1: signal.SIGTERM, signal.SIGUSR2: signal.SIGTERM}
+"""torchrun passes on fewer signals than the trainer hears; the others would end it at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +68,7 @@ def torchrun_command(
     meeting: Meeting | None = None,
     shutdown_s: int | None = None,
 ) -> tuple[str, ...]:
-    """One node's torchrun; what is started again is the whole job, so it restarts nothing by itself.
+    """Return one node's torchrun, which restarts nothing: what is started again is the whole job. Pure.
 
     Args:
         python: The interpreter.
@@ -58,7 +82,14 @@ def torchrun_command(
     if meeting is None:
         words.append("--standalone")
     else:
-        words += [f"--nnodes={meeting.nodes}", *_rendezvous(meeting)]
+        words.append(f"--nnodes={meeting.nodes}")
+        if meeting.node_rank is None:
+            told = f"is_host={meeting.is_host},read_timeout={_STORE_TIMEOUT_S}"
+            words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-conf={told}"]
+        else:
+            address, _, port = meeting.endpoint.rpartition(":")
+            words += ["--rdzv-backend=static", f"--master-addr={address}", f"--master-port={port}"]
+            words.append(f"--node-rank={meeting.node_rank}")
         words += [f"--rdzv-id={meeting.job}", f"--local-addr={meeting.address}"]
     words += [f"--nproc-per-node={ranks}", "--max-restarts=0"]
     if shutdown_s is not None and version_of(torch_version) >= _SHUTDOWN_TIMEOUT_SINCE:
@@ -66,20 +97,174 @@ def torchrun_command(
     return (*words, *arguments)
 
 
-def _rendezvous(meeting: Meeting) -> list[str]:
-    if meeting.node_rank is None:
-        told = f"is_host={meeting.is_host},read_timeout={_STORE_TIMEOUT_S}"
-        return ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting.endpoint}", f"--rdzv-conf={told}"]
-    address, _, port = meeting.endpoint.rpartition(":")
-    return [
-        "--rdzv-backend=static",
-        f"--master-addr={address}",
-        f"--master-port={port}",
-        f"--node-rank={meeting.node_rank}",
-    ]
-
-
 def version_of(text: str) -> Version:
-    """The first two numbers of a version; (0, 0) where there are none."""
+    """Return the first two numbers of a version; (0, 0) if there are none."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def on_this_node(ranks: int, torch_version: str) -> Start:
+    """Make the command of one torchrun of so many ranks."""
+    return lambda arguments: list(torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version))
+
+
+def on_nodes_of_job(nodes: int, ranks: int, torch_version: str, environment: Mapping[str, str] = os.environ) -> Start:
+    """Make the command of one torchrun on each of the job's first nodes, by one ``srun`` on the first of them.
+
+    Each has so many ranks, numbered from this node on: rank 0 is here. If the job's script starts things
+    (``start_outside``) it is asked to.
+    """
+    interface = next((environment[name] for name in INTERFACE_VARIABLES if environment.get(name)), None)
+    option = "" if interface is None else f" --interface {shlex.quote(interface)}"
+    job = environment["SLURM_JOB_ID"]
+
+    def command(arguments: Sequence[str]) -> list[str]:
+        here = own_address(interface, read_addresses(), resolve_own_name())
+        port, _ = choose_port(int(job), lambda port: is_free(here, port))
+        meeting = Meeting(
+            nodes=nodes, endpoint=f"{here}:{port}", job=job, address="$address", node_rank="$SLURM_NODEID"
+        )
+        words = torchrun_command(sys.executable, arguments, ranks=ranks, torch_version=torch_version, meeting=meeting)
+        asking = f"{shlex.quote(sys.executable)} -m autotune launch address{option}"
+        # gloo would otherwise go by the node's name, which may stand for an address that leads to no other node.
+        own = (
+            f'own=$({asking}) || exit\nread -r address interface <<< "$own"\n'
+            'export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"\nexec '
+        )
+        # Words with a $ are the node's own to fill in.
+        script = own + " ".join(word if "$" in word else shlex.quote(word) for word in words)
+        if environment.get(STARTER_VARIABLE):
+            return [sys.executable, "-m", "autotune", "launch", "outside", f"--nodes={nodes}", f"--script={script}"]
+        # In a larger job SLURM may choose other nodes for a step than the first ones.
+        this_one = environment.get("SLURMD_NODENAME")
+        with_this_one = [f"--nodelist={this_one}"] if this_one else []
+        return [
+            "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *with_this_one,
+            f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}", "--export=ALL", "--kill-on-bad-exit=1",
+            "bash", "-c", script,
+        ]  # fmt: skip
+
+    return command
+
+
+def start_outside(directory: Path, nodes: int, script: str) -> int:
+    """Let the job's script, outside of the container, run a bash script on so many nodes; a TERM is passed on.
+
+    In ``directory``, which both sides see, ``N.sh`` is what each node is to run and ``N.nodes`` how many; the job's
+    script answers with ``N.log``, which is written to standard output, and at last ``N.code``, the exit code of
+    ``srun``. ``N.end`` asks it to stop. One after the other, so the highest number is the one that runs.
+    """
+    number = 1 + len(list(directory.glob("*.nodes")))
+    asked = directory / str(number)
+    signal.signal(signal.SIGTERM, lambda *_: asked.with_suffix(".end").touch())
+    asked.with_suffix(".sh").write_text(script + "\n")
+    write_atomically(asked.with_suffix(".nodes"), f"{nodes}\n", durable=False)
+    answer = asked.with_suffix(".code")
+    while not answer.is_file():
+        time.sleep(_POLL_S)
+    log = asked.with_suffix(".log")
+    if log.is_file():
+        sys.stdout.write(log.read_text(errors="replace"))
+    return int(answer.read_text())
+
+
+def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command to its end, and return its exit code; signals are passed on, and nothing outlives this process."""
+    # It ends with this process; the ranks' own watch sees that, and they save and leave.
+    child = start(
+        command,
+        env=dict(environment),
+        # A terminal sends Ctrl-C to all of a session's foreground: passed on, it comes once.
+        start_new_session=True,
+    )
+
+    def pass_on(number: int, frame: object) -> None:
+        del frame
+        child.send_signal(_FOR_TORCHRUN.get(signal.Signals(number), number))
+
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def derived_ports(job: int) -> tuple[int, ...]:
+    """Return the ports that a job may use, first choice first. Pure."""
+    return tuple(_FIRST_PORT + (job + step * _STEP) % _PORTS for step in range(CANDIDATES))
+
+
+def choose_port(job: int, is_free: Callable[[int], bool]) -> tuple[int, tuple[int, ...]]:
+    """Return the first of a job's ports that is free, and those before it that are taken.
+
+    Raises:
+        MachineLacks: If none is.
+    """
+    ports = derived_ports(job)
+    for position, port in enumerate(ports):
+        if is_free(port):
+            return port, ports[:position]
+    raise MachineLacks(
+        f"none of the ports that follow from job {job} is free here: {', '.join(map(str, ports))}",
+        next_step="Submit the job again, or exclude this node: slurm.exclude in the site file.",
+    )
+
+
+def is_free(address: str, port: int) -> bool:
+    """Return whether nothing listens there."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an earlier job's closed connections do not count
+        try:
+            one.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def own_address(interface: str | None, addresses: Addresses, of_name: Iterable[str]) -> str:
+    """Return this node's IPv4 address, as other nodes reach it. Pure.
+
+    Args:
+        interface: The one to use; None takes what the node's name stands for, else the first that is not loopback.
+        addresses: All of the node.
+        of_name: What its name resolves to here.
+
+    Raises:
+        MachineLacks: If the interface is not there, or has no address.
+    """
+    if interface is not None:
+        if not addresses.get(interface):
+            having = ", ".join(name for name, listed in addresses.items() if listed)
+            raise MachineLacks(
+                f"the interface {interface} has no IPv4 address here; those with one: {having}",
+                next_step="Correct network.interface in the site file.",
+            )
+        return addresses[interface][0]
+    own = [one for listed in addresses.values() for one in listed]
+    # Debian lets a machine's name stand for 127.0.1.1, which every node would take for itself.
+    candidates = [one for one in of_name if one in own] + own
+    return next((one for one in candidates if not ipaddress.ip_address(one).is_loopback), "127.0.0.1")
+
+
+def interface_of(address: str, addresses: Addresses) -> str:
+    """Return the interface that has this address of the node. Pure."""
+    return next((name for name, listed in addresses.items() if address in listed), "lo")
+
+
+def read_addresses() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of this node by interface."""
+    import psutil
+
+    return {
+        name: [one.address for one in listed if one.family is socket.AF_INET]
+        for name, listed in psutil.net_if_addrs().items()
+    }
+
+
+def resolve_own_name() -> list[str]:
+    """Return what this node's name stands for; nothing if it does not resolve."""
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return []

@@ -1,11 +1,13 @@
-"""A training run as a job: what the profile and the site say becomes its shape, its command and its patience. Pure."""
+"""A training run as a job that is started again until it is done: a profile and a site become its script."""
 
 import math
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cluster.batch import Shape, TrainJob
+from autotune.cluster.batch import Shape, cpus_of, lines_of, prefixed, render, shared_values
 from autotune.cluster.site import SiteFile, SlurmSettings
 from autotune.cluster.torchrun import Meeting, torchrun_command
 from autotune.core.profile import Profile
@@ -37,52 +39,60 @@ class TrainRequest:
     assignments: Sequence[str]
     """``train.key=value``, as the command line gave them."""
     run: Path
-    nodes: int
     ranks: int
     """On each node."""
-    chain: int
-    time: str | None
-    python: str
     torch_version: str
     code_sha256: str
     directory: Path
     """Where relative paths begin."""
+    nodes: int = 1
+    chain: int = 1
+    """Jobs that follow one another."""
+    time: str | None = None
+    """Longest time of the job; None takes the site's."""
+    python: str = sys.executable
     reviews: Path | None = None
-    """Where the job finds at each of its starts whether the profile is approved; None where it need not be."""
+    """Where the job finds at each of its starts whether the profile is approved; None if it need not be."""
     approved_sha256: str | None = None
-    """By which a run's record names the profile that was approved; None where it need not be."""
+    """By which a run's record names the only profile that is trained from, the approved one; None if any will do."""
+
+    @property
+    def script(self) -> Path:
+        """Where the script of its job lies."""
+        return self.run / "train.sbatch"
+
+    @property
+    def log(self) -> Path:
+        """Of the job; of its nodes beside it."""
+        return self.run / "logs" / "%j.log"
 
 
 def default_ranks(profile: Profile) -> int:
-    """One for each GPU that the profile was tuned with; on CPUs as in its evidence."""
+    """Return one for each GPU that the profile was tuned with; on CPUs as in its evidence."""
     if profile.train.device == "cuda":
         return max(1, profile.fingerprint.gpu_count)
     return profile.local_ranks
 
 
-def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
-    """The job.
+def train_script(request: TrainRequest, site: SiteFile, template: str) -> str:
+    """Return the script of a training job.
 
     Raises:
         BadInput: If the time limit leaves nothing to train in.
     """
     shape = _shape(request, site)
     lead_s = site.slurm.term_lead_s or term_lead_s(request)
-    limit_s = SlurmSettings(time=shape.time or site.slurm.time).time_s
-    if limit_s < START_UP_S + lead_s:
+    limit = shape.time or site.slurm.time
+    if SlurmSettings(time=limit).time_s < START_UP_S + lead_s:
         raise BadInput(
-            f"the job's time limit, {shape.time or site.slurm.time}, cannot hold its start ({START_UP_S:g} s) and a "
-            f"save at its end ({lead_s} s)",
+            f"the job's time limit, {limit}, cannot hold its start ({START_UP_S:g} s) and a save at its end "
+            f"({lead_s} s)",
             next_step="Raise it: --time, or slurm.time in the site file.",
         )
     meeting = Meeting(
-        nodes=request.nodes,
-        endpoint="$endpoint",
-        job="$SLURM_JOB_ID",
-        address="$address",
-        is_host="$is_host",
+        nodes=request.nodes, endpoint="$endpoint", job="$SLURM_JOB_ID", address="$address", is_host="$is_host"
     )
-    command = torchrun_command(
+    torchrun = torchrun_command(
         request.python,
         [],
         ranks=request.ranks,
@@ -90,26 +100,38 @@ def training_job(request: TrainRequest, site: SiteFile) -> TrainJob:
         meeting=meeting,
         shutdown_s=lead_s - _SHUTDOWN_MARGIN_S,
     )
-    return TrainJob(
-        name=f"train-{request.run.name}",
-        model=request.config.model.name,
-        run=request.run,
-        script=request.run / "train.sbatch",
-        shape=shape,
-        ranks=request.ranks,
-        autotune=[request.python, "-m", "autotune"],
-        torchrun=command,
-        trainer=trainer_arguments(request, stage_to=site.node_local_path),
-        preflight=_preflight(request, shape.cpus),
-        term_lead_s=lead_s,
-        chain=request.chain,
-        approved_sha256=request.approved_sha256,
-        directory=request.directory,
+    autotune = [request.python, "-m", "autotune"]
+    requeue = site.slurm.requeue and request.chain == 1
+    options = {
+        "signal": f"TERM@{lead_s}",
+        "requeue" if requeue else "no-requeue": "",
+        "dependency": "singleton" if request.chain > 1 else None,
+        "open-mode": "append",
+        "output": str(request.log),
+    }
+    interface = site.network.interface
+    return render(
+        template,
+        {
+            **shared_values(f"train-{request.run.name}", shape, site, request.directory, options),
+            "model": request.config.model.name,
+            "run": str(request.run),
+            "script": str(request.script),
+            "ranks": request.ranks,
+            "chain": request.chain,
+            "approved": request.approved_sha256,
+            "requeue": requeue,
+            "autotune": prefixed(site, shlex.join(autotune)),
+            "preflight": lines_of(site.command_prefix, [*autotune, *_preflight(request, shape.cpus)]),
+            "torchrun": lines_of(site.command_prefix, torchrun, filled_in=True),
+            "trainer": lines_of("", trainer_arguments(request, stage_to=site.node_local_path)),
+            "interface_option": "" if interface is None else f" --interface {shlex.quote(interface)}",
+        },
     )
 
 
 def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[str]:
-    """What each rank runs; a dataset is staged where the site has local disks and the profile says nothing else."""
+    """Return what each rank runs; a dataset is staged if the site has local disks and the profile says nothing else."""
     words = ["-m", "trainer", "--profile", str(request.profile_path), "--data", str(request.data_dir)]
     words += ["--out", str(request.run), "--resume", "auto"]
     if request.approved_sha256 is not None:
@@ -122,7 +144,7 @@ def trainer_arguments(request: TrainRequest, *, stage_to: str | None) -> list[st
 
 
 def term_lead_s(request: TrainRequest) -> int:
-    """How long before its end a job is to be told: two steps, a save to a slow disk, and time to leave.
+    """Return how long before its end a job is told: two steps, a save to a slow disk, and time to leave.
 
     Left out: what other jobs take of the disk meanwhile.
     """
@@ -136,23 +158,18 @@ def term_lead_s(request: TrainRequest) -> int:
 
 
 def _shape(request: TrainRequest, site: SiteFile) -> Shape:
-    slurm, here = site.slurm, request.profile.fingerprint
-    cpus = here.allotted_cpus
-    if slurm.cpus_per_rank is not None:
-        cpus = slurm.cpus_per_rank * request.ranks
-    elif slurm.cpus_per_task > 1:
-        cpus = slurm.cpus_per_task
+    cpus = cpus_of(site, request.ranks, request.profile.fingerprint.allotted_cpus)
     return Shape(
         nodes=request.nodes,
         gpus=request.ranks if request.config.device == "cuda" else 0,
         cpus=cpus,
-        memory_mib=_memory_mib(request.profile, cpus * slurm.memory_mib_per_cpu),
+        memory_mib=_memory_mib(request.profile, cpus * site.slurm.memory_mib_per_cpu),
         time=request.time,
     )
 
 
 def _memory_mib(profile: Profile, usual_mib: int) -> int:
-    """What the site gives to so many processors; more where more was measured, never more than the node had."""
+    """Return what the site gives to so many processors; more if more was measured, never more than the node had."""
     workers = profile.evidence.workers
     rows = workers.rows if workers else []
     measured = [

@@ -75,15 +75,7 @@ class JobRequest:
 def submitted(
     context: typer.Context, request: JobRequest, slurm: str | None, *, wait: bool, dry_run: bool, as_json: bool
 ) -> bool:
-    """Do what ``--slurm`` asks for; the caller has nothing left to do where this gives True.
-
-    Args:
-        context: Holds the command line.
-        request: What the job is to be.
-        slurm: The option's value.
-        wait: Whether to follow the job to its end, and leave with its exit code.
-        dry_run: Whether only to print the script.
-        as_json: Whether to print one JSON object.
+    """Do what ``--slurm`` asks for; the caller has nothing left to do if this returns True.
 
     Raises:
         UsageError: If the options do not go together.
@@ -124,11 +116,12 @@ def submitted(
         if request.then is not None:
             print("\n" + script_of(request.then(_UNKNOWN_JOB)), end="")
         return True
-    jobs = [_submit(request, script_of(request))]
+    jobs = [_submit(request, script_of(request), site.slurm.time)]
     if request.then is not None:
-        second = request.then(jobs[0].number)
-        jobs.append(_submit(second, script_of(second), after=jobs[0].number))
-    _tell(jobs, site.slurm.time, wait=wait, as_json=as_json)
+        first = jobs[0]["job"]
+        second = request.then(first)
+        jobs.append(_submit(second, script_of(second), site.slurm.time, after=first))
+    _tell(jobs, wait=wait, as_json=as_json)
     return True
 
 
@@ -171,17 +164,13 @@ def job_of_profile(
 
 
 def arguments_of(context: typer.Context) -> tuple[str, ...]:
-    """The command line without the program, as the command line's own module has made it plain."""
+    """Return the command line without the program, as the command line's own module has made it plain."""
     told = context.find_root().obj
     return tuple(told) if isinstance(told, tuple) else tuple(sys.argv[1:])
 
 
 def command_in_job(arguments: Sequence[str]) -> list[str]:
-    """The command line without what makes it a job. Pure.
-
-    Args:
-        arguments: As ``plain_arguments`` gives them: the option's value is in the same word, or is the next one.
-    """
+    """Return the command line, as ``plain_arguments`` gives it, without what makes it a job. Pure."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -195,7 +184,7 @@ def command_in_job(arguments: Sequence[str]) -> list[str]:
 
 
 def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A command line in which ``--slurm`` always has its value: at the end, or before another option, the default.
+    """Give ``--slurm`` its value, the default, at the end of a command line or before another option.
 
     The parser knows no options whose value may be left out. Pure.
     """
@@ -213,17 +202,10 @@ def plain_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shape(request: JobRequest, site: "SiteFile") -> "Shape":
-    from autotune.cluster.batch import Shape
+    from autotune.cluster.batch import Shape, cpus_of
 
-    slurm = site.slurm
-    gpus = 0
-    if request.on_gpus:
-        gpus = request.ranks or slurm.gpus_per_node or 1
-    cpus = request.cpus or slurm.cpus_per_task
-    if slurm.cpus_per_rank is not None:
-        cpus = slurm.cpus_per_rank * (request.ranks or max(1, gpus))
-    elif slurm.cpus_per_task > 1:
-        cpus = slurm.cpus_per_task
+    gpus = (request.ranks or site.slurm.gpus_per_node or 1) if request.on_gpus else 0
+    cpus = cpus_of(site, request.ranks or max(1, gpus), request.cpus or site.slurm.cpus_per_task)
     return Shape(nodes=request.nodes, gpus=gpus, cpus=cpus)
 
 
@@ -241,16 +223,8 @@ def _check_time(request: JobRequest, site: "SiteFile", site_path: Path | None) -
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Submitted:
-    request: JobRequest
-    number: str
-    script: Path
-    log: Path
-
-
-def _submit(request: JobRequest, script: str, after: str | None = None) -> _Submitted:
-    from autotune.cluster.submit import submit
+def _submit(request: JobRequest, script: str, limit: str, after: str | None = None) -> dict[str, Any]:
+    from autotune.cluster.slurm import submit
     from autotune.store import write_atomically
     from trainer.events import utc_now
 
@@ -258,42 +232,37 @@ def _submit(request: JobRequest, script: str, after: str | None = None) -> _Subm
     path = place / f"{request.name}-{utc_now().replace(':', '').replace('-', '')}.sbatch"
     write_atomically(path, script)
     number = submit(path, after=after)
-    return _Submitted(request=request, number=number, script=path, log=place / f"{request.name}-{number}.log")
+    return {
+        "job": number,
+        "expected_minutes": request.expected_minutes,
+        "time_limit": limit,
+        "ledger": request.ledger,
+        "log": str(place / f"{request.name}-{number}.log"),
+        "script": str(path),
+    }
 
 
-def _tell(jobs: Sequence[_Submitted], limit: str, *, wait: bool, as_json: bool) -> None:
-    """Say what was submitted, and follow it where that is asked for.
+def _tell(jobs: Sequence[dict[str, Any]], *, wait: bool, as_json: bool) -> None:
+    """Say what was submitted, and follow it if that is asked for.
 
     Raises:
         SystemExit: If a job that was waited for failed, with its code.
     """
-    from autotune.cluster.follow import Ended, follow
+    from autotune.cluster.slurm import Ended, follow
     from autotune.show.answers import answer_json
 
-    every: list[dict[str, Any]] = [
-        {
-            "job": job.number,
-            "expected_minutes": job.request.expected_minutes,
-            "time_limit": limit,
-            "ledger": job.request.ledger,
-            "log": str(job.log),
-            "script": str(job.script),
-        }
-        for job in jobs
-    ]
     if not as_json:
-        print("\n\n".join(_as_text(told) for told in every), flush=True)
+        print("\n\n".join(map(_as_text, jobs)), flush=True)
     ended = Ended(code=0)
     for job in jobs if wait else ():
-        ended = follow(job.number, job.log, functools.partial(_say_of_job, job.number))
+        ended = follow(job["job"], Path(job["log"]), functools.partial(_say_of_job, job["job"]))
         if ended.code:
             break
     if as_json:
-        first, *further = every
-        code = ended.code if wait else None
-        print(answer_json({**first, "then": further, "exit_code": code}))
+        first, *further = jobs
+        print(answer_json({**first, "then": further, "exit_code": ended.code if wait else None}))
     if ended.code:
-        _say(f"error: {ended.words}\n")
+        sys.stderr.write(f"error: {ended.words}\n")
         raise SystemExit(ended.code)
 
 
@@ -312,9 +281,5 @@ def _as_text(told: dict[str, Any]) -> str:
 
 
 def _say_of_job(number: str, line: str) -> None:
-    _say(f"job {number}: {line}\n")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text)
+    sys.stderr.write(f"job {number}: {line}\n")
     sys.stderr.flush()

@@ -33,67 +33,50 @@ _MAX_REASON_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a child may use.
-
-    Args:
-        wall_s: Seconds until it is killed; the processor time has the same limit.
-        added_bytes: Memory beyond what the forking process has already.
-        output_bytes: Largest file it may write.
-    """
+class ChildLimits:
+    """What a child may use."""
 
     wall_s: float = MAX_WALL_S
+    """Until it is killed; the processor time has the same limit."""
     added_bytes: int = MAX_ADDED_BYTES
+    """Memory beyond what the forking process has already."""
     output_bytes: int = MAX_OUTPUT_BYTES
+    """Largest file it may write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """A slice was read to its end.
-
-    Args:
-        samples: Samples written.
-        piece: The number of the piece that the last one went to.
-        rejected: Samples that could not be used.
-    """
+    """A slice was read to its end."""
 
     samples: int
     piece: int
+    """Number of the piece that the last sample went to."""
     rejected: int
+    """Samples that could not be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A slice was not read to its end, and what was written of it is not to be used.
-
-    Args:
-        reason: Why.
-        killed: Whether that may have been the doing of somebody else: an operator, or a machine without memory.
-    """
+class Unread:
+    """A slice was not read to its end, and what was written of it is not to be used."""
 
     reason: str
     killed: bool = False
+    """Whether the file may be without blame: an operator, or a machine without memory, killed its reader."""
 
 
-Outcome = Extracted | Refused
+Outcome = Extracted | Unread
 
 
 class CancelledError(Exception):
-    """The one who asked has gone away; the child was killed."""
+    """What asked has gone away; the child was killed."""
 
 
 def run_bounded(
-    work: Callable[[], Sequence[Outcome]], limits: Limits, *, cancel_fd: int | None = None
-) -> Sequence[Outcome] | Refused:
+    work: Callable[[], Sequence[Outcome]], limits: ChildLimits, *, cancel_fd: int | None = None
+) -> Sequence[Outcome] | Unread:
     """Run ``work`` in a child within the limits; whatever it raises, crashes on or exceeds is a refusal.
 
-    Args:
-        work: Called in the child.
-        limits: What the child may use.
-        cancel_fd: When this becomes readable (or its other end is closed), the child is killed.
-
-    Returns:
-        What ``work`` returned, or why it did not.
+    The child is killed when ``cancel_fd`` becomes readable, or its other end is closed.
 
     Raises:
         CancelledError: If that happened.
@@ -115,7 +98,7 @@ def run_bounded(
         os.close(write_fd)
 
 
-def _wait(pid: int, limits: Limits, cancel_fd: int | None) -> Refused | None:
+def _wait(pid: int, limits: ChildLimits, cancel_fd: int | None) -> Unread | None:
     """Wait for the child's end without reaping it, so that its id stays its own until its group is killed."""
     exit_fd = os.pidfd_open(pid)
     try:
@@ -130,16 +113,16 @@ def _wait(pid: int, limits: Limits, cancel_fd: int | None) -> Refused | None:
         return _death(status, limits)
     if cancel_fd in ready:
         raise CancelledError
-    return Refused(reason=f"not finished after {limits.wall_s:g} s")
+    return Unread(reason=f"not finished after {limits.wall_s:g} s")
 
 
-def _death(end: os.waitid_result, limits: Limits) -> Refused | None:
+def _death(end: os.waitid_result, limits: ChildLimits) -> Unread | None:
     if end.si_code == os.CLD_EXITED:
-        return None if end.si_status == 0 else Refused(reason=f"its reader ended with status {end.si_status}")
+        return None if end.si_status == 0 else Unread(reason=f"its reader ended with status {end.si_status}")
     if end.si_status == signal.SIGXCPU:
-        return Refused(reason=f"not finished after {limits.wall_s:g} s of processor time")
+        return Unread(reason=f"not finished after {limits.wall_s:g} s of processor time")
     killed = end.si_status == signal.SIGKILL
-    return Refused(reason=f"its reader was ended by signal {end.si_status}", killed=killed)
+    return Unread(reason=f"its reader was ended by signal {end.si_status}", killed=killed)
 
 
 def _end(pid: int) -> None:
@@ -152,43 +135,45 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _reply(read_fd: int) -> Sequence[Outcome] | Refused:
+def _reply(read_fd: int) -> Sequence[Outcome] | Unread:
     try:
         reply = json.loads(os.read(read_fd, _MAX_REPLY_BYTES))
         if "reason" in reply:
-            return Refused(reason=printable(str(reply["reason"])))
+            return Unread(reason=printable(str(reply["reason"])))
         if "errno" not in reply:
             return [outcome_of(one) for one in reply["outcomes"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return Refused(reason="its reader gave no answer")
+        return Unread(reason="its reader gave no answer")
     raise OSError(reply["errno"], os.strerror(reply["errno"]))
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """An outcome from its fields, from a process that nothing is taken on trust from.
+    """Make an outcome of fields from a process that is not trusted.
 
     Raises:
         ValueError: If they are not such fields; also KeyError and TypeError.
     """
     if "reason" in told:
-        return Refused(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
+        return Unread(reason=printable(str(told["reason"])), killed=bool(told.get("killed")))
     return Extracted(**{field.name: int(told[field.name]) for field in dataclasses.fields(Extracted)})
 
 
 def printable(text: str) -> str:
-    """One short line without control characters: a stranger's file must not write to a terminal."""
+    """Return one short line without control characters: a stranger's file must not write to a terminal."""
     line = "".join(character if character.isprintable() else "?" for character in text)
     return line if len(line) <= _MAX_REASON_LENGTH else line[: _MAX_REASON_LENGTH - 1] + "…"
 
 
-def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int, parent: int) -> None:
+def _child(work: Callable[[], Sequence[Outcome]], limits: ChildLimits, write_fd: int, parent: int) -> None:
     """Never returns: an exception must not climb into the copy of the caller's stack."""
     status = 1
     try:
         # Should the parent die, nobody would take back what this one goes on writing.
         end_with_parent(parent)
         os.setsid()
-        _silence()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(nothing, fd)
         _limit(limits)
         try:
             reply: dict[str, object] = {"outcomes": [dataclasses.asdict(one) for one in work()]}
@@ -207,17 +192,11 @@ def _child(work: Callable[[], Sequence[Outcome]], limits: Limits, write_fd: int,
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, or its kind."""
+    """Return what an error says, or its kind."""
     return printable(str(error) or type(error).__name__)
 
 
-def _silence() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(nothing, fd)
-
-
-def _limit(limits: Limits) -> None:
+def _limit(limits: ChildLimits) -> None:
     # The sixth figure is data and stack: what the limit counts. Address space that is only reserved does no harm.
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     _lower(resource.RLIMIT_DATA, pages * resource.getpagesize() + limits.added_bytes)

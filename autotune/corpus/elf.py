@@ -11,15 +11,17 @@ the same line, or duplicates survive and the vocabulary fills with numbers that 
 * every other constant of 0x10000 or more, which in code that is not position-independent may be an address. Large
   masks and seeds, which are not addresses, are lost with them: the bytes do not tell the two apart.
 
-Bounds come from ``.eh_frame``. Left out are functions of one instruction, ranges outside executable sections, linkage
-stubs (``.plt``: one entry covers all of them and is no function), and functions that do not decode to their last byte,
-as a prefix would be a function that nobody wrote.
+Bounds come from ``.eh_frame``, which exception handling needs at run time, so that it survives ``strip``. Only the two
+addresses of each entry are read; every read is checked, and the loop always moves on. Left out are functions of one
+instruction, ranges outside executable sections, linkage stubs (``.plt``: one entry covers all of them and is no
+function), and functions that do not decode to their last byte, as a prefix would be a function that nobody wrote.
 
 The file may be hostile. It may make this code slow, hungry, or raise anything: run it through ``bounded``.
 """
 
 import functools
 import re
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +32,6 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
-from autotune.corpus.eh_frame import DamagedFramesError, function_ranges
 from autotune.corpus.sources.base import UnusableFileError
 
 NEXT_TOKEN = "[NEXT]"
@@ -48,13 +49,25 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _FROM_RIP = re.compile(r"\brip(?: [+-] \w+)?")
 _IMMEDIATE = re.compile(r"-?(?:0x[0-9a-f]+|\d+)")
 
+_EXTENDED_LENGTH = 0xFFFFFFFF
+_POINTER_FORMATS = {
+    0x00: struct.Struct("<Q"),
+    0x02: struct.Struct("<H"),
+    0x03: struct.Struct("<I"),
+    0x04: struct.Struct("<Q"),
+    0x0A: struct.Struct("<h"),
+    0x0B: struct.Struct("<i"),
+    0x0C: struct.Struct("<q"),
+}
+# A range is a size, so it is read without a sign whatever the sign of the address beside it.
+_RANGE_FORMATS = {2: struct.Struct("<H"), 4: struct.Struct("<I"), 8: struct.Struct("<Q")}
+_RELATIVE_TO_FIELD = 0x10
+_ADDRESS_MASK = 2**64 - 1
+_MAX_LEB_BYTES = 10
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Code:
-    """An executable section."""
 
-    address: int
-    content: bytes
+_Code = tuple[int, bytes]
+"""Address and content of an executable section."""
 
 
 def functions(path: Path) -> Iterator[str]:
@@ -74,15 +87,12 @@ def functions(path: Path) -> Iterator[str]:
             # pyelftools asserts on what it takes for granted about a file.
             raise UnusableFileError(f"damaged ELF: {error}") from error
     disassembler = Cs(CS_ARCH_X86, CS_MODE_64)
-    starts = [section.address for section in sections]
-    try:
-        for address, size_bytes in function_ranges(frames, frames_address):
-            code = _code_at(sections, starts, address, size_bytes)
-            text = _text(disassembler, code, address) if code else None
-            if text is not None:
-                yield text
-    except DamagedFramesError as error:
-        raise UnusableFileError(str(error)) from error
+    starts = [address for address, _ in sections]
+    for address, size_bytes in function_ranges(frames, frames_address):
+        code = _code_at(sections, starts, address, size_bytes)
+        text = _text(disassembler, code, address) if code else None
+        if text is not None:
+            yield text
 
 
 def _check_header(elf: ELFFile) -> None:
@@ -93,7 +103,7 @@ def _check_header(elf: ELFFile) -> None:
 
 
 def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[_Code]]:
-    """The frame table, its address, and the executable sections in the order of their addresses."""
+    """Return the frame table, its address, and the executable sections in the order of their addresses."""
     frames: bytes | None = None
     frames_address = 0
     sections: list[_Code] = []
@@ -103,22 +113,22 @@ def _read_sections(elf: ELFFile) -> tuple[bytes, int, list[_Code]]:
         if section.name == ".eh_frame":
             frames, frames_address = section.data(), section["sh_addr"]
         elif section["sh_flags"] & SH_FLAGS.SHF_EXECINSTR and not section.name.startswith(".plt"):
-            sections.append(_Code(address=section["sh_addr"], content=section.data()))
+            sections.append((section["sh_addr"], section.data()))
     if frames is None:
         raise UnusableFileError("no .eh_frame section, so no function bounds")
     if not sections:
         raise UnusableFileError("no executable section")
-    sections.sort(key=lambda code: code.address)
+    sections.sort(key=lambda code: code[0])
     return frames, frames_address, sections
 
 
 def _code_at(sections: list[_Code], starts: list[int], address: int, size_bytes: int) -> bytes | None:
-    """The bytes of a range, or None when it is not wholly inside one executable section."""
+    """Return the bytes of a range; None if it is not wholly inside one executable section."""
     index = bisect_right(starts, address) - 1
     if index < 0 or not 0 < size_bytes <= MAX_FUNCTION_BYTES:
         return None
-    begin = address - sections[index].address
-    content = sections[index].content
+    first, content = sections[index]
+    begin = address - first
     return content[begin : begin + size_bytes] if begin + size_bytes <= len(content) else None
 
 
@@ -135,10 +145,12 @@ def _text(disassembler: Cs, code: bytes, address: int) -> str | None:
 
 @functools.lru_cache(maxsize=_CACHED_INSTRUCTIONS)
 def instruction_text(mnemonic: str, operands: str) -> str:
-    """The tokens of one instruction as the disassembler prints it, ``[NEXT]`` included."""
+    """Return the tokens of one instruction as the disassembler prints it, ``[NEXT]`` included."""
     tokens = ["_".join(mnemonic.split())]
     if operands:
-        branches = _is_branch(mnemonic)
+        # The last word: prefixes such as ``bnd`` and ``notrack`` come before it.
+        name = mnemonic.rsplit(" ", 1)[-1]
+        branches = name.startswith(("j", "loop")) or name in ("call", "lcall", "ljmp", "xbegin")
         tokens += [_operand(operand, branches) for operand in operands.split(", ")]
     tokens.append(NEXT_TOKEN)
     return " ".join(tokens)
@@ -148,14 +160,108 @@ def _operand(operand: str, branches: bool) -> str:
     if branches and _IMMEDIATE.fullmatch(operand):
         return ADDRESS_TOKEN
     fixed = _FROM_RIP.sub(f"rip+{ADDRESS_TOKEN}", operand)
-    return _HEXADECIMAL.sub(_constant, fixed).replace(" ", "")
+    constants = _HEXADECIMAL.sub(lambda found: ADDRESS_TOKEN if int(found[0], 16) >= _ADDRESS_FROM else found[0], fixed)
+    return constants.replace(" ", "")
 
 
-def _constant(match: re.Match[str]) -> str:
-    return ADDRESS_TOKEN if int(match[0], 16) >= _ADDRESS_FROM else match[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encoding:
+    """How an entry's addresses are written."""
+
+    address: struct.Struct
+    size: struct.Struct
+    relative: bool
 
 
-def _is_branch(mnemonic: str) -> bool:
-    # The last word: prefixes such as ``bnd`` and ``notrack`` come before it.
-    name = mnemonic.rsplit(" ", 1)[-1]
-    return name.startswith(("j", "loop")) or name in ("call", "lcall", "ljmp", "xbegin")
+def function_ranges(section: bytes, section_address: int) -> Iterator[tuple[int, int]]:
+    """Yield (first address, size in bytes) for every entry, in the section's order.
+
+    Layout: Linux Standard Base Core 5.0, "Exception Frames" (refspecs.linuxfoundation.org).
+
+    Args:
+        section: The content of ``.eh_frame`` of a little-endian 64-bit file.
+        section_address: The virtual address of its first byte.
+
+    Raises:
+        UnusableFileError: If the bytes are not such a table; ranges before the damage were already given.
+    """
+    encodings: dict[int, _Encoding] = {}
+    position = 0
+    try:
+        while position + 4 <= len(section):
+            (length,) = struct.unpack_from("<I", section, position)
+            body, end = position + 4, position + 4 + length
+            if length == 0:
+                # A terminator; linkers that joined several tables leave more entries behind one.
+                position = body
+                continue
+            if length == _EXTENDED_LENGTH or length < 4 or end > len(section):
+                raise UnusableFileError(f".eh_frame entry at {position:#x} has length {length:#x}")
+            (back,) = struct.unpack_from("<I", section, body)
+            if back == 0:
+                encodings[position] = _common_encoding(section[body + 4 : end])
+            else:
+                yield _range(section, section_address, body + 4, encodings[body - back])
+            position = end
+    except (struct.error, IndexError, KeyError) as error:
+        raise UnusableFileError(f".eh_frame entry at {position:#x} is damaged") from error
+
+
+def _range(section: bytes, section_address: int, position: int, encoding: _Encoding) -> tuple[int, int]:
+    (address,) = encoding.address.unpack_from(section, position)
+    (size,) = encoding.size.unpack_from(section, position + encoding.address.size)
+    if encoding.relative:
+        address += section_address + position
+    return address & _ADDRESS_MASK, size
+
+
+def _common_encoding(entry: bytes) -> _Encoding:
+    """Read the address encoding from a common entry (CIE), the part after its id."""
+    version = entry[0]
+    if version not in (1, 3):
+        raise UnusableFileError(f".eh_frame version {version} is unknown")
+    augmentation_end = entry.index(0, 1) if 0 in entry[1:] else len(entry)
+    augmentation = entry[1:augmentation_end]
+    if not augmentation:
+        return _encoding(0)
+    if not augmentation.startswith(b"z"):
+        raise UnusableFileError(f".eh_frame augmentation {augmentation[:8]!r} is unknown")
+    position = augmentation_end + 1
+    # Alignment factors of code and data, the return register (one byte in version 1), and the augmentation's length.
+    for _ in range(2):
+        position = _after_leb(entry, position)
+    position = position + 1 if version == 1 else _after_leb(entry, position)
+    position = _after_leb(entry, position)
+    for letter in augmentation[1:].decode("latin1"):
+        if letter == "R":
+            return _encoding(entry[position])
+        if letter == "P":
+            position += 1 + _pointer_format(entry[position]).size
+        elif letter == "L":
+            position += 1
+        elif letter not in "SB":
+            break
+    return _encoding(0)
+
+
+def _encoding(code: int) -> _Encoding:
+    application = code & 0xF0
+    if application not in (0, _RELATIVE_TO_FIELD):
+        raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
+    address = _pointer_format(code)
+    return _Encoding(address=address, size=_RANGE_FORMATS[address.size], relative=application == _RELATIVE_TO_FIELD)
+
+
+def _pointer_format(code: int) -> struct.Struct:
+    pointer = _POINTER_FORMATS.get(code & 0x0F)
+    if pointer is None:
+        raise UnusableFileError(f".eh_frame pointer encoding {code:#x} is unknown")
+    return pointer
+
+
+def _after_leb(entry: bytes, position: int) -> int:
+    """The position behind a variable-length number."""
+    for end in range(position, position + _MAX_LEB_BYTES):
+        if entry[end] < 0x80:
+            return end + 1
+    raise UnusableFileError(".eh_frame holds a number that is too long")

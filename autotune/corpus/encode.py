@@ -1,24 +1,32 @@
-"""One piece of text to ids: the part of training, the part of validation, and what there is to say of them."""
+"""Pieces of text to ids, with what there is to say of them; and encoded pieces to the shards of a dataset."""
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.corpus.distinct import kept_samples, read_pieces
-from autotune.corpus.pieces import read_index, read_samples
-from autotune.corpus.split import ValidationSplit
+from autotune.corpus.pieces import Selection
 from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
 from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from autotune.errors import InternalError
+from trainer.dataset import TOKENIZER_NAME, Shard
 
-STAGE = "encode"
-TOKENIZER_FILE = "tokenizer.json"
+ENCODE, ASSEMBLE = "encode", "assemble"
 SPLITS = ("train", "validation")
 # A batch of texts to encode: large enough for the tokenizer to run at its speed, small enough for any memory.
 _BATCH_CHARACTERS = 2**20
+# 512 MiB of uint16: few enough files for any number of samples, and small enough to copy and check in parallel.
+SHARD_TOKENS = 2**28
+SHARD_SAMPLES = 2**24
+_HEADER_BYTES = 128
+_COPY_BYTES = 2**22
+_LENGTHS_AT_ONCE = 2**20
 
 Ids = npt.NDArray[np.uint32]
 
@@ -31,7 +39,7 @@ class LengthLimit:
     long: Literal["truncate", "split"]
 
     def applied(self, ids: Ids) -> list[Ids]:
-        """The samples that one sample becomes."""
+        """Return the samples that one sample becomes."""
         if self.max_tokens is None or len(ids) <= self.max_tokens:
             return [ids]
         if self.long == "truncate":
@@ -40,28 +48,18 @@ class LengthLimit:
 
 
 def encode_piece(
-    workplace: Workplace,
-    task: UnfinishedTask,
-    *,
-    number: int,
-    buckets: int,
-    split: ValidationSplit,
-    limit: LengthLimit,
+    workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection, limit: LengthLimit
 ) -> Receipt:
     """Encode the samples of one piece that are to be used."""
-    tokenizer = load_tokenizer(workplace.path / TOKENIZER_FILE)
-    piece = read_pieces(workplace)[number]
-    paths = piece.paths(workplace)
-    kept = kept_samples(workplace, piece, number, buckets)
-    validation = split.chosen(read_index(paths))
+    tokenizer = load_tokenizer(workplace.path / TOKENIZER_NAME)
+    paths, *selected = selection.of(workplace, number)
     receipt: Receipt = {}
-    for name, wanted in zip(SPLITS, (kept & ~validation, kept & validation), strict=True):
-        texts = read_samples(paths, wanted)
+    for name, wanted in zip(SPLITS, selected, strict=True):
         with (
             (task.directory / f"{name}.ids").open("wb") as ids,
             (task.directory / f"{name}.lengths").open("wb") as lengths,
         ):
-            receipt[name] = _encode(texts, tokenizer, limit, ids, lengths)
+            receipt[name] = _encode(paths.read_samples(wanted), tokenizer, limit, ids, lengths)
     return receipt
 
 
@@ -70,7 +68,6 @@ def _encode(
 ) -> dict[str, Any]:
     counts = np.zeros(len(HISTOGRAM_EDGES), dtype=np.int64)
     said = dict.fromkeys(("samples", "tokens", "unknown", "empty", "truncated", "split"), 0)
-    dtype = np.dtype(tokenizer.dtype)
     for batch in _batches(texts):
         stored: list[Ids] = []
         for ids in tokenizer.encode(batch):
@@ -84,7 +81,7 @@ def _encode(
             continue
         lengths = np.array([len(ids) for ids in stored], dtype="<u4")
         joined = np.concatenate(stored)
-        ids_file.write(joined.astype(dtype.newbyteorder("<")).tobytes())
+        ids_file.write(joined.astype(np.dtype(tokenizer.dtype).newbyteorder("<")).tobytes())
         lengths_file.write(lengths.tobytes())
         bins = np.searchsorted(HISTOGRAM_EDGES, lengths, side="right") - 1
         counts += np.bincount(bins, minlength=len(counts))
@@ -95,7 +92,7 @@ def _encode(
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in groups of about the same number of characters: one can be as long as a thousand others."""
+    """Yield texts in groups of about the same number of characters: one can be as long as a thousand others."""
     batch: list[str] = []
     characters = 0
     for text in texts:
@@ -106,3 +103,95 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def shard_edges(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return which pieces make a shard: first, and one behind the last. Pieces stay whole, and a shard within bounds.
+
+    Args:
+        sizes: Samples and tokens of each piece; one that is larger than a shard may be has one of its own.
+    """
+    edges: list[tuple[int, int]] = []
+    first = samples = tokens = 0
+    for number, (more_samples, more_tokens) in enumerate(sizes):
+        if samples and (samples + more_samples > SHARD_SAMPLES or tokens + more_tokens > SHARD_TOKENS):
+            edges.append((first, number))
+            first, samples, tokens = number, 0, 0
+        samples, tokens = samples + more_samples, tokens + more_tokens
+    if samples:
+        edges.append((first, len(sizes)))
+    return edges
+
+
+def assemble_shard(
+    workplace: Workplace,
+    task: UnfinishedTask,
+    *,
+    split: str,
+    shard: int,
+    pieces: tuple[int, int],
+    samples: int,
+    tokens: int,
+    dtype: str,
+) -> Receipt:
+    """Join the pieces of a shard into its two files."""
+    sources = [workplace.directory(ENCODE, number) for number in range(*pieces)]
+    tokens_file, offsets_file = (f"{split}-{kind}-{shard:05d}.npy" for kind in ("tokens", "offsets"))
+    ids = (content for source in sources for content in _chunks(source / f"{split}.ids"))
+    return {
+        "tokens_file": tokens_file,
+        "offsets_file": offsets_file,
+        "samples": samples,
+        "tokens": tokens,
+        "tokens_sha256": _write_npy(task.directory / tokens_file, np.dtype(dtype), tokens, ids),
+        "offsets_sha256": _write_npy(
+            task.directory / offsets_file, np.dtype("<u8"), samples + 1, _offsets(sources, split)
+        ),
+    }
+
+
+def _write_npy(path: Path, dtype: np.dtype[Any], length: int, contents: Iterable[bytes]) -> str:
+    """Write a one-dimensional array of little-endian numbers after a header of fixed size; return its SHA-256."""
+    text = f"{{'descr': '{dtype.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({length},), }}"
+    padded_bytes = _HEADER_BYTES - 10
+    header = b"\x93NUMPY\x01\x00" + padded_bytes.to_bytes(2, "little") + text.ljust(padded_bytes - 1).encode() + b"\n"
+    hashed = hashlib.sha256(header)
+    with path.open("xb", buffering=2**20) as file:
+        file.write(header)
+        for content in contents:
+            hashed.update(content)
+            file.write(content)
+    return hashed.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while content := file.read(_COPY_BYTES):
+            yield content
+
+
+def _offsets(sources: Sequence[Path], split: str) -> Iterator[bytes]:
+    yield bytes(8)
+    end = np.uint64(0)
+    for source in sources:
+        with (source / f"{split}.lengths").open("rb") as file:
+            while len(lengths := np.fromfile(file, dtype="<u4", count=_LENGTHS_AT_ONCE)):
+                ends = end + np.cumsum(lengths, dtype="<u8")
+                yield ends.tobytes()
+                end = ends[-1]
+
+
+def gather(workplace: Workplace, directory: Path, shard: Shard) -> None:
+    """Move a shard's files to the dataset; those that an earlier run moved are there.
+
+    Raises:
+        InternalError: If a file is in neither place.
+    """
+    for name in (shard.tokens_file, shard.offsets_file):
+        if (directory / name).exists():
+            (directory / name).rename(workplace.dataset / name)
+        if not (workplace.dataset / name).exists():
+            raise InternalError(
+                f"{name} is gone from {directory}", next_step=f"Remove {workplace.path} and start again."
+            )

@@ -2,15 +2,21 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
+import shlex
+import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.cluster.jobqueue import slurm_cluster
+from autotune.cluster.site import SiteFile, read_site
 from autotune.corpus.workplace import Receipt, Workplace
 from autotune.errors import AutotuneError, BadInput, InternalError, MachineLacks
 from trainer.errors import TrainerError
@@ -36,7 +42,7 @@ class Task:
     """One piece of work of a stage. Sent by pickle: ``work`` is a function of a module."""
 
     stage: str
-    name: str
+    number: int
     work: Work
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -44,40 +50,59 @@ class Task:
 OnDone = Callable[[Task, Receipt], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Where tasks are to run: on processes of this machine, unless a scheduler or a site is named."""
+
+    count: int | None = None
+    """None is one per processor that this process may use; of a site, 8 jobs."""
+    scheduler: str | None = None
+    """Address of a dask scheduler."""
+    site: Path | None = None
+    """A site file: workers are jobs of its SLURM cluster."""
+
+
 class Engine(Protocol):
     """Runs tasks, in any order and place."""
 
     def run(self, workplace: Workplace, tasks: Iterable[Task], on_done: OnDone, *, ahead: int = AHEAD) -> None:
-        """Run all, and report each as it is finished.
+        """Run all, and report each to ``on_done``, in this process, as it is finished.
 
-        Args:
-            workplace: Where the results go.
-            tasks: Drawn as there is room for more, so that it may stop early.
-            on_done: Called in this process.
-            ahead: Tasks handed out at once, for each worker.
+        Tasks are drawn as there is room for more, so that they may stop early; each worker has ``ahead`` at once.
 
         Raises:
-            AutotuneError: What a task raises.
-            OSError: What a task raises.
+            AutotuneError, OSError: What a task raises.
         """
         ...
 
 
+def open_engine(workplace: Workplace, workers: Workers, tasks: int) -> AbstractContextManager[Engine]:
+    """Start what runs tasks, of which the longest stage has so many; it ends with the block.
+
+    Raises:
+        BadConfig, BadInput, MachineLacks: If the workers cannot be used; see each engine.
+    """
+    if workers.scheduler:
+        return cluster_engine(workplace, workers.scheduler)
+    if workers.site:
+        return slurm_engine(workplace, workers.site, workers.count or _DEFAULT_JOBS)
+    count = workers.count or len(os.sched_getaffinity(0))
+    if min(count, tasks) == 1:
+        return contextlib.nullcontext(InProcessEngine(threads=count > 1))
+    return local_engine(workplace, count)
+
+
 def perform(workplace: Workplace, task: Task) -> Receipt:
     """Do one task, or take its result if it is there already."""
-    done = workplace.receipt(task.stage, task.name)
+    done = workplace.receipt(task.stage, task.number)
     if done is not None:
         return done
-    with workplace.unfinished(task.stage, task.name) as unfinished:
+    with workplace.unfinished(task.stage, task.number) as unfinished:
         return unfinished.finish(task.work(workplace, unfinished, **task.arguments))
 
 
 class InProcessEngine:
-    """One task after the other, here.
-
-    Args:
-        threads: Whether libraries may use more than one.
-    """
+    """One task after the other, here; libraries may use several ``threads``."""
 
     def __init__(self, *, threads: bool = True) -> None:
         if not threads:
@@ -116,7 +141,7 @@ class DaskEngine:
 
 
 def _perform_there(workplace: Workplace, task: Task) -> tuple[str, Any]:
-    """Errors travel as values: dask would log them, and lose the fields that pickle does not know of."""
+    """Return errors as values: dask would log them, and lose the fields that pickle does not know of."""
     try:
         return "done", perform(workplace, task)
     except (AutotuneError, TrainerError) as error:
@@ -132,7 +157,7 @@ def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed
         kind, value = future.result()
     except KilledWorker as error:
         raise InternalError(
-            f"the worker died of task {task.stage}/{task.name} again and again",
+            f"the worker died of task {task.stage}/{task.number} again and again",
             next_step="The same command goes on. If the machine is short of memory, use fewer --workers.",
         ) from error
     if kind == "refused":
@@ -146,7 +171,7 @@ def _result(future: Any, task: Task) -> Receipt:  # noqa: ANN401 - a distributed
 
 @contextlib.contextmanager
 def local_engine(workplace: Workplace, workers: int) -> Iterator[Engine]:
-    """Workers on this machine: processes of one thread each, that listen on the loopback interface only."""
+    """Start workers on this machine: processes of one thread each, that listen on the loopback interface only."""
     import dask
     from distributed import Client, LocalCluster
 
@@ -197,7 +222,7 @@ def _started(what: Callable[..., Any], *arguments: Any, **options: Any) -> Any: 
 
 @contextlib.contextmanager
 def cluster_engine(workplace: Workplace, address: Any, workers: int | None = None) -> Iterator[Engine]:  # noqa: ANN401
-    """The workers of a scheduler that exists, by its address or as a dask cluster object.
+    """Use the workers of a scheduler that exists, by its address or as a dask cluster object.
 
     Raises:
         BadInput: If it does not answer or has no workers.
@@ -229,21 +254,67 @@ def cluster_engine(workplace: Workplace, address: Any, workers: int | None = Non
 
 
 @contextlib.contextmanager
-def slurm_engine(workplace: Workplace, site_file: Path, jobs: int | None) -> Iterator[Engine]:
-    """Workers that are SLURM jobs, set up by a site file; they are cancelled at the end.
+def slurm_engine(workplace: Workplace, site_file: Path, jobs: int) -> Iterator[Engine]:
+    """Submit workers as SLURM jobs, set up by a site file; they are cancelled at the end.
 
     Raises:
         BadConfig: If the site file cannot be used.
         BadInput: If no job starts in time.
-        MachineLacks: If this is no place to submit jobs from, or a job does not see the work directory.
+        MachineLacks: If dask-jobqueue or ``sbatch`` is missing, or a job does not see the work directory.
     """
-    wanted = jobs or _DEFAULT_JOBS
-    logs = workplace.path / "jobs"
-    with (
-        slurm_cluster(site_file, wanted, WORKER_MEMORY_BYTES, logs) as cluster,
-        cluster_engine(workplace, cluster, wanted) as engine,
-    ):
-        yield engine
+    site = read_site(site_file)
+    if importlib.util.find_spec("dask_jobqueue") is None:
+        raise MachineLacks(
+            "submitting workers needs dask-jobqueue, not installed here",
+            next_step="Run: pip install 'encoder-autotune[slurm]'",
+        )
+    if shutil.which("sbatch") is None:
+        raise MachineLacks(
+            "cannot submit jobs: sbatch is not here", next_step="Run this on a login node of the cluster."
+        )
+    with _own_handler():
+        from dask_jobqueue.slurm import SLURMCluster
+
+    with contextlib.closing(SLURMCluster(**job_settings(site, workplace.path / "jobs"))) as cluster:
+        cluster.scale(jobs=jobs)
+        with cluster_engine(workplace, cluster, jobs) as engine:
+            yield engine
+
+
+def job_settings(site: SiteFile, log_directory: Path) -> dict[str, Any]:
+    """Return the arguments of ``dask_jobqueue.SLURMCluster``: one job of one worker process each. Pure."""
+    slurm = site.slurm
+    directives = {"constraint": slurm.constraint, "exclude": slurm.exclude}
+    said = [f"--{name}={value}" for name, value in directives.items() if value]
+    # What the worker may take, and as much for the extraction process beside it.
+    memory_mib = 2 * WORKER_MEMORY_BYTES // 2**20
+    return {
+        "cores": 1,
+        "processes": 1,
+        "job_cpu": slurm.cpus_per_task,
+        "memory": f"{memory_mib}MiB",
+        "job_mem": slurm.mem or f"{max(memory_mib, slurm.memory_mib_per_cpu * slurm.cpus_per_task)}M",
+        "account": slurm.account,
+        "queue": slurm.partition,
+        "walltime": slurm.time,
+        "interface": site.network.interface,
+        "python": " ".join([site.command_prefix, shlex.quote(site.python or sys.executable)]).strip(),
+        "job_script_prologue": list(site.prologue),
+        "job_extra_directives": said + slurm.extra,
+        "log_directory": str(log_directory),
+        "local_directory": site.node_local_path,
+        "scheduler_options": {"dashboard_address": None},
+    }
+
+
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """Keep what Ctrl-C does here: the library takes it over when it is imported, and would end with code 0."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_workers(client: Any, workplace: Workplace) -> None:  # noqa: ANN401 - distributed.Client

@@ -1,54 +1,60 @@
-"""One partition to pieces: an extraction process reads its slices in bounded children, small ones together."""
+"""One partition to pieces: an extraction process reads its slices in bounded children, small ones together.
+
+The process loads what reading needs once, so that a child starts at once. It speaks JSON lines: on standard input one
+request at a time; on standard output ``{"ready": true}`` at first, then one answer per request: ``{"outcomes"}``, one
+for each slice from the first to the last that was read, or the fields of ``Unread`` if the child did not come to its
+end, or ``{"errno"}`` if the disk is full. When standard input closes, it kills its child and ends.
+"""
 
 import contextlib
 import dataclasses
+import functools
+import importlib
 import json
 import os
 import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from autotune.corpus.bounded import Extracted, Outcome, Refused, outcome_of
-from autotune.corpus.pieces import INDEX, PiecePaths, file_sizes, read_index, take_back
-from autotune.corpus.sources.base import Partition, Slice, SourceOptions
-from autotune.corpus.worker import REJECTS_FILE, note_refused
+from autotune.corpus.bounded import (
+    DISK_FULL,
+    MAX_WALL_S,
+    CancelledError,
+    ChildLimits,
+    Extracted,
+    Outcome,
+    Unread,
+    outcome_of,
+    reason_of,
+    run_bounded,
+)
+from autotune.corpus.pieces import INDEX, PiecePaths, PieceWriter, digest, file_sizes, take_back
+from autotune.corpus.sources import SOURCES
+from autotune.corpus.sources.base import Partition, Reject, Slice, SourceOptions, UnusableFileError
+from autotune.corpus.workplace import Receipt
 from autotune.errors import InternalError, MachineLacks
 
+REJECTS_FILE = "rejects"
+MAX_LISTED_REJECTS = 100_000
+"""Of one slice; more are counted, and the list ends with how many. A file of another kind would be repeated in it."""
+_REQUEST_FD = 0
+_LEAST_BYTES_PER_S = 2**20
+"""A slice that is read more slowly is given up."""
 _STOP_S = 5.0
 _TOGETHER_BYTES = 2**20
 _TOGETHER = 128
 """Slices that share a child at most: what one of them costs when it fails is that the others are read again."""
 # The child imports from exactly where this process does: neither the working directory nor the environment can put
 # another module in its way (-P), and a checkout that is not installed works too.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.worker import main; main()"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionResult:
-    """What became of a partition.
-
-    Args:
-        samples: Of each piece.
-        text_bytes: Of each piece.
-        files: Files of which the first slice was read.
-        raw_bytes: Size of the slices that were read.
-        rejected: What could not be used: files, lines, rows.
-    """
-
-    samples: list[int]
-    text_bytes: list[int]
-    files: int
-    raw_bytes: int
-    rejected: int
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from autotune.corpus.extract import main; main()"
 
 
 def extract_partition(
     partition: Partition, options: SourceOptions, directory: Path, *, most: int | None = None
-) -> PartitionResult:
+) -> Receipt:
     """Write a partition's samples as pieces into an empty directory, and what could not be used as JSON lines.
 
     Args:
@@ -56,6 +62,10 @@ def extract_partition(
         options: How to read it.
         directory: Where to.
         most: Stop when there are that many distinct samples; others are written too.
+
+    Returns:
+        ``samples`` and ``text_bytes`` of each piece; ``files`` of which the first slice was read; ``raw_bytes``, the
+        size of the slices that were read; ``rejected``, the files, lines and rows that could not be used.
 
     Raises:
         MachineLacks: If the extraction process cannot start.
@@ -73,7 +83,7 @@ def extract_partition(
     with _extraction_process() as process:
         for slices in _read_together(partition.slices):
             for part, outcome in _read(process, request | {"piece": piece}, slices):
-                if isinstance(outcome, Refused):
+                if isinstance(outcome, Unread):
                     rejected += 1
                     continue
                 files += part.begin == 0
@@ -84,15 +94,17 @@ def extract_partition(
                 piece = outcome.piece
             if most is not None and len(seen) >= most:
                 break
-    pieces = [PiecePaths.of(directory, number) for number in range(piece + 1)]
-    pieces = [paths for paths in pieces if paths.index.exists()]
-    return PartitionResult(
-        samples=[paths.index.stat().st_size // INDEX.itemsize for paths in pieces],
-        text_bytes=[paths.text.stat().st_size for paths in pieces],
-        files=files,
-        raw_bytes=raw_bytes,
-        rejected=rejected,
-    )
+    pieces = [PiecePaths(directory=directory, number=number) for number in range(piece + 1)]
+    pieces = [paths for paths in pieces if paths.file("index").exists()]
+    for paths in pieces:
+        paths.sort_digests()
+    return {
+        "samples": [paths.file("index").stat().st_size // INDEX.itemsize for paths in pieces],
+        "text_bytes": [paths.file("text").stat().st_size for paths in pieces],
+        "files": files,
+        "raw_bytes": raw_bytes,
+        "rejected": rejected,
+    }
 
 
 class _Process:
@@ -134,8 +146,8 @@ class _Process:
                 next_step="Install again: pip install --force-reinstall encoder-autotune",
             )
 
-    def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Refused:
-        """Do as ``worker.extract_slices`` is told; a process that dies of it is a refusal, and replaced.
+    def extract(self, request: Mapping[str, Any]) -> Sequence[Outcome] | Unread:
+        """Do as ``extract_slices`` is told; a process that dies of it is a refusal, and replaced.
 
         Raises:
             OSError: If the disk is full.
@@ -148,11 +160,11 @@ class _Process:
         if not line.endswith(b"\n"):
             self.stop()
             self._start()
-            return Refused(reason="its extraction process died", killed=True)
+            return Unread(reason="its extraction process died", killed=True)
         reply = json.loads(line)
         if "errno" in reply:
             raise OSError(reply["errno"], os.strerror(reply["errno"]))
-        return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Refused(**reply)
+        return [outcome_of(one) for one in reply["outcomes"]] if "outcomes" in reply else Unread(**reply)
 
     def _read(self) -> bytes:
         assert self._process.stdout is not None
@@ -194,7 +206,7 @@ def _extraction_process() -> Iterator[_Process]:
 
 
 def _read_together(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
-    """Runs of slices that one child is forked for: a fork takes as long as reading many small files."""
+    """Yield runs of slices that one child is forked for: a fork takes as long as reading many small files."""
     first = size_bytes = 0
     for number, part in enumerate(slices):
         size_bytes += part.end - part.begin
@@ -213,11 +225,11 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
     before = file_sizes(directory)
     told = {**request, "slices": [dataclasses.asdict(part) for part in slices]}
     outcome = process.extract(told)
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, Unread):
         take_back(directory, before)
         if outcome.killed:
             outcome = process.extract(told)
-    if not isinstance(outcome, Refused):
+    if not isinstance(outcome, Unread):
         return list(zip(slices, outcome, strict=False))
     take_back(directory, before)
     if len(slices) == 1:
@@ -228,12 +240,134 @@ def _read(process: _Process, request: Mapping[str, Any], slices: Sequence[Slice]
     for part in slices:
         read += _read(process, {**request, "piece": piece}, [part])
         last = read[-1][1]
-        piece = piece if isinstance(last, Refused) else last.piece
+        piece = piece if isinstance(last, Unread) else last.piece
     return read
 
 
 def _new_digests(directory: Path, first_piece: int, outcome: Extracted) -> list[bytes]:
-    """The digests of the samples that one slice added, over the pieces that it went to."""
+    """Return the digests of the samples that one slice added, over the pieces that it went to."""
     numbers = range(first_piece, outcome.piece + 1)
-    records = [record for number in numbers for record in read_index(PiecePaths.of(directory, number))["digest"]]
+    indexes = (PiecePaths(directory=directory, number=number).read_index() for number in numbers)
+    records = [record for index in indexes for record in index["digest"]]
     return [record.tobytes() for record in records[len(records) - outcome.samples :]]
+
+
+def main() -> None:
+    """Serve requests until standard input closes."""
+    _answer({"ready": True})
+    for line in _requests():
+        request = json.loads(line)
+        for library in SOURCES[request["kind"]].libraries:
+            importlib.import_module(library)
+        size_bytes = sum(part["end"] - part["begin"] for part in request["slices"])
+        limits = ChildLimits(wall_s=MAX_WALL_S + size_bytes / _LEAST_BYTES_PER_S)
+        try:
+            outcome = run_bounded(functools.partial(extract_slices, request), limits, cancel_fd=_REQUEST_FD)
+        except CancelledError:
+            return
+        except OSError as error:
+            _answer({"errno": error.errno})
+            continue
+        if isinstance(outcome, Unread):
+            _answer(dataclasses.asdict(outcome))
+        else:
+            _answer({"outcomes": [dataclasses.asdict(one) for one in outcome]})
+
+
+def extract_slices(request: dict[str, Any]) -> list[Outcome]:
+    """Append the samples of slices to pieces, and what could not be used to the list of rejects.
+
+    Args:
+        request: ``kind``, ``slices``, ``options``, ``directory``, ``piece`` (the number to go on with), and ``most``:
+            distinct samples to stop at, or None. Samples that repeat are written too.
+
+    Returns:
+        What became of each slice; of those behind the last that was needed nothing. Nothing is left of a refused one.
+
+    Raises:
+        MemoryError: If a slice needs more than there is.
+        OSError: If the disk is full.
+    """
+    directory, piece = Path(request["directory"]), request["piece"]
+    outcomes: list[Outcome] = []
+    seen: set[bytes] = set()
+    for fields in request["slices"]:
+        before = file_sizes(directory)
+        try:
+            done, new = _extract_slice(request, Slice(**fields), piece, seen)
+        except MemoryError:
+            raise
+        except Exception as error:  # a hostile file can make a parser raise anything; it costs this slice
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                raise
+            take_back(directory, before)
+            refused = Unread(reason=reason_of(error))
+            note_refused(directory, Slice(**fields), refused)
+            outcomes.append(refused)
+            continue
+        outcomes.append(done)
+        piece = done.piece
+        seen |= new
+        if request["most"] is not None and len(seen) >= request["most"]:
+            break
+    return outcomes
+
+
+def note_refused(directory: Path, part: Slice, refused: Unread) -> None:
+    """List a slice among what could not be used."""
+    try:
+        whole = part.begin == 0 and part.end >= Path(part.path).stat().st_size
+    except OSError:  # gone since it was found
+        whole = True
+    where = "" if whole else f"bytes {part.begin} to {part.end}"
+    with (directory / REJECTS_FILE).open("a") as rejects:
+        _list(rejects, Reject(path=part.path, where=where, reason=refused.reason))
+
+
+def _extract_slice(request: dict[str, Any], part: Slice, piece: int, seen: set[bytes]) -> tuple[Extracted, set[bytes]]:
+    """Extract one; also return the digests that had not been seen, if they are counted."""
+    source, directory, most = SOURCES[request["kind"]], Path(request["directory"]), request["most"]
+    new: set[bytes] = set()
+    samples = rejected = 0
+    with PieceWriter(directory, piece) as pieces, (directory / REJECTS_FILE).open("a") as rejects:
+        for found in source.samples(part, SourceOptions(**request["options"])):
+            if isinstance(found, Reject):
+                rejected += 1
+                if rejected <= MAX_LISTED_REJECTS:
+                    _list(rejects, found)
+                continue
+            content = found.encode()
+            name = digest(content)
+            pieces.add(content, name)
+            samples += 1
+            if most is not None and name not in seen:
+                new.add(name)
+                if len(seen) + len(new) == most:
+                    break
+        if rejected > MAX_LISTED_REJECTS:
+            more = f"{rejected - MAX_LISTED_REJECTS} more between bytes {part.begin} and {part.end} are not listed"
+            _list(rejects, Reject(path=part.path, where="", reason=more))
+        if not samples and not rejected and source.kind == "elf":
+            raise UnusableFileError("holds no function of two or more instructions")
+        return Extracted(samples=samples, piece=pieces.number, rejected=rejected), new
+
+
+def _list(rejects: TextIO, reject: Reject) -> None:
+    rejects.write(json.dumps(dataclasses.asdict(reject)) + "\n")
+
+
+def _requests() -> Iterator[bytes]:
+    """Yield lines of standard input, read without a buffer: ``run_bounded`` watches the same descriptor for its end."""
+    pending = b""
+    while chunk := os.read(_REQUEST_FD, 2**16):
+        pending += chunk
+        *lines, pending = pending.split(b"\n")
+        yield from lines
+
+
+def _answer(value: dict[str, object]) -> None:
+    try:
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(0)  # what asked is gone

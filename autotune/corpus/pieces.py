@@ -1,45 +1,83 @@
 """The text of samples between extraction and encoding: pieces, each of a size that any process can hold.
 
-A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and ``.index``, a record per sample.
+A piece is two files: ``.text``, the UTF-8 of its samples one after the other, and ``.index``, a record per sample. For
+finding duplicates, each piece's digests are sorted once (``.sorted``; ``.prefix`` says where each range begins): a
+bucket is a range of digests, its share of a piece is one read, and no process ever holds more than a bucket.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from trainer.disk import write_atomically
+
+EXTRACT, DISTINCT = "extract", "distinct"
 PIECE_TEXT_BYTES = 32 * 2**20
 PIECE_SAMPLES = 2**20
 """A piece is closed by the first sample that reaches one of these."""
+MAX_SAMPLES = 5_000_000
+"""Most distinct samples that can be asked for: their digests are held in memory, about 100 bytes each."""
+_PREFIX_BITS = 12
+MAX_BUCKETS = 1 << _PREFIX_BITS
+_BUCKET_SAMPLES = 2**21
+"""About 150 MB while they are compared."""
+_PIECES_FILE = "pieces.json"
 
 INDEX = np.dtype([("bytes", "<u4"), ("digest", "u1", 16)])
 """Length of a sample's UTF-8, and its BLAKE2b hash of 16 bytes, by which samples are told apart."""
+_SORTED = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4")])
 Index = npt.NDArray[np.void]
-DIGEST_BYTES = 16
+Bools = npt.NDArray[np.bool_]
 
 
 def digest(content: bytes) -> bytes:
-    """What names a sample."""
-    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    """Return what names a sample."""
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiecePaths:
-    """The two files of a piece."""
+    """The files of a piece."""
 
-    text: Path
-    index: Path
+    directory: Path
+    number: int
 
-    @classmethod
-    def of(cls, directory: Path, number: int) -> "PiecePaths":
-        """The files of a partition's piece, by number."""
-        return cls(text=directory / f"{number:04d}.text", index=directory / f"{number:04d}.index")
+    def file(self, kind: str) -> Path:
+        """Return the path of one of them."""
+        return self.directory / f"{self.number:04d}.{kind}"
+
+    def read_index(self) -> Index:
+        """Read the records; shape (samples,)."""
+        index: Index = np.fromfile(self.file("index"), dtype=INDEX)
+        return index
+
+    def read_samples(self, kept: Bools) -> Iterator[str]:
+        """Yield the samples that are marked in ``kept``, of shape (samples,), in order."""
+        lengths: npt.NDArray[Any] = self.read_index()["bytes"].astype(np.int64)
+        ends = np.cumsum(lengths)
+        with self.file("text").open("rb") as file:
+            for begin, length in zip((ends - lengths)[kept].tolist(), lengths[kept].tolist(), strict=True):
+                file.seek(begin)
+                yield file.read(length).decode()
+
+    def sort_digests(self) -> None:
+        """Write the digests in order, and where each prefix begins."""
+        words = np.ascontiguousarray(self.read_index()["digest"]).view(">u8").astype(np.uint64)
+        order = np.lexsort((words[:, 1], words[:, 0]))
+        records = np.empty(len(words), dtype=_SORTED)
+        records["high"], records["low"], records["number"] = words[order, 0], words[order, 1], order
+        self.file("sorted").write_bytes(records.tobytes())
+        prefixes = records["high"] >> np.uint64(64 - _PREFIX_BITS)
+        edges = np.searchsorted(prefixes, np.arange(MAX_BUCKETS + 1)).astype("<u4")
+        self.file("prefix").write_bytes(edges.tobytes())
 
 
 class PieceWriter:
@@ -60,9 +98,9 @@ class PieceWriter:
         self._index.write(len(content).to_bytes(4, "little") + name)
 
     def _open(self) -> None:
-        paths = PiecePaths.of(self._directory, self.number)
-        self._text: BinaryIO = paths.text.open("ab")
-        self._index: BinaryIO = paths.index.open("ab")
+        paths = PiecePaths(directory=self._directory, number=self.number)
+        self._text: BinaryIO = paths.file("text").open("ab")
+        self._index: BinaryIO = paths.file("index").open("ab")
 
     def close(self) -> None:
         """Flush and close."""
@@ -72,14 +110,12 @@ class PieceWriter:
     def __enter__(self) -> "PieceWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 def file_sizes(directory: Path) -> dict[str, int]:
-    """What a directory holds, to go back to."""
+    """Return what a directory holds, to go back to."""
     return {entry.name: entry.stat().st_size for entry in os.scandir(directory)}
 
 
@@ -92,22 +128,162 @@ def take_back(directory: Path, sizes: Mapping[str, int]) -> None:
             path.unlink()
 
 
-def read_index(paths: PiecePaths) -> Index:
-    """The records of a piece; shape (samples,)."""
-    index: Index = np.fromfile(paths.index, dtype=INDEX)
-    return index
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One piece of all, in reading order."""
+
+    partition: int
+    number: int
+    """Of the partition's pieces."""
+    samples: int
+    """How many of its samples count; a limit on all samples may end within a piece."""
+    text_bytes: int
+
+    def paths(self, workplace: Workplace) -> PiecePaths:
+        """Return its files."""
+        return PiecePaths(directory=workplace.directory(EXTRACT, self.partition), number=self.number)
 
 
-def read_samples(paths: PiecePaths, kept: npt.NDArray[np.bool_]) -> Iterator[str]:
-    """The samples of a piece that are marked, in order.
+def pieces_of(partition: int, receipt: Receipt) -> list[Piece]:
+    """Return the pieces of an extracted partition, in reading order."""
+    sizes = zip(receipt["samples"], receipt["text_bytes"], strict=True)
+    return [
+        Piece(partition=partition, number=n, samples=count, text_bytes=size) for n, (count, size) in enumerate(sizes)
+    ]
 
-    Args:
-        paths: The piece.
-        kept: Shape (samples,).
-    """
-    lengths: npt.NDArray[Any] = read_index(paths)["bytes"].astype(np.int64)
-    ends = np.cumsum(lengths)
-    with paths.text.open("rb") as file:
-        for begin, length in zip((ends - lengths)[kept].tolist(), lengths[kept].tolist(), strict=True):
-            file.seek(begin)
-            yield file.read(length).decode()
+
+def write_pieces(workplace: Workplace, pieces: list[Piece]) -> None:
+    """Leave the list of pieces to the tasks: sent with each, it would outgrow what they do."""
+    rows = [[piece.partition, piece.number, piece.samples, piece.text_bytes] for piece in pieces]
+    write_atomically(workplace.path / _PIECES_FILE, json.dumps(rows), durable=False)
+
+
+def read_pieces(workplace: Workplace) -> list[Piece]:
+    """Read the list of pieces, in reading order."""
+    rows = json.loads((workplace.path / _PIECES_FILE).read_bytes())
+    return [Piece(partition=row[0], number=row[1], samples=row[2], text_bytes=row[3]) for row in rows]
+
+
+class FirstDistinct:
+    """Follows partitions, finished in any order, until there are ``most`` distinct samples in reading order."""
+
+    def __init__(self, workplace: Workplace, most: int) -> None:
+        self._workplace, self._most = workplace, most
+        self._waiting: dict[int, Receipt] = {}
+        self._seen: set[bytes] = set()
+        self.pieces: list[Piece] = []
+        """What is taken so far; the last piece up to the last sample wanted."""
+        self.partitions = 0
+        """How many partitions these come from."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether there are enough."""
+        return len(self._seen) >= self._most
+
+    def add(self, partition: int, receipt: Receipt) -> None:
+        """Note a finished partition, by its number in reading order."""
+        self._waiting[partition] = receipt
+        while not self.reached and self.partitions in self._waiting:
+            for piece in pieces_of(self.partitions, self._waiting.pop(self.partitions)):
+                self._take(piece)
+            self.partitions += 1
+
+    def _take(self, piece: Piece) -> None:
+        if self.reached:
+            return
+        taken = 0
+        for name in piece.paths(self._workplace).read_index()["digest"]:
+            self._seen.add(name.tobytes())
+            taken += 1
+            if self.reached:
+                break
+        self.pieces.append(replace(piece, samples=taken))
+
+
+def buckets_for(samples: int) -> int:
+    """Return how many buckets keep each below what a process may hold: a power of two."""
+    return min(MAX_BUCKETS, power_of_two(samples / _BUCKET_SAMPLES))
+
+
+def power_of_two(least: float) -> int:
+    """Return the smallest power of two that is no less."""
+    power = 1
+    while power < least:
+        power *= 2
+    return power
+
+
+def find_duplicates(workplace: Workplace, task: UnfinishedTask, *, bucket: int, buckets: int) -> Receipt:
+    """Find all but the first of equal samples of a bucket in reading order, and write them by piece."""
+    pieces = read_pieces(workplace)
+    parts = [_bucket_of(piece, workplace, bucket, buckets) for piece in pieces]
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    records = np.concatenate(parts) if parts else np.empty(0, dtype=_SORTED)
+    order = np.lexsort((records["number"], owner, records["low"], records["high"]))
+    records, owner = records[order], owner[order]
+    again = np.zeros(len(records), dtype=bool)
+    again[1:] = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
+    dropped, owner = records["number"][again], owner[again]
+    by_piece = np.lexsort((dropped, owner))
+    edges = np.searchsorted(owner[by_piece], np.arange(len(pieces) + 1)).astype("<u8")
+    # Not numpy's own writing: when the disk is full, its error does not say so.
+    (task.directory / "numbers").write_bytes(dropped[by_piece].astype("<u4").tobytes())
+    (task.directory / "pieces").write_bytes(edges.tobytes())
+    return {"duplicates": len(dropped)}
+
+
+def _bucket_of(piece: Piece, workplace: Workplace, bucket: int, buckets: int) -> npt.NDArray[np.void]:
+    paths = piece.paths(workplace)
+    edges = np.fromfile(paths.file("prefix"), dtype="<u4")
+    step = MAX_BUCKETS // buckets
+    first, end = int(edges[bucket * step]), int(edges[(bucket + 1) * step])
+    records = _numbers(paths.file("sorted"), _SORTED, first, end - first)
+    counted: npt.NDArray[np.void] = records[records["number"] < piece.samples]
+    return counted
+
+
+def _numbers(path: Path, dtype: Any, first: int, count: int) -> npt.NDArray[Any]:  # noqa: ANN401 - a numpy dtype
+    kind = np.dtype(dtype)
+    return np.fromfile(path, dtype=kind, count=count, offset=first * kind.itemsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationSplit:
+    """A seeded choice of a share of all possible contents: the same on every machine, and more data moves nothing."""
+
+    share: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which samples of a piece are used for what; travels to tasks."""
+
+    buckets: int
+    """How many buckets were compared; 0 keeps duplicates."""
+    split: ValidationSplit
+
+    def of(self, workplace: Workplace, number: int) -> tuple[PiecePaths, Bools, Bools]:
+        """Return a piece, by its number in reading order, its samples to train on and those for validation.
+
+        Both are of shape (samples,); samples behind the piece's limit are in neither.
+        """
+        piece = read_pieces(workplace)[number]
+        paths = piece.paths(workplace)
+        index = paths.read_index()
+        kept = np.arange(len(index)) < piece.samples
+        for bucket in range(self.buckets):
+            directory = workplace.directory(DISTINCT, bucket)
+            first, end = _numbers(directory / "pieces", "<u8", number, 2).tolist()
+            kept[_numbers(directory / "numbers", "<u4", first, end - first)] = False
+        validation = drawn(index, self.split.share, f"validation {self.split.seed}")
+        return paths, kept & ~validation, kept & validation
+
+
+def drawn(index: Index, share: float, purpose: str) -> Bools:
+    """Return which samples fall into a share, for a purpose that makes the choice its own; shape (samples,)."""
+    key = hashlib.blake2b(purpose.encode(), digest_size=32).digest()
+    below = int(share * 2**64)
+    hashes = (hashlib.blake2b(name.tobytes(), digest_size=8, key=key).digest() for name in index["digest"])
+    return np.fromiter((int.from_bytes(word) < below for word in hashes), dtype=bool, count=len(index))

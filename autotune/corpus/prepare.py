@@ -1,33 +1,83 @@
-"""Raw data to a tokenised dataset: find, work through the stages, publish."""
+"""Raw data to a tokenised dataset: find, extract, find duplicates, learn a tokenizer, encode, assemble, publish.
 
-import contextlib
+Every stage is a set of tasks whose results are files (see ``workplace``), so that any number of processes may do them,
+and an interrupted run continues. Partitions are taken in a fixed order and of equal samples the first is kept, so that
+the same files give the same bytes whichever process finishes first.
+"""
+
+import dataclasses
 import json
-import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from autotune.corpus import assemble
-from autotune.corpus.engine import Engine, InProcessEngine, cluster_engine, local_engine, slurm_engine
-from autotune.corpus.place import check_place, publish, writing
-from autotune.corpus.rejects import read_rejects, strict
+from autotune.core.dataset import HISTOGRAM_EDGES
+from autotune.corpus import words
+from autotune.corpus.encode import ASSEMBLE, ENCODE, SPLITS, assemble_shard, encode_piece, gather, shard_edges
+from autotune.corpus.engine import AHEAD, Engine, Task, Work, Workers, open_engine
+from autotune.corpus.extract import REJECTS_FILE, extract_partition
+from autotune.corpus.pieces import (
+    DISTINCT,
+    EXTRACT,
+    FirstDistinct,
+    Piece,
+    Selection,
+    buckets_for,
+    find_duplicates,
+    pieces_of,
+    write_pieces,
+)
 from autotune.corpus.request import Input, Request, find_input, request_key
 from autotune.corpus.sources.base import Reject
-from autotune.corpus.stages import NothingUsableError, Preparation, Stages
-from autotune.corpus.tokenizer import load_tokenizer
-from autotune.corpus.workplace import Workplace, open_workplace, other_workplaces, workplace_path
-from trainer.dataset import PREPARED_NAME, REJECTS_NAME, Manifest, read_manifest
-from trainer.schema import read_json
+from autotune.corpus.tokenizer import DatasetTokenizer, load_tokenizer
+from autotune.corpus.workplace import (
+    Receipt,
+    StageMeter,
+    UnfinishedTask,
+    Workplace,
+    check_place,
+    open_workplace,
+    other_workplaces,
+    publish,
+    workplace_path,
+    writing,
+)
+from autotune.errors import BadInput
+from trainer.dataset import (
+    MANIFEST_NAME,
+    PREPARED_NAME,
+    REJECTS_NAME,
+    TOKENIZER_NAME,
+    LengthHistogram,
+    Manifest,
+    Shard,
+    SourceStatistics,
+    Split,
+    read_manifest,
+)
+from trainer.disk import sync, write_atomically
+from trainer.progress import Update
+from trainer.schema import canonical_json, read_json
 
-Tell = Callable[[str], None]
+Stages = Callable[[str], AbstractContextManager[Update]]
+"""Opens the display of one stage, by its title."""
 
 _SHOWN_REJECTS = 5
+_BPE_TEXT_BYTES = 64 * 2**20
+"""Byte pairs are learned from about so much text: more changes little, and would not fit a worker."""
+_COUNTED = ("samples", "tokens", "unknown", "empty", "truncated", "split")
+_HERE = Workers()
+
+
+class NothingUsableError(BadInput):
+    """The same request comes to nothing however often it is made: there is no work to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedDataset:
     """A published dataset, and the first things that were left out on the way."""
 
     directory: Path
@@ -36,71 +86,285 @@ class Prepared:
     other_files: int
 
 
-def prepare(request: Request, stages: Stages, tell: Tell) -> Prepared:
-    """Build the dataset and publish it, going on from where an earlier run of the same request was ended.
+def prepare(
+    request: Request,
+    out: Path,
+    stages: Stages,
+    tell: Callable[[str], None],
+    *,
+    workers: Workers = _HERE,
+    strict: bool = False,
+    overwrite: bool = False,
+) -> PreparedDataset:
+    """Build the dataset and publish it, continuing where an earlier run of the same request ended.
 
     Args:
         request: What to do.
+        out: The directory that is to become the dataset.
         stages: Where progress is shown.
         tell: Called with a line for the user.
+        workers: Where tasks run.
+        strict: Whether anything that cannot be used ends the preparation.
+        overwrite: Whether a dataset at ``out`` may be replaced.
 
     Raises:
-        BadInput: If a source, the tokenizer or the place cannot be used, nothing usable was found, or the disk is full.
+        BadInput: If a source, the tokenizer or ``out`` cannot be used, nothing usable was found, or the disk is full.
         MachineLacks: If a library that reads the source is not installed.
     """
     given = load_tokenizer(request.tokenizer) if isinstance(request.tokenizer, Path) else None
     with stages("find files") as update:
         found = find_input(request, update)
-    out = request.out.resolve()
+    shown, out = out, out.resolve()
     key = request_key(request, found.found, given.content if given else None)
-    unfinished = workplace_path(out, key)
+    unfinished, note = workplace_path(out, key), {"request": key}
     with writing(out):
-        manifest = _made_already(out, key)
-        if manifest is not None and (unfinished.exists() or not request.overwrite):
+        made = (out / PREPARED_NAME).is_file() and read_json(out / PREPARED_NAME) == note
+        if made and (unfinished.exists() or not overwrite):
             # Ended between its last two steps, or asked for twice.
-            if request.strict and manifest.source.rejected:
-                raise strict(read_rejects(out / REJECTS_NAME, 1)[0], manifest.source.rejected)
-            tell(f"{request.out} was prepared by the same request already")
+            manifest = read_manifest(out)
+            if strict and manifest.source.rejected:
+                raise _strict(read_rejects(out / REJECTS_NAME, 1)[0], manifest.source.rejected)
+            tell(f"{shown} was prepared by the same request already")
             shutil.rmtree(unfinished, ignore_errors=True)
         else:
-            check_place(out, overwrite=request.overwrite)
+            check_place(out, overwrite=overwrite)
             for path, size_bytes in other_workplaces(out, key):
                 tell(f"{path} is left of a preparation with other settings or files ({size_bytes / 2**20:.0f} MiB)")
             with open_workplace(out, key) as workplace:
                 try:
-                    with _engine(request, found, workplace) as engine:
-                        manifest = Preparation(request, found, workplace, engine, stages).run(given)
+                    with open_engine(workplace, workers, len(found.partitions)) as engine:
+                        run = _Preparation(
+                            request=request, input=found, workplace=workplace, engine=engine, stages=stages
+                        )
+                        manifest = run.all(given, strict=strict)
                 except NothingUsableError:
                     shutil.rmtree(workplace.path, ignore_errors=True)
                     raise
-                note = json.dumps({"request": key}).encode() + b"\n"
-                assemble.write_durably(workplace.path / "dataset" / PREPARED_NAME, note)
-                # Again: the work took time, and someone may have put something there.
-                check_place(out, overwrite=request.overwrite)
-                publish(workplace.path / "dataset", out)
-                shutil.rmtree(workplace.path, ignore_errors=True)
-    return Prepared(
-        directory=request.out,
+                write_atomically(workplace.dataset / PREPARED_NAME, json.dumps(note).encode() + b"\n")
+                # Again: the work took time, and something may have been put there.
+                check_place(out, overwrite=overwrite)
+                publish(workplace.dataset, out)
+                shutil.rmtree(unfinished, ignore_errors=True)
+    return PreparedDataset(
+        directory=shown,
         manifest=manifest,
         first_rejects=tuple(read_rejects(out / REJECTS_NAME, _SHOWN_REJECTS)),
         other_files=sum(each.other_files for each in found.found),
     )
 
 
-def _made_already(out: Path, key: str) -> Manifest | None:
-    """The dataset that is there, if the same request made it."""
-    note = out / PREPARED_NAME
-    if not note.is_file() or read_json(note) != {"request": key}:
-        return None
-    return read_manifest(out)
+def _strict(reject: Reject, count: int) -> BadInput:
+    where = f"{reject.path}, {reject.where}" if reject.where else reject.path
+    return BadInput(
+        f"{count} cannot be used, and --strict is set; the first, {where!r}: {reject.reason}",
+        next_step="Correct or remove it. Without --strict it is left out and listed, and the same work goes on.",
+    )
 
 
-def _engine(request: Request, found: Input, workplace: Workplace) -> AbstractContextManager[Engine]:
-    if request.scheduler:
-        return cluster_engine(workplace, request.scheduler)
-    if request.site:
-        return slurm_engine(workplace, request.site, request.workers)
-    workers = request.workers or len(os.sched_getaffinity(0))
-    if min(workers, len(found.partitions)) == 1:
-        return contextlib.nullcontext(InProcessEngine(threads=workers > 1))
-    return local_engine(workplace, workers)
+def read_rejects(path: Path, most: int) -> list[Reject]:
+    """Read the first of a list of what could not be used."""
+    if not path.is_file():
+        return []
+    with path.open() as file:
+        return [Reject(**json.loads(line)) for line, _ in zip(file, range(most), strict=False)]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Preparation:
+    """One run through the stages."""
+
+    request: Request
+    input: Input
+    workplace: Workplace
+    engine: Engine
+    stages: Stages
+    pieces: list[Piece] = field(default_factory=list)
+
+    def all(self, given: DatasetTokenizer | None, *, strict: bool) -> Manifest:
+        """Do all stages; the dataset's files lie in the work directory then."""
+        extracted = self._extract(strict=strict)
+        write_pieces(self.workplace, self.pieces)
+        buckets, duplicates = 0, 0
+        if not self.request.keep_duplicates:
+            buckets = buckets_for(sum(piece.samples for piece in self.pieces))
+            compared = [{"bucket": bucket, "buckets": buckets} for bucket in range(buckets)]
+            found = self._run("find duplicates", DISTINCT, find_duplicates, compared)
+            duplicates = sum(one["duplicates"] for one in found)
+        selection = Selection(buckets=buckets, split=self.request.validation)
+        tokenizer = given or self._learn(selection)
+        write_atomically(self.workplace.path / TOKENIZER_NAME, tokenizer.content)
+        encoded = self._run_pieces("encode", ENCODE, encode_piece, selection=selection, limit=self.request.limit)
+        splits = {name: self._assemble(name, encoded, tokenizer) for name in SPLITS}
+        said = {name: sum(one[split][name] for one in encoded for split in SPLITS) for name in _COUNTED}
+        if not said["tokens"]:
+            raise NothingUsableError("the tokenizer makes no token of this data", next_step="Leave out --tokenizer.")
+        manifest = Manifest(
+            schema_version=2,
+            dtype=tokenizer.dtype,
+            vocab_size=tokenizer.vocab_size,
+            used_vocab_size=tokenizer.used_vocab_size,
+            special_ids=tokenizer.special_ids,
+            tokenizer_sha256=tokenizer.sha256,
+            train=splits["train"],
+            validation=splits["validation"],
+            source=SourceStatistics(
+                kinds=self.input.kinds,
+                files=sum(one["files"] for one in extracted),
+                rejected=sum(one["rejected"] for one in extracted) + len(self.input.unreadable),
+                duplicate_samples=duplicates,
+                empty_samples=said["empty"],
+                truncated_samples=said["truncated"],
+                split_samples=said["split"],
+                raw_bytes=sum(one["raw_bytes"] for one in extracted),
+                token_bytes=said["tokens"] * tokenizer.id_bytes,
+                unknown_tokens=said["unknown"],
+            ),
+        )
+        self._write_rejects(len(extracted))
+        write_atomically(self.workplace.dataset / TOKENIZER_NAME, tokenizer.content)
+        content = canonical_json(manifest.model_dump(mode="json")) + b"\n"
+        write_atomically(self.workplace.dataset / MANIFEST_NAME, content)
+        return manifest
+
+    def _extract(self, *, strict: bool) -> list[Receipt]:
+        """Turn partitions into pieces; return the receipts of those that count."""
+        most, parts = self.request.max_samples, self.input.partitions
+        if strict and self.input.unreadable:
+            raise _strict(self.input.unreadable[0], len(self.input.unreadable))
+        first = FirstDistinct(self.workplace, most) if most else None
+
+        def on_done(task: Task, receipt: Receipt) -> None:
+            if strict and receipt["rejected"]:
+                raise _strict(read_rejects(self._rejects_of(task.number), 1)[0], receipt["rejected"])
+            if first is not None:
+                first.add(task.number, receipt)
+
+        arguments = [{"partition": part, "options": self.request.options, "most": most} for part in parts]
+        sizes = [part.raw_bytes for part in parts]
+        receipts = self._run(
+            "extract samples", EXTRACT, _extract_task, arguments, sizes_bytes=sizes, on_done=on_done, first=first
+        )
+        if first is None:
+            self.pieces = [piece for number, one in enumerate(receipts) for piece in pieces_of(number, one)]
+        else:
+            receipts, self.pieces = receipts[: first.partitions], first.pieces
+        if not any(piece.samples for piece in self.pieces):
+            listed = (read_rejects(self._rejects_of(number), 1) for number in range(len(parts)))
+            rejects = self.input.unreadable + [reject for some in listed for reject in some]
+            files = sum(len(found.files) for found in self.input.found)
+            why = f"; the first, {rejects[0].path!r}: {rejects[0].reason}" if rejects else ""
+            raise NothingUsableError(
+                f"no sample in {files} files{why}",
+                next_step=f"Name a place that holds some, such as {self.input.sources[0].example}",
+            )
+        return receipts
+
+    def _rejects_of(self, partition: int) -> Path:
+        return self.workplace.directory(EXTRACT, partition) / REJECTS_FILE
+
+    def _learn(self, selection: Selection) -> DatasetTokenizer:
+        kind = self.request.tokenizer or ("wordlevel" if self.input.kinds == ["elf"] else "bpe")
+        vocab_size, pieces = self.request.vocab_size, len(self.pieces)
+        arguments: dict[str, Any] = {"vocab_size": vocab_size}
+        work: Work
+        if kind == "wordlevel":
+            counted = self._run_pieces("count words", words.COUNT, words.count_words, selection=selection)
+            merges = words.merges_for(sum(one["entries"] for one in counted), sum(one["bytes"] for one in counted))
+            shared = {"merges": merges, "pieces": pieces, "most": vocab_size}
+            merging = [{"merge": merge, **shared} for merge in range(merges)]
+            self._run("merge words", words.MERGE, words.merge_words, merging)
+            work, arguments["merges"] = words.learn_words, merges
+        else:
+            share = min(1.0, _BPE_TEXT_BYTES / max(1, sum(piece.text_bytes for piece in self.pieces)))
+            self._run_pieces("sample texts", words.SAMPLE, words.sample_texts, selection=selection, share=share)
+            work, arguments["pieces"] = words.learn_pairs, pieces
+        (receipt,) = self._run("learn tokenizer", words.LEARN, work, [arguments])
+        return load_tokenizer(self.workplace.directory(words.LEARN, 0) / TOKENIZER_NAME, used=receipt["used"])
+
+    def _assemble(self, split: str, encoded: list[Receipt], tokenizer: DatasetTokenizer) -> Split:
+        sizes = [(one[split]["samples"], one[split]["tokens"]) for one in encoded]
+        arguments = [
+            {
+                "split": split,
+                "shard": number,
+                "pieces": edges,
+                "samples": sum(samples for samples, _ in sizes[slice(*edges)]),
+                "tokens": sum(tokens for _, tokens in sizes[slice(*edges)]),
+                "dtype": tokenizer.dtype,
+            }
+            for number, edges in enumerate(shard_edges(sizes))
+        ]
+        stage = f"{ASSEMBLE}-{split}"
+        receipts = self._run(f"assemble {split}", stage, assemble_shard, arguments) if arguments else []
+        shards = [Shard(**receipt) for receipt in receipts]
+        self.workplace.dataset.mkdir(exist_ok=True)
+        for number, shard in enumerate(shards):
+            gather(self.workplace, self.workplace.directory(stage, number), shard)
+        counts = [sum(bin_counts) for bin_counts in zip(*(one[split]["histogram"] for one in encoded), strict=True)]
+        return Split(shards=shards, length_histogram=LengthHistogram(edges=list(HISTOGRAM_EDGES), counts=counts))
+
+    def _write_rejects(self, partitions: int) -> None:
+        path = self.workplace.dataset / REJECTS_NAME
+        with path.open("w") as file:
+            for reject in self.input.unreadable:
+                file.write(json.dumps(dataclasses.asdict(reject)) + "\n")
+            for number in range(partitions):
+                with self._rejects_of(number).open() as rejects:
+                    shutil.copyfileobj(rejects, file)
+        sync(path)
+
+    def _run_pieces(self, title: str, stage: str, work: Work, **arguments: object) -> list[Receipt]:
+        """Run one task per piece."""
+        each = [{"number": number, **arguments} for number in range(len(self.pieces))]
+        return self._run(title, stage, work, each, sizes_bytes=[piece.text_bytes for piece in self.pieces])
+
+    def _run(
+        self,
+        title: str,
+        stage: str,
+        work: Work,
+        arguments: Sequence[dict[str, Any]],
+        *,
+        sizes_bytes: Sequence[int] | None = None,
+        on_done: Callable[[Task, Receipt], None] = lambda task, receipt: None,
+        first: FirstDistinct | None = None,
+    ) -> list[Receipt]:
+        """Run what is not finished of a stage, a task for each set of arguments; return the receipts in that order.
+
+        With ``first``, tasks are taken in order until there are enough samples, and only receipts of the first are
+        sure to be there. Without, the largest begin first: one that is begun last would have the others wait for it.
+        """
+        sizes = sizes_bytes or [1] * len(arguments)
+        tasks: Iterable[Task] = [
+            Task(stage=stage, number=number, work=work, arguments=each) for number, each in enumerate(arguments)
+        ]
+        if first is None and sizes_bytes is not None:
+            tasks = sorted(tasks, key=lambda task: -sizes[task.number])
+        receipts: dict[int, Receipt] = {}
+        (self.workplace.path / stage).mkdir(exist_ok=True)
+        with self.stages(title) as update:
+            meter = StageMeter(update, sum(sizes), in_bytes=sizes_bytes is not None)
+
+            def note(task: Task, receipt: Receipt, *, fresh: bool = True) -> None:
+                receipts[task.number] = receipt
+                meter.add(sizes[task.number], fresh=fresh)
+                on_done(task, receipt)
+
+            def unfinished() -> Iterator[Task]:
+                for task in tasks:
+                    if first is not None and first.reached:
+                        return
+                    receipt = self.workplace.receipt(task.stage, task.number)
+                    if receipt is None:
+                        yield task
+                    else:
+                        note(task, receipt, fresh=False)
+
+            # With a bound, what is begun beyond enough is for nothing.
+            self.engine.run(self.workplace, unfinished(), note, ahead=AHEAD if first is None else 1)
+            meter.finish()
+        return [receipts[number] for number in sorted(receipts)]
+
+
+def _extract_task(workplace: Workplace, task: UnfinishedTask, **arguments: Any) -> Receipt:  # noqa: ANN401 - see Work
+    return extract_partition(directory=task.directory, **arguments)

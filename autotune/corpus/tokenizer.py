@@ -45,23 +45,18 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetTokenizer:
-    """A tokenizer and what the manifest says of it.
-
-    Args:
-        content: ``tokenizer.json``, byte for byte.
-        vocab_size: Ids in all, a multiple of 64.
-        used_vocab_size: Ids that can occur; the rest fills up.
-        special_ids: Ids with a role.
-        encoder: The tokenizer itself.
-        words: The vocabulary, of one that does nothing but look up words between whitespace; None of others.
-    """
+    """A tokenizer and what the manifest says of it."""
 
     content: bytes
+    """``tokenizer.json``, byte for byte."""
     vocab_size: int
+    """Ids in all, a multiple of 64."""
     used_vocab_size: int
+    """Ids that can occur; the rest fills up."""
     special_ids: SpecialIds
     encoder: Tokenizer
     words: Mapping[str, int] | None
+    """The vocabulary, of one that does nothing but look up words between whitespace; None of others."""
 
     @property
     def sha256(self) -> str:
@@ -79,7 +74,7 @@ class DatasetTokenizer:
         return int(np.dtype(self.dtype).itemsize)
 
     def encode(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """The ids of each text, without special tokens around it or in it: one that is spelt out there is unknown."""
+        """Yield the ids of each text, without special tokens: one that is spelt out in it is unknown."""
         unknown = self.special_ids.unk
         reserved = np.array(sorted(set(self.special_ids.all()) - {unknown}), dtype=np.uint32)
         for ids in self._whole_words(texts) if self.words is not None else self._by_library(texts):
@@ -99,7 +94,7 @@ class DatasetTokenizer:
             yield np.array(encoding.ids, dtype=np.uint32)
 
     def _whole_words(self, texts: Sequence[str]) -> Iterator[npt.NDArray[np.uint32]]:
-        """The library's result for whole words, five times as fast."""
+        """Yield the library's result for whole words, five times as fast."""
         assert self.words is not None
         number = self.words.get
         unknown = self.special_ids.unk
@@ -111,7 +106,7 @@ class DatasetTokenizer:
 
 
 def _stretches(text: str) -> Iterator[str]:
-    """A text in parts that take bounded memory to encode, cut before whitespace where some is near."""
+    """Cut a text into parts that take bounded memory to encode, before whitespace if some is near."""
     begin = 0
     while len(text) - begin > _STRETCH_CHARACTERS:
         end = begin + _STRETCH_CHARACTERS
@@ -123,11 +118,9 @@ def _stretches(text: str) -> Iterator[str]:
 
 
 def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> DatasetTokenizer:
-    """Make a tokenizer of whole words, separated by whitespace.
+    """Make a tokenizer of whole words, separated by whitespace, of the most frequent ones first in ``counts``.
 
-    Args:
-        counts: Words and how often they occur, most frequent first; ``vocab_size`` of them if there are so many.
-        vocab_size: Most words, special tokens included: a multiple of 64, to which fewer words are filled up.
+    ``vocab_size`` counts special tokens; it is a multiple of 64, to which fewer words are filled up.
     """
     words = [word for word, _ in counts if word not in SPECIAL_TOKENS]
     kept = _filled([*SPECIAL_TOKENS, *words][:vocab_size])
@@ -141,9 +134,7 @@ def learn_word_level(counts: Sequence[tuple[str, int]], *, vocab_size: int) -> D
 def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
     """Make a tokenizer of byte pairs, which knows every text: bytes are its smallest tokens.
 
-    Args:
-        texts: What to learn from; the same texts in the same order give the same tokenizer.
-        vocab_size: Most tokens, special tokens included: a multiple of 64, to which fewer are filled up.
+    The same texts in the same order give the same tokenizer; ``vocab_size`` as for words.
     """
     tokenizer = Tokenizer(BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -165,17 +156,13 @@ def learn_bpe(texts: Iterable[str], *, vocab_size: int) -> DatasetTokenizer:
 
 
 def _filled(words: list[str]) -> list[str]:
-    """Words up to a multiple of 64."""
+    """Fill words up to a multiple of 64."""
     missing = -len(words) % VOCAB_MULTIPLE
     return [*words, *(f"[unused{number}]" for number in range(missing))]
 
 
 def load_tokenizer(path: Path, *, used: int | None = None) -> DatasetTokenizer:
-    """Read a ``tokenizer.json``.
-
-    Args:
-        path: The file.
-        used: Ids that can occur, where that is known to be fewer than the file has.
+    """Read a ``tokenizer.json``; ``used`` ids can occur, if that is known to be fewer than the file has.
 
     Raises:
         BadInput: If it is no such file, or lacks one of the five special tokens.

@@ -1,5 +1,6 @@
-"""Whether a dataset is what its manifest says: every hash, offset and id. All faults are found, not the first."""
+"""What is in a dataset, and whether that is what its manifest says: every hash, offset and id, and all faults."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from autotune.corpus.meter import Meter, Update
+from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, Inspected, RowLength
+from autotune.corpus.workplace import StageMeter
 from trainer.copying import in_threads
 from trainer.dataset import (
     MANIFEST_NAME,
@@ -21,15 +23,20 @@ from trainer.dataset import (
     Manifest,
     Shard,
     Split,
+    TokenDataset,
     open_npy,
     read_manifest,
 )
 from trainer.errors import BadConfig
+from trainer.plan import MIN_BLOCK_SAMPLES, pack_rows, permute
 
 # A multiple of every item size, so that no number is cut in two.
 _CHUNK_BYTES = 4 * 2**20
 _MAX_THREADS = 8
 _EXPECTED = (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)
+DEFAULT_ROW_TOKENS = (128, 512, 1024, 2048)
+SAMPLED = 65_536
+"""Samples whose lengths are read: a second's work on a cold disk, and enough for three digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +57,11 @@ class Verified:
     faults: tuple[Fault, ...]
 
 
-def verify(directory: Path, stage: Callable[[str], Any], *, threads: int | None = None) -> Verified:
-    """Read a dataset once, and hold all of it against its manifest.
-
-    Args:
-        directory: The dataset.
-        stage: Opens the display of progress.
-        threads: Files that are read at once; None is one per processor.
+def verify(directory: Path, stage: Callable[[str], Any]) -> Verified:
+    """Read a dataset once, and compare all of it with its manifest; ``stage`` opens the display of progress.
 
     Raises:
-        BadConfig: If there is no manifest to hold it against.
+        BadConfig: If there is no manifest.
     """
     manifest = read_manifest(directory)
     splits = {"train": manifest.train, "validation": manifest.validation}
@@ -68,160 +70,111 @@ def verify(directory: Path, stage: Callable[[str], Any], *, threads: int | None 
     total_bytes = sum(shard.tokens * item_bytes + 8 * (shard.samples + 1) for _, shard in shards)
     faults = [*_foreign_files(directory, manifest), *_tokenizer_faults(directory, manifest)]
     with stage("verify") as update:
-        meter = _SharedMeter(update, total_bytes)
-        checked = in_threads(
-            lambda one: _check_shard(directory, manifest, one[0], one[1], meter), shards, threads or _default_threads()
-        )
-    faults += [fault for one in checked for fault in one.faults]
+        # Of several threads: a sum that is a little behind does no harm.
+        meter = StageMeter(update, total_bytes, in_bytes=True)
+        threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        checked = in_threads(lambda one: _check_shard(directory, manifest, *one, meter), shards, threads)
+    faults += [fault for found, _ in checked for fault in found]
     for name, split in splits.items():
         own = [one for one, (owner, _) in zip(checked, shards, strict=True) if owner is split]
-        faults += _histogram_faults(name, split, own)
+        counts = sum((counts for _, counts in own), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
+        if not any(found for found, _ in own) and counts.tolist() != split.length_histogram.counts:
+            faults.append(Fault(file=MANIFEST_NAME, what=f"the length histogram of {name} is not that of its offsets"))
     token_bytes = (manifest.train.tokens + manifest.validation.tokens) * item_bytes
     if manifest.source.token_bytes != token_bytes:
         what = f"source.token_bytes is {manifest.source.token_bytes}, and the shards hold {token_bytes}"
         faults.append(Fault(file=MANIFEST_NAME, what=what))
-    return Verified(manifest=manifest, files=2 * len(shards) + 2, bytes_read=meter.done_bytes, faults=tuple(faults))
+    return Verified(manifest=manifest, files=2 * len(shards) + 2, bytes_read=meter.done, faults=tuple(faults))
 
 
-def _default_threads() -> int:
-    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-
-
-class _SharedMeter:
-    """Progress of several threads; a sum that is a little behind does no harm."""
-
-    def __init__(self, update: Update, total_bytes: int) -> None:
-        self._meter = Meter(update, total_bytes, in_bytes=True)
-        self.done_bytes = 0
-
-    def add(self, amount: int) -> None:
-        """Note bytes that were read."""
-        self.done_bytes += amount
-        self._meter.add(amount, fresh=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CheckedShard:
-    faults: list[Fault]
-    counts: npt.NDArray[np.int64]
-    """Samples by the bins of the manifest's histogram."""
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """What the manifest says of a file."""
-
-    directory: Path
-    name: str
-    dtype: str
-    length: int
-    sha256: str
-
-
-def _check_shard(directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: _SharedMeter) -> _CheckedShard:
+def _check_shard(
+    directory: Path, manifest: Manifest, split: Split, shard: Shard, meter: StageMeter
+) -> tuple[list[Fault], npt.NDArray[np.int64]]:
+    """Also return the samples by the bins of the manifest's histogram."""
     offsets = _Offsets(shard.tokens, split.length_histogram)
-    return _CheckedShard(
-        faults=[
-            *_check_file(
-                _File(directory, shard.tokens_file, manifest.dtype, shard.tokens, shard.tokens_sha256),
-                _Ids(manifest),
-                meter,
-            ),
-            *_check_file(
-                _File(directory, shard.offsets_file, "uint64", shard.samples + 1, shard.offsets_sha256), offsets, meter
-            ),
-        ],
-        counts=offsets.counts,
-    )
+    # An unknown word is content; the others are added when rows are made.
+    reserved = np.array(sorted(set(manifest.special_ids.all()) - {manifest.special_ids.unk}))
+    ids = functools.partial(_wrong_id, manifest.used_vocab_size, reserved)
+    path = directory / shard.tokens_file
+    faults = _check_file(path, manifest.dtype, shard.tokens, shard.tokens_sha256, look=ids, meter=meter)
+    path = directory / shard.offsets_file
+    faults += _check_file(path, "uint64", shard.samples + 1, shard.offsets_sha256, look=offsets.look, meter=meter)
+    return faults, offsets.counts
 
 
-class _Ids:
-    """Looks at ids: below the vocabulary's size, and none that frames or masks."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        special = manifest.special_ids
-        self._used = manifest.used_vocab_size
-        # An unknown word is content; the others are added when rows are made.
-        self._forbidden = np.array(sorted(set(special.all()) - {special.unk}))
-        self._position = 0
-
-    def look(self, ids: npt.NDArray[Any]) -> str | None:
-        """The first fault of these, which follow those of the last call."""
-        wrong = (ids >= self._used) | np.isin(ids, self._forbidden)
-        first = int(np.argmax(wrong)) if wrong.any() else None
-        position, self._position = self._position, self._position + len(ids)
-        if first is None:
-            return None
-        why = f"not below {self._used}" if ids[first] >= self._used else "a special token"
-        return f"id {ids[first]} at place {position + first} is {why}"
-
-    def end(self) -> str | None:
-        """Nothing is left to say."""
+def _wrong_id(used: int, reserved: npt.NDArray[Any], first: int, ids: npt.NDArray[Any]) -> str | None:
+    """Find the first id that is not below the vocabulary's size, or that frames or masks."""
+    wrong = (ids >= used) | np.isin(ids, reserved)
+    if not wrong.any():
         return None
+    at = int(np.argmax(wrong))
+    why = f"not below {used}" if ids[at] >= used else "a special token"
+    return f"id {ids[at]} at place {first + at} is {why}"
 
 
 class _Offsets:
-    """Looks at offsets: from 0, never descending, to the number of ids."""
+    """Looks at offsets: from 0, never descending, to the number of ids; counts lengths."""
 
     def __init__(self, tokens: int, histogram: LengthHistogram) -> None:
         self._tokens = tokens
         self._edges = np.array(histogram.edges)
         self.counts = np.zeros(len(self._edges), dtype=np.int64)
-        self._last: int | None = None
-        self._position = 0
+        self._last = np.zeros(0, dtype=np.uint64)
 
-    def look(self, offsets: npt.NDArray[Any]) -> str | None:
-        """The first fault of these, which follow those of the last call."""
-        position, self._position = self._position, self._position + len(offsets)
-        before = offsets[:1] if self._last is None else np.array([self._last], dtype=offsets.dtype)
-        joined = np.concatenate([before, offsets])
-        started, self._last = self._last is not None, int(offsets[-1])
-        if not started and offsets[0] != 0:
+    def look(self, first: int, offsets: npt.NDArray[Any]) -> str | None:
+        """Return the first fault of these, which follow those of the last call; none are the end."""
+        if not len(offsets):
+            last = int(self._last[0])
+            return None if last == self._tokens else f"the last offset is {last}, not {self._tokens}"
+        if not first and offsets[0] != 0:
             return f"the first offset is {offsets[0]}, not 0"
+        joined = np.concatenate([self._last, offsets])
+        self._last = offsets[-1:]
         descending = joined[1:] < joined[:-1]
         if descending.any():
-            return f"offset {position + int(np.argmax(descending))} is less than the one before it"
-        lengths = np.diff(joined)[0 if started else 1 :]
-        bins = np.searchsorted(self._edges, lengths, side="right") - 1
+            return f"offset {first + bool(not first) + int(np.argmax(descending))} is less than the one before it"
+        bins = np.searchsorted(self._edges, np.diff(joined), side="right") - 1
         self.counts += np.bincount(bins[bins >= 0], minlength=len(self.counts))
         return None
 
-    def end(self) -> str | None:
-        """Whether the last offset is the end of the ids."""
-        return None if self._last == self._tokens else f"the last offset is {self._last}, not {self._tokens}"
 
-
-def _check_file(file: _File, looker: "_Ids | _Offsets", meter: _SharedMeter) -> list[Fault]:
-    """Read a file once: every chunk is hashed and looked at."""
-    path, kind = file.directory / file.name, np.dtype(file.dtype)
+def _check_file(
+    path: Path,
+    dtype: str,
+    length: int,
+    sha256: str,
+    *,
+    look: Callable[[int, npt.NDArray[Any]], str | None],
+    meter: StageMeter,
+) -> list[Fault]:
+    """Read a file once: every chunk is hashed, and looked at until the first fault; an empty chunk is the end."""
+    kind = np.dtype(dtype)
     try:
-        fd, start = open_npy(path, kind, file.length)
+        fd, start = open_npy(path, kind, length)
     except BadConfig as error:
-        return [Fault(file=file.name, what=error.message.removeprefix(f"{path}: "))]
+        return [Fault(file=path.name, what=error.message.removeprefix(f"{path}: "))]
+    size_bytes = length * kind.itemsize
+    what: str | None = None
     whats: list[str | None] = []
     try:
         hashed = hashlib.sha256(os.pread(fd, start, 0))
-        for position in range(0, file.length * kind.itemsize, _CHUNK_BYTES):
-            chunk = os.pread(fd, min(_CHUNK_BYTES, file.length * kind.itemsize - position), start + position)
+        for position in range(0, size_bytes, _CHUNK_BYTES):
+            chunk = os.pread(fd, min(_CHUNK_BYTES, size_bytes - position), start + position)
             hashed.update(chunk)
             meter.add(len(chunk))
-            if not any(whats):  # the first place in a file is enough
-                whats.append(looker.look(np.frombuffer(chunk, dtype=kind)))
-        whats.append(None if any(whats) else looker.end())
-        if hashed.hexdigest() != file.sha256:
-            whats.append(f"its SHA-256 is {hashed.hexdigest()[:16]}…, the manifest says {file.sha256[:16]}…")
+            what = what or look(position // kind.itemsize, np.frombuffer(chunk, dtype=kind))
+        whats.append(what or look(length, np.zeros(0, dtype=kind)))
+        if hashed.hexdigest() != sha256:
+            whats.append(_other_hash(hashed.hexdigest(), sha256))
     except OSError as error:
-        whats.append(f"cannot be read: {error.strerror}")
+        whats += [what, f"cannot be read: {error.strerror}"]
     finally:
         os.close(fd)
-    return [Fault(file=file.name, what=what) for what in whats if what]
+    return [Fault(file=path.name, what=what) for what in whats if what]
 
 
-def _histogram_faults(name: str, split: Split, checked: Sequence[_CheckedShard]) -> list[Fault]:
-    counts = sum((one.counts for one in checked), np.zeros(len(split.length_histogram.counts), dtype=np.int64))
-    if any(one.faults for one in checked) or counts.tolist() == split.length_histogram.counts:
-        return []
-    return [Fault(file=MANIFEST_NAME, what=f"the length histogram of {name} is not that of its offsets")]
+def _other_hash(found: str, expected: str) -> str:
+    return f"its SHA-256 is {found[:16]}…, the manifest says {expected[:16]}…"
 
 
 def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
@@ -233,12 +186,53 @@ def _tokenizer_faults(directory: Path, manifest: Manifest) -> list[Fault]:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found == manifest.tokenizer_sha256:
         return []
-    what = f"its SHA-256 is {found[:16]}…, the manifest says {manifest.tokenizer_sha256[:16]}…"
-    return [Fault(file=TOKENIZER_NAME, what=what)]
+    return [Fault(file=TOKENIZER_NAME, what=_other_hash(found, manifest.tokenizer_sha256))]
 
 
-def _foreign_files(directory: Path, manifest: Manifest) -> list[Fault]:
+def _foreign_files(directory: Path, manifest: Manifest) -> Sequence[Fault]:
     shards = [*manifest.train.shards, *manifest.validation.shards]
     expected = {*_EXPECTED, *(name for shard in shards for name in (shard.tokens_file, shard.offsets_file))}
     names = sorted(entry.name for entry in directory.iterdir())
     return [Fault(file=name, what="is no part of the dataset") for name in names if name not in expected]
+
+
+def inspect(directory: Path, row_tokens: Sequence[int] = DEFAULT_ROW_TOKENS) -> Inspected:
+    """Say what is in a dataset, and what row lengths do to it; from its manifest and a bounded look at its offsets.
+
+    Raises:
+        BadConfig: If it is no dataset.
+    """
+    dataset = TokenDataset.open(directory)
+    count = min(SAMPLED, len(dataset))
+    # The first of a seeded permutation: a fair choice, and the same every time.
+    samples = permute(np.arange(count, dtype=np.uint64), max(1, len(dataset)), 0, 0).astype(np.int64)
+    lengths = dataset.locate(samples)[2]
+    dataset.close()
+    some = len(lengths) > 0
+    return Inspected(
+        manifest=dataset.manifest,
+        sampled=count,
+        percentiles={p: int(np.percentile(lengths, p, method="lower")) for p in (10, 50, 75, 90, 99)} if some else {},
+        mean_tokens=float(lengths.mean()) if some else 0.0,
+        longest_tokens=int(lengths.max(initial=0)),
+        rows=tuple(_row_length(lengths, tokens) for tokens in row_tokens) if some else (),
+    )
+
+
+def _row_length(lengths: npt.NDArray[np.int64], row_tokens: int) -> RowLength:
+    framed = lengths + SPECIAL_TOKENS_PER_SAMPLE
+    cut = np.minimum(framed, row_tokens)
+    block = max(MIN_BLOCK_SAMPLES, row_tokens)  # as the feed packs them
+    blocks = [cut[first : first + block] for first in range(0, len(cut), block)]
+    rows = sum(int(pack_rows(part, row_tokens).max()) + 1 for part in blocks)
+    real = int(cut.sum())
+    padded = real / (len(cut) * row_tokens)
+    packed = real / (rows * row_tokens)
+    return RowLength(
+        row_tokens=row_tokens,
+        padded_waste=1 - padded,
+        cut_samples=float((framed > row_tokens).mean()),
+        cut_tokens=float((framed - cut).sum() / max(1, int(lengths.sum()))),
+        packed_efficiency=packed,
+        packing_gain=packed / padded,
+    )

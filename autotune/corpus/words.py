@@ -2,26 +2,27 @@
 
 import heapq
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from autotune.corpus.distinct import kept_samples, read_pieces
-from autotune.corpus.pieces import read_index, read_samples
-from autotune.corpus.split import ValidationSplit, drawn
+from autotune.corpus.pieces import Selection, drawn, power_of_two
+from autotune.corpus.tokenizer import DatasetTokenizer, learn_bpe, learn_word_level
 from autotune.corpus.workplace import Receipt, UnfinishedTask, Workplace
+from trainer.dataset import TOKENIZER_NAME
 from trainer.plan import permute
 
-COUNT_STAGE, MERGE_STAGE, SAMPLE_STAGE = "count-words", "merge-words", "sample-texts"
+COUNT, MERGE, SAMPLE, LEARN = "count-words", "merge-words", "sample-texts", "learn"
 
 _SHELVES = 256
 """Words are put down by a hash of this many values, so that a merge can take some of them only."""
 _WORDS_IN_MEMORY = 2**20
-"""About 150 MB of counters; then they are put down and counting begins anew."""
+"""About 150 MB of counters; then they are put down and counting begins again."""
 _MERGE_BYTES = 2**29
 _WORD_BYTES = 128
 """What a counted word takes beyond its own bytes."""
@@ -29,27 +30,15 @@ _LONGEST_WORD = 256
 """Longer ones stay unknown: each would occur once, and thousands of them would make a tokenizer of gigabytes."""
 _SAMPLE_CHARACTERS = 4096
 """Of one text, at most: a single long one must not decide what a tokenizer knows."""
-
 _TEXTS_AT_ONCE = 2**16
+_DISTINCT_BYTES = 5 * 2**20
+"""Learning byte pairs takes about a hundred times the size of all distinct words (measured: 88 to 137)."""
+_WORDS = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+")
+"""Nearly what the byte-level tokenizer never merges across."""
 
 
-def training_samples(
-    workplace: Workplace, number: int, buckets: int, split: ValidationSplit, share: float = 1.0
-) -> Iterator[str]:
-    """The samples of a piece that train, or a share of them."""
-    piece = read_pieces(workplace)[number]
-    paths = piece.paths(workplace)
-    index = read_index(paths)
-    kept = kept_samples(workplace, piece, number, buckets) & ~split.chosen(index)
-    if share < 1:
-        kept &= drawn(index, share, f"tokenizer {split.seed}")
-    return read_samples(paths, kept)
-
-
-def count_words(
-    workplace: Workplace, task: UnfinishedTask, *, number: int, buckets: int, split: ValidationSplit
-) -> Receipt:
-    """Count the words of one piece."""
+def count_words(workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection) -> Receipt:
+    """Count the words of one piece's training samples."""
     counts: Counter[str] = Counter()
     runs = entries = size_bytes = 0
 
@@ -59,7 +48,8 @@ def count_words(
         _put_down(counts, path)
         runs, entries, size_bytes = runs + 1, entries + len(counts), size_bytes + path.stat().st_size
 
-    for text in training_samples(workplace, number, buckets, split):
+    paths, train, _ = selection.of(workplace, number)
+    for text in paths.read_samples(train):
         counts.update(text.split())
         if len(counts) >= _WORDS_IN_MEMORY:
             put_down()
@@ -69,17 +59,13 @@ def count_words(
 
 
 def merges_for(entries: int, size_bytes: int) -> int:
-    """How many merges keep each below what a process may hold: a power of two.
+    """Return how many merges keep each below what a process may hold: a power of two.
 
     Args:
         entries: Words that were put down, each as often as it was.
         size_bytes: What they take on disk.
     """
-    wanted = max(1, -(-(entries * _WORD_BYTES + size_bytes) // _MERGE_BYTES))
-    merges = 1
-    while merges < min(wanted, _SHELVES):
-        merges *= 2
-    return merges
+    return min(_SHELVES, power_of_two((entries * _WORD_BYTES + size_bytes) / _MERGE_BYTES))
 
 
 def merge_words(
@@ -89,42 +75,38 @@ def merge_words(
     shelves = range(merge * _SHELVES // merges, (merge + 1) * _SHELVES // merges)
     counts: Counter[str] = Counter()
     for number in range(pieces):
-        for run in sorted(workplace.directory(COUNT_STAGE, piece_name(number)).glob("run-*")):
+        for run in sorted(workplace.directory(COUNT, number).glob("run-*")):
             for word, count in _taken_up(run, shelves):
                 counts[word] += count
-    best = most_frequent(counts.items(), most)
-    (task.directory / "words").write_text(json.dumps(best))
+    (task.directory / "words").write_text(json.dumps(_most_frequent(counts.items(), most)))
     return {"words": len(counts)}
 
 
-def most_frequent(counts: Iterable[tuple[str, int]], most: int) -> list[tuple[str, int]]:
-    """The most frequent words with their counts; ties go by alphabet."""
+def _most_frequent(counts: Iterable[tuple[str, int]], most: int) -> list[tuple[str, int]]:
+    """Return the most frequent words with their counts; ties go by alphabet."""
     return heapq.nsmallest(most, counts, key=lambda entry: (-entry[1], entry[0]))
 
 
-def merged_words(workplace: Workplace, merges: int) -> Iterator[tuple[str, int]]:
-    """What the merges kept."""
-    for merge in range(merges):
-        path = workplace.directory(MERGE_STAGE, f"{merge:03d}") / "words"
-        yield from ((word, count) for word, count in json.loads(path.read_text()))
+def learn_words(workplace: Workplace, task: UnfinishedTask, *, merges: int, vocab_size: int) -> Receipt:
+    """Learn the most frequent words of all."""
+    paths = (workplace.directory(MERGE, merge) / "words" for merge in range(merges))
+    merged = ((word, count) for path in paths for word, count in json.loads(path.read_text()))
+    return _learned(task, learn_word_level(_most_frequent(merged, vocab_size), vocab_size=vocab_size))
 
 
 def sample_texts(
-    workplace: Workplace, task: UnfinishedTask, *, number: int, buckets: int, split: ValidationSplit, share: float
+    workplace: Workplace, task: UnfinishedTask, *, number: int, selection: Selection, share: float
 ) -> Receipt:
-    """Put down a share of the texts of one piece."""
+    """Put down a share of the training samples of one piece."""
+    paths, kept, _ = selection.of(workplace, number)
+    if share < 1:
+        kept &= drawn(paths.read_index(), share, f"tokenizer {selection.split.seed}")
     texts = 0
     with (task.directory / "texts").open("w", encoding="utf-8") as file:
-        for text in training_samples(workplace, number, buckets, split, share):
+        for text in paths.read_samples(kept):
             file.write(json.dumps(text[:_SAMPLE_CHARACTERS], ensure_ascii=False) + "\n")
             texts += 1
     return {"texts": texts}
-
-
-def sampled_texts(workplace: Workplace, pieces: int) -> "SampledTexts":
-    """All texts that were put down."""
-    directories = (workplace.directory(SAMPLE_STAGE, piece_name(number)) for number in range(pieces))
-    return SampledTexts(b"".join((directory / "texts").read_bytes() for directory in directories))
 
 
 class SampledTexts:
@@ -149,9 +131,30 @@ class SampledTexts:
                 yield json.loads(self._lines[begin : int(self._ends[number])])
 
 
-def piece_name(number: int) -> str:
-    """The name of a piece's task in any stage."""
-    return f"{number:08d}"
+def learn_pairs(workplace: Workplace, task: UnfinishedTask, *, pieces: int, vocab_size: int) -> Receipt:
+    """Learn byte pairs from the sampled texts, or from fewer if their words are many or endless, as in proteins."""
+    paths = (workplace.directory(SAMPLE, number) / "texts" for number in range(pieces))
+    texts = SampledTexts(b"".join(path.read_bytes() for path in paths))
+    return _learned(task, learn_bpe(islice(texts, learnable_texts(texts, _DISTINCT_BYTES)), vocab_size=vocab_size))
+
+
+def learnable_texts(texts: Iterable[str], distinct_bytes: int) -> int:
+    """Return how many of the first texts have no more than so many bytes of distinct words; at least one."""
+    distinct: set[str] = set()
+    count = size_bytes = 0
+    for text in texts:
+        new = set(_WORDS.findall(text)) - distinct
+        size_bytes += sum(len(word.encode()) for word in new)
+        if count and size_bytes > distinct_bytes:
+            break
+        distinct |= new
+        count += 1
+    return count
+
+
+def _learned(task: UnfinishedTask, tokenizer: DatasetTokenizer) -> Receipt:
+    (task.directory / TOKENIZER_NAME).write_bytes(tokenizer.content)
+    return {"used": tokenizer.used_vocab_size}
 
 
 def _put_down(counts: Counter[str], path: Path) -> None:
@@ -160,25 +163,18 @@ def _put_down(counts: Counter[str], path: Path) -> None:
         if len(word) <= _LONGEST_WORD:
             shelves[zlib.crc32(word.encode()) % _SHELVES].append(f"{word}\t{count}\n")
     contents = ["".join(shelf).encode() for shelf in shelves]
-    edges = np.cumsum([0, *map(len, contents)], dtype="<u8")
     with path.open("wb") as file:
-        file.write(edges.tobytes())
+        file.write(np.cumsum([0, *map(len, contents)], dtype="<u8").tobytes())
         file.writelines(contents)
 
 
 def _taken_up(path: Path, shelves: range) -> Iterator[tuple[str, int]]:
     with path.open("rb") as file:
         edges = np.frombuffer(file.read(8 * (_SHELVES + 1)), dtype="<u8").tolist()
-        for line in _lines_between(
-            file, 8 * (_SHELVES + 1) + edges[shelves.start], edges[shelves.stop] - edges[shelves.start]
-        ):
-            word, _, count = line.rpartition("\t")
+        file.seek(edges[shelves.start], 1)
+        size_bytes = edges[shelves.stop] - edges[shelves.start]
+        while size_bytes > 0:
+            line = file.readline()
+            size_bytes -= len(line)
+            word, _, count = line.decode().rpartition("\t")
             yield word, int(count)
-
-
-def _lines_between(file: BinaryIO, begin: int, size: int) -> Iterator[str]:
-    file.seek(begin)
-    while size > 0:
-        line = file.readline()
-        size -= len(line)
-        yield line.decode()

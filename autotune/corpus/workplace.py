@@ -1,33 +1,47 @@
-"""The work directory of one preparation: results of tasks, each whole or absent, so that a run goes on where it ended.
+"""The work directory of one preparation, and the directory that it is to become: checked before, published in one step.
 
     .NAME.KEY.partial/        beside the final directory, for this user only
       lock                    held by the running process; the kernel lets go of it with the process
       STAGE/TASK/             a finished task: its files and receipt.json
       dataset/                the final files, gathered at the end
 
-A task writes into a directory of a name of its own and renames it when everything in it is on disk. Whoever is killed
+A task writes into a directory of a name of its own and renames it when everything in it is on disk. A killed process
 leaves a directory that counts for nothing, and a task that is done twice leaves one result, which is the same.
 """
 
 import contextlib
+import ctypes
 import errno
 import glob
 import json
+import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.core.units import format_bytes, format_count
+from autotune.corpus.bounded import DISK_FULL
 from autotune.errors import BadInput
+from trainer.dataset import MANIFEST_NAME, PREPARED_NAME, REJECTS_NAME, TOKENIZER_NAME
 from trainer.disk import LockHeld, locked, sync
+from trainer.progress import Update
 
 Receipt = dict[str, Any]
 """What a finished task says of itself: JSON values, small, as all of a stage are held at once."""
 
 _RECEIPT = "receipt.json"
 _UNFINISHED = ".unfinished-"
+_DATASET_NAMES = re.compile(
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_NAME, REJECTS_NAME, PREPARED_NAME)))
+    + r"|(train-|validation-)?(tokens|offsets)-\d{5,}\.npy"
+)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +50,17 @@ class Workplace:
 
     path: Path
 
-    def directory(self, stage: str, task: str) -> Path:
-        """Where a finished task's files lie."""
-        return self.path / stage / task
+    @property
+    def dataset(self) -> Path:
+        """Where the final files are gathered."""
+        return self.path / "dataset"
 
-    def receipt(self, stage: str, task: str) -> Receipt | None:
-        """What a task said when it was finished; None when it is not."""
+    def directory(self, stage: str, task: int) -> Path:
+        """Return where a finished task's files lie."""
+        return self.path / stage / f"{task:08d}"
+
+    def receipt(self, stage: str, task: int) -> Receipt | None:
+        """Return what a task said when it was finished; None if it is not."""
         try:
             receipt: Receipt = json.loads((self.directory(stage, task) / _RECEIPT).read_bytes())
         except FileNotFoundError:
@@ -49,18 +68,13 @@ class Workplace:
         return receipt
 
     @contextlib.contextmanager
-    def unfinished(self, stage: str, task: str) -> Iterator["UnfinishedTask"]:
-        """A directory to work in; it is removed if the block fails."""
+    def unfinished(self, stage: str, task: int) -> Iterator["UnfinishedTask"]:
+        """Make a directory to work in; it is removed if the block fails."""
         directory = self.path / stage / f"{_UNFINISHED}{task}-{secrets.token_hex(4)}"
         directory.mkdir(parents=True)
         try:
             yield UnfinishedTask(directory=directory, final=self.directory(stage, task))
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def remove_unfinished(self) -> None:
-        """Remove what killed processes left behind."""
-        for directory in self.path.glob(f"*/{_UNFINISHED}*"):
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -82,13 +96,13 @@ class UnfinishedTask:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            # Somebody else finished the same task; the results are equal.
+            # Another process finished the same task; the results are equal.
         sync(self.final.parent)
         return receipt
 
 
 def workplace_path(out: Path, key: str) -> Path:
-    """The work directory of a preparation."""
+    """Return the work directory of a preparation."""
     return out.parent / f".{out.name}.{key}.partial"
 
 
@@ -96,7 +110,7 @@ def workplace_path(out: Path, key: str) -> Path:
 def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     """Take the work directory of a preparation, new or left by an earlier run, for this process alone.
 
-    It stays when the block fails; ``remove`` is for the end.
+    It stays when the block ends; what killed processes left in it is removed.
 
     Raises:
         BadInput: If another process works there.
@@ -104,20 +118,130 @@ def open_workplace(out: Path, key: str) -> Iterator[Workplace]:
     path = workplace_path(out, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
-    workplace = Workplace(path=path)
     try:
         with locked(path / "lock", needed=False):
-            workplace.remove_unfinished()
-            yield workplace
+            for directory in path.glob(f"*/{_UNFINISHED}*"):
+                shutil.rmtree(directory, ignore_errors=True)
+            for file in path.glob("dataset/.*"):
+                file.unlink()
+            yield Workplace(path=path)
     except LockHeld as error:
         raise BadInput(
-            f"another process is preparing {out} right now",
-            next_step="Wait for it, or choose another --out.",
+            f"another process is preparing {out} right now", next_step="Wait for it, or choose another --out."
         ) from error
 
 
 def other_workplaces(out: Path, key: str) -> list[tuple[Path, int]]:
-    """Unfinished preparations of the same directory with other settings or files, and their sizes in bytes."""
+    """Find unfinished preparations of the same directory with other settings or files, and their sizes in bytes."""
     mine = workplace_path(out, key)
     found = [path for path in out.parent.glob(f".{glob.escape(out.name)}.*.partial") if path != mine]
     return [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in sorted(found)]
+
+
+def check_place(out: Path, *, overwrite: bool) -> None:
+    """Reject a directory whose content would be lost.
+
+    Raises:
+        BadInput: If it is a file or holds anything, unless it is a dataset and ``overwrite`` is set.
+    """
+    elsewhere = "Choose another --out."
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir():
+        raise BadInput(f"{out} exists and is not a directory", next_step=elsewhere)
+    with writing(out):
+        names = sorted(entry.name for entry in out.iterdir())
+    if not names:
+        return
+    if MANIFEST_NAME not in names:
+        raise BadInput(f"{out} is not empty and not a dataset: it holds {names[0]!r}", next_step=elsewhere)
+    if not overwrite:
+        raise BadInput(f"{out} holds a dataset already", next_step="Choose another --out, or replace it: --overwrite")
+    foreign = [name for name in names if not _DATASET_NAMES.fullmatch(name)]
+    if foreign:
+        raise BadInput(
+            f"{out} holds {foreign[0]!r}, which is no part of a dataset and would be lost",
+            next_step="Move it away, or choose another --out.",
+        )
+
+
+def publish(dataset: Path, final: Path) -> None:
+    """Give a finished directory its name, in one step; what had the name before is left at the old path."""
+    sync(dataset)
+    if final.is_dir() and any(final.iterdir()):
+        _exchange(dataset, final)
+    else:
+        # Onto nothing or onto an empty directory: one atomic step.
+        dataset.rename(final)
+    sync(final.parent)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two directories, so that the name always shows one of them whole."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        failed = libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE)
+    except AttributeError:  # a C library without the call
+        failed, code = -1, errno.ENOSYS
+    else:
+        code = ctypes.get_errno()
+    if not failed:
+        return
+    if code not in (errno.ENOSYS, errno.EINVAL):
+        raise OSError(code, os.strerror(code), str(old))
+    # Network file systems cannot swap: for a moment there is no dataset, never a half one.
+    aside = new.with_name("replaced")
+    old.rename(aside)
+    try:
+        new.rename(old)
+    except OSError:
+        aside.rename(old)
+        raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say what to do when something cannot be written.
+
+    Raises:
+        BadInput: For any error of the operating system.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise BadInput(
+                f"no space left for {path}: {error.strerror}",
+                next_step="Free some, or raise the quota; the same command then goes on from where it was.",
+            ) from error
+        raise BadInput(
+            f"cannot write {path}: {error.strerror or error}",
+            next_step="Choose another --out, or ask for permission there.",
+        ) from error
+
+
+class StageMeter:
+    """Adds up what is done of a stage, and its rate; what an earlier run did counts as done, and not for the rate."""
+
+    def __init__(self, update: Update, total: int, *, in_bytes: bool) -> None:
+        self._update, self._total, self._in_bytes = update, total, in_bytes
+        self.done = self._fresh = 0
+        self._started_s = time.monotonic()
+
+    def add(self, amount: int, *, fresh: bool = True) -> None:
+        """Note that so much more is done."""
+        self.done += amount
+        self._fresh += amount if fresh else 0
+        self._update(self.done, self._total, self._note())
+
+    def finish(self) -> None:
+        """End the stage, even if not all of it was needed."""
+        if self.done != self._total:
+            self._update(self.done, self.done, self._note())
+
+    def _note(self) -> str:
+        seconds = time.monotonic() - self._started_s
+        if not self._in_bytes:
+            return f"{format_count(self.done)} of {format_count(self._total)} tasks"
+        rate = f", {format_bytes(round(self._fresh / seconds))}/s" if self._fresh and seconds > 0 else ""
+        return f"{format_bytes(self.done)} of {format_bytes(self._total)}{rate}"

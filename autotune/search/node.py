@@ -4,7 +4,7 @@ import itertools
 import os
 from pathlib import Path
 
-from autotune.cluster.preflight import Expected, NodeFacts
+from autotune.cluster.preflight import Needed, NodeFacts
 from autotune.core.hardware import Unavailable, visible_devices
 from autotune.core.profile import Profile
 from autotune.measure.host import Host
@@ -14,10 +14,10 @@ from trainer.errors import TrainerError
 from trainer.record import code_sha256
 
 
-def expected_of(profile: Profile, *, ranks: int, cpus: int, code_sha256: str) -> Expected:
+def expected_of(profile: Profile, *, ranks: int, cpus: int, code_sha256: str) -> Needed:
     """Return what a job from this profile needs of a node."""
     there = profile.fingerprint
-    return Expected(
+    return Needed(
         ranks=ranks,
         cpus=cpus,
         device=profile.train.device,

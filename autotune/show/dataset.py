@@ -13,11 +13,25 @@ from autotune.show.tables import Row
 from autotune.show.text import console_text
 
 if TYPE_CHECKING:  # commands whose help must not load pydantic draw lengths too
+    from pathlib import Path
+
     from autotune.show.report.inputs import ReportedProfile, ReportedRun
     from trainer.dataset import Manifest, Split
 
 BAR_WIDTH = 40
 _PERCENTILES = (10, 50, 75, 90, 99)
+
+
+def counts_of(directory: "Path", manifest: "Manifest") -> dict[str, object]:
+    """Return what every JSON answer about a dataset begins with."""
+    return {
+        "path": directory,
+        "dataset_hash": manifest.dataset_hash,
+        "samples": manifest.train.samples,
+        "tokens": manifest.train.tokens,
+        "validation_samples": manifest.validation.samples,
+        "validation_tokens": manifest.validation.tokens,
+    }
 
 
 def dataset_text(found: Inspected) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.cluster.starter import STARTER_VARIABLE
-from autotune.cluster.together import on_nodes_of_job, on_this_node
+from autotune.cluster.torchrun import STARTER_VARIABLE, on_nodes_of_job, on_this_node
 from autotune.core.profile import Fingerprint
 from autotune.errors import BadInput, MachineLacks
 from autotune.measure.together import TogetherMachine

@@ -17,7 +17,7 @@ from tests.simulators.hosts import check_namespaces, hosts
 pytestmark = pytest.mark.system
 MEASURING = """
 import importlib.metadata, pathlib, sys, time
-from autotune.cluster.together import on_this_node
+from autotune.cluster.torchrun import on_this_node
 from autotune.measure.together import TogetherMachine
 from tests.simulators.hosts import hosts, together
 scratch = pathlib.Path(sys.argv[1])

@@ -1,11 +1,26 @@
 """``autotune data``: raw data to a tokenised dataset, and what is done with one."""
 
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from autotune.commands.data.inspect import inspect
 from autotune.commands.data.prepare import prepare
-from autotune.commands.data.stage import stage
-from autotune.commands.data.verify import verify
+from autotune.commands.options import AsJson
+from autotune.core.units import format_bytes, format_count, format_seconds
+from autotune.errors import BadInput
+from autotune.show.answers import answer_json, plain
+from autotune.show.dataset import counts_of, dataset_text
+from trainer.progress import progress
+
+if TYPE_CHECKING:
+    from trainer.stage import Staged
+
+_SHOWN_FAULTS = 20
+Dataset = Annotated[Path, typer.Argument(metavar="DIR", help="The dataset.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,6 +28,109 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("prepare")(prepare)
-app.command("inspect")(inspect)
-app.command("verify")(verify)
-app.command("stage")(stage)
+
+
+@app.command("inspect")
+def inspect(
+    *,
+    directory: Dataset,
+    row_tokens: Annotated[
+        list[int] | None,
+        typer.Option("--row-tokens", min=8, max=2**20, help="A row length to consider; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show counts, lengths, and the padding, cutting and packing of rows of some lengths."""
+    from autotune.corpus.verify import DEFAULT_ROW_TOKENS
+    from autotune.corpus.verify import inspect as inspect_dataset
+
+    found = inspect_dataset(directory, row_tokens or DEFAULT_ROW_TOKENS)
+    if as_json:
+        print(answer_json({**counts_of(directory, found.manifest), **plain(found)}))
+    else:
+        print(dataset_text(found))
+        print(f"next: autotune data verify {shlex.quote(str(directory))}")
+
+
+@app.command("verify")
+def verify(
+    *,
+    directory: Dataset,
+    as_json: AsJson = False,
+) -> None:
+    """Read a whole dataset and check every hash, offset and id. Ends with 3 when anything is wrong."""
+    from autotune.corpus.verify import verify as verify_dataset
+
+    found = verify_dataset(directory, progress)
+    if as_json:
+        said = {"path": directory, "dataset_hash": found.manifest.dataset_hash, "files": found.files}
+        print(answer_json({**said, "bytes_read": found.bytes_read, "faults": found.faults}))
+    else:
+        for fault in found.faults[:_SHOWN_FAULTS]:
+            print(f"{fault.file!r}: {fault.what}")
+    if found.faults:
+        files = sorted({fault.file for fault in found.faults})
+        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        raise BadInput(
+            f"{directory} is damaged: {len(found.faults)} faults in {', '.join(map(repr, files[:3]))}{more}",
+            next_step="Copy these files again from where they came from, or prepare the dataset again.",
+        )
+    if not as_json:
+        samples = found.manifest.train.samples + found.manifest.validation.samples
+        size = format_bytes(found.bytes_read)
+        print(f"{directory} is whole: {format_count(samples)} samples, {found.files} files, {size} read")
+
+
+@app.command("stage")
+def stage(
+    *,
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="The dataset.")],
+    to: Annotated[Path, typer.Option("--to", metavar="LOCAL", help="A directory on the node's own disk.")],
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1.0, help="Longest wait for who copies.")] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a dataset to local disk, checking every byte. One process of a node copies, others that call this wait."""
+    from trainer.stage import stage as stage_dataset
+
+    if _same_file_system(to, source):
+        sys.stderr.write(f"note: {to} lies on the same file system as {source}\n")
+    started_s = time.monotonic()
+    with progress("stage") as update:
+        staged = stage_dataset(source, to, timeout_s=timeout_s, update=update)
+    seconds = time.monotonic() - started_s
+    figures = {"break_even_epochs": staged.break_even_epochs, "seconds": round(seconds, 3)}
+    print(answer_json({**plain(staged), **figures}) if as_json else _staged_text(staged, seconds))
+
+
+def _same_file_system(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:  # what is wrong with either is said when it is used
+        return False
+
+
+def _staged_text(staged: "Staged", seconds: float) -> str:
+    following = f"next: export AUTOTUNE_DATA={shlex.quote(str(staged.directory))}"
+    copied = staged.copied
+    if copied is None:
+        took = format_seconds(seconds)
+        return f"{staged.directory} is there; this process copied nothing ({took})\n{following}"
+    lines = [
+        str(staged.directory),
+        f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
+        f"{_rate(copied.bytes_per_s)}; one thread reads {_rate(copied.read_bytes_per_s)} "
+        f"and writes {_rate(copied.write_bytes_per_s)}",
+    ]
+    if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
+        epochs = staged.break_even_epochs
+        never = "never: the copy is not faster to read than the source"
+        lines += [
+            f"one sample   {staged.source_s_per_sample * 1e6:,.0f} us from the source, "
+            f"{staged.local_s_per_sample * 1e6:,.0f} us from the copy (measured, one reader at random, cold)",
+            f"breaks even  {never if epochs is None else f'after {epochs:,.2f} epochs'}",
+        ]
+    return "\n".join([*lines, following])
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(round(bytes_per_s))}/s"

@@ -16,12 +16,11 @@ from autotune.core.dataset import DEFAULT_VOCAB_SIZE, MIN_VOCAB_SIZE
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
 from autotune.errors import EXIT_TERMINATED, INTERRUPTED, UsageError
 from autotune.show.answers import answer_json, plain
-from autotune.show.dataset import length_histogram
+from autotune.show.dataset import counts_of, facts_of, facts_text
 from trainer.progress import progress
 
 if TYPE_CHECKING:
-    from autotune.corpus.prepare import Prepared
-    from trainer.dataset import Manifest
+    from autotune.corpus.prepare import PreparedDataset
 
 _VOCAB_MULTIPLE = 64
 _PADDED_ROW_TOKENS = 512
@@ -106,10 +105,11 @@ def prepare(
 ) -> None:
     """Turn programs or text into token ids: extract samples, drop exact duplicates, learn a tokenizer, encode."""
     from autotune.corpus.encode import LengthLimit
+    from autotune.corpus.engine import Workers
+    from autotune.corpus.pieces import ValidationSplit
     from autotune.corpus.prepare import prepare as prepare_dataset
     from autotune.corpus.request import Request
     from autotune.corpus.sources.base import SourceOptions
-    from autotune.corpus.split import ValidationSplit
 
     given = None if tokenizer in (None, "wordlevel", "bpe") else Path(str(tokenizer))
     if given is not None and vocab_size is not None:
@@ -118,11 +118,15 @@ def prepare(
         raise UsageError(
             "--scheduler, --slurm-workers and --slurm all say where to work", next_step="Leave out all but one."
         )
-    if submitted(context, _job(out, workers), slurm, wait=wait, dry_run=dry_run, as_json=as_json):
+    name = out.resolve().name
+    purpose = f"Prepares the dataset {name}."
+    job = JobRequest(
+        name=f"prepare-{name}", purpose=purpose, ledger=None, expected_minutes=None, on_gpus=False, cpus=workers
+    )
+    if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     request = Request(
         sources=tuple(sources),
-        out=out,
         options=SourceOptions(field=field, unit=text_unit),
         max_samples=max_samples,
         keep_duplicates=keep_duplicates,
@@ -130,34 +134,60 @@ def prepare(
         tokenizer=given or tokenizer,  # type: ignore[arg-type]  # one of the two kinds by now
         vocab_size=-(-(vocab_size or DEFAULT_VOCAB_SIZE) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,
         limit=LengthLimit(max_tokens=max_tokens, long=long),
-        strict=strict,
-        overwrite=overwrite,
-        workers=workers,
-        scheduler=scheduler,
-        site=slurm_workers,
     )
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, _terminate)
-    prepared = prepare_dataset(request, progress, tell=lambda line: _say(f"note: {line}\n"))
-    seconds = time.monotonic() - started_s
-    _tell_rejects(prepared)
-    _tell_unknown(prepared.manifest)
-    if as_json:
-        print(answer_json(_answer(prepared, seconds)))
-    else:
-        print(_as_text(prepared, seconds))
-
-
-def _job(out: Path, workers: int | None) -> JobRequest:
-    name = out.resolve().name
-    return JobRequest(
-        name=f"prepare-{name}",
-        purpose=f"Prepares the dataset {name}.",
-        ledger=None,
-        expected_minutes=None,
-        on_gpus=False,
-        cpus=workers,
+    prepared = prepare_dataset(
+        request,
+        out,
+        progress,
+        tell=lambda line: _say(f"note: {line}\n"),
+        workers=Workers(count=workers, scheduler=scheduler, site=slurm_workers),
+        strict=strict,
+        overwrite=overwrite,
     )
+    seconds = time.monotonic() - started_s
+    _tell_left_out(prepared)
+    manifest, source = prepared.manifest, prepared.manifest.source
+    tokens = manifest.train.tokens + manifest.validation.tokens
+    unknown = source.unknown_tokens / tokens
+    if unknown > _MANY_UNKNOWN:
+        _say(
+            f"note: the tokenizer does not know {format_share(unknown)} of all tokens; "
+            "--tokenizer bpe knows every text, a larger --vocab-size more words\n"
+        )
+    # What storing masks would add: a byte a token; and rows padded to the paper's width, ids and masks.
+    masks, samples = tokens, manifest.train.samples + manifest.validation.samples
+    padded = samples * _PADDED_ROW_TOKENS * ((2 if manifest.dtype == "uint16" else 4) + 1)
+    if as_json:
+        answer = {
+            **counts_of(out, manifest),
+            "vocab_size": manifest.vocab_size,
+            "used_vocab_size": manifest.used_vocab_size,
+            **plain(source),
+            "reduction": 1 - source.token_bytes / source.raw_bytes,
+            "mask_bytes_not_stored": masks,
+            "padded_with_masks_bytes": padded,
+            "other_files": prepared.other_files,
+            "rejects": out / "rejects.jsonl",
+            "seconds": round(seconds, 3),
+        }
+        print(answer_json(answer))
+        return
+    facts = facts_of(manifest) | {
+        "masks not stored": f"would add {format_bytes(masks)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
+        f"{format_bytes(padded)}",
+        "samples": f"{format_count(manifest.train.samples)} to train, "
+        f"{format_count(manifest.validation.samples)} for validation",
+        "tokens": f"{format_count(tokens)}, special tokens not counted",
+        "duplicates dropped": format_count(source.duplicate_samples),
+        "unknown tokens": f"{format_share(unknown)} of all tokens",
+        "left out": f"{format_count(source.rejected)} that cannot be used (rejects.jsonl), "
+        f"{format_count(prepared.other_files)} files of other kinds",
+        "took": format_seconds(seconds),
+    }
+    print(facts_text(facts, "tokens per sample", manifest))
+    print(f"\nnext: autotune tune --model bert-mini --data {shlex.quote(str(out))} --memory 1GiB")
 
 
 def _terminate(signal_number: int, frame: object) -> NoReturn:
@@ -170,7 +200,7 @@ def _say(text: str) -> None:
     sys.stderr.write(text)
 
 
-def _tell_rejects(prepared: "Prepared") -> None:
+def _tell_left_out(prepared: "PreparedDataset") -> None:
     for reject in prepared.first_rejects:
         # repr: a stranger's file name must not write control characters to a terminal.
         where = f", {reject.where}" if reject.where else ""
@@ -178,79 +208,3 @@ def _tell_rejects(prepared: "Prepared") -> None:
     more = prepared.manifest.source.rejected - len(prepared.first_rejects)
     if more > 0:
         _say(f"left out {format_count(more)} more (listed in {prepared.directory / 'rejects.jsonl'})\n")
-
-
-def _tell_unknown(manifest: "Manifest") -> None:
-    share = manifest.source.unknown_tokens / (manifest.train.tokens + manifest.validation.tokens)
-    if share > _MANY_UNKNOWN:
-        _say(
-            f"note: the tokenizer does not know {format_share(share)} of all tokens; "
-            "--tokenizer bpe knows every text, a larger --vocab-size more words\n"
-        )
-
-
-def _mask_bytes(prepared: "Prepared") -> tuple[int, int]:
-    """What storing attention masks would add: a byte a token, and rows padded to the paper's width, ids and masks."""
-    manifest = prepared.manifest
-    tokens = manifest.train.tokens + manifest.validation.tokens
-    samples = manifest.train.samples + manifest.validation.samples
-    id_bytes = 2 if manifest.dtype == "uint16" else 4
-    return tokens, samples * _PADDED_ROW_TOKENS * (id_bytes + 1)
-
-
-def _answer(prepared: "Prepared", seconds: float) -> dict[str, object]:
-    manifest, source = prepared.manifest, prepared.manifest.source
-    masks, padded = _mask_bytes(prepared)
-    return {
-        "path": prepared.directory,
-        "dataset_hash": manifest.dataset_hash,
-        "samples": manifest.train.samples,
-        "tokens": manifest.train.tokens,
-        "validation_samples": manifest.validation.samples,
-        "validation_tokens": manifest.validation.tokens,
-        "vocab_size": manifest.vocab_size,
-        "used_vocab_size": manifest.used_vocab_size,
-        **plain(source),
-        "reduction": 1 - source.token_bytes / source.raw_bytes,
-        "mask_bytes_not_stored": masks,
-        "padded_with_masks_bytes": padded,
-        "other_files": prepared.other_files,
-        "rejects": prepared.directory / "rejects.jsonl",
-        "seconds": round(seconds, 3),
-    }
-
-
-def _as_text(prepared: "Prepared", seconds: float) -> str:
-    manifest, source = prepared.manifest, prepared.manifest.source
-    change = source.token_bytes / source.raw_bytes - 1
-    size = f"{format_bytes(source.raw_bytes)} -> {format_bytes(source.token_bytes)}"
-    masks, padded = _mask_bytes(prepared)
-    tokens = manifest.train.tokens + manifest.validation.tokens
-    facts = {
-        "raw -> tokens": f"{size} ({'+' if change > 0 else '-'}{format_share(abs(change))}), "
-        f"{format_count(source.files)} files",
-        "masks not stored": f"would add {format_bytes(masks)}; ids and masks padded to {_PADDED_ROW_TOKENS} take "
-        f"{format_bytes(padded)}",
-        "samples": f"{format_count(manifest.train.samples)} to train, "
-        f"{format_count(manifest.validation.samples)} for validation",
-        "tokens": f"{format_count(tokens)}, special tokens not counted",
-        "duplicates dropped": format_count(source.duplicate_samples),
-        "long samples": f"{format_count(source.truncated_samples)} cut, {format_count(source.split_samples)} split",
-        "unknown tokens": f"{format_share(source.unknown_tokens / tokens)} of all tokens",
-        "vocabulary": f"{format_count(manifest.vocab_size)} ids, {format_count(manifest.used_vocab_size)} in use",
-        "left out": f"{format_count(source.rejected)} that cannot be used (rejects.jsonl), "
-        f"{format_count(prepared.other_files)} files of other kinds",
-        "took": format_seconds(seconds),
-    }
-    width = max(map(len, facts))
-    histogram = manifest.train.length_histogram
-    return "\n".join(
-        [
-            *(f"{name:<{width}}  {value}" for name, value in facts.items()),
-            "",
-            "tokens per sample",
-            length_histogram(histogram.edges, histogram.counts),
-            "",
-            f"next: autotune tune --model bert-mini --data {shlex.quote(str(prepared.directory))} --memory 1GiB",
-        ]
-    )

@@ -1,23 +1,268 @@
 """``autotune launch``: training from a profile, here or as a SLURM job; and how it is doing."""
 
+import dataclasses
+import importlib.metadata
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from autotune.commands.launch.inside import address, ended, meet, outside, preflight
-from autotune.commands.launch.local import local
-from autotune.commands.launch.slurm import slurm
-from autotune.commands.launch.status import status
+from autotune.commands.completion import profiles, sites
+from autotune.commands.launch import inside
+from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports
+
+if TYPE_CHECKING:
+    from autotune.cluster.training import TrainRequest
+
+ProfileOption = Annotated[Path, typer.Option("--profile", help="The profile to train from.", autocompletion=profiles)]
+RunOption = Annotated[
+    Path | None, typer.Option("--out", help="Run directory; one that is there goes on. Default: runs/<UTC>-<model>.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="train.KEY=VALUE", help="Override a setting; repeatable."),
+]
+RequireApproved = Annotated[
+    bool,
+    typer.Option("--require-approved", help="Train only if the profile was approved as it is: autotune report review."),
+]
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Train from a profile, here or as a SLURM job, and see how runs and tunings are doing.",
     rich_markup_mode=None,
 )
-app.command("local")(local)
-app.command("slurm")(slurm)
-app.command("status")(status)
+
+
+@app.command("local")
+def local(
+    *,
+    profile: ProfileOption,
+    data: ProfileData = None,
+    out: RunOption = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes. Default: one for each GPU of the profile; as probed on a CPU.")
+    ] = None,
+    assignments: SetOption = None,
+    require_approved: RequireApproved = False,
+    reports: Reports = REPORTS,
+) -> None:
+    """Train here; the exit code is the run's own, which torchrun does not pass on."""
+    from autotune.cluster.ending import PATIENCE_HERE_S, ending_of
+    from autotune.cluster.site import DEFAULT_SITE, find_site, read_site
+    from autotune.cluster.torchrun import run_child, torchrun_command
+    from autotune.cluster.training import term_lead_s, trainer_arguments
+    from trainer.record import EXIT_FILE
+
+    # Of the site file only this counts here: the rest is about jobs.
+    site_path = find_site(DEFAULT_SITE, os.environ)
+    must_be_approved = require_approved or (site_path is not None and read_site(site_path).require_approved)
+    reviews = reports if must_be_approved else None
+    request = _train_request(profile, data, out, assignments, ranks=ranks, reviews=reviews)
+    command = torchrun_command(
+        request.python,
+        trainer_arguments(request, stage_to=None),
+        ranks=request.ranks,
+        torch_version=request.torch_version,
+        shutdown_s=term_lead_s(request),
+    )
+    environment = dict(os.environ)
+    if request.ranks > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # what torchrun would set by itself, with a warning
+    record = request.run / EXIT_FILE
+    said_before = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
+    code = run_child(command, environment)
+    ending = ending_of(request.run, said_before, code, patience_s=PATIENCE_HERE_S)
+    if ending.code:
+        sys.stderr.write(f"launch: {ending.words}\n")
+        raise typer.Exit(ending.code)
+
+
+@app.command("slurm")
+def slurm(
+    *,
+    profile: ProfileOption,
+    data: ProfileData = None,
+    out: RunOption = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on each node. Default: one for each GPU of the profile.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="[D-]HH:MM:SS", help="Longest time of the job. Default: the site's.")
+    ] = None,
+    site: Annotated[
+        str,
+        typer.Option(
+            "--site",
+            help="The cluster's site file. Default: AUTOTUNE_SITE, else ./site.toml if any.",
+            autocompletion=sites,
+        ),
+    ] = "",
+    chain: Annotated[
+        int,
+        typer.Option(min=1, max=100, help="Submit so many jobs, each going on after the other: where requeue is off."),
+    ] = 1,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the script, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and do nothing.")] = False,
+    assignments: SetOption = None,
+    require_approved: RequireApproved = False,
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
+) -> None:
+    """Write the script of a training job: it goes on after time limits and pre-emption until the run is done."""
+    from autotune.cluster.batch import read_template
+    from autotune.cluster.site import TIME_PATTERN, SiteFile, find_site, read_site
+    from autotune.cluster.slurm import submit as submit_script
+    from autotune.cluster.training import train_script
+    from autotune.errors import UsageError
+    from autotune.show.answers import answer_json
+    from autotune.store import write_atomically
+
+    if submit and dry_run:
+        raise UsageError("--dry-run submits nothing", next_step="Leave out one of --submit and --dry-run.")
+    if time is not None and re.fullmatch(TIME_PATTERN, time) is None:
+        raise UsageError(
+            f"--time {time} is not a time limit", next_step="Write [D-]HH:MM:SS, such as 04:00:00 or 1-00:00:00."
+        )
+    site_path = find_site(site, os.environ)
+    cluster = SiteFile() if site_path is None else read_site(site_path)
+    elsewhere = bool(cluster.python or cluster.command_prefix)
+    request = _train_request(
+        profile,
+        data,
+        out,
+        assignments,
+        ranks=ranks,
+        torch_of_profile=elsewhere or _installed_torch() is None,
+        reviews=reports if require_approved or cluster.require_approved else None,
+    )
+    python = cluster.python or sys.executable
+    request = dataclasses.replace(request, python=python, nodes=nodes, chain=chain, time=time)
+    script = train_script(request, cluster, read_template("train", cluster, site_path))
+    if dry_run:
+        print(script, end="")
+        return
+    write_atomically(request.script, script)
+    request.log.parent.mkdir(parents=True, exist_ok=True)
+    links = range(1, chain + 1) if submit else ()
+    ids = [submit_script(request.script, [str(link)] if chain > 1 else []) for link in links]
+    log = str(request.log).replace("%j", ids[0] if ids else "<job>")
+    told = {"run": str(request.run), "script": str(request.script), "log": log}
+    if as_json:
+        print(answer_json({"jobs": ids, **told}))
+        return
+    for name, value in {"job": ", ".join(ids) or "not submitted", **told}.items():
+        print(f"{name:<7}{value}")
+    by_hand = f"sbatch {shlex.quote(told['script'])}"
+    if chain > 1:
+        by_hand = f"for link in $(seq {chain}); do {by_hand} $link; done"
+    print(f"next: autotune launch status {shlex.quote(told['run'])}" if ids else f"next: {by_hand}")
+
+
+@app.command("status")
+def status(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN_OR_REPORT_DIR]...", help="Default: everything under runs/ and reports/."),
+    ] = None,
+    *,
+    runs: Annotated[Path, typer.Option(help="Where runs lie.")] = Path("runs"),
+    reports: Reports = REPORTS,
+    as_json: AsJson = False,
+) -> None:
+    """Show how training runs and tunings are doing; SLURM is asked where it is there."""
+    from autotune.cluster.slurm import queued_jobs
+    from autotune.errors import BadInput
+    from autotune.search.standing import find_standings, standing_of_run, standing_of_tuning
+    from autotune.show.answers import answer_json
+    from autotune.show.tuning import standings_text
+
+    for place in places or []:
+        if not place.is_dir():
+            raise BadInput(f"{place} is not a directory", next_step="Name a run, or the directory of a report.")
+    jobs = queued_jobs()
+    run_places, report_places = find_standings(list(places or []), runs, reports)
+    of_runs = [standing_of_run(place, jobs) for place in run_places]
+    tunings = [standing_of_tuning(place) for place in report_places]
+    if as_json:
+        print(answer_json({"slurm_asked": jobs is not None, "runs": of_runs, "tunings": tunings}))
+    else:
+        print(standings_text(of_runs, tunings, asked=jobs is not None))
+
+
+def _installed_torch() -> str | None:
+    """Return the version of the torch that is installed here; None without one."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _train_request(
+    profile: Path,
+    data: Path | None,
+    out: Path | None,
+    assignments: Sequence[str] | None,
+    *,
+    ranks: int | None = None,
+    torch_of_profile: bool = False,
+    reviews: Path | None = None,
+) -> "TrainRequest":
+    """Read the profile and look at the dataset before anything is started.
+
+    ``torch_of_profile`` says that ranks run where torch is the profile's, whichever is installed here, if any.
+    ``reviews`` is where an approval of just these settings has to lie; None if none is needed.
+
+    Raises:
+        TrainerError, AutotuneError: If a setting, the profile or the dataset cannot be used.
+    """
+    from autotune.cluster.training import TrainRequest, default_ranks
+    from autotune.errors import MachineLacks, ProfileRefused
+    from autotune.search.profiles import read_profile
+    from autotune.search.reviews import refuse_other_settings, require_approved
+    from trainer.dataset import read_manifest
+    from trainer.record import code_sha256
+    from trainer.resolve import resolve
+    from trainer.writer import default_run_directory
+
+    approved = None if reviews is None else require_approved(profile, reviews)
+    approved_sha256 = None if approved is None else approved.file_sha256
+    stored = (read_profile(profile) if approved is None else approved).profile
+    resolved = resolve(profile, assignments=assignments or [], data=data, expect_sha256=approved_sha256)
+    if approved is not None:
+        refuse_other_settings(approved, resolved.config)
+    there = read_manifest(resolved.data_dir).dataset_hash
+    tuned_on = stored.fingerprint.dataset_hash
+    if tuned_on != there:
+        raise ProfileRefused(
+            f"{resolved.data_dir} is not the dataset of the profile: its hash begins {there[:12]}, not {tuned_on[:12]}",
+            next_step="Name the right one: --data DIR; or probe with this one: autotune probe",
+        )
+    torch_version = stored.fingerprint.torch if torch_of_profile else _installed_torch()
+    if torch_version is None:
+        raise MachineLacks("torch is not installed", next_step="Install it: pip install torch")
+    return TrainRequest(
+        profile_path=profile,
+        profile=stored,
+        config=resolved.config,
+        data_dir=Path(os.path.normpath(resolved.data_dir)),
+        assignments=list(assignments or []),
+        run=out or default_run_directory(resolved.config.model.name),
+        ranks=ranks or default_ranks(stored),
+        torch_version=torch_version,
+        code_sha256=code_sha256(),
+        directory=Path.cwd(),
+        reviews=reviews,
+        approved_sha256=approved_sha256,
+    )
+
+
 # What the scripts of jobs call on their nodes.
-app.command("preflight", hidden=True)(preflight)
-app.command("meet", hidden=True)(meet)
-app.command("address", hidden=True)(address)
-app.command("outside", hidden=True)(outside)
-app.command("ended", hidden=True)(ended)
+for _command in (inside.preflight, inside.meet, inside.address, inside.outside, inside.ended):
+    app.command(hidden=True)(_command)

@@ -1,4 +1,4 @@
-"""``autotune launch preflight``, ``meet``, ``address``, ``ended`` and others: what is called inside of jobs."""
+"""What the scripts of jobs call: ``autotune launch preflight``, ``meet``, ``address``, ``ended``, ``outside``."""
 
 import os
 import socket
@@ -60,7 +60,7 @@ def meet(
     interface: Interface = None,
 ) -> None:
     """Print where the torchruns of this job are to meet: this node's address, and a free port."""
-    from autotune.cluster.rendezvous import choose_port, is_free, own_address, read_addresses, resolve_own_name
+    from autotune.cluster.torchrun import choose_port, is_free, own_address, read_addresses, resolve_own_name
 
     here = own_address(interface, read_addresses(), resolve_own_name())
     port, taken = choose_port(job, lambda port: is_free(here, port))
@@ -74,16 +74,13 @@ def meet(
 def address(
     *,
     interface: Interface = None,
-    with_interface: Annotated[
-        bool, typer.Option("--with-interface", help="Print the name of its interface as well, after a space.")
-    ] = False,
 ) -> None:
-    """Print this node's address, as other nodes reach it."""
-    from autotune.cluster.rendezvous import interface_of, own_address, read_addresses, resolve_own_name
+    """Print this node's address, as other nodes reach it, and the name of its interface."""
+    from autotune.cluster.torchrun import interface_of, own_address, read_addresses, resolve_own_name
 
     addresses = read_addresses()
     own = own_address(interface, addresses, resolve_own_name())
-    print(f"{own} {interface_of(own, addresses)}" if with_interface else own)
+    print(f"{own} {interface_of(own, addresses)}")
 
 
 def ended(
@@ -116,7 +113,7 @@ def outside(
     script: Annotated[str, typer.Option(help="What bash is to run on each.")],
 ) -> None:
     """Let the job's script, outside of the container, start something on several nodes; wait for its end."""
-    from autotune.cluster.starter import STARTER_VARIABLE, start_outside
+    from autotune.cluster.torchrun import STARTER_VARIABLE, start_outside
     from autotune.errors import UsageError
 
     if not os.environ.get(STARTER_VARIABLE):

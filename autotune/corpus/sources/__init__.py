@@ -1,22 +1,125 @@
-"""Kinds of raw data: one module each, behind one protocol."""
+"""Kinds of raw data behind one protocol (lines are in ``text``), and their files in reading order."""
 
+import glob
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.corpus.sources.base import Source
-from autotune.corpus.sources.elf import ElfSource
-from autotune.corpus.sources.jsonl import JsonlSource
-from autotune.corpus.sources.parquet import ParquetSource
-from autotune.corpus.sources.text import TextSource
+from autotune.core.units import format_count
+from autotune.corpus.sources.base import (
+    MAX_SAMPLE_BYTES,
+    TOO_LONG,
+    Partition,
+    RawSource,
+    Reject,
+    Slice,
+    SourceFile,
+    SourceOptions,
+    UnusableFileError,
+)
+from autotune.corpus.sources.text import JsonlSource, TextSource
 from autotune.errors import BadInput
+from trainer.progress import Update
 from trainer.schema import nearest
 
-SOURCES: dict[str, Source] = {
+ELF_MAGIC = b"\x7fELF"
+_ROWS_AT_ONCE = 1024
+_BUFFER_BYTES = 2**20
+PARTITION_BYTES = 32 * 2**20
+"""Raw bytes that one task reads at least, so that small files share one."""
+_TOLD_FILES = 10_000
+_FILE_BYTES = 16 * 2**10
+"""To open a file takes about as long as to read so many bytes of it."""
+
+
+class ElfSource:
+    """The functions of x86-64 programs and libraries, static or shared, stripped or not."""
+
+    kind = "elf"
+    libraries: tuple[str, ...] = ("capstone", "elftools")
+    example = "elf:/usr/bin"
+
+    def takes(self, path: Path, *, named: bool) -> bool:
+        """Go by the first bytes, whoever named it: a directory of programs holds scripts too."""
+        with path.open("rb") as file:
+            return file.read(len(ELF_MAGIC)) == ELF_MAGIC
+
+    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
+        """Leave it whole."""
+        return file.whole()
+
+    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+        """Yield the token text of each function."""
+        from autotune.corpus import elf
+
+        yield from elf.functions(Path(part.path))
+
+
+class ParquetSource:
+    """One column of text, a row a sample. A file's parts are known only once it is read, by a bounded child."""
+
+    kind = "parquet"
+    libraries: tuple[str, ...] = ("pyarrow",)
+    example = "parquet:/data/corpus"
+
+    def takes(self, path: Path, *, named: bool) -> bool:
+        """Go by the file's name."""
+        return named or path.suffix == ".parquet"
+
+    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
+        """Leave it whole."""
+        return file.whole()
+
+    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+        """Yield the column's values, a few rows in memory at a time."""
+        import pyarrow
+
+        # The default pool reserves more memory than it uses, which a limit cannot tell apart.
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+        try:
+            yield from _rows(part, options.field)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UnusableFileError(f"damaged parquet: {error}") from error
+
+
+def _rows(part: Slice, field: str) -> Iterator[str | Reject]:
+    from pyarrow import parquet, types
+
+    with parquet.ParquetFile(part.path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+        if field not in file.schema_arrow.names:
+            names = ", ".join(repr(name) for name in file.schema_arrow.names[:5])
+            raise UnusableFileError(f"has no column {field!r}, but {names}")
+        kind = file.schema_arrow.field(field).type
+        texts = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
+        if not any(is_text(kind) for is_text in texts):
+            raise UnusableFileError(f"column {field!r} is {kind}, not text")
+        row = 0
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[field], use_threads=False):
+            for value in batch.column(0).to_pylist():
+                reason = _why_not(value)
+                if reason:
+                    yield Reject(path=part.path, where=f"row {row}", reason=reason)
+                elif value.strip():
+                    yield value
+                row += 1
+
+
+def _why_not(value: object) -> str | None:
+    if not isinstance(value, str):
+        return "null" if value is None else f"{type(value).__name__}, not text"
+    return TOO_LONG if len(value) > MAX_SAMPLE_BYTES or len(value.encode()) > MAX_SAMPLE_BYTES else None
+
+
+SOURCES: dict[str, RawSource] = {
     source.kind: source for source in (ElfSource(), TextSource(), JsonlSource(), ParquetSource())
 }
 
 
-def open_source(spec: str) -> tuple[Source, str]:
-    """The kind and the place that a specification such as ``elf:/usr/bin`` names.
+def open_source(spec: str) -> tuple[RawSource, str]:
+    """Return the kind and the place that a specification such as ``elf:/usr/bin`` names.
 
     Raises:
         BadInput: If the kind is missing or unknown, or no place is named.
@@ -36,3 +139,102 @@ def open_source(spec: str) -> tuple[Source, str]:
     if not place:
         raise BadInput(f"{spec!r} names no place", next_step=f"Write for example: {kind}:/data")
     return SOURCES[kind], place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a source holds: its files in reading order, how many files are something else, and which are closed."""
+
+    files: tuple[SourceFile, ...]
+    other_files: int
+    unreadable: tuple[Reject, ...]
+
+
+def find_files(source: RawSource, place: str, update: Update = lambda done, total, note: None) -> Found:
+    """List the files of a kind behind a directory (with all below it), a file, or a glob.
+
+    A file with several names, by symbolic or hard links, is listed once. The order is that of a hash of the file's
+    name: fixed, the same in every copy of the tree, and without the runs of similar files that an alphabet has.
+
+    Raises:
+        BadInput: If the place is missing or empty, or holds no such file.
+    """
+    files: list[SourceFile] = []
+    unreadable: list[Reject] = []
+    other_files = 0
+    seen: set[tuple[int, int]] = set()
+    candidates = _candidates(source, place)
+    for number, (path, named) in enumerate(candidates, 1):
+        if number % _TOLD_FILES == 0:
+            update(number, len(candidates), f"{format_count(number)} of {format_count(len(candidates))} files")
+        try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            if not source.takes(path, named=named):
+                other_files += 1
+                continue
+            if not os.access(path, os.R_OK):
+                raise PermissionError(0, "Permission denied")
+            files.append(SourceFile(path=path, size_bytes=status.st_size, modified_ns=status.st_mtime_ns))
+        except OSError as error:
+            # A dangling link is not a file; one that may not be read is worth telling.
+            if not isinstance(error, FileNotFoundError):
+                unreadable.append(Reject(path=str(path), where="", reason=f"cannot be read: {error.strerror}"))
+    if not files:
+        raise _nothing_found(source, place, other_files, len(unreadable))
+    files.sort(key=lambda file: _reading_order(file.path))
+    unreadable.sort(key=lambda reject: _reading_order(Path(reject.path)))
+    return Found(files=tuple(files), other_files=other_files, unreadable=tuple(unreadable))
+
+
+def partitions(source: RawSource, files: Sequence[SourceFile], options: SourceOptions) -> list[Partition]:
+    """Group all slices of the files, in order, until a group is worth a task."""
+    groups: list[Partition] = []
+    waiting: list[Slice] = []
+    waiting_bytes = 0
+    for part in (part for file in files for part in source.cut(file, options)):
+        waiting.append(part)
+        waiting_bytes += max(part.end - part.begin, _FILE_BYTES)
+        if waiting_bytes >= PARTITION_BYTES:
+            groups.append(Partition(kind=source.kind, slices=tuple(waiting)))
+            waiting, waiting_bytes = [], 0
+    return groups + ([Partition(kind=source.kind, slices=tuple(waiting))] if waiting else [])
+
+
+def _candidates(source: RawSource, place: str) -> list[tuple[Path, bool]]:
+    """Return every path behind a place, and whether it was named: real names first, as a file goes by its own."""
+    root = Path(place).expanduser().absolute()
+    if root.is_dir():
+        # Directories behind links are not entered, so no loop is endless.
+        paths = [(Path(directory) / name, False) for directory, _, names in os.walk(root) for name in names]
+    elif root.exists():
+        paths = [(root, True)]
+    elif glob.has_magic(place):
+        # The pattern is the user's own, absolute or not; pathlib's glob takes only relative ones.
+        paths = [(Path(match), True) for match in glob.glob(str(root), recursive=True)]  # noqa: PTH207
+        if not paths:
+            raise BadInput(f"no file matches {place!r}", next_step="Check the pattern, and quote it for the shell.")
+    else:
+        beside = [one.name for one in root.parent.iterdir()] if root.parent.is_dir() else []
+        close = nearest(root.name, beside)
+        hint = f"Did you mean {source.kind}:{Path(place).parent / close}?" if close else "Check the path."
+        raise BadInput(f"{place} does not exist", next_step=hint)
+    return sorted(paths, key=lambda found: (found[0].is_symlink(), os.fsencode(found[0])))
+
+
+def _reading_order(path: Path) -> tuple[bytes, bytes]:
+    return hashlib.sha256(os.fsencode(path.name)).digest(), os.fsencode(path)
+
+
+def _nothing_found(source: RawSource, place: str, other_files: int, unreadable: int) -> BadInput:
+    choose = f"Name a place that holds some, such as {source.example}"
+    if unreadable:
+        return BadInput(
+            f"none of the {unreadable + other_files} files at {place} is a readable {source.kind} file",
+            next_step=f"{unreadable} may not be read by you: ask for permission, or name another directory.",
+        )
+    if other_files:
+        return BadInput(f"none of the {other_files} files at {place} is a {source.kind} file", next_step=choose)
+    return BadInput(f"{place} holds no files", next_step=choose)

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-TextUnit = Literal["line", "paragraph", "file"]
-
 SLICE_BYTES = 32 * 2**20
 """Large files that can be cut are cut to this, so that many processes share one, and a lost piece costs little."""
 MAX_SAMPLE_BYTES = 8 * 2**20
-"""Longer samples are refused: one must never decide how much memory is needed."""
+"""Longer samples are rejected: one must never decide how much memory is needed."""
+TOO_LONG = f"longer than {MAX_SAMPLE_BYTES // 2**20} MiB"
 
 
 class UnusableFileError(Exception):
@@ -19,7 +18,7 @@ class UnusableFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A part of a file: bytes ``begin`` to ``end``; the whole file where its kind cannot be cut."""
+    """A part of a file: bytes ``begin`` to ``end``; the whole file if its kind cannot be cut."""
 
     path: str
     begin: int
@@ -56,21 +55,22 @@ class SourceFile:
     size_bytes: int
     modified_ns: int
 
+    def whole(self) -> list[Slice]:
+        """Return the file as one slice."""
+        return [Slice(path=str(self.path), begin=0, end=self.size_bytes)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How files are read.
-
-    Args:
-        field: Of jsonl and parquet: what holds the text; dots lead into nested objects of jsonl.
-        unit: Of text: what one sample is.
-    """
+    """How files are read."""
 
     field: str = "text"
-    unit: TextUnit = "line"
+    """Of jsonl and parquet: what holds the text; dots lead into nested objects of jsonl."""
+    unit: Literal["line", "paragraph", "file"] = "line"
+    """Of text: what one sample is."""
 
 
-class Source(Protocol):
+class RawSource(Protocol):
     """One kind of raw data."""
 
     kind: str
@@ -80,7 +80,7 @@ class Source(Protocol):
     """A specification, for messages."""
 
     def takes(self, path: Path, *, named: bool) -> bool:
-        """Whether a file is of this kind; ``named`` when the user named it, or a pattern that it matches.
+        """Return whether a file is of this kind; ``named`` if the user named it, or a pattern that it matches.
 
         Raises:
             OSError: If it must be read for that and cannot be.
@@ -88,11 +88,11 @@ class Source(Protocol):
         ...
 
     def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """The file in slices that may be read apart, in order."""
+        """Return the file in slices that may be read apart, in order."""
         ...
 
     def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """The samples that begin in a slice, and what could not be used.
+        """Yield the samples that begin in a slice, and what could not be used.
 
         The file may be hostile: this runs in a child with limits, and may raise anything.
 
@@ -100,8 +100,3 @@ class Source(Protocol):
             UnusableFileError: If nothing of the file can be used.
         """
         ...
-
-
-def whole(file: SourceFile) -> list[Slice]:
-    """The file as one slice."""
-    return [Slice(path=str(file.path), begin=0, end=file.size_bytes)]

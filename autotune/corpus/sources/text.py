@@ -1,27 +1,35 @@
-"""``text:``: a sample is a line, a paragraph, or a whole file of UTF-8."""
+"""Lines of text and JSON, plain or in gzip, read in slices with bounded memory."""
 
+import gzip
+import itertools
+import json
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from autotune.corpus.sources.base import (
     MAX_SAMPLE_BYTES,
+    SLICE_BYTES,
+    TOO_LONG,
     Reject,
     Slice,
     SourceFile,
     SourceOptions,
     UnusableFileError,
-    whole,
 )
-from autotune.corpus.sources.lines import TOO_LONG, cut_lines, lines, opened
 
-_BACK_BYTES = 2**16
+_GZIP_SUFFIX = ".gz"
+_STEP_BYTES = 2**16
 _HEAD_BYTES = 8192
 _MOST_UNDECODABLE = 0.3
 """Share of the first bytes. Text in another encoding stays below, and its lines are rejected one by one."""
+_JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
 class TextSource:
-    """Plain text, or gzip of it."""
+    """A sample is a line, a paragraph, or a whole file of UTF-8."""
 
     kind = "text"
     libraries: tuple[str, ...] = ()
@@ -32,11 +40,11 @@ class TextSource:
         return (named or not path.name.startswith(".")) and _is_text(path)
 
     def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
-        """By bytes; a file that is one sample stays whole."""
-        return whole(file) if options.unit == "file" else cut_lines(file)
+        """Cut by bytes; a file that is one sample stays whole."""
+        return file.whole() if options.unit == "file" else cut_lines(file)
 
     def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
-        """Lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
+        """Yield lines without their ends, paragraphs with line feeds inside, or the file; blank ones are skipped."""
         pieces = {"line": lines, "paragraph": _paragraphs, "file": _file}[options.unit](part)
         for begin, content in pieces:
             if content is None:
@@ -65,7 +73,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _paragraphs(part: Slice) -> Iterator[tuple[int, bytes | None]]:
-    """Runs of lines that are not blank. A slice owns those that begin in it, and reads them to their ends."""
+    """Yield runs of lines that are not blank. A slice owns those that begin in it, and reads them to their ends."""
     # Until the file's end: a paragraph may go on behind the slice.
     everything = Slice(path=part.path, begin=part.begin, end=2**63)
     inside = part.begin > 0 and _continues(part)
@@ -98,14 +106,14 @@ def _joined(collected: list[bytes], size: int) -> bytes | None:
 
 
 def _continues(part: Slice) -> bool:
-    """Whether the first line that begins in the slice belongs to a paragraph that began before it."""
+    """Return whether the slice's first line belongs to a paragraph that began before it."""
     start = next((begin for begin, _ in lines(part)), None)
     if start is None:
         return True  # one line covers the slice
     with Path(part.path).open("rb") as file:
         end = start - 1  # the line feed that ends the line before
         while end > 0:
-            begin = max(0, end - _BACK_BYTES)
+            begin = max(0, end - _STEP_BYTES)
             file.seek(begin)
             line_end = file.read(end - begin)
             _, feed, last = line_end.rpartition(b"\n")
@@ -121,3 +129,116 @@ def _file(part: Slice) -> Iterator[tuple[int, bytes | None]]:
     with opened(part) as (file, _):
         content = file.read(MAX_SAMPLE_BYTES + 1)
     yield 0, content if len(content) <= MAX_SAMPLE_BYTES else None
+
+
+class JsonlSource:
+    """One JSON object a line, of which one field is the sample."""
+
+    kind = "jsonl"
+    libraries: tuple[str, ...] = ()
+    example = "jsonl:/data/corpus.jsonl"
+
+    def takes(self, path: Path, *, named: bool) -> bool:
+        """Go by the file's name."""
+        return named or path.name.removesuffix(_GZIP_SUFFIX).endswith(_JSONL_SUFFIXES)
+
+    def cut(self, file: SourceFile, options: SourceOptions) -> list[Slice]:
+        """Cut by bytes."""
+        return cut_lines(file)
+
+    def samples(self, part: Slice, options: SourceOptions) -> Iterator[str | Reject]:
+        """Yield the field of every line; blank lines are skipped."""
+        keys = options.field.split(".")
+        for begin, line in lines(part):
+            found = TOO_LONG if line is None else _field(line, keys)
+            if isinstance(found, tuple):
+                if found[0].strip():
+                    yield found[0]
+            elif found:
+                yield Reject(path=part.path, where=f"line at byte {begin}", reason=found)
+
+
+def _field(line: bytes, keys: list[str]) -> tuple[str] | str:
+    """Return the text in a tuple, or else why there is none; empty for a blank line."""
+    if not line.strip():
+        return ""
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 at byte {error.start} of the line"
+    except ValueError as error:
+        return f"not JSON: {error}"
+    except RecursionError:
+        return "nested too deep"
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return f"has no field {'.'.join(keys)!r}"
+        value = value[key]
+    if not isinstance(value, str):
+        return f"field {'.'.join(keys)!r} is {type(value).__name__}, not text"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return f"field {'.'.join(keys)!r} holds half a character"
+    return (value,)
+
+
+def cut_lines(file: SourceFile) -> list[Slice]:
+    """Return byte ranges of equal size; a compressed file stays whole: it can only be read from its beginning."""
+    if file.path.suffix == _GZIP_SUFFIX or file.size_bytes <= SLICE_BYTES:
+        return file.whole()
+    parts = -(-file.size_bytes // SLICE_BYTES)
+    edges = [file.size_bytes * number // parts for number in range(parts + 1)]
+    return [Slice(path=str(file.path), begin=begin, end=end) for begin, end in itertools.pairwise(edges)]
+
+
+def lines(part: Slice) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the position and content of every line that begins in a slice; None for one too long to be held.
+
+    Line ends are left out; the last line may end behind the slice.
+
+    Raises:
+        UnusableFileError: If a compressed file is damaged.
+    """
+    with opened(part) as (file, end):
+        position = _line_start(file, part.begin)
+        while end is None or position < end:
+            line = file.readline(MAX_SAMPLE_BYTES + 2)
+            if not line:
+                return
+            begin, position = position, position + len(line)
+            if line.endswith(b"\n") or len(line) < MAX_SAMPLE_BYTES + 2:
+                yield begin, line.rstrip(b"\r\n")
+                continue
+            while rest := file.readline(_STEP_BYTES):
+                position += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+            yield begin, None
+
+
+@contextmanager
+def opened(part: Slice) -> Iterator[tuple[BinaryIO, int | None]]:
+    """Open the file, decompressed if need be; also gives its slice's end, None if that is the file's."""
+    if Path(part.path).suffix != _GZIP_SUFFIX:
+        with Path(part.path).open("rb", buffering=2**20) as file:
+            yield file, part.end
+        return
+    try:
+        with gzip.open(part.path) as packed:
+            yield packed, None  # type: ignore[misc]  # reads as a BinaryIO does
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UnusableFileError(f"damaged gzip: {error}") from error
+
+
+def _line_start(file: BinaryIO, begin: int) -> int:
+    """Go to the first line that begins at ``begin`` or behind it; return its position."""
+    if not begin:
+        return 0
+    position = begin - 1
+    file.seek(position)
+    while rest := file.readline(_STEP_BYTES):
+        position += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return position

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.batch import MeasureJob, Shape, TrainJob, measure_script, read_template, render, train_script
+from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template, render
 from autotune.cluster.site import NetworkSettings, SiteFile, SlurmSettings, Templates, read_site
+from autotune.cluster.training import train_script
 from autotune.errors import BadInput
+from tests.autotune.cluster.test_training import with_gpus
 
 SITE = SiteFile(
     prologue=["module load python/3.11", "export LANG=C"],
@@ -21,19 +23,7 @@ JOB = MeasureJob(
     shape=Shape(gpus=2, cpus=16),
     log=Path("reports/jobs/workers-%j.log"),
 )
-TRAINING = TrainJob(
-    name="train-one",
-    model="tiny",
-    run=Path("runs/one"),
-    script=Path("runs/one/train.sbatch"),
-    shape=Shape(nodes=2, gpus=2, cpus=24),
-    ranks=2,
-    autotune=["python", "-m", "autotune"],
-    torchrun=["python", "-m", "torch.distributed.run", "--nnodes=2", "--rdzv-endpoint=$endpoint"],
-    trainer=["-m", "trainer", "--profile", "my p.toml", "--set", "train.data.stage_to=$TMPDIR"],
-    preflight=["launch", "preflight", "--profile", "my p.toml"],
-    term_lead_s=120,
-)
+TRAINING = replace(with_gpus(allotted_cpus=24), profile_path=Path("my p.toml"), python="python")
 
 
 def measured(site: SiteFile = SITE, **changes) -> str:
@@ -91,7 +81,7 @@ def test_every_directive_of_the_papers_public_script_can_be_said(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(PAPER)
     site = read_site(path)
-    script = checked_by_bash(trained(site, shape=Shape(nodes=128, gpus=2, cpus=24)))
+    script = checked_by_bash(trained(site, nodes=128))
     for line in (
         "#SBATCH --account=project", "#SBATCH --partition=gpu", "#SBATCH --constraint=nvlink", "#SBATCH --nodes=128",
         "#SBATCH --ntasks-per-node=1", "#SBATCH --gres=gpu:h100:2", "#SBATCH --cpus-per-task=24", "#SBATCH --mem=0",
@@ -119,8 +109,9 @@ def test_without_gpus_none_are_asked_for_and_without_a_spelling_the_usual_one_is
 
 @pytest.mark.parametrize("script", [measured(SiteFile()), trained(SiteFile())])
 def test_what_a_site_does_not_say_is_left_to_the_cluster(script):
-    for option in ("account", "partition", "constraint", "exclude", "distribution", "mem="):
+    for option in ("account", "partition", "constraint", "exclude", "distribution"):
         assert f"#SBATCH --{option}" not in script
+    assert "#SBATCH --mem=" not in measured(SiteFile())
 
 
 def test_the_prologue_runs_before_the_command_and_the_prefix_right_before_it():

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, Ending, ending_of, goes_on
+from autotune.cluster.ending import MOST_FRUITLESS_STARTS, PATIENCE_S, ending_of, goes_on
+from autotune.cluster.slurm import Ended
 from tests.trainer.checkpoints import end_of, header_of, leave, resolved_of, write_checkpoint
 from tests.trainer.oracles import config_of
 from trainer.checkpoint import CHECKPOINTS_DIRECTORY
@@ -49,13 +50,11 @@ def test_a_run_that_left_nothing_is_never_taken_for_one_that_goes_on(tmp_path):
 
 
 def test_a_finished_run_that_is_started_again_has_nothing_new_to_say(tmp_path):
-    said = put(tmp_path, 0)
-    assert ending_of(tmp_path, said, 0, sleep=no_waiting).code == 0
+    assert ending_of(tmp_path, put(tmp_path, 0), 0, sleep=no_waiting).code == 0
 
 
 def test_a_file_that_is_seen_late_is_waited_for(tmp_path):
-    said = put(tmp_path, 75)
-    assert ending_of(tmp_path, said, 1, sleep=lambda seconds: put(tmp_path, 76)).code == 76
+    assert ending_of(tmp_path, put(tmp_path, 75), 1, sleep=lambda seconds: put(tmp_path, 76)).code == 76
 
 
 @pytest.mark.parametrize(("patience_s", "least_s", "most_s"), [(PATIENCE_S, 60, 75), (5.0, 4, 6)])
@@ -77,7 +76,7 @@ def test_a_word_that_is_there_is_not_waited_for(tmp_path):
     assert ending_of(tmp_path, said, 1, sleep=lambda seconds: pytest.fail("waits")).code == 75
 
 
-def lose(run, steps: int, checkpoint: str) -> Ending:
+def lose(run, steps: int, checkpoint: str) -> Ended:
     """One more start of a run, which ends with 75; the one before it is put aside as the trainer does."""
     writer, _ = choose_run(run, AUTO, resolved_of(CONFIG), {})
     assert read_exit(run) is None
@@ -112,11 +111,8 @@ def test_starts_that_end_before_they_know_what_they_train_count_as_well(tmp_path
     assert not list((tmp_path / "r").rglob("run.json"))
 
 
-@pytest.mark.parametrize(("code", "expected"), [(75, 75), (0, 0), (76, 76), (3, 3)])
-def test_a_later_job_of_a_chain_goes_on_only_where_there_is_something_left(tmp_path, code, expected):
-    put(tmp_path, code)
-    assert goes_on(tmp_path, 2).code == expected
-
-
-def test_a_chain_goes_on_after_a_job_that_was_killed(tmp_path):
-    assert goes_on(tmp_path, 2).code == 75
+@pytest.mark.parametrize("code", [75, 0, 76, 3, None])
+def test_a_later_job_of_a_chain_goes_on_only_if_there_is_something_left_or_the_one_before_was_killed(tmp_path, code):
+    if code is not None:
+        put(tmp_path, code)
+    assert goes_on(tmp_path, 2).code == (75 if code is None else code)

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.cluster.preflight import Expected, NodeFacts, describe, problems_of
+from autotune.cluster.preflight import Needed, NodeFacts, describe, problems_of
 
 GIB = 2**30
-EXPECTED = Expected(
+EXPECTED = Needed(
     ranks=2, cpus=24, device="cuda", gpu_name="H100 NVL", gpu_total_bytes=94 * GIB, code_sha256="a" * 64,
     dataset_hash="d" * 64,
 )  # fmt: skip

@@ -2,7 +2,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cluster.slurm import read_slurm
+from autotune.cluster import slurm as room
+from autotune.cluster.slurm import (
+    JobState,
+    ask_state,
+    follow,
+    last_lines,
+    parse_state,
+    queued_jobs,
+    read_slurm,
+    submit,
+    verdict,
+)
+from autotune.errors import DoesNotFit, MachineLacks, StartAgain, StoppedWaiting
 
 JOB = {
     "SLURM_JOB_ID": "4711",
@@ -47,3 +59,167 @@ def test_requested_gpus_are_added_up_over_their_types(text, count):
 def test_any_environment_is_readable(environment):
     facts = read_slurm(environment, nothing)
     assert facts.nodes is None or facts.nodes >= 0
+
+
+SAID = (
+    "JobId=12 JobName=train NodeList=x UserId=root(0) JobState=RUNNING Reason=None Dependency=(null) ExitCode=0:0 "
+    "ReqNodeList=(null) ExcNodeList=(null) NodeList=lab[1-2] Command=/a b/JobState=FAILED"
+)
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch):
+    """Puts a scripted SLURM command on PATH."""
+
+    def write(name: str, body: str) -> None:
+        place = tmp_path / "bin"
+        place.mkdir(exist_ok=True)
+        (place / name).write_text(f"#!/bin/sh\n{body}\n")
+        (place / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
+
+    return write
+
+
+def test_a_submitted_script_gives_the_jobs_id(put, tmp_path):
+    put("sbatch", f'echo "$@" > {tmp_path}/said; echo "4711;cluster1"')
+    script = tmp_path / "job script.sbatch"
+    assert submit(script, ["2"]) == "4711"
+    assert (tmp_path / "said").read_text() == f"--parsable {script} 2\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [("echo 'Invalid account' >&2; exit 1", "Invalid account"), ("echo soon", "soon"), ("exit 1", "")],
+)
+def test_a_refusal_is_told_with_the_script_to_change(put, tmp_path, body, words):
+    put("sbatch", body)
+    with pytest.raises(MachineLacks, match=f"refused the job: {words}") as refused:
+        submit(tmp_path / "job.sbatch")
+    assert f"sbatch {tmp_path / 'job.sbatch'}" in refused.value.next_step
+
+
+def test_without_slurm_the_script_is_named_and_nothing_is_queued(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineLacks, match="sbatch is not here") as refused:
+        submit(tmp_path / "job.sbatch")
+    assert str(tmp_path / "job.sbatch") in refused.value.next_step
+    assert queued_jobs() is None
+
+
+def test_a_jobs_state_is_read_from_its_first_fields():
+    assert parse_state(SAID.replace("NodeList=x ", "")) == JobState(state="RUNNING", exit_code=0, nodes="lab[1-2]")
+    failed = parse_state("JobState=FAILED Reason=NonZeroExitCode ExitCode=4:0")
+    assert failed == JobState(state="FAILED", reason="NonZeroExitCode", exit_code=4)
+    assert parse_state("JobState=FAILED ExitCode=0:9") == JobState(state="FAILED", exit_code=None, signal=9)
+    assert parse_state("slurm_load_jobs error") is None
+
+
+def test_a_job_that_slurm_has_forgotten_is_told_from_a_slurm_that_is_silent(put):
+    put("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(MachineLacks, match="knows no job 12"):
+        ask_state("12")
+    put("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert ask_state("12") is None
+
+
+def test_a_slurm_that_hangs_is_silent_for_who_asks_again_and_an_error_for_who_submits(put, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "ASK_TIMEOUT_S", 0.2)
+    for name in ("scontrol", "sbatch", "squeue"):
+        put(name, "exec sleep 30")
+    assert ask_state("12") is None
+    assert queued_jobs() is None
+    with pytest.raises(MachineLacks, match=r"sbatch did not answer within 0\.2 s"):
+        submit(tmp_path / "job.sbatch")
+
+
+def test_queued_jobs_are_found_by_name_whatever_is_in_it(put):
+    put("squeue", "echo '12|RUNNING|train-a|b'; echo '13|PENDING|probe'; echo nonsense")
+    assert queued_jobs() == {"train-a|b": ("12", "RUNNING"), "probe": ("13", "PENDING")}
+    put("squeue", "exit 1")
+    assert queued_jobs() is None
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(room.time, "sleep", lambda seconds: None)
+
+
+def asked(*states):
+    listed = iter(states)
+    return lambda job: next(listed)
+
+
+PENDING = JobState(state="PENDING", reason="Resources")
+RUNNING = JobState(state="RUNNING", exit_code=0, nodes="lab1")
+DONE = JobState(state="COMPLETED", exit_code=0, nodes="lab1")
+
+
+def test_what_is_new_is_told_once(tmp_path, no_waiting):
+    (tmp_path / "log").write_text("first\nprobe: 3 % \x1b[1mtrial\n\n")
+    told = []
+    ended = follow("12", tmp_path / "log", told.append, ask=asked(PENDING, PENDING, None, RUNNING, RUNNING, DONE))
+    assert told == ["queued (Resources)", "running on lab1: probe: 3 % [1mtrial", "completed"]
+    assert (ended.code, ended.words) == (0, "")
+
+
+def test_a_log_that_grows_is_no_reason_to_ask_more_often(tmp_path, monkeypatch):
+    log, pauses = tmp_path / "log", []
+
+    def write_on(seconds):
+        pauses.append(seconds)
+        log.write_text(f"{len(pauses)} steps\n")
+
+    monkeypatch.setattr(room.time, "sleep", write_on)
+    follow("12", log, [].append, ask=asked(PENDING, *[RUNNING] * 40, DONE))
+    assert pauses[:2] == [0.5, 0.5]  # it began to run
+    assert pauses[-1] == 10.0
+
+
+def test_a_job_that_failed_gives_its_code_and_the_end_of_its_log(tmp_path, no_waiting):
+    (tmp_path / "log").write_text("error: does not fit\n")
+    ended = follow("12", tmp_path / "log", print, ask=asked(JobState(state="FAILED", exit_code=4)))
+    assert ended.code == 4
+    assert "job 12 failed (exit code 4)" in ended.words
+    assert "error: does not fit" in ended.words
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ("TIMEOUT", StartAgain, "time limit"),
+        ("NODE_FAIL", StartAgain, "lost lab1: the node died"),
+        ("PREEMPTED", StartAgain, "pre-empted"),
+        ("OUT_OF_MEMORY", DoesNotFit, "more memory"),
+    ],
+)
+def test_a_job_that_was_ended_is_an_error_that_says_what_to_do(tmp_path, state, error, words):
+    with pytest.raises(error, match=words) as ended:
+        verdict("12", JobState(state=state, nodes="lab1"), tmp_path / "log", "")
+    assert ended.value.next_step
+
+
+def test_a_cancelled_or_killed_job_is_no_success(tmp_path):
+    cancelled = verdict("12", JobState(state="CANCELLED", exit_code=0), tmp_path / "log", "last words")
+    assert (cancelled.code, "last words" in cancelled.words) == (143, True)
+    assert verdict("12", JobState(state="FAILED", signal=9), tmp_path / "log", "").code == 137
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_so(tmp_path):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    with pytest.raises(StoppedWaiting, match="job 12 goes on") as stopped:
+        follow("12", tmp_path / "log", print, ask=interrupted)
+    assert "scancel 12" in stopped.value.next_step
+
+
+def test_a_silent_slurm_is_given_up_at_last(tmp_path, no_waiting):
+    with pytest.raises(MachineLacks, match="does not answer"):
+        follow("12", tmp_path / "log", print, ask=lambda job: None)
+
+
+def test_the_end_of_a_log_may_be_missing_or_long(tmp_path):
+    assert last_lines(tmp_path / "none") == ""
+    (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(5000)))
+    assert last_lines(tmp_path / "log", count=2) == "line 4998\nline 4999"

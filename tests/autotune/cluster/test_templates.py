@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cluster.batch import measure_script, read_template, train_script
+from autotune.cluster.batch import measure_script, read_template
 from autotune.cluster.site import NetworkSettings, SiteFile
+from autotune.cluster.training import train_script
 from tests.autotune.cluster.test_batch import JOB, TRAINING
 
 NO_SITE = SiteFile()
@@ -17,11 +18,12 @@ for word; do
 done
 exec "$@"
 """
-AUTOTUNE = """
-case $2 in
-    meet) echo 10.0.0.1:20012 ;;
-    address) echo "10.0.0.$(($SLURM_NODEID + 1)) eth7" ;;
-    ended) exit 75 ;;
+PYTHON = """
+case $2:$4 in
+    autotune:meet) echo 10.0.0.1:20012 ;;
+    autotune:address) echo "10.0.0.$(($SLURM_NODEID + 1)) eth7" ;;
+    autotune:ended) exit 75 ;;
+    torch*) echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}" ;;
 esac
 """
 
@@ -40,8 +42,7 @@ def put(tmp_path):
     write("sleep", "exit 0")
     write("squeue", "exit 1")
     write("scontrol", f'echo "$@" >> {tmp_path}/scontrol.said')
-    write("autotune", AUTOTUNE)
-    write("torchrun", 'echo "$@ gloo ${GLOO_SOCKET_IFNAME:-n/a} until ${SLURM_JOB_END_TIME:-n/a}"')
+    write("python", PYTHON)
     return write
 
 
@@ -56,9 +57,7 @@ def ran(script: str, place: Path, **variables: str) -> subprocess.CompletedProce
 def trained(place: Path, site: SiteFile = NO_SITE, **variables: str) -> subprocess.CompletedProcess[str]:
     """A start of a training that ends with 75."""
     (place / "runs" / "one" / "logs").mkdir(parents=True)
-    torchrun = ["torchrun", "--rdzv-endpoint=$endpoint", "--rdzv-conf=is_host=$is_host", "--local-addr=$address"]
-    job = replace(TRAINING, autotune=["autotune"], torchrun=torchrun, trainer=[])
-    return ran(train_script(job, site, read_template("train", site, None)), place, **variables)
+    return ran(train_script(TRAINING, site, read_template("train", site, None)), place, **variables)
 
 
 def log_of(place: Path) -> str:
@@ -67,7 +66,8 @@ def log_of(place: Path) -> str:
 
 def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
     trained(tmp_path)
-    assert "--rdzv-endpoint=10.0.0.1:20012 --rdzv-conf=is_host=1 --local-addr=10.0.0.1" in log_of(tmp_path)
+    for word in ("--rdzv-endpoint=10.0.0.1:20012", "--rdzv-conf=is_host=1,", "--local-addr=10.0.0.1"):
+        assert f" {word}" in log_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,8 @@ def test_the_node_of_the_script_is_where_torchruns_meet(put, tmp_path):
 )
 def test_gloo_goes_by_the_interface_of_the_address_unless_somebody_named_one(put, tmp_path, site, variables, interface):
     trained(tmp_path, site, **variables)
-    assert f"--local-addr=10.0.0.1 gloo {interface} " in log_of(tmp_path)
+    assert " --local-addr=10.0.0.1 " in log_of(tmp_path)
+    assert f" gloo {interface} " in log_of(tmp_path)
 
 
 def test_a_slurm_that_does_not_answer_at_once_is_asked_again_before_a_run_is_put_back(put, tmp_path):
@@ -122,6 +123,6 @@ def test_a_job_is_told_its_end_where_slurm_does_not_tell_it(put, tmp_path, answe
     put("squeue", answer)
     trained(tmp_path, **variables)
     assert log_of(tmp_path).endswith(f"until {end}\n")
-    job = replace(JOB, command=["torchrun", "measures"])
+    job = replace(JOB, command=["python", "-m", "torch", "measures"])
     script = measure_script(job, SiteFile(), read_template("measure", SiteFile(), None))
-    assert ran(script, tmp_path, **variables).stdout == f"measures gloo n/a until {end}\n"
+    assert ran(script, tmp_path, **variables).stdout == f"-m torch measures gloo n/a until {end}\n"

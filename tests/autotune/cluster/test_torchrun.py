@@ -1,4 +1,36 @@
-from autotune.cluster.torchrun import Meeting, torchrun_command, version_of
+"""Ranks on one node and on several; bash and torchrun are real, srun is a few lines."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.cluster.batch import MeasureJob, Shape, measure_script, read_template
+from autotune.cluster.site import SiteFile
+from autotune.cluster.torchrun import (
+    CANDIDATES,
+    Meeting,
+    choose_port,
+    derived_ports,
+    interface_of,
+    is_free,
+    on_nodes_of_job,
+    own_address,
+    read_addresses,
+    resolve_own_name,
+    run_child,
+    torchrun_command,
+    version_of,
+)
+from autotune.errors import MachineLacks
 
 MEETING = Meeting(nodes=4, endpoint="10.0.0.1:20012", job="12", address="$address", is_host="$is_host")
 
@@ -39,3 +71,274 @@ def test_one_node_alone_meets_nobody():
 def test_options_that_torch_does_not_have_are_left_out():
     assert not any("shutdown" in word for word in words(torch_version="2.12.1"))
     assert version_of("nonsense") == (0, 0)
+
+
+CHILD = """
+import signal, sys, time
+def heard(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    sys.exit(7)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, heard)
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import os, sys
+from autotune.cluster.torchrun import run_child
+sys.exit(run_child([sys.executable, "-c", {CHILD!r}], os.environ))
+"""
+
+
+def test_the_childs_code_is_returned_and_signals_are_as_before():
+    before = signal.getsignal(signal.SIGINT)
+    assert run_child([sys.executable, "-c", "raise SystemExit(5)"], os.environ) == 5
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def signalled(number: int) -> tuple[int, list[str]]:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    parent.send_signal(number)
+    out, _ = parent.communicate(timeout=30)
+    return parent.returncode, out.split()
+
+
+def test_signals_are_passed_on_and_those_that_torchrun_does_not_know_as_one_it_knows():
+    assert signalled(signal.SIGTERM) == (7, ["SIGTERM"])
+    assert signalled(signal.SIGINT) == (7, ["SIGINT"])
+    assert signalled(signal.SIGUSR1) == (7, ["SIGTERM"])
+
+
+def test_a_child_does_not_outlive_the_process_that_started_it():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    children = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait()
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    parent.stdout.close()
+
+
+@given(st.integers(min_value=0, max_value=2**32))
+def test_a_jobs_ports_are_distinct_and_below_those_of_outgoing_connections(job):
+    ports = derived_ports(job)
+    assert len(set(ports)) == CANDIDATES
+    assert all(20000 <= port < 32768 for port in ports)
+    assert ports == derived_ports(job)
+
+
+def test_jobs_that_follow_each_other_prefer_different_ports():
+    assert len({derived_ports(job)[0] for job in range(1000)}) == 1000
+
+
+def test_the_first_free_port_is_taken_and_those_before_are_named():
+    ports = derived_ports(12)
+    assert choose_port(12, lambda port: True) == (ports[0], ())
+    assert choose_port(12, lambda port: port not in ports[:2]) == (ports[2], ports[:2])
+
+
+def test_a_node_without_any_of_the_ports_is_refused_with_their_numbers():
+    with pytest.raises(MachineLacks, match="job 12") as refused:
+        choose_port(12, lambda port: False)
+    assert str(derived_ports(12)[-1]) in refused.value.message
+
+
+def test_a_port_that_somebody_listens_on_is_not_free():
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = stranger.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+
+
+ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"], "down0": []}
+
+
+@pytest.mark.parametrize(
+    ("interface", "of_name", "expected"),
+    [
+        ("ib0", ["10.0.0.5"], "10.1.0.5"),
+        (None, ["10.1.0.5"], "10.1.0.5"),
+        (None, ["127.0.1.1"], "10.0.0.5"),
+        (None, ["192.168.7.7"], "10.0.0.5"),
+        (None, [], "10.0.0.5"),
+    ],
+)
+def test_the_address_is_the_interfaces_else_the_names_else_any_that_others_can_reach(interface, of_name, expected):
+    assert own_address(interface, ADDRESSES, of_name) == expected
+
+
+def test_a_node_with_nothing_but_loopback_uses_that():
+    assert own_address(None, {"lo": ["127.0.0.1"]}, ["127.0.1.1"]) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("interface", ["eth9", "down0"])
+def test_an_interface_without_an_address_is_refused_with_those_that_have_one(interface):
+    with pytest.raises(MachineLacks, match="those with one: lo, eth0, ib0"):
+        own_address(interface, ADDRESSES, [])
+
+
+def test_an_address_is_its_interfaces():
+    assert interface_of("10.1.0.5", ADDRESSES) == "ib0"
+    assert interface_of("127.0.0.1", {}) == "lo"
+
+
+def test_this_machine_has_an_address():
+    own = own_address(None, read_addresses(), resolve_own_name())
+    assert socket.inet_aton(own)
+    assert own in read_addresses()[interface_of(own, read_addresses())]
+
+
+ENVIRONMENT = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "12", "SLURMD_NODENAME": "n4"}
+RANK = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], os.environ["RANK"]).write_text(f"{sys.argv[2]} {os.environ['WORLD_SIZE']}")
+"""
+
+
+def test_nodes_of_a_job_are_reached_by_one_srun_that_names_this_node_and_is_told_their_processors():
+    command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT)(["-m", "module", "a b"])
+    assert command[0] == "srun"
+    asked = {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n4", "--cpus-per-task=12"}
+    assert asked <= set(command)
+    script = command[-1]
+    assert "--local-addr=$address" in script
+    assert "--node-rank=$SLURM_NODEID" in script
+    assert "--nproc-per-node=2" in script
+    assert script.endswith("-m module 'a b'")
+
+
+@pytest.mark.parametrize(("named", "interface"), [({}, "eth7"), ({"GLOO_SOCKET_IFNAME": "ib1"}, "ib1")])
+def test_gloo_goes_by_the_interface_of_the_nodes_own_address(tmp_path, monkeypatch, named, interface):
+    (tmp_path / "python").write_text(
+        '#!/bin/bash\n[ "$4" = address ] && echo 10.0.0.1 eth7 || echo "$GLOO_SOCKET_IFNAME $@"'
+    )
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    script = on_nodes_of_job(2, 1, "2.13.0", ENVIRONMENT)(["-m", "module"])[-1]
+    told = subprocess.check_output(
+        ["bash", "-c", script], text=True, env={"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0"} | named
+    )
+    assert told.startswith(f"{interface} -m torch.distributed.run")
+    assert "--local-addr=10.0.0.1 " in told
+
+
+def test_in_a_container_the_script_of_the_job_is_asked():
+    command = on_nodes_of_job(3, 2, "2.13.0", ENVIRONMENT | {"AUTOTUNE_STARTER": "there"})(["-m", "module"])
+    assert command[:6] == [sys.executable, "-m", "autotune", "launch", "outside", "--nodes=3"]
+    assert "--node-rank=$SLURM_NODEID" in command[6]
+
+
+def test_ranks_follow_the_numbers_of_their_nodes_whatever_their_addresses(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchruns = []
+    for node, address in ((1, "127.0.0.1"), (0, "127.0.0.9")):  # by their text, the second is the first
+        meeting = Meeting(nodes=2, endpoint=f"127.0.0.1:{port}", job="7", address=address, node_rank=str(node))
+        words = torchrun_command(
+            sys.executable, [str(tmp_path / "rank.py"), str(tmp_path), f"node-{node}"], ranks=1,
+            torch_version="2.13.0", meeting=meeting,
+        )  # fmt: skip
+        torchruns.append(subprocess.Popen(words))
+    assert [process.wait(timeout=120) for process in torchruns] == [0, 0]
+    assert [Path(tmp_path, str(rank)).read_text() for rank in (0, 1)] == ["node-0 2", "node-1 2"]
+
+
+SRUN = """#!/bin/sh
+for word; do
+    case $word in
+        --*) echo "$word" ;;
+        *) break ;;
+    esac
+    shift
+done
+exec "$@"
+"""
+ASK = "import sys; from autotune.cluster.torchrun import start_outside as ask; from pathlib import Path; import os; "
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Runs a Python line as the measuring command of a job of two nodes."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{srun.parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1", "SLURMD_NODENAME": "n4"
+    }  # fmt: skip
+
+    def start(line: str) -> subprocess.Popen[str]:
+        site = SiteFile(command_prefix="env -u NOTHING")
+        asked = MeasureJob(
+            name="network", purpose="Tests.", command=[sys.executable, "-c", ASK + line], shape=Shape(nodes=2, cpus=3),
+            log=Path("jobs/network-%j.log"), with_srun=False,
+        )  # fmt: skip
+        (tmp_path / "job.sh").write_text(measure_script(asked, site, read_template("measure", site, None)))
+        return subprocess.Popen(
+            ["bash", "job.sh"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start
+
+
+def started(place: Path) -> int:
+    """Wait until what was asked for runs; its process."""
+    deadline_s = time.monotonic() + 20
+    while not (place / "pid").is_file() or not (place / "pid").read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return int((place / "pid").read_text())
+
+
+DIRECTORY = "Path(os.environ['AUTOTUNE_STARTER'])"
+
+
+def test_what_is_asked_for_runs_under_srun_one_after_the_other_and_its_words_and_codes_come_back(job, tmp_path):
+    process = job(
+        f"codes = [ask({DIRECTORY}, n, f'echo said {{n}}; exit {{n}}') for n in (1, 2)]; print(codes); sys.exit(9)"
+    )
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 9, said
+    for nodes in (1, 2):
+        assert f"--nodes={nodes}\n--ntasks={nodes}\n--ntasks-per-node=1\n--nodelist=n4\n" in said
+    assert "--cpus-per-task=3\n" in said
+    assert said.index("said 1") < said.index("said 2")
+    assert "[1, 2]" in said
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_a_term_to_who_asked_ends_what_was_started(job, tmp_path):
+    process = job(f"print('asked', os.getpid()); print('code', ask({DIRECTORY}, 2, 'echo $$ > pid; exec sleep 100'))")
+    assert process.stdout is not None
+    asker = int(process.stdout.readline().split()[1])
+    started(tmp_path)
+    os.kill(asker, signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert "code 143" in said
+    assert process.returncode == 0
+
+
+def test_what_was_started_does_not_outlive_who_asked(job, tmp_path):
+    process = job(f"print('asked', os.getpid()); ask({DIRECTORY}, 2, 'echo $$ > pid; exec sleep 100')")
+    assert process.stdout is not None
+    asker = int(process.stdout.readline().split()[1])
+    pid = started(tmp_path)
+    os.kill(asker, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert process.returncode == 137
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.corpus.bounded import CancelledError, Extracted, Limits, Refused, run_bounded
+from autotune.corpus.bounded import CancelledError, ChildLimits, Extracted, Unread, run_bounded
+from autotune.corpus.extract import extract_slices
 from autotune.corpus.pieces import INDEX
-from autotune.corpus.worker import extract_slices
 
-DONE = [Extracted(samples=3, piece=0, rejected=1), Refused(reason="bad magic")]
+DONE = [Extracted(samples=3, piece=0, rejected=1), Unread(reason="bad magic")]
 
 
 def test_finished_work_is_reported():
-    assert run_bounded(lambda: DONE, Limits()) == DONE
+    assert run_bounded(lambda: DONE, ChildLimits()) == DONE
 
 
 def raising(error):
@@ -49,24 +49,24 @@ def crashing():
 @pytest.mark.parametrize(
     ("work", "limits", "reason"),
     [
-        (raising(ValueError("bad magic")), Limits(), "bad magic"),
-        (raising(KeyError()), Limits(), "KeyError"),
-        (raising(SystemExit(0)), Limits(), "ended with status 1"),
-        (raising(KeyboardInterrupt()), Limits(), "ended with status 1"),
-        (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), Limits(), "a?[31m?bxxx"),
-        (hungry, Limits(added_bytes=2**28), "more than 256 MiB of memory"),
-        (lambda: time.sleep(60), Limits(wall_s=0.3), "not finished after 0.3 s"),
-        (spinning, Limits(wall_s=0.3), "not finished after 0.3 s"),
-        (crashing, Limits(), f"signal {int(signal.SIGSEGV)}"),
-        (lambda: os._exit(0), Limits(), "no answer"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), Limits(), f"signal {int(signal.SIGKILL)}"),
+        (raising(ValueError("bad magic")), ChildLimits(), "bad magic"),
+        (raising(KeyError()), ChildLimits(), "KeyError"),
+        (raising(SystemExit(0)), ChildLimits(), "ended with status 1"),
+        (raising(KeyboardInterrupt()), ChildLimits(), "ended with status 1"),
+        (raising(ValueError("a\x1b[31m\nb" + "x" * 999)), ChildLimits(), "a?[31m?bxxx"),
+        (hungry, ChildLimits(added_bytes=2**28), "more than 256 MiB of memory"),
+        (lambda: time.sleep(60), ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
+        (spinning, ChildLimits(wall_s=0.3), "not finished after 0.3 s"),
+        (crashing, ChildLimits(), f"signal {int(signal.SIGSEGV)}"),
+        (lambda: os._exit(0), ChildLimits(), "no answer"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), ChildLimits(), f"signal {int(signal.SIGKILL)}"),
     ],
     ids=["error", "silent", "exit", "interrupt", "controls", "memory", "sleep", "spin", "crash", "mute", "killed"],
 )
 def test_hostile_work_is_one_refusal(work, limits, reason):
     started_s = time.monotonic()
     outcome = run_bounded(work, limits)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, Unread)
     assert reason in outcome.reason
     assert outcome.reason.isprintable()
     assert len(outcome.reason) <= 200
@@ -83,7 +83,7 @@ def test_output_beyond_the_bound_is_a_refusal(tmp_path):
                 file.write(bytes(2**20))
         return DONE
 
-    assert isinstance(run_bounded(flooding, Limits(output_bytes=2**22)), Refused)
+    assert isinstance(run_bounded(flooding, ChildLimits(output_bytes=2**22)), Unread)
     assert path.stat().st_size <= 2**22
 
 
@@ -97,7 +97,7 @@ def test_what_the_child_started_is_killed_with_it(tmp_path):
         pid_file.write_text(str(pid))
         return DONE
 
-    assert run_bounded(forking, Limits()) == DONE
+    assert run_bounded(forking, ChildLimits()) == DONE
     assert ended(int(pid_file.read_text()))
 
 
@@ -112,7 +112,7 @@ def test_the_watched_descriptor_kills_the_child(tmp_path):
     timer = threading.Timer(0.5, os.write, [write_fd, b"x"])
     timer.start()
     with pytest.raises(CancelledError):
-        run_bounded(sleeping, Limits(), cancel_fd=read_fd)
+        run_bounded(sleeping, ChildLimits(), cancel_fd=read_fd)
     timer.join()
     os.close(read_fd)
     os.close(write_fd)
@@ -150,10 +150,10 @@ def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_pat
         "kind": "elf", "slices": [{"path": str(path), "begin": 0, "end": len(mutated)}], "options": {},
         "directory": str(pieces), "piece": 0, "most": None,
     }  # fmt: skip
-    outcome = run_bounded(lambda: extract_slices(request), Limits(wall_s=20, added_bytes=2**29))
-    if not isinstance(outcome, Refused):
+    outcome = run_bounded(lambda: extract_slices(request), ChildLimits(wall_s=20, added_bytes=2**29))
+    if not isinstance(outcome, Unread):
         (outcome,) = outcome
-    if isinstance(outcome, Refused):
+    if isinstance(outcome, Unread):
         assert outcome.reason.isprintable()
     else:
         assert (pieces / "0000.index").stat().st_size == outcome.samples * INDEX.itemsize > 0
@@ -162,9 +162,9 @@ def test_no_mutation_of_a_program_is_worse_than_a_refusal(first_program, tmp_pat
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_not_the_fault_of_the_file(number):
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
-        run_bounded(raising(OSError(number, os.strerror(number))), Limits())
+        run_bounded(raising(OSError(number, os.strerror(number))), ChildLimits())
     assert caught.value.errno == number
 
 
 def test_any_other_error_of_the_system_is(tmp_path):
-    assert isinstance(run_bounded(raising(OSError(errno.EIO, "broken disk")), Limits()), Refused)
+    assert isinstance(run_bounded(raising(OSError(errno.EIO, "broken disk")), ChildLimits()), Unread)

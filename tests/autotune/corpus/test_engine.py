@@ -1,12 +1,23 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
 
-from autotune.corpus.engine import AHEAD, InProcessEngine, Task, cluster_engine, local_engine
-from autotune.corpus.workplace import open_workplace
+from autotune.cluster.site import SiteFile, SlurmSettings, read_site
+from autotune.corpus.engine import (
+    AHEAD,
+    InProcessEngine,
+    Task,
+    cluster_engine,
+    job_settings,
+    local_engine,
+    slurm_engine,
+)
+from autotune.corpus.workplace import Workplace, open_workplace
 from autotune.errors import BadInput, InternalError, MachineLacks
 from trainer.errors import BadConfig
 
@@ -44,18 +55,18 @@ def engine(request, tmp_path):
 def run(engine, tasks):
     runner, workplace = engine
     done = {}
-    runner.run(workplace, tasks, lambda task, receipt: done.update({task.name: receipt}))
+    runner.run(workplace, tasks, lambda task, receipt: done.update({task.number: receipt}))
     return done
 
 
 def tasks(stage, count):
-    return [Task(stage=stage, name=f"{n:03d}", work=write, arguments={"number": n}) for n in range(count)]
+    return [Task(stage=stage, number=n, work=write, arguments={"number": n}) for n in range(count)]
 
 
 def test_every_task_is_done_and_reported_once(engine):
     done = run(engine, tasks("every", 20))
-    assert {name: receipt["number"] for name, receipt in done.items()} == {f"{n:03d}": n for n in range(20)}
-    assert (engine[1].directory("every", "007") / "file").read_text() == "7"
+    assert {name: receipt["number"] for name, receipt in done.items()} == {n: n for n in range(20)}
+    assert (engine[1].directory("every", 7) / "file").read_text() == "7"
 
 
 def test_a_finished_task_is_not_done_again(engine):
@@ -74,7 +85,7 @@ def test_a_finished_task_is_not_done_again(engine):
 )
 def test_what_a_task_raises_comes_back_as_it_was(engine, error):
     with pytest.raises(type(error)) as caught:
-        run(engine, [Task(stage="refuse", name=type(error).__name__, work=refuse, arguments={"error": error})])
+        run(engine, [Task(stage=f"refuse-{type(error).__name__}", number=0, work=refuse, arguments={"error": error})])
     if isinstance(error, OSError):
         assert caught.value.errno == errno.ENOSPC
     else:
@@ -86,7 +97,7 @@ def test_tasks_are_drawn_as_there_is_room_for_them(engine):
 
     def many():
         for task in tasks("drawn", 40):
-            drawn.append(task.name)
+            drawn.append(task.number)
             yield task
 
     runner, workplace = engine
@@ -105,8 +116,8 @@ def test_workers_are_other_processes(local):
 def test_a_task_that_kills_its_workers_is_named_and_nothing_is_left_running(tmp_path):
     before = set(psutil.Process().children())
     with open_workplace(tmp_path / "data", "k") as workplace, local_engine(workplace, 1) as runner:
-        deadly = Task(stage="deadly", name="one", work=die)
-        with pytest.raises(InternalError, match="deadly/one"):
+        deadly = Task(stage="deadly", number=1, work=die)
+        with pytest.raises(InternalError, match="deadly/1"):
             run((runner, workplace), [deadly])
         started = set(psutil.Process().children()) - before
     left = [child for child in started if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
@@ -174,4 +185,94 @@ def test_workers_that_take_long_to_end_cost_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalCluster, "close", late)
     with open_workplace(tmp_path / "data", "k") as workplace, local_engine(workplace, 1) as engine:
-        assert set(run((engine, workplace), tasks("late", 1))) == {"000"}
+        assert set(run((engine, workplace), tasks("late", 1))) == {0}
+
+
+SITE = """
+prologue = ["module load python/3.11", "source /opt/env/bin/activate"]
+command_prefix = "apptainer exec /images/tools.sif"
+node_local_path = "/local"
+[slurm]
+account = "project1"
+partition = "cpu"
+constraint = "avx512"
+exclude = "node[7-9]"
+cpus_per_task = 2
+time = "1-02:00:00"
+[network]
+interface = "lo"
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    return path
+
+
+def test_the_rendered_job_says_what_the_site_file_says(site, tmp_path):
+    from dask_jobqueue.slurm import SLURMCluster
+
+    settings = job_settings(read_site(site), tmp_path / "logs")
+    with SLURMCluster(**settings) as cluster:
+        script = cluster.job_script()
+    for line in (
+        "#SBATCH -A project1",
+        "#SBATCH -p cpu",
+        "#SBATCH --constraint=avx512",
+        "#SBATCH --exclude=node[7-9]",
+        "#SBATCH --cpus-per-task=2",
+        "#SBATCH --mem=4096M",
+        "#SBATCH -t 1-02:00:00",
+        "module load python/3.11",
+        "source /opt/env/bin/activate",
+    ):
+        assert line in script.splitlines()
+    assert "apptainer exec /images/tools.sif " in script
+    assert "distributed.cli.dask_worker" in script
+    assert "--nthreads 1" in script
+    assert "--local-directory /local" in script
+
+
+def test_what_a_site_asks_for_in_its_own_words_is_asked_for(tmp_path):
+    site = SiteFile(python="/opt/env/bin/python", slurm=SlurmSettings(mem="16G", extra=["--reservation=course"]))
+    settings = job_settings(site, tmp_path / "logs")
+    assert settings["job_mem"] == "16G"
+    assert settings["job_extra_directives"] == ["--reservation=course"]
+    assert settings["python"] == "/opt/env/bin/python"
+
+
+def test_ctrl_c_stays_what_it_was_when_the_library_is_imported():
+    code = (
+        "import signal\n"
+        "from autotune.corpus.engine import _own_handler\n"
+        "with _own_handler():\n"
+        "    import dask_jobqueue.slurm\n"
+        "    assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_empty_site_file_asks_for_nothing_special():
+    settings = job_settings(SiteFile(), "logs")
+    assert settings["account"] is None
+    assert settings["job_extra_directives"] == []
+    assert settings["job_mem"] == "2048M"
+
+
+@pytest.mark.parametrize(
+    "text", ["acount = 1", '[slurm]\ntime = "soon"', '[slurm]\naccount = "a\\nb"', 'prologue = ["x\\ny"]']
+)
+def test_a_site_file_that_cannot_be_used_is_refused(tmp_path, text):
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(BadConfig):
+        read_site(path)
+
+
+def test_where_jobs_cannot_be_submitted_it_is_said(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineLacks, match="sbatch"), slurm_engine(Workplace(path=tmp_path), site, 1):
+        pytest.fail("there is no sbatch")

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -10,9 +11,10 @@ import psutil
 import pytest
 
 from autotune.corpus import extract, pieces
-from autotune.corpus.bounded import Refused
-from autotune.corpus.extract import extract_partition
-from autotune.corpus.pieces import PiecePaths, digest, read_index, read_samples
+from autotune.corpus.bounded import Unread
+from autotune.corpus.elf import functions
+from autotune.corpus.extract import MAX_LISTED_REJECTS, extract_partition, extract_slices
+from autotune.corpus.pieces import PiecePaths, digest
 from autotune.corpus.sources.base import Partition, Slice, SourceOptions
 from autotune.errors import MachineLacks
 
@@ -28,11 +30,15 @@ def run(part, directory, most=None):
 
 
 def samples(directory, result):
+    return stored(directory, len(result["samples"]))
+
+
+def stored(directory, pieces):
     found = []
-    for number in range(len(result.samples)):
-        paths = PiecePaths.of(directory, number)
-        index = read_index(paths)
-        some = list(read_samples(paths, index["bytes"] >= 0))
+    for number in range(pieces):
+        paths = PiecePaths(directory=directory, number=number)
+        index = paths.read_index()
+        some = list(paths.read_samples(index["bytes"] >= 0))
         assert [name.tobytes() for name in index["digest"]] == [digest(text.encode()) for text in some]
         found += some
     return found
@@ -54,8 +60,8 @@ def test_files_that_cannot_be_used_cost_themselves_only(programs, tmp_path):
     result = run(partition("elf", *(programs / name for name in names)), tmp_path / "out")
     good = run(partition("elf", *(programs / name for name in ("first", "second", "copy-of-first"))), tmp_path / "good")
     assert samples(tmp_path / "out", result) == samples(tmp_path / "good", good)
-    assert (result.files, result.rejected) == (3, 3)
-    assert result.raw_bytes == good.raw_bytes
+    assert (result["files"], result["rejected"]) == (3, 3)
+    assert result["raw_bytes"] == good["raw_bytes"]
     assert [Path(one["path"]).name for one in rejects(tmp_path / "out")] == ["garbage", "truncated", "script.sh"]
     assert all(one["reason"] and one["where"] == "" for one in rejects(tmp_path / "out"))
 
@@ -119,7 +125,7 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
             if victim == "process":
                 self._process.kill()
             else:
-                return Refused(reason="its reader was ended by signal 9", killed=True)
+                return Unread(reason="its reader was ended by signal 9", killed=True)
         return start(self, request)
 
     monkeypatch.setattr(extract._Process, "extract", killing)
@@ -127,7 +133,7 @@ def test_a_process_that_is_killed_once_costs_nothing(tmp_path, monkeypatch, vict
     result = run(partition("text", *some_texts(tmp_path, 5)), tmp_path / "out")
     assert samples(tmp_path / "out", result) == ["0", "1", "2", "3", "4"]
     assert calls == [2, 2, 2, 1]
-    assert (result.files, result.rejected, rejects(tmp_path / "out")) == (5, 0, [])
+    assert (result["files"], result["rejected"], rejects(tmp_path / "out")) == (5, 0, [])
 
 
 def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
@@ -148,7 +154,7 @@ def test_nothing_is_written_by_the_child_of_a_process_that_was_killed(tmp_path):
         killer.start()
         outcome = process.extract({**request, "slices": [part]})
         killer.join()
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, Unread)
         assert outcome.killed
         # Nobody has it open for reading any more.
         with pytest.raises(OSError, match="No such device"):
@@ -208,3 +214,68 @@ def test_a_process_that_cannot_start_is_explained(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     with pytest.raises(MachineLacks, match="cannot start"):
         run(partition("text", text), tmp_path / "two")
+
+
+def request(path, directory, kind="elf", most=None):
+    directory.mkdir(exist_ok=True)
+    part = {"path": str(path), "begin": 0, "end": path.stat().st_size}
+    return {"kind": kind, "slices": [part], "options": {}, "directory": str(directory), "piece": 0, "most": most}
+
+
+def test_every_function_of_a_program_is_written_in_order(first_program, tmp_path):
+    (done,) = extract_slices(request(first_program, tmp_path / "pieces"))
+    assert stored(tmp_path / "pieces", 1) == list(functions(first_program))
+    assert done.samples == len(stored(tmp_path / "pieces", 1))
+
+
+def test_a_bound_on_distinct_samples_stops_the_reading(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("a\na\nb\na\nc\nd\n")
+    (done,) = extract_slices(request(text, tmp_path / "pieces", kind="text", most=3))
+    assert stored(tmp_path / "pieces", 1) == ["a", "a", "b", "a", "c"]
+    assert done.samples == 5
+
+
+def test_a_program_without_a_function_is_unusable(compile_c, tmp_path):
+    code = '__asm__(".globl _start; _start: .cfi_startproc; hlt; .cfi_endproc");'
+    program = compile_c(code, "-nostdlib", "-static")
+    (refused,) = extract_slices(request(program, tmp_path / "pieces"))
+    assert refused == Unread(reason="holds no function of two or more instructions")
+    assert [path.name for path in (tmp_path / "pieces").iterdir()] == ["rejects"]
+
+
+def test_more_rejects_than_anyone_reads_are_counted_but_not_listed(tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("no json\n" * (MAX_LISTED_REJECTS + 50))
+    (done,) = extract_slices(request(lines, tmp_path / "pieces", kind="jsonl"))
+    assert done.rejected == MAX_LISTED_REJECTS + 50
+    *listed, last = (tmp_path / "pieces" / "rejects").read_text().splitlines()
+    assert len(listed) == MAX_LISTED_REJECTS
+    assert json.loads(last)["reason"] == f"50 more between bytes 0 and {lines.stat().st_size} are not listed"
+
+
+def wait_for_children(pid):
+    for _ in range(100):
+        if children := psutil.Process(pid).children():
+            return children
+        time.sleep(0.05)
+    raise AssertionError("no child was started")
+
+
+def test_the_process_ends_with_its_child_when_its_requests_close(tmp_path):
+    # Opening a pipe that nobody writes to blocks for ever.
+    endless = tmp_path / "endless"
+    os.mkfifo(endless)
+    process = subprocess.Popen(
+        [sys.executable, "-c", extract._BOOT, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline()) == {"ready": True}
+    process.stdin.write(json.dumps(request(endless, tmp_path / "pieces", kind="text")).encode() + b"\n")
+    process.stdin.flush()
+    children = wait_for_children(process.pid)
+    process.stdin.close()
+    assert process.wait(10) == 0
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    process.stdout.close()

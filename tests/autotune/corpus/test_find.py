@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.corpus import find as module
-from autotune.corpus.find import PARTITION_BYTES, find_files, partitions
-from autotune.corpus.sources import SOURCES, open_source
+from autotune.corpus import sources as module
+from autotune.corpus.sources import PARTITION_BYTES, SOURCES, find_files, open_source, partitions
 from autotune.corpus.sources.base import SLICE_BYTES, SourceOptions
 from autotune.errors import BadInput
 
@@ -84,7 +83,9 @@ def test_a_file_without_permission_is_listed(tmp_path):
     [
         ("elfs:/usr/bin", "'elfs'", "elf:/usr/bin"),
         ("zip:/data", "'zip'", "Known kinds: elf:, text:, jsonl:, parquet:"),
-        ("/usr/bin", "no kind", "elf:, text:"),
+        ("/usr/bin", "names no kind of source", "elf:, text:"),
+        ("my.jsonl", "names no kind of source", "as in jsonl:my.jsonl"),
+        ("logs/*.log", "names no kind of source", "as in text:logs/*.log"),
         ("elf:", "no place", "elf:/data"),
         ("elf:/no/such/place", "/no/such/place", "path"),
         ("elf:/no/such/*", "no file matches", "pattern"),
@@ -152,13 +153,6 @@ def test_a_place_whose_name_is_mistyped_is_asked_for(tmp_path):
     with pytest.raises(BadInput, match="does not exist") as refused:
         find(f"text:{tmp_path / 'nowhere' / 'corpus.txt'}")
     assert refused.value.next_step == "Check the path."
-
-
-@pytest.mark.parametrize(("spec", "likely"), [("my.jsonl", "jsonl:my.jsonl"), ("logs/*.log", "text:logs/*.log")])
-def test_a_place_without_its_kind_is_shown_with_one(spec, likely):
-    with pytest.raises(BadInput, match="names no kind of source") as refused:
-        open_source(spec)
-    assert refused.value.next_step.endswith(f"as in {likely}")
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,17 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Replace
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from autotune.corpus import assemble, distinct, encode, enough, pieces, words
+from autotune.corpus import encode, pieces, words
 from autotune.corpus.elf import functions
 from autotune.corpus.encode import LengthLimit
-from autotune.corpus.place import publish
+from autotune.corpus.engine import Workers
+from autotune.corpus.pieces import ValidationSplit
 from autotune.corpus.prepare import prepare
 from autotune.corpus.request import Request
 from autotune.corpus.sources import text
 from autotune.corpus.sources.base import SourceOptions
-from autotune.corpus.split import ValidationSplit
 from autotune.corpus.tokenizer import SPECIAL_TOKENS
+from autotune.corpus.workplace import publish
 from autotune.errors import BadInput, MachineLacks
 from tests.system.faults.corpora import content
 from trainer.dataset import TokenDataset, read_manifest
@@ -28,9 +29,10 @@ NO_VALIDATION = ValidationSplit(share=0.0, seed=0)
 
 
 def run(silent, *sources, **options):
-    told = options.pop("told", [])
-    options.setdefault("workers", 1)
-    return prepare(Request(sources=tuple(map(str, sources)), **options), silent, told.append)
+    ways = {name: options.pop(name) for name in ("strict", "overwrite") if name in options}
+    out, told, workers = options.pop("out"), options.pop("told", []), Workers(count=options.pop("workers", 1))
+    request = Request(sources=tuple(map(str, sources)), **options)
+    return prepare(request, out, silent, told.append, workers=workers, **ways)
 
 
 def stored(directory, split="train"):
@@ -58,10 +60,10 @@ def lines(tmp_path) -> Path:
 def small_pieces(monkeypatch):
     """Everything in many parts, as with much data."""
     monkeypatch.setattr(pieces, "PIECE_SAMPLES", 64)
-    monkeypatch.setattr(distinct, "_BUCKET_SAMPLES", 100)
+    monkeypatch.setattr(pieces, "_BUCKET_SAMPLES", 100)
     monkeypatch.setattr(words, "_MERGE_BYTES", 4000)
     monkeypatch.setattr(words, "_WORDS_IN_MEMORY", 20)
-    monkeypatch.setattr(assemble, "SHARD_SAMPLES", 100)
+    monkeypatch.setattr(encode, "SHARD_SAMPLES", 100)
     monkeypatch.setattr(encode, "_BATCH_CHARACTERS", 200)
 
 
@@ -109,7 +111,7 @@ def test_the_number_of_processes_and_of_parts_changes_no_byte(lines, tmp_path, s
         text.Slice(path=str(file.path), begin=begin, end=min(begin + 9000, file.size_bytes))
         for begin in range(0, file.size_bytes, 9000)
     ])  # fmt: skip
-    monkeypatch.setattr("autotune.corpus.find.PARTITION_BYTES", 9000)
+    monkeypatch.setattr("autotune.corpus.sources.PARTITION_BYTES", 9000)
     options = {"tokenizer": kind, "vocab_size": 320, "validation": ValidationSplit(share=0.2, seed=3)}
     run(silent, f"text:{lines}", out=tmp_path / "1", **options)
     run(silent, f"text:{lines}", out=tmp_path / "2", workers=2, **options)
@@ -162,18 +164,17 @@ def test_duplicates_stay_on_request(lines, tmp_path, silent):
     assert prepared.manifest.source.duplicate_samples == 0
 
 
-def test_long_samples_are_cut_or_split(tmp_path, silent):
+@pytest.mark.parametrize(
+    ("long", "samples", "counts"),
+    [("truncate", ["a b c", "h i"], (1, 0)), ("split", ["a b c", "d e f", "g", "h i"], (0, 1))],
+)
+def test_long_samples_are_cut_or_split(tmp_path, silent, long, samples, counts):
     path = tmp_path / "long.txt"
     path.write_text("a b c d e f g\nh i\n")
-    options = {"tokenizer": "wordlevel", "validation": NO_VALIDATION}
-    limit = LengthLimit(max_tokens=3, long="truncate")
-    cut = run(silent, f"text:{path}", out=tmp_path / "cut", limit=limit, **options)
-    assert stored(tmp_path / "cut") == ["a b c", "h i"]
-    assert (cut.manifest.source.truncated_samples, cut.manifest.source.split_samples) == (1, 0)
-    limit = LengthLimit(max_tokens=3, long="split")
-    split = run(silent, f"text:{path}", out=tmp_path / "split", limit=limit, **options)
-    assert stored(tmp_path / "split") == ["a b c", "d e f", "g", "h i"]
-    assert (split.manifest.source.truncated_samples, split.manifest.source.split_samples) == (0, 1)
+    options = {"tokenizer": "wordlevel", "validation": NO_VALIDATION, "limit": LengthLimit(max_tokens=3, long=long)}
+    source = run(silent, f"text:{path}", out=tmp_path / "data", **options).manifest.source
+    assert stored(tmp_path / "data") == samples
+    assert (source.truncated_samples, source.split_samples) == counts
 
 
 def test_a_given_tokenizer_is_used_and_its_unknown_tokens_counted(programs, tmp_path, silent):
@@ -210,13 +211,6 @@ def test_an_existing_dataset_is_left_alone(programs, tmp_path, silent):
     manifest = read_manifest(out)
     assert manifest.train.samples + manifest.validation.samples == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "programs"]
-
-
-def test_nothing_usable_is_an_error_that_shows_why(tmp_path, silent):
-    (tmp_path / "programs").mkdir()
-    (tmp_path / "programs" / "garbage").write_bytes(b"\x7fELF, but no more")
-    with pytest.raises(BadInput, match="garbage"):
-        run(silent, f"elf:{tmp_path / 'programs'}", out=tmp_path / "data")
 
 
 @pytest.mark.parametrize(
@@ -348,27 +342,27 @@ def test_progress_ends_complete(programs, tmp_path):
     assert all(done == total for done, total in last.values())
 
 
-def test_a_tokenizer_that_makes_no_token_is_refused(programs, tmp_path, silent):
-    run(silent, f"elf:{programs}", out=tmp_path / "any")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "any" / "tokenizer.json"))
-    tokenizer.normalizer = Replace(Regex(".+"), "")
-    tokenizer.save(str(tmp_path / "mute.json"))
-    with pytest.raises(BadInput, match="no token"):
-        run(silent, f"elf:{programs}", out=tmp_path / "data", tokenizer=tmp_path / "mute.json")
-
-
 def test_the_bound_on_samples_is_the_one_that_the_command_line_tells():
-    assert enough.MAX_SAMPLES == 5_000_000
+    assert pieces.MAX_SAMPLES == 5_000_000
 
 
-@pytest.mark.parametrize("options", [{}, {"tokenizer": "nothing.json"}], ids=["no sample", "no token"])
-def test_a_request_that_comes_to_nothing_leaves_nothing(tmp_path, silent, options):
-    tokenizer = Tokenizer(WordLevel(dict(zip(SPECIAL_TOKENS, range(5), strict=True)), unk_token="[UNK]"))
-    tokenizer.normalizer = Replace("x", "")
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "nothing.json"))
-    options = {name: tmp_path / value for name, value in options.items()}
-    (tmp_path / "raw.txt").write_text("xx\n" if options else "\n")
-    with pytest.raises(BadInput, match="no token of this data" if options else "no sample in 1 files"):
-        run(silent, f"text:{tmp_path}/raw.txt", out=tmp_path / "data", **options)
+@pytest.mark.parametrize(
+    ("spec", "tokenizer", "message"),
+    [
+        ("text:{}/blank.txt", None, "no sample in 1 files"),
+        ("elf:{}", None, "no sample in 1 files; the first, .*garbage"),
+        ("text:{}/raw.txt", "nothing.json", "no token of this data"),
+    ],
+)
+def test_a_request_that_comes_to_nothing_says_why_and_leaves_nothing(tmp_path, silent, spec, tokenizer, message):
+    nothing = Tokenizer(WordLevel(dict(zip(SPECIAL_TOKENS, range(5), strict=True)), unk_token="[UNK]"))
+    nothing.normalizer = Replace(Regex(".+"), "")
+    nothing.pre_tokenizer = WhitespaceSplit()
+    nothing.save(str(tmp_path / "nothing.json"))
+    (tmp_path / "blank.txt").write_text("\n")
+    (tmp_path / "raw.txt").write_text("xx\n")
+    (tmp_path / "garbage").write_bytes(b"\x7fELF, but no more")
+    options = {"tokenizer": tmp_path / tokenizer} if tokenizer else {}
+    with pytest.raises(BadInput, match=message):
+        run(silent, spec.format(tmp_path), out=tmp_path / "data", **options)
     assert not list(tmp_path.glob(".data.*"))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.corpus.learn import learnable_texts
-from autotune.corpus.words import SampledTexts, merges_for
+from autotune.corpus.words import SampledTexts, learnable_texts, merges_for
 
 
 @given(st.lists(st.text(), max_size=20))
@@ -28,8 +27,12 @@ def test_sampled_texts_are_mixed():
     assert 200 < sum(number < 500 for number in first_half) < 300
 
 
-def test_texts_of_few_words_are_all_learned_from():
-    assert learnable_texts(["the same words in every line"] * 1000, 200) == 1000
+@pytest.mark.parametrize(
+    ("texts", "distinct_bytes", "count"),
+    [(["the same words in every line"] * 1000, 200, 1000), (["A" * 5000, "B"], 2000, 1)],
+)
+def test_texts_of_few_words_are_all_learned_from_and_at_least_one_however_long(texts, distinct_bytes, count):
+    assert learnable_texts(texts, distinct_bytes) == count
 
 
 @pytest.mark.parametrize("unit", [1, 2])
@@ -42,10 +45,6 @@ def test_texts_of_endless_words_are_learned_from_up_to_the_bound(unit):
     assert sum(sizes[:count]) <= 2000 < sum(sizes[: count + 1])
 
 
-def test_one_text_is_learned_from_however_long_it_is():
-    assert learnable_texts(["A" * 5000, "B"], 2000) == 1
-
-
 def test_merges_are_as_many_as_words_and_their_bytes_need():
     assert merges_for(1000, 10_000) == 1
     assert merges_for(2**23, 2**26) == 4
@@ -55,9 +54,8 @@ def test_merges_are_as_many_as_words_and_their_bytes_need():
 _LEARN_FROM_PROTEINS = """
 import json, random
 from itertools import islice
-from autotune.corpus.learn import _DISTINCT_BYTES, learnable_texts
 from autotune.corpus.tokenizer import learn_bpe
-from autotune.corpus.words import SampledTexts
+from autotune.corpus.words import _DISTINCT_BYTES, SampledTexts, learnable_texts
 
 letters = random.Random(0)
 lines = "".join(json.dumps("".join(letters.choices("ACDEFGHIKLMNPQRSTVWY", k=300))) + "\\n" for _ in range(30_000))

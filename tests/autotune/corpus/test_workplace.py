@@ -1,10 +1,22 @@
+import errno
+import os
+import shutil
 import stat
 import subprocess
 import sys
 
 import pytest
 
-from autotune.corpus.workplace import Workplace, open_workplace, other_workplaces, workplace_path
+from autotune.corpus import workplace as module
+from autotune.corpus.workplace import (
+    Workplace,
+    check_place,
+    open_workplace,
+    other_workplaces,
+    publish,
+    workplace_path,
+    writing,
+)
 from autotune.errors import BadInput
 
 
@@ -17,24 +29,24 @@ def test_it_is_private_and_stays_when_the_work_fails(tmp_path):
 
 def test_a_task_counts_only_when_it_is_finished(tmp_path):
     workplace = Workplace(path=tmp_path)
-    with pytest.raises(RuntimeError), workplace.unfinished("stage", "one") as task:
+    with pytest.raises(RuntimeError), workplace.unfinished("stage", 1) as task:
         (task.directory / "file").write_text("half")
         raise RuntimeError
-    assert workplace.receipt("stage", "one") is None
+    assert workplace.receipt("stage", 1) is None
     assert list((tmp_path / "stage").iterdir()) == []
-    with workplace.unfinished("stage", "one") as task:
+    with workplace.unfinished("stage", 1) as task:
         (task.directory / "file").write_text("whole")
         task.finish({"n": 1})
-    assert workplace.receipt("stage", "one") == {"n": 1}
-    assert (workplace.directory("stage", "one") / "file").read_text() == "whole"
+    assert workplace.receipt("stage", 1) == {"n": 1}
+    assert (workplace.directory("stage", 1) / "file").read_text() == "whole"
 
 
 def test_a_task_that_is_done_twice_leaves_one_result(tmp_path):
     workplace = Workplace(path=tmp_path)
-    with workplace.unfinished("stage", "one") as first, workplace.unfinished("stage", "one") as second:
+    with workplace.unfinished("stage", 1) as first, workplace.unfinished("stage", 1) as second:
         first.finish({"n": 1})
         second.finish({"n": 1})
-    assert [path.name for path in (tmp_path / "stage").iterdir()] == ["one"]
+    assert [path.name for path in (tmp_path / "stage").iterdir()] == ["00000001"]
 
 
 def test_what_killed_processes_left_is_removed_at_the_start(tmp_path):
@@ -68,3 +80,105 @@ def test_other_unfinished_work_of_the_same_place_is_found(tmp_path):
     (tmp_path / ".da*ta.k2.partial" / "file").write_bytes(bytes(10))
     assert other_workplaces(tmp_path / "da*ta", "k1") == [(tmp_path / ".da*ta.k2.partial", 10)]
     assert (tmp_path / ".da*ta.k2.partial" / "file").exists()
+
+
+def build(out, text="new", *, overwrite=False):
+    """Publish a directory; return what the one before it held, wherever that was left."""
+    check_place(out, overwrite=overwrite)
+    work = out.resolve().parent / "work"
+    (work / "dataset").mkdir(parents=True)
+    (work / "dataset" / "manifest.json").write_text(text)
+    publish(work / "dataset", out.resolve())
+    left = [path.read_text() for path in work.rglob("manifest.json")]
+    shutil.rmtree(work)
+    return left[0] if left else None
+
+
+def test_a_finished_dataset_appears_under_its_name(tmp_path):
+    (tmp_path / "below").mkdir()
+    assert build(tmp_path / "below" / "data") is None
+    assert (tmp_path / "below" / "data" / "manifest.json").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "next_step"),
+    [
+        (errno.ENOSPC, "no space left", "same command then goes on"),
+        (errno.EDQUOT, "no space left", "same command then goes on"),
+        (errno.EROFS, r"cannot write .*Read-only", "permission"),
+    ],
+)
+def test_what_cannot_be_written_says_why_and_what_to_do(tmp_path, number, message, next_step):
+    with pytest.raises(BadInput, match=message) as error, writing(tmp_path / "d"):
+        raise OSError(number, os.strerror(number))
+    assert next_step in error.value.next_step
+
+
+def test_an_empty_directory_is_used(tmp_path):
+    (tmp_path / "data").mkdir()
+    build(tmp_path / "data")
+    assert (tmp_path / "data" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_directory_that_is_no_dataset_is_never_replaced(tmp_path, overwrite):
+    (tmp_path / "precious").write_text("work")
+    with pytest.raises(BadInput, match="'precious'"):
+        check_place(tmp_path, overwrite=overwrite)
+
+
+def test_a_dataset_is_replaced_only_on_request(tmp_path):
+    out = tmp_path / "data"
+    build(out, "old")
+    with pytest.raises(BadInput) as error:
+        build(out)
+    assert "--overwrite" in error.value.next_step
+    assert (out / "manifest.json").read_text() == "old"
+    assert build(out, overwrite=True) == "old"
+    assert (out / "manifest.json").read_text() == "new"
+
+
+def test_a_dataset_with_other_files_in_it_is_not_replaced(tmp_path):
+    out = tmp_path / "data"
+    build(out, "old")
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match=r"notes\.txt"):
+        check_place(out, overwrite=True)
+
+
+def test_every_file_of_a_dataset_may_be_replaced(tmp_path):
+    for name in (
+        "manifest.json",
+        "tokenizer.json",
+        "rejects.jsonl",
+        "prepared.json",
+        "train-tokens-00000.npy",
+        "validation-offsets-12345.npy",
+    ):
+        (tmp_path / name).write_text("")
+    check_place(tmp_path, overwrite=True)
+
+
+def test_a_file_system_that_cannot_swap_is_served_too(tmp_path, monkeypatch):
+    class OldLibrary:
+        """A C library without renameat2."""
+
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: OldLibrary())
+    out = tmp_path / "data"
+    build(out, "old")
+    assert build(out, overwrite=True) == "old"
+    assert (out / "manifest.json").read_text() == "new"
+
+
+def test_a_link_is_kept_and_its_target_filled(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    build(tmp_path / "data")
+    assert (tmp_path / "data").is_symlink()
+    assert (tmp_path / "disk" / "manifest.json").exists()
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "data").write_text("work")
+    with pytest.raises(BadInput, match="not a directory"):
+        check_place(tmp_path / "data", overwrite=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.cluster.together import on_this_node
+from autotune.cluster.torchrun import on_this_node
 from autotune.core.outcome import Crashed, Measured, TimedOut
 from autotune.core.trial import ExchangeFigures, LinkFigures, Trial
 from autotune.decide.links import link_warnings

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autotune.commands.data import app
-from autotune.commands.data.stage import _as_text
+from autotune.commands.data import _staged_text, app
 from tests.conftest import write_dataset
 from trainer.copying import CopyFigures
 from trainer.stage import Staged
@@ -61,7 +60,7 @@ def test_what_the_copy_is_worth_is_said_either_way(source_s, local_s, said):
         source_s_per_sample=source_s,
         local_s_per_sample=local_s,
     )
-    assert said in _as_text(staged, 2.0)
+    assert said in _staged_text(staged, 2.0)
 
 
 def test_nothing_is_said_of_worth_where_there_is_no_sample_to_read(tmp_path):

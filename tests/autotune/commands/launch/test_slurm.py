@@ -188,24 +188,21 @@ def test_a_site_may_require_approvals_of_all(here, capsys):
     assert "--require-approved" in capsys.readouterr().out
 
 
-def test_launching_here_asks_too(here, capsys):
-    assert run(["launch", "local", *LAUNCH[2:], "--require-approved"]) == 6
-    assert "nobody has reviewed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("by_variable", [True, False])
-def test_what_a_site_requires_of_jobs_it_requires_of_runs_here(here, capsys, monkeypatch, by_variable):
-    (here / ("other.toml" if by_variable else "site.toml")).write_text("require_approved = true\n")
-    if by_variable:
-        monkeypatch.setenv("AUTOTUNE_SITE", "other.toml")
-    assert run(["launch", "local", *LAUNCH[2:]]) == 6
+@pytest.mark.parametrize("asked_by", ["option", "site.toml", "other.toml"])
+def test_launching_here_asks_too_if_the_option_or_the_site_requires_it(here, capsys, monkeypatch, asked_by):
+    if asked_by != "option":
+        (here / asked_by).write_text("require_approved = true\n")
+    if asked_by == "other.toml":
+        monkeypatch.setenv("AUTOTUNE_SITE", asked_by)
+    assert run(["launch", "local", *LAUNCH[2:], *(["--require-approved"] if asked_by == "option" else [])]) == 6
     assert "nobody has reviewed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("required", [True, False])
 def test_a_run_here_is_of_what_was_approved_and_the_rest_of_a_site_file_is_for_jobs(here, monkeypatch, required):
     started = []
-    monkeypatch.setattr("autotune.cluster.local.run_child", lambda command, environment: started.append(command) or 1)
+    run_child = "autotune.cluster.torchrun.run_child"
+    monkeypatch.setattr(run_child, lambda command, environment: started.append(command) or 1)
     monkeypatch.setattr("autotune.cluster.ending.PATIENCE_HERE_S", 0.0)
     site = f'require_approved = {str(required).lower()}\npython = "/there/python"\nnode_local_path = "/local"\n'
     (here / "site.toml").write_text(site)

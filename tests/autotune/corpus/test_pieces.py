@@ -3,33 +3,49 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.corpus import distinct
-from autotune.corpus.distinct import MAX_BUCKETS, Piece, buckets_for, find_duplicates, kept_samples, sort_digests
-from autotune.corpus.pieces import PiecePaths, PieceWriter, digest, read_index
-from autotune.corpus.split import ValidationSplit
+from autotune.corpus import encode
+from autotune.corpus.encode import shard_edges
+from autotune.corpus.pieces import (
+    DISTINCT,
+    EXTRACT,
+    MAX_BUCKETS,
+    Piece,
+    PiecePaths,
+    PieceWriter,
+    Selection,
+    ValidationSplit,
+    buckets_for,
+    digest,
+    drawn,
+    find_duplicates,
+    write_pieces,
+)
 from autotune.corpus.workplace import Workplace
+
+EVERYTHING = ValidationSplit(share=0.0, seed=0)
 
 
 def write(workplace, pieces):
     listed = []
     for number, samples in enumerate(pieces):
-        directory = workplace.directory("extract", f"{number:08d}")
+        directory = workplace.directory(EXTRACT, number)
         directory.mkdir(parents=True)
         with PieceWriter(directory, 0) as writer:
             for sample in samples:
                 writer.add(sample.encode(), digest(sample.encode()))
-        sort_digests(PiecePaths.of(directory, 0))
-        listed.append(Piece(task=f"{number:08d}", number=0, samples=len(samples), text_bytes=0))
-    distinct.write_pieces(workplace, listed)
+        PiecePaths(directory=directory, number=0).sort_digests()
+        listed.append(Piece(partition=number, number=0, samples=len(samples), text_bytes=0))
+    write_pieces(workplace, listed)
     return listed
 
 
 def kept(workplace, listed, buckets):
     duplicates = 0
     for bucket in range(buckets):
-        with workplace.unfinished(distinct.STAGE, distinct.bucket_name(bucket)) as task:
+        with workplace.unfinished(DISTINCT, bucket) as task:
             duplicates += task.finish(find_duplicates(workplace, task, bucket=bucket, buckets=buckets))["duplicates"]
-    found = [kept_samples(workplace, piece, number, buckets).tolist() for number, piece in enumerate(listed)]
+    selection = Selection(buckets=buckets, split=EVERYTHING)
+    found = [selection.of(workplace, number)[1].tolist() for number in range(len(listed))]
     assert duplicates == sum(piece.samples for piece in listed) - sum(map(sum, found))
     return found
 
@@ -53,15 +69,14 @@ def test_the_first_of_equal_samples_is_kept_whatever_the_pieces_and_buckets(tmp_
 def test_samples_behind_a_limit_do_not_count(tmp_path):
     workplace = Workplace(path=tmp_path)
     listed = write(workplace, [["a", "b"], ["b", "c", "a", "d"]])
-    listed[1] = Piece(task=listed[1].task, number=0, samples=2, text_bytes=0)
-    distinct.write_pieces(workplace, listed)
+    listed[1] = Piece(partition=1, number=0, samples=2, text_bytes=0)
+    write_pieces(workplace, listed)
     assert kept(workplace, listed, 2) == [[True, True], [False, True, False, False]]
 
 
 def test_without_buckets_everything_is_kept(tmp_path):
     workplace = Workplace(path=tmp_path)
-    listed = write(workplace, [["a", "a"]])
-    assert kept_samples(workplace, listed[0], 0, 0).tolist() == [True, True]
+    assert kept(workplace, write(workplace, [["a", "a"]]), 0) == [[True, True]]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +90,12 @@ def test_no_bucket_holds_more_than_a_process_may(samples, buckets):
 @given(samples=st.lists(st.text(max_size=5), max_size=50), more=st.lists(st.text(max_size=5), max_size=50))
 def test_the_split_of_a_sample_does_not_depend_on_the_others(tmp_path_factory, samples, more):
     directory = tmp_path_factory.mktemp("p")
-    split = ValidationSplit(share=0.3, seed=1)
 
     def chosen(texts, number):
         with PieceWriter(directory, number) as writer:
             for text in texts:
                 writer.add(text.encode(), digest(text.encode()))
-        found = split.chosen(read_index(PiecePaths.of(directory, number)))
+        found = drawn(PiecePaths(directory=directory, number=number).read_index(), 0.3, "validation 1")
         (directory / f"{number:04d}.index").unlink()
         (directory / f"{number:04d}.text").unlink()
         return found.tolist()
@@ -93,10 +107,34 @@ def test_the_split_has_its_share_and_seeds_differ(tmp_path):
     with PieceWriter(tmp_path, 0) as writer:
         for number in range(20_000):
             writer.add(b"", digest(str(number).encode()))
-    index = read_index(PiecePaths.of(tmp_path, 0))
-    one, other = (ValidationSplit(share=0.1, seed=seed).chosen(index) for seed in (0, 1))
+    index = PiecePaths(directory=tmp_path, number=0).read_index()
+    one, other = (drawn(index, 0.1, f"validation {seed}") for seed in (0, 1))
     # Five standard deviations of a binomial count: 212.
     assert abs(int(one.sum()) - 2000) < 212
     assert abs(int((one & other).sum()) - 200) < 70
-    assert not ValidationSplit(share=0.0, seed=0).chosen(index).any()
-    assert np.array_equal(one, ValidationSplit(share=0.1, seed=0).chosen(index))
+    assert not drawn(index, 0.0, "validation 0").any()
+    assert np.array_equal(one, drawn(index, 0.1, "validation 0"))
+
+
+SIZES = st.lists(st.integers(0, 50).flatmap(lambda n: st.tuples(st.just(n), st.integers(n, 10 * n))), max_size=30)
+
+
+@given(sizes=SIZES)
+def test_shards_hold_every_piece_once_within_their_bounds(sizes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "SHARD_TOKENS", 600)
+        patch.setattr(encode, "SHARD_SAMPLES", 60)
+        edges = shard_edges(sizes)
+    covered = [number for first, end in edges for number in range(first, end)]
+    assert covered == sorted(set(covered))
+    assert {number for number, (samples, _) in enumerate(sizes) if samples} <= set(covered)
+    for first, end in edges:
+        assert sum(samples for samples, _ in sizes[first:end]) > 0
+        if end - first > 1:
+            assert sum(samples for samples, _ in sizes[first:end]) <= 60
+            assert sum(tokens for _, tokens in sizes[first:end]) <= 600
+
+
+def test_nothing_makes_no_shard():
+    assert shard_edges([]) == []
+    assert shard_edges([(0, 0), (0, 0)]) == []

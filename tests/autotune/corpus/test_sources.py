@@ -1,0 +1,196 @@
+import gzip
+import itertools
+import json
+import os
+
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from autotune.corpus.extract import extract_partition
+from autotune.corpus.sources import SOURCES, text
+from autotune.corpus.sources.base import TOO_LONG, Partition, Reject, Slice, SourceOptions, UnusableFileError
+
+CONTENT = st.lists(
+    st.sampled_from([b"a", b"bc", b"\n", b"\n\n", b"\r\n", b" ", b"\t\n", "é".encode(), b"\xff", b"\0"]), max_size=40
+).map(b"".join)
+
+
+def read(path, kind, begin=0, end=None, **options):
+    part = Slice(path=str(path), begin=begin, end=path.stat().st_size if end is None else end)
+    return list(SOURCES[kind].samples(part, SourceOptions(**options)))
+
+
+def texts(found):
+    return [one for one in found if isinstance(one, str)]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=CONTENT, cuts=st.lists(st.integers(0, 60), max_size=4), unit=st.sampled_from(["line", "paragraph"]))
+def test_slices_give_what_the_whole_file_gives_wherever_it_is_cut(tmp_path, content, cuts, unit):
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
+    parts = [one for begin, end in itertools.pairwise(edges) for one in read(path, "text", begin, end, unit=unit)]
+    assert parts == read(path, "text", unit=unit)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=CONTENT.filter(lambda content: b"\xff" not in content))
+def test_lines_and_paragraphs_are_those_of_the_plain_definition(tmp_path, content):
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    split = [line.rstrip(b"\r\n").decode() for line in content.split(b"\n")]
+    assert texts(read(path, "text")) == [line for line in split if line.strip()]
+    paragraphs = []
+    for line in split:
+        if not line.strip():
+            paragraphs.append([])
+        elif paragraphs:
+            paragraphs[-1].append(line)
+        else:
+            paragraphs = [[line]]
+    assert texts(read(path, "text", unit="paragraph")) == ["\n".join(lines) for lines in paragraphs if lines]
+
+
+def test_a_file_is_one_sample(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("one\n\ntwo\n")
+    assert read(path, "text", unit="file") == ["one\n\ntwo\n"]
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
+def test_a_byte_order_mark_at_the_beginning_is_no_text(tmp_path, unit):
+    path = tmp_path / "file.txt"
+    path.write_bytes("\ufeffone \ufefftwo".encode())
+    assert read(path, "text", unit=unit) == ["one \ufefftwo"]
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph"])
+def test_bad_utf_8_costs_its_sample_and_is_found_by_its_place(tmp_path, unit):
+    path = tmp_path / "file.txt"
+    path.write_bytes(b"good\n\nba\xffd\n\nfine\n")
+    good, bad, fine = read(path, "text", unit=unit)
+    assert (good, fine) == ("good", "fine")
+    assert bad == Reject(path=str(path), where=f"{unit} at byte 6", reason="not UTF-8 at byte 8")
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
+def test_a_sample_that_is_too_long_is_refused_without_being_held(tmp_path, monkeypatch, unit):
+    monkeypatch.setattr(text, "MAX_SAMPLE_BYTES", 1000)
+    path = tmp_path / "file.txt"
+    path.write_bytes(b"a\n\n" + b"x" * 500_000 + b"\n\nb\n")
+    found = read(path, "text", unit=unit)
+    assert [one for one in found if isinstance(one, Reject)] == [
+        Reject(path=str(path), where=f"{unit} at byte {0 if unit == 'file' else 3}", reason=TOO_LONG)
+    ]
+    assert texts(found) == ([] if unit == "file" else ["a", "b"])
+
+
+@pytest.mark.parametrize("unit", ["line", "paragraph", "file"])
+def test_gzip_is_read_through(tmp_path, unit):
+    plain, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    plain.write_text("one\ntwo\n\nthree\n")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read(packed, "text", unit=unit) == read(plain, "text", unit=unit)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-20], lambda b: b"\0" * 30 + b[30:], lambda b: b[:40] + b"\xff" * 9 + b[49:]]
+)
+def test_damaged_gzip_is_unusable(tmp_path, damage):
+    packed = tmp_path / "a.gz"
+    packed.write_bytes(damage(gzip.compress(bytes(range(256)) * 40)))
+    with pytest.raises(UnusableFileError):
+        read(packed, "text")
+
+
+def test_hidden_files_are_taken_only_by_name(tmp_path):
+    (tmp_path / ".bashrc").write_text("alias")
+    assert not SOURCES["text"].takes(tmp_path / ".bashrc", named=False)
+    assert SOURCES["text"].takes(tmp_path / ".bashrc", named=True)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(max_size=20), max_size=8), cut=st.integers(0, 200))
+def test_the_field_of_every_line_is_read_wherever_the_file_is_cut(tmp_path, texts, cut):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "other": 1}) + "\n" for text in texts))
+    cut = min(cut, path.stat().st_size)
+    assert read(path, "jsonl", end=cut) + read(path, "jsonl", begin=cut) == [text for text in texts if text.strip()]
+
+
+def test_dots_lead_into_objects(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"doc": {"body": "hello"}}\n')
+    assert read(path, "jsonl", field="doc.body") == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"no json", "not JSON"),
+        (b"[1]", "has no field 'text'"),
+        (b'{"body": "x"}', "has no field 'text'"),
+        (b'{"text": 5}', "is int, not text"),
+        (b'{"text": null}', "is NoneType, not text"),
+        (b'{"text": "\\ud800"}', "half a character"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"text": "open', "not JSON"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named_by_its_place(tmp_path, line, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line + b'\n\n{"text": "b"}\n')
+    first, reject, last = read(path, "jsonl")
+    assert (first, last) == ("a", "b")
+    assert isinstance(reject, Reject)
+    assert reject.where == "line at byte 14"
+    assert reason in reject.reason
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
+)
+def test_the_column_is_read_in_order_over_all_row_groups(tmp_path, kind):
+    texts = [f"text {number}" for number in range(3000)]
+    path = tmp_path / "a.parquet"
+    column = pyarrow.array(texts).cast(kind)
+    parquet.write_table(pyarrow.table({"text": column, "n": range(3000)}), path, row_group_size=700)
+    assert read(path, "parquet") == texts
+
+
+def test_nulls_are_rejected_by_row_and_blank_texts_skipped(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", None, " ", "b"]}), path)
+    assert read(path, "parquet") == ["a", Reject(path=str(path), where="row 1", reason="null"), "b"]
+
+
+def test_a_column_that_is_missing_or_no_text_makes_the_file_unusable(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"n": [1, 2]}), path)
+    with pytest.raises(UnusableFileError, match="no column 'text', but 'n'"):
+        read(path, "parquet")
+    with pytest.raises(UnusableFileError, match="is int64, not text"):
+        read(path, "parquet", field="n")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-30], lambda b: b"", lambda b: b[:100] + os.urandom(200) + b[300:]])
+def test_a_damaged_file_costs_one_reject_in_its_bounded_child(tmp_path, damage):
+    good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
+    parquet.write_table(pyarrow.table({"text": [f"some text {n}" for n in range(200)]}), good, compression="snappy")
+    bad.write_bytes(damage(good.read_bytes()))
+    (tmp_path / "out").mkdir()
+    slices = tuple(Slice(path=str(path), begin=0, end=path.stat().st_size) for path in (bad, good))
+    result = extract_partition(Partition(kind="parquet", slices=slices), SourceOptions(), tmp_path / "out")
+    assert result["rejected"] == 1
+    assert sum(result["samples"]) == 200
