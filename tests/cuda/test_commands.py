@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cuda
 DRIVER = "580.95.05"
 """Otherwise every rate is rejected, and what measures them ends at once; nothing of it is kept."""
 MODEL = ("--model", "bert-mini", "--seq-length", "64")
-QUICK = ("--trial-timeout", "40")
+QUICK = ("--trial-timeout", "40", "--global-batch-tokens", "16384")
 """The chosen size is timed for at most a quarter of this."""
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 TINY = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
 PROBE = ["probe", "--model", "tiny/config.json", "--data", "data", "--device", "cpu", "--memory", "64MiB",
-         "--seq-length", "64", "--max-rows", "8", "--trial-timeout", "60"]  # fmt: skip
+         "--seq-length", "64", "--max-rows", "8", "--global-batch-tokens", "1024", "--trial-timeout", "60"]  # fmt: skip
 CPUS = min(2, os.cpu_count() or 1)
 STEPS = 60
 ONE_THREAD = 'prologue = ["export OMP_NUM_THREADS=1"]\n'
