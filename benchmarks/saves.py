@@ -13,7 +13,7 @@ import torch
 from tests.simulators.corpora import real_lengths, write_learnable_corpus
 from trainer.batch import make_plan
 from trainer.build import build_training
-from trainer.checkpoint import MANIFEST_FILE, Manifest, TrainingState, manifest_text, parse_manifest
+from trainer.checkpoint import MANIFEST_FILE, CheckpointManifest, TrainingState, manifest_text, parse_manifest
 from trainer.config import CheckpointSettings, ModelSettings, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.events import EventRow
@@ -161,7 +161,7 @@ def move_to_middle(checkpoint: Path, data: Path, out: Path) -> Path:
     """A copy of a checkpoint whose position is in the middle of the epoch, and of a block."""
     shutil.copytree(checkpoint, out)
     table: dict[str, Any] = read_json(out / MANIFEST_FILE)
-    manifest: Manifest = parse_manifest(table, str(out))
+    manifest: CheckpointManifest = parse_manifest(table, str(out))
     config = resolve(out.parent.parent / "resume.toml", data=data).config
     plan = make_plan(config, len(TokenDataset.open(data)), 1)
     place = plan.blocks_per_epoch // 2 * plan.block_samples + plan.block_samples // 10

@@ -79,7 +79,7 @@ class TrainingState(Table):
     skipped_steps: int
 
 
-class Manifest(Table):
+class CheckpointManifest(Table):
     """``manifest.json``; on disk with a hash of itself."""
 
     schema_version: Literal[1]
@@ -89,13 +89,13 @@ class Manifest(Table):
     tensors: dict[str, TensorEntry]
 
 
-def manifest_text(manifest: Manifest) -> str:
+def manifest_text(manifest: CheckpointManifest) -> str:
     """As it lies on disk."""
     table = manifest.model_dump(mode="json")
     return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
 
 
-def parse_manifest(table: object, where: str) -> Manifest:
+def parse_manifest(table: object, where: str) -> CheckpointManifest:
     """A manifest from its JSON value.
 
     Raises:
@@ -111,7 +111,7 @@ def parse_manifest(table: object, where: str) -> Manifest:
     if not as_written:
         raise BadCheckpoint(f"{where} is not as it was written")
     try:
-        manifest = parse_table(Manifest, content, where=where)
+        manifest = parse_table(CheckpointManifest, content, where=where)
     except BadConfig as error:
         raise BadCheckpoint(error.message) from error
     names = {file.name for file in manifest.files}
@@ -204,7 +204,7 @@ class CheckpointWriter:
                 write_atomically(self._partial / f"{_stem(self._rank)}.json", share.model_dump_json())
                 return
             shares = [share, *(self._wait_for(rank) for rank in self._writers[1:])]
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 schema_version=CHECKPOINT_SCHEMA_VERSION,
                 written_utc=utc,
                 state=state,
@@ -220,7 +220,7 @@ class CheckpointWriter:
     def _leads(self) -> bool:
         return self._rank == self._writers[0]
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: CheckpointManifest) -> None:
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
         for rank in self._writers[1:]:
             (self._partial / f"{_stem(rank)}.json").unlink()
@@ -280,7 +280,7 @@ def _joined(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
     return joined
 
 
-def read_checkpoint(directory: Path) -> Manifest:
+def read_checkpoint(directory: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest and check all of its files, size and content.
 
     Raises:
@@ -299,7 +299,7 @@ def read_checkpoint(directory: Path) -> Manifest:
     return manifest
 
 
-def _read_manifest(directory: Path) -> Manifest:
+def _read_manifest(directory: Path) -> CheckpointManifest:
     path = directory / MANIFEST_FILE
     try:
         return parse_manifest(read_json(path), str(path))
@@ -324,7 +324,7 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
 
 def newest_checkpoint(
     root: Path, *, damaged: Callable[[Path, str], None], good: bool = False
-) -> tuple[Path, Manifest] | None:
+) -> tuple[Path, CheckpointManifest] | None:
     """The newest whole checkpoint, or None.
 
     ``damaged`` is told of each that had to be passed over; with ``good`` only such count as a rollback may return to.

@@ -19,8 +19,8 @@ import torch
 from trainer.build import Training
 from trainer.checkpoint import (
     CHECKPOINTS_DIRECTORY,
+    CheckpointManifest,
     CheckpointWriter,
-    Manifest,
     TrainingState,
     checkpoint_name,
     manifest_text,
@@ -274,14 +274,14 @@ class Keeper:
         """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
         return bool(self._ranks.tell_number(float(self.saved_step == step)))
 
-    def restore(self, path: Path, manifest: Manifest) -> None:
+    def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Put a checkpoint's tensors into the training."""
         restore(self._training, path, manifest, self._ranks, progressed=self._progressed)
         self.at_step = manifest.state.step
         if self.owns(path):
             self.newest, self.saved_step = path.name, manifest.state.step
 
-    def newest_good(self) -> tuple[Path, Manifest]:
+    def newest_good(self) -> tuple[Path, CheckpointManifest]:
         """What a rollback returns to: the first rank looks, and tells all.
 
         Raises:

@@ -18,7 +18,7 @@ from trainer.checkpoint import (
     CHECKPOINTS_DIRECTORY,
     MANIFEST_FILE,
     BadCheckpoint,
-    Manifest,
+    CheckpointManifest,
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
@@ -52,7 +52,7 @@ class Start:
     """What the first rank decided before training begins."""
 
     checkpoint: Path | None = None
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
     """What there is to say about it."""
     job: str = ""
@@ -256,7 +256,7 @@ def _from_path(
     return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, elsewhere=True)
 
 
-def _read(path: Path) -> tuple[Path, Manifest]:
+def _read(path: Path) -> tuple[Path, CheckpointManifest]:
     try:
         return path, read_checkpoint(path)
     except BadCheckpoint as error:

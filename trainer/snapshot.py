@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from trainer.build import Training
-from trainer.checkpoint import Manifest, Part, TensorEntry
+from trainer.checkpoint import CheckpointManifest, Part, TensorEntry
 from trainer.disk import DISK_BLOCK_BYTES
 from trainer.errors import BadConfig
 from trainer.optimizer import own_optimizer
@@ -173,7 +173,7 @@ def _aligned_room(size_bytes: int, *, pinned: bool) -> torch.Tensor:
 def restore(
     training: Training,
     directory: Path,
-    manifest: Manifest,
+    manifest: CheckpointManifest,
     ranks: Ranks,
     *,
     progressed: Callable[[], None] = lambda: None,
@@ -199,7 +199,7 @@ def restore(
                 ranks.send_from_first(one.local)
 
 
-def _check(one: Held, manifest: Manifest, directory: Path) -> None:
+def _check(one: Held, manifest: CheckpointManifest, directory: Path) -> None:
     entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
     if entry is not None and tuple(entry.shape) == one.shape and entry.dtype == dtype:
         return
@@ -213,7 +213,7 @@ def _check(one: Held, manifest: Manifest, directory: Path) -> None:
 class _Reader:
     """Reads rows of tensors from the files that have them, each of which is opened once."""
 
-    def __init__(self, directory: Path, manifest: Manifest, opened: contextlib.ExitStack) -> None:
+    def __init__(self, directory: Path, manifest: CheckpointManifest, opened: contextlib.ExitStack) -> None:
         self._directory, self._manifest, self._opened = directory, manifest, opened
         self._files: dict[str, Any] = {}
 

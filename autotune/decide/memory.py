@@ -76,7 +76,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class MemoryBreakdown:
     """Where the memory goes at its peak, by term; the terms add up to the peak."""
 
     rows: int
@@ -120,7 +120,7 @@ def peak_bytes(law: Law, rows: int, surroundings: Surroundings) -> int:
     return reserve(sizes, events, streams, device_bytes=surroundings.device_bytes) + surroundings.outside_bytes
 
 
-def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:
+def ledger(law: Law, rows: int, surroundings: Surroundings) -> MemoryBreakdown:
     """The terms of the peak."""
     peak = peak_bytes(law, rows, surroundings)
     running = law.running_bytes(rows)
@@ -137,7 +137,7 @@ def ledger(law: Law, rows: int, surroundings: Surroundings) -> Ledger:
         terms[Term.OUTSIDE] = surroundings.outside_bytes
     if peak != sum(terms.values()):
         terms[Term.ROUNDING] = peak - sum(terms.values())
-    return Ledger(rows=rows, terms_bytes=terms, peak_bytes=peak)
+    return MemoryBreakdown(rows=rows, terms_bytes=terms, peak_bytes=peak)
 
 
 def largest_rows(law: Law, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.decide.memory import Ledger
+from autotune.decide.memory import MemoryBreakdown
 from autotune.decide.sharding import Share
 from trainer.config import TrainConfig
 
@@ -29,7 +29,7 @@ class PredictedModel:
     """The same with everything that is assumed at its least."""
     limited: bool
     """Whether more may fit, and none was looked for."""
-    ledger: Ledger
+    ledger: MemoryBreakdown
     per_row_bytes: float
     real_tokens: float | None
     samples: float | None

@@ -66,7 +66,7 @@ def _real_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Comparison:
+class BaselineRunner:
     """A comparison under way."""
 
     training: TrainingWindows

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.core.allocations import Term
 from autotune.core.units import format_bytes, format_count
-from autotune.decide.memory import Ledger
+from autotune.decide.memory import MemoryBreakdown
 from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share
 from autotune.show.document import Block, Paragraph, Table
@@ -112,7 +112,7 @@ def _one(one: PredictedModel) -> Iterator[Block]:
         yield shares_table(one.shares, "Shared among GPUs, one micro-batch of the same rows")
 
 
-def _breakdown(ledger: Ledger) -> Table:
+def _breakdown(ledger: MemoryBreakdown) -> Table:
     large = {term: size for term, size in ledger.terms_bytes.items() if size >= _SMALL_SHARE * ledger.peak_bytes}
     sizes: list[tuple[str, int]] = sorted(large.items(), key=lambda item: -item[1])
     rest = ledger.peak_bytes - sum(large.values())

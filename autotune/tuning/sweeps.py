@@ -7,7 +7,7 @@ from autotune.core.defaults import BASELINE_ROUNDS, JOINT_TRIALS
 from autotune.core.evidence import BaselineEvidence, ProbeEvidence, WorkersEvidence
 from autotune.core.profile import profile_to_toml
 from autotune.decide.fingerprint import compare, compare_for_replay
-from autotune.search.baseline import Comparison, compare_with
+from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.joint import gap_remains, search_joint
 from autotune.search.profiles import StoredProfile, with_evidence, with_workers
 from autotune.search.site import local_ranks
@@ -76,7 +76,7 @@ def compare_recipes(
         others, real_shares = compare_with(train, dataset, *training.limits.most())
     trials = len(others) + (len(others) + 1) * most_rounds
     with bench.stage("baseline", stored, fingerprint, request, trials) as runner:
-        found = Comparison(
+        found = BaselineRunner(
             training=training,
             others=others,
             real_shares=real_shares,

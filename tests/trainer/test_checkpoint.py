@@ -14,8 +14,8 @@ from tests.trainer.checkpoints import CONTENT, entries, refusing, state_of, writ
 from trainer import checkpoint
 from trainer.checkpoint import (
     BadCheckpoint,
+    CheckpointManifest,
     CheckpointWriter,
-    Manifest,
     checkpoint_name,
     clear_leftovers,
     list_checkpoints,
@@ -317,7 +317,7 @@ def hostile(tmp_path_factory):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(Manifest.model_fields)), JSON)
+@given(st.sampled_from(sorted(CheckpointManifest.model_fields)), JSON)
 def test_a_manifest_with_any_value_in_place_of_its_own_is_refused(hostile, key, value):
     path = write_checkpoint(hostile.parent)
     table = json.loads((path / "manifest.json").read_text())

@@ -3,7 +3,7 @@ import pytest
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
 from autotune.decide.baseline import Recipe, default_recipe, paper_style
 from autotune.errors import Undecided
-from autotune.search.baseline import Comparison, compare_with
+from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.trials import TrialRunner
 from autotune.store import Ledger
 from tests.autotune.search.feeds import CONFIG, figures_of, windows_of
@@ -52,9 +52,11 @@ STEP = {"optimizer_steps": 3, "step_s": [1.0, 1.0], "slot_tokens_per_step": 512,
         "outside_allocator_bytes": None, "loss": 5.0}  # fmt: skip
 
 
-def comparison(machine, directory, *, rounds=5, budget_s=600.0, others: tuple[Recipe, ...] | None = None) -> Comparison:
+def comparison(
+    machine, directory, *, rounds=5, budget_s=600.0, others: tuple[Recipe, ...] | None = None
+) -> BaselineRunner:
     runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=machine.clock)
-    return Comparison(
+    return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
         others=(default_recipe(TUNED, 4096), paper_style(TUNED, 4096, 8, "CPUs")) if others is None else others,
         real_shares=dict(SHARES), manifest=synthetic_manifest(64), runner=runner,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.faults.jobs import Job, Workplace, check_the_same
 from tests.system.faults.kills import mount_tmpfs, unmount
-from trainer.checkpoint import Manifest, list_checkpoints, newest_checkpoint, read_checkpoint
+from trainer.checkpoint import CheckpointManifest, list_checkpoints, newest_checkpoint, read_checkpoint
 from trainer.errors import BadConfig
 from trainer.record import read_exit
 
@@ -62,7 +62,7 @@ def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
     assert told == [newest]
     assert isinstance(found, tuple)
     assert found[0] == before
-    assert isinstance(found[1], Manifest)
+    assert isinstance(found[1], CheckpointManifest)
 
 
 def fill(place: Workplace, strategy: str = "ddp", *, with_record: bool = False) -> dict[str, Any]:
