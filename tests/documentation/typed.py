@@ -36,7 +36,7 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         Substitution(
             pattern=r"^make demo.*",
             by=f"{_MAKE} demo DEMO=$PWD/demo DEMO_MODELS=bert-mini DEMO_FUNCTIONS=300 DEMO_MEMORY=200MiB "
-            "DEMO_MINUTES=0.2 DEMO_STEPS=2",
+            "DEMO_MINUTES=3 DEMO_STEPS=2",
             because=_QUICK,
         ),
         Substitution(pattern=r"^make (?!--)(\S+).*", by=rf"{_MAKE} --dry-run \1", because="this is one of its tests"),
@@ -49,13 +49,13 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         Substitution(pattern=r"--submit", by="--out runs/job", because=_NO_CLUSTER),
         Substitution(
             pattern=r"^(autotune tune --model tiny/config.json --data demo/data)$",
-            by=r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 0.2",
+            by=r"\1 --memory 128MiB --device cpu --seq-length 64 --global-batch-tokens 512 --minutes 1.5",
             because=_NO_CARD,
         ),
         Substitution(
             pattern=r"^autotune tune --model bert-mini --model docs\S+ (.*) --memory 256MiB …$",
             by=r"autotune tune --model bert-mini \1 --memory 200MiB --here --seq-length 128 --global-batch-tokens 1024 "
-            r"--window 0.5 --minutes 0.2 --out demo/profiles --reports demo/reports",
+            r"--window 0.5 --minutes 3 --out demo/profiles --reports demo/reports",
             because="as make demo had it: all but the end is in its ledger",
         ),
         Substitution(
@@ -69,7 +69,7 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         Substitution(pattern=INSTALLING.pattern, by="", because="it is installed"),
         Substitution(pattern=r"--max-samples \d+", by="--max-samples 300", because=_QUICK),
         Substitution(pattern=r"--memory \S+", by="--memory 256MiB", because=_QUICK),
-        Substitution(pattern=r"--minutes \d+", by="--minutes 0.3", because=_QUICK),
+        Substitution(pattern=r"--minutes \d+", by="--minutes 3", because=_QUICK),
         Substitution(pattern=r"train\.max_steps=\d+", by="train.max_steps=4", because=_QUICK),
     ),
     "docs/own-data.md": (
