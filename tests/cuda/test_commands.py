@@ -153,7 +153,19 @@ def test_two_gpus_are_probed_together_and_the_exchange_between_them_is_measured(
 
 def test_tune_explores(null_gpu, data):
     desk = Desk(null_gpu(driver=DRIVER), data)
-    words = ("--explore", "--minutes", "0.3", "--max-rows", "16", "--window", "0.5")
+    words = [
+        "--explore",
+        "--minutes",
+        "2.5",
+        "--max-rows",
+        "16",
+        "--window",
+        "0.5",
+        "--skip",
+        "workers",
+        "--skip",
+        "baseline",
+    ]
     desk("tune", *MODEL, *QUICK, "--data", data, *words, "--out", desk.path)
     explored = desk.evidence("explore")
     assert explored["windows"] > 0
