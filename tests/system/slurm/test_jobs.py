@@ -134,19 +134,8 @@ def contained(work) -> str:
 @pytest.fixture(scope="module")
 def tuned(autotune, contained, probed) -> subprocess.CompletedProcess[str]:
     """A tuning of one node, and of the network of two, in a container."""
-    asked = [
-        *PROBE[1:],
-        "--minutes",
-        "0.3",
-        "--window",
-        "0.5",
-        "--ranks",
-        "1",
-        "--out",
-        "tuned",
-        "--reports",
-        "tuned/reports",
-    ]
+    asked = [*PROBE[1:], "--minutes", "2", "--window", "0.5", "--ranks", "1", "--out", "tuned"]
+    asked += ["--reports", "tuned/reports"]
     asked[asked.index("--trial-timeout") + 1] = "120"
     return autotune("tune", *asked, "--nodes", "2", "--slurm", contained, "--wait", "--json")
 
