@@ -69,7 +69,7 @@ SUBSTITUTIONS: dict[str, tuple[Substitution, ...]] = {
         Substitution(pattern=INSTALLING.pattern, by="", because="it is installed"),
         Substitution(pattern=r"--max-samples \d+", by="--max-samples 300", because=_QUICK),
         Substitution(pattern=r"--memory \S+", by="--memory 256MiB", because=_QUICK),
-        Substitution(pattern=r"--minutes \d+", by="--minutes 3", because=_QUICK),
+        Substitution(pattern=r"--minutes \d+", by="--minutes 5", because=_QUICK),
         Substitution(pattern=r"train\.max_steps=\d+", by="train.max_steps=4", because=_QUICK),
     ),
     "docs/own-data.md": (
