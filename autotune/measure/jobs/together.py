@@ -85,7 +85,11 @@ def _take(request: dict[str, Any], directory: Path, ranks: "Ranks") -> bool:
 
 def main() -> None:
     """Run one rank, which ends with the torchrun that started it: also while torch is being imported."""
-    end_with_parent(os.getppid())
+    parent = os.getppid()
+    end_with_parent(parent)
+    # A torchrun that was ended while it started its ranks has left this one to another parent, before it could ask.
+    if sys.argv[1].encode() not in Path(f"/proc/{parent}/cmdline").read_bytes():
+        os._exit(1)
     code = serve(Path(sys.argv[1]), sys.argv[2])
     sys.stdout.flush()
     # At once: the others' connections end with this process.
