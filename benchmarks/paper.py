@@ -2,7 +2,7 @@
 
 fp32, every sample padded to the full row, attention head by head with a matrix of weights in memory, positions embedded
 in a Python loop over samples, a prediction head on every position, an optimizer that is not fused, two synchronised
-logging calls a step. The number of parameters and the mathematics are BERT's.
+logging calls a step. The number of parameters and the mathematics are BERT's, but attention weights are not dropped.
 
 Shapes: B rows, S places of a row, D hidden, E of a head, V words.
 """
@@ -14,25 +14,22 @@ from transformers import BertConfig
 
 
 class _Head(nn.Module):
-    def __init__(self, hidden: int, width: int, dropout: float) -> None:
+    def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(hidden, width) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_BSD: torch.Tensor, allowed_BS: torch.Tensor) -> torch.Tensor:
         query_BSE, key_BSE, value_BSE = self.query(hidden_BSD), self.key(hidden_BSD), self.value(hidden_BSD)
         scores_BSS = torch.bmm(query_BSE, key_BSE.transpose(1, 2)) / query_BSE.shape[-1] ** 0.5
         scores_BSS = scores_BSS.masked_fill(~allowed_BS[:, None, :], -torch.inf)
-        return torch.bmm(self.dropout(functional.softmax(scores_BSS, dim=-1)), value_BSE)
+        return torch.bmm(functional.softmax(scores_BSS, dim=-1), value_BSE)
 
 
 class _Layer(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         hidden, heads = config.hidden_size, config.num_attention_heads
-        self.heads = nn.ModuleList(
-            _Head(hidden, hidden // heads, config.attention_probs_dropout_prob) for _ in range(heads)
-        )
+        self.heads = nn.ModuleList(_Head(hidden, hidden // heads) for _ in range(heads))
         self.joined = nn.Linear(hidden, hidden)
         self.wide = nn.Linear(hidden, config.intermediate_size)
         self.narrow = nn.Linear(config.intermediate_size, hidden)
@@ -52,7 +49,7 @@ class PaperModel(nn.Module):
     """A BERT as that trainer computes it.
 
     Args:
-        config: The shape and its dropout.
+        config: The shape, and the dropout of hidden states.
     """
 
     def __init__(self, config: BertConfig) -> None:

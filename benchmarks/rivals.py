@@ -170,7 +170,7 @@ class Ours(Contender):
 
 
 class Paper(Contender):
-    """The paper-style step."""
+    """The paper's trainer, from its description."""
 
     matmul_precision = "highest"
 

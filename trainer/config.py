@@ -15,7 +15,9 @@ PROFILE_SCHEMA_VERSION: Literal[1] = 1
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Precision = Literal["fp32", "bf16"]
-Layout = Literal["padded", "bucketed", "packed"]
+Layout = Literal["padded", "dynamic", "bucketed", "packed"]
+TRIMMED_LAYOUTS: tuple[Layout, ...] = ("dynamic", "bucketed")
+"""Those whose micro-batches are as wide as the longest sample in them."""
 Schedule = Literal["constant", "linear", "cosine", "wsd"]
 Strategy = Literal["ddp", "zero1", "fsdp2"]
 GradientDtype = Literal["fp32", "bf16", "fp16"]
@@ -165,9 +167,9 @@ class TrainConfig(Table):
     seq_length_tokens: Annotated[int, Field(ge=8), Tag.PROBED] = 512
     """Tokens in a row, special tokens included; longer samples are cut."""
     layout: Annotated[Layout, Tag.SPEED, Tag.PROBED] = "padded"
-    """What a row holds. ``padded``: one sample, then padding. ``bucketed``: the same, and the rows of an optimizer step
-    that are alike in length are computed together, as wide as the longest. ``packed``: as many samples as fit; none
-    attends to another."""
+    """What a row holds. ``padded``: one sample, then padding. ``dynamic``: the same, in micro-batches as wide as their
+    longest sample. ``bucketed``: also, rows of an optimizer step that are alike in length are computed together.
+    ``packed``: as many samples as fit; none attends to another."""
     micro_batch_rows: Annotated[Positive, Tag.SPEED] = 8
     """Rows that one rank computes at once."""
     global_batch_rows: Positive = 256

@@ -174,7 +174,7 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
             "others use that GPU or its node's processors",
             "it is a slower card than the rest",
             "a node disturbed by its services or its network",
-            "uneven data: with the padded and bucketed layouts some ranks get longer rows",
+            "uneven data: with other layouts than packed some ranks get longer rows",
         ),
         "Run nvidia-smi -q -d PERFORMANCE on that rank's node; where it stays slow leave the node out (SLURM: "
         "--exclude=NODE). If slow ranks change, try train.layout = 'packed'.",

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.config import TrainConfig
+from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.masking import IGNORED_LABEL, Masker, MaskingRule
@@ -32,7 +32,8 @@ from trainer.stream import MicroBatchPlan, Position, RowStream, join_positions
 from trainer.watch import ignore_signals
 
 WIDTH_STEP_TOKENS = 64
-"""Bucketed rows are as wide as their longest sample, rounded up to this: few shapes, and matrix units like them."""
+"""Bucketed rows are as wide as their longest sample, rounded up to this: few shapes, and matrix units like them.
+Dynamic ones are not rounded, as transformers' collator does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class MicroBatchSource(Dataset[MicroBatch]):
         self._plan = plan
         self._special = manifest.special_ids
         self._vocab_size = manifest.vocab_size
-        self._bucketed = plan.layout == "bucketed"
+        self._width_step = WIDTH_STEP_TOKENS if plan.layout == "bucketed" else 1
         rule = MaskingRule(
             vocab_size=manifest.used_vocab_size,
             mask_id=self._special.mask,
@@ -135,10 +136,10 @@ class MicroBatchSource(Dataset[MicroBatch]):
         )
 
     def _width(self, tokens: np.ndarray) -> int:
-        if not self._bucketed:
+        if self._plan.layout not in TRIMMED_LAYOUTS:
             return self._plan.row_tokens
         longest = int(tokens.max(initial=0)) + SPECIAL_TOKENS_PER_SAMPLE
-        return min(self._plan.row_tokens, -(-longest // WIDTH_STEP_TOKENS) * WIDTH_STEP_TOKENS)
+        return min(self._plan.row_tokens, -(-longest // self._width_step) * self._width_step)
 
     def _corrupt(self, ids: np.ndarray, places: np.ndarray, plan: MicroBatchPlan) -> tuple[np.ndarray, np.ndarray]:
         segments = plan.segments

@@ -15,7 +15,8 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-RecipeName = Literal["paper-style", "default", "tuned"]
+SettingValue = str | int | float | bool | None
+RecipeName = Literal["paper", "hf-trainer", "tuned"]
 
 
 class CurvePoint(Table):
@@ -418,30 +419,42 @@ class NetworkEvidence(Table):
     """Time of all of them."""
 
 
+class SettingDifference(Table):
+    """A setting in which a recipe differs from the tuned one, or that it could not choose itself."""
+
+    key: str
+    """Dotted, without ``train``: ``data.loader_workers``."""
+    theirs: SettingValue = None
+    """None where it is unset."""
+    tuned: SettingValue = None
+    reason: str | None = None
+    """Why it is theirs, where the recipe had no choice."""
+
+
 class RecipeRow(Table):
     """One way to train the same model on the same data, by the same trainer."""
 
     name: RecipeName
     """Whose settings."""
-    differences: list[str]
-    """From the tuned settings, as ``key: theirs instead of tuned``; in brackets why, where the recipe had no choice."""
+    differences: list[SettingDifference] = Field(default_factory=list)
+    """From the tuned settings, in what bears on speed."""
     real_tokens_per_s: list[Annotated[float, Field(gt=0)]]
     """One figure per window, of all local ranks; empty where it did not run."""
-    ratio_to_tuned: Annotated[float, Field(gt=0)] | None = None
-    """Windows of the same round against each other; None where it did not run."""
-    ratio_low: Annotated[float, Field(gt=0)] | None = None
+    speedup: Annotated[float, Field(gt=0)] | None = None
+    """Tuned real tokens/s over theirs, of windows of the same round; None where it did not run."""
+    speedup_low: Annotated[float, Field(gt=0)] | None = None
     """95 % confidence bounds; None where too few windows show a spread."""
-    ratio_high: Annotated[float, Field(gt=0)] | None = None
+    speedup_high: Annotated[float, Field(gt=0)] | None = None
     data_wait_share: Share | None = None
     """Median."""
     outcome: str
     """What became of it: ``ran``, or why it did not."""
 
     @property
-    def tuned_ratio(self) -> Interval | None:
-        """How many times as fast the tuned settings are, with its bounds; None if this did not run."""
-        known = self.ratio_to_tuned
-        return None if not known else Interval.of(known, self.ratio_low, self.ratio_high, SHOWN_CONFIDENCE).inverse
+    def bounded_speedup(self) -> Interval | None:
+        """The speedup with its bounds; None where it did not run."""
+        known = self.speedup
+        return None if not known else Interval.of(known, self.speedup_low, self.speedup_high, SHOWN_CONFIDENCE)
 
 
 class BaselineEvidence(Table):

@@ -1,20 +1,21 @@
-"""What the tuned settings are held against: the trainer's defaults, and the paper's own set-up as far as it goes. Pure.
+"""What the tuned settings are held against: transformers' Trainer with its defaults, and the paper's trainer. Pure.
 
 Only settings that bear on speed are replaced. Model, dataset, length of rows, device and the global batch in real
-tokens stay what the user asked for. The paper-style recipe is what the paper's public trainer does (undertale-re at
-commit 1dae6f2) in terms of this one. It cannot be made as slow as that one: positions that are embedded in a loop over
-samples, attention head by head, an optimizer that is not fused and two synchronised log calls a step are left out. So
-what is won against it is a lower bound of what would be won against the original.
+tokens stay what the user asked for. Both recipes run in this project's trainer, so what is won against them is a lower
+bound of what is won against the originals: the paper's (undertale-re at commit 1dae6f2) also embeds positions in a loop
+over samples, computes attention head by head, does not fuse its optimizer and logs twice a step with a wait.
+``python -m benchmarks.train`` holds the recipes against the real Trainer and that description.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.core.evidence import RecipeName
+from autotune.core.evidence import RecipeName, SettingDifference
 from autotune.core.interval import SHOWN_CONFIDENCE, Interval
 from autotune.decide.statistics import ratio_of
 from trainer.config import DataSettings, ParallelSettings, Tag, TrainConfig, tagged
+from trainer.families import FAMILIES
 
 PAPER_WORKERS = 8
 """Loader workers of a rank in the paper's trainer, whatever the machine."""
@@ -23,6 +24,11 @@ PRECISE_SHARE = 0.05
 
 _OF_SPEED = tagged(TrainConfig, Tag.SPEED)
 _OF_LOADING = tagged(DataSettings, Tag.LOADER)
+_PLAIN_STEP = {
+    "precision": "fp32", "tf32": False, "head": "dense", "last_layer": "all", "attention": "auto",
+    "attention_dropout": None, "checkpointing": "none", "compile_layers": False,
+}  # fmt: skip
+"""What torch and transformers do where nobody says otherwise; attention is SDPA, which ``auto`` is in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +49,21 @@ class Recipe:
         )
 
 
-def default_recipe(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
-    """What somebody trains with who names model and data, and leaves the rest as it is.
+def hf_trainer(tuned: TrainConfig, global_batch_tokens: int) -> Recipe:
+    """Transformers' Trainer with the defaults of its ``TrainingArguments``: each micro-batch padded to its longest.
 
     Args:
         tuned: The profile's settings.
         global_batch_tokens: Their global batch in real tokens, which stays the same.
     """
-    return Recipe(name="default", config=_as_by_default(tuned, global_batch_tokens), because={})
+    config = _plain(tuned, global_batch_tokens, layout="dynamic", micro_batch_rows=8, loader_workers=0)
+    return Recipe(name="hf-trainer", config=config, because={})
 
 
-def paper_style(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str) -> Recipe:
-    """As the paper's trainer sets things up: fp32 without TF32, padded rows, a head over all places, plain DDP.
+def paper(tuned: TrainConfig, global_batch_tokens: int, most_workers: int, limit: str) -> Recipe:
+    """The paper's trainer: every sample padded to the full row, no dropout of attention weights.
 
-    Its micro-batch begins with the tuned rows; whether they fit is for trials to say. Attention is SDPA over whole
-    rows, which ``auto`` is with fp32.
+    Its micro-batch begins with the tuned rows; whether they fit is for trials to say.
 
     Args:
         tuned: The profile's settings.
@@ -65,54 +71,42 @@ def paper_style(tuned: TrainConfig, global_batch_tokens: int, most_workers: int,
         most_workers: Loader workers that a rank may have here.
         limit: What limits them.
     """
-    plain = _as_by_default(tuned, global_batch_tokens)
     workers = min(PAPER_WORKERS, most_workers)
-    changes = {
-        "micro_batch_rows": tuned.micro_batch_rows,
-        "head": "dense",
-        "last_layer": "all",
-        "precision": "fp32",
-        "tf32": False,
-        "data": plain.data.model_copy(update={"loader_workers": workers}),
-        # As torch has it where nobody says otherwise.
-        "parallel": plain.parallel.model_copy(update={"gradient_as_bucket_view": False}),
-    }
-    because = {"data.loader_workers": f"the paper's {PAPER_WORKERS} are too many here: {limit}"}
-    return Recipe(
-        name="paper-style",
-        config=plain.model_copy(update=changes),
-        because=because if workers < PAPER_WORKERS else {},
+    config = _plain(
+        tuned, global_batch_tokens, layout="padded", micro_batch_rows=tuned.micro_batch_rows, loader_workers=workers
     )
+    if tuned.model.config["model_type"] in FAMILIES:
+        config = config.model_copy(update={"attention_dropout": 0.0})
+    because = {"data.loader_workers": f"the paper's {PAPER_WORKERS} are too many here: {limit}"}
+    return Recipe(name="paper", config=config, because=because if workers < PAPER_WORKERS else {})
 
 
-def _as_by_default(tuned: TrainConfig, global_batch_tokens: int) -> TrainConfig:
+def _plain(tuned: TrainConfig, global_batch_tokens: int, *, loader_workers: int, **step: Any) -> TrainConfig:  # noqa: ANN401 - settings
     loading = {name: DataSettings.model_fields[name].default for name in _OF_LOADING}
-    speed = {name: TrainConfig.model_fields[name].default for name in _OF_SPEED}
+    parallel = ParallelSettings(timeout_s=tuned.parallel.timeout_s, gradient_as_bucket_view=False)
     rest = {
-        "data": tuned.data.model_copy(update=loading),
-        "parallel": ParallelSettings(timeout_s=tuned.parallel.timeout_s),
+        "data": tuned.data.model_copy(update=loading | {"loader_workers": loader_workers}),
+        "parallel": parallel,
         "global_batch_tokens": global_batch_tokens,
         "global_batch_samples": None,
     }
-    return tuned.model_copy(update=speed | rest)
+    return tuned.model_copy(update=_PLAIN_STEP | step | rest)
 
 
-def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[str]:
-    """How a recipe differs from the tuned settings in what bears on speed, as ``key: theirs instead of tuned``.
+def differences(recipe: Recipe, tuned: TrainConfig, local_ranks: int) -> list[SettingDifference]:
+    """How a recipe differs from the tuned settings in what bears on speed.
 
     Args:
         recipe: Of the same model, data and device.
         tuned: The profile's settings.
         local_ranks: That train together: one alone exchanges nothing.
     """
-    theirs, ours = _flat(recipe.config, local_ranks), _flat(tuned, local_ranks)
-    found = []
-    for key, value in theirs.items():
-        reason = recipe.because.get(key)
-        told = f"{key}: {_said(value)}" + ("" if value == ours[key] else f" instead of {_said(ours[key])}")
-        if value != ours[key] or reason is not None:
-            found.append(told + ("" if reason is None else f" ({reason})"))
-    return found
+    ours = _flat(tuned, local_ranks)
+    return [
+        SettingDifference(key=key, theirs=value, tuned=ours[key], reason=recipe.because.get(key))
+        for key, value in _flat(recipe.config, local_ranks).items()
+        if value != ours[key] or key in recipe.because
+    ]
 
 
 def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
@@ -124,25 +118,19 @@ def _flat(config: TrainConfig, local_ranks: int) -> dict[str, Any]:
     return values | {f"parallel.{name}": getattr(config.parallel, name) for name in exchange}
 
 
-def _said(value: object) -> str:
-    if value is None:
-        return "unset"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def speedup(tuned: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """How many times as fast the tuned settings are in windows of the same rounds, with 95 % bounds.
 
-
-def ratio_to_tuned(theirs: Sequence[float], tuned: Sequence[float]) -> Interval:
-    """Where the ratios of windows of the same rounds lie, with 95 % bounds; of fewer than ``LEAST_WINDOWS`` without.
-
-    From five rounds on, a held-up window does not count.
+    Of fewer than ``LEAST_WINDOWS`` without bounds. From five rounds on, a held-up window does not count.
 
     Args:
-        theirs: Tokens per second, one figure per round.
-        tuned: The same of the tuned settings, in the same rounds.
+        tuned: Tokens per second, one figure per round.
+        theirs: The same of another recipe, in the same rounds.
 
     Raises:
         ValueError: If there are none, or not as many of both.
     """
-    return ratio_of(list(zip(theirs, tuned, strict=True)), confidence=SHOWN_CONFIDENCE)
+    return ratio_of(list(zip(tuned, theirs, strict=True)), confidence=SHOWN_CONFIDENCE)
 
 
 def is_precise(ratio: Interval) -> bool:

@@ -16,7 +16,7 @@ from autotune.decide.counters import Counters, counters_of, data_share, row_of, 
 from autotune.decide.network import expected_largest
 from autotune.decide.shape import place_share
 from autotune.decide.statistics import Estimate, block_count, blocks, of_blocks, of_steps, of_windows
-from trainer.config import TrainConfig
+from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.errors import BadConfig
 from trainer.peaks import peak_flops_per_s, product_format
 from trainer.record import Run, StepRow
@@ -105,7 +105,7 @@ def bottleneck_of_profile(profile: Profile) -> Bottleneck | None:
         shares |= {"network": fed * travelling, "straggler": fed * (waiting - travelling)}
     elif workers.local_ranks > 1 and (network is None or network.compute is None):
         untold.append("waiting for gradients: autotune network tells it")
-    if profile.train.layout == "bucketed":
+    if profile.train.layout in TRIMMED_LAYOUTS:
         untold.append("padding: rows are as wide as what they hold, which a run tells")
     elif probe is not None:
         empty = 1 - min(1.0, probe.mean_real_tokens_per_row / profile.train.seq_length_tokens)
@@ -128,7 +128,7 @@ def _uneven_share(profile: Profile, waiting: float) -> float:
     """Of a step, the wait for other ranks where it is one for programs that hand out work unevenly."""
     network = profile.evidence.network
     is_uneven = network is not None and network.compute is not None and network.compute.jitter_share >= UNEVEN_SHARE
-    return waiting if is_uneven and profile.train.layout != "bucketed" else 0.0
+    return waiting if is_uneven and profile.train.layout not in TRIMMED_LAYOUTS else 0.0
 
 
 def _weigh(

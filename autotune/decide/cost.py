@@ -59,18 +59,18 @@ def ranks_of(measured: dict[str, Any]) -> int:
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
-    """Against the default; None where nobody compared.
+    """Against transformers' Trainer with its defaults; None where nobody compared.
 
-    While the tuned settings train for an hour, the default would take 1 / ratio hours: the difference is what is saved.
+    While the tuned settings train for an hour, that would take ``speedup`` hours: the difference is what is saved.
     """
-    default = row_of(baseline, "default")
-    if default is None or default.ratio_to_tuned is None:
+    row = row_of(baseline, "hf-trainer")
+    if row is None or row.speedup is None:
         return None
     hours = cost_rank_s / 3600
     return PayBack(
-        rank_hours=_hours(hours, default.ratio_to_tuned),
-        rank_hours_low=None if default.ratio_low is None else _hours(hours, default.ratio_low),
-        rank_hours_high=None if default.ratio_high is None else _hours(hours, default.ratio_high),
+        rank_hours=_hours(hours, row.speedup),
+        rank_hours_low=None if row.speedup_high is None else _hours(hours, row.speedup_high),
+        rank_hours_high=None if row.speedup_low is None else _hours(hours, row.speedup_low),
     )
 
 
@@ -79,5 +79,5 @@ def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
     return next((row for row in baseline.rows if row.name == name), None) if baseline else None
 
 
-def _hours(cost_hours: float, ratio: float) -> float | None:
-    return None if ratio >= 1 else cost_hours / (1 / ratio - 1)
+def _hours(cost_hours: float, speedup: float) -> float | None:
+    return None if speedup <= 1 else cost_hours / (speedup - 1)

@@ -1,13 +1,13 @@
-"""What the tuned settings are worth: windows of training as tuned, by default and in the paper's style, in rounds.
+"""What the tuned settings are worth: windows of training as tuned and as both baselines, in rounds.
 
 A window is the ``feed`` job's: the trainer's own step, loader and run-ahead on the dataset, with at most four
 micro-batches to an optimizer step, of the configured rows each, whatever the global batch. Training may have more of
-them to one update and one exchange of gradients; what that would save is left out, and a small micro-batch, such as the
-default's, would have most of it.
+them to one update and one exchange of gradients; what that would save is left out, and a small micro-batch, such as
+transformers' default, would have most of it.
 
 Rates are in real tokens. A window counts the places that it computed, and the dataset says what a place holds in the
 mean: which samples a short window happens to draw is then no noise, and padded and packed windows need not see the same
-ones. Only bucketed rows are as wide as what they hold; there the window's own real tokens count.
+ones. Where micro-batches are as wide as what they hold, the window's own real tokens count.
 """
 
 import statistics
@@ -20,11 +20,11 @@ from autotune.core.trial import FeedFigures, Trial
 from autotune.core.units import format_bytes
 from autotune.decide.baseline import (
     Recipe,
-    default_recipe,
     differences,
+    hf_trainer,
     is_precise,
-    paper_style,
-    ratio_to_tuned,
+    paper,
+    speedup,
 )
 from autotune.decide.statistics import LEAST_WINDOWS, of_windows
 from autotune.search.probe import FIT_STEPS
@@ -32,13 +32,13 @@ from autotune.search.rounds import Rounds, unmeasured
 from autotune.search.trials import TrialRunner
 from autotune.search.workers import Asked, TrainingWindows, feed_trial
 from trainer.batch import in_rows, mean_row
-from trainer.config import TrainConfig
+from trainer.config import TRIMMED_LAYOUTS, TrainConfig
 from trainer.dataset import Manifest, TokenDataset
 
 MIN_STEPS = 1
 """Of a window, however long it takes: on a CPU a padded step of four micro-batches is long enough by itself."""
 TUNED: RecipeName = "tuned"
-SHOWN: tuple[RecipeName, ...] = ("paper-style", "default", "tuned")
+SHOWN: tuple[RecipeName, ...] = ("paper", "hf-trainer", "tuned")
 
 
 def compare_with(
@@ -54,13 +54,13 @@ def compare_with(
     """
     rows = in_rows(tuned, dataset).global_batch_rows
     tokens = tuned.global_batch_tokens or max(1, round(rows * mean_row(tuned, dataset)[0]))
-    others = (default_recipe(tuned, tokens), paper_style(tuned, tokens, most_workers, limit))
+    others = (hf_trainer(tuned, tokens), paper(tuned, tokens, most_workers, limit))
     shares: dict[RecipeName, float | None] = {one.name: _real_share(one.config, dataset) for one in others}
     return others, shares | {TUNED: _real_share(tuned, dataset)}
 
 
 def _real_share(config: TrainConfig, dataset: TokenDataset) -> float | None:
-    if config.layout == "bucketed":
+    if config.layout in TRIMMED_LAYOUTS:
         return None
     return mean_row(config, dataset)[0] / config.seq_length_tokens
 
@@ -116,7 +116,7 @@ class BaselineRunner:
             return False
         if done < LEAST_WINDOWS:
             return True
-        precise = all(is_precise(self._ratio(name)) for name in others)
+        precise = all(is_precise(self._speedup(name)) for name in others)
         precise = precise and all(self._is_told(name) for name in self._standing())
         return not precise and self.runner.seconds < self.training.request.budget_s
 
@@ -195,24 +195,22 @@ class BaselineRunner:
         share = self.real_shares[name]
         return figures.real_tokens_per_s if share is None else share * figures.slot_tokens_per_s
 
-    def _ratio(self, name: RecipeName) -> Interval:
-        """To the tuned settings; of a recipe that was read at least once."""
+    def _speedup(self, name: RecipeName) -> Interval:
+        """Of the tuned settings over a recipe that was read at least once."""
         both = [one for one in self.rounds if name in one]
-        return ratio_to_tuned(
-            [self._rate(name, one[name]) for one in both], [self._rate(TUNED, one[TUNED]) for one in both]
-        )
+        return speedup([self._rate(TUNED, one[TUNED]) for one in both], [self._rate(name, one[name]) for one in both])
 
     def _row(self, name: RecipeName) -> RecipeRow:
         windows = [one[name] for one in self.rounds if name in one]
-        ratio = self._ratio(name) if windows else None
+        ratio = self._speedup(name) if windows else None
         bounded = name != TUNED  # the tuned settings are themselves, exactly
         return RecipeRow(
             name=name,
             differences=differences(self.recipes[name], self.training.config, self.training.limits.local_ranks),
             real_tokens_per_s=self._rates(name),
-            ratio_to_tuned=None if ratio is None else ratio.value,
-            ratio_low=ratio.low if ratio and bounded else None,
-            ratio_high=ratio.high if ratio and bounded else None,
+            speedup=None if ratio is None else ratio.value,
+            speedup_low=ratio.low if ratio and bounded else None,
+            speedup_high=ratio.high if ratio and bounded else None,
             data_wait_share=statistics.median(one.data_wait_share for one in windows) if windows else None,
             outcome=self.fallen.get(name, "ran"),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune.core.evidence import BaselineEvidence, RecipeRow
+from autotune.core.evidence import BaselineEvidence, RecipeRow, SettingDifference, SettingValue
 from autotune.core.units import format_seconds, format_share
 from autotune.show.document import Block, Bullets, Chart, Missing, Pairs, Paragraph, Strong, Table, Words, told
 from autotune.show.drawing import Axis, Bar, Bars
@@ -33,10 +33,10 @@ def gains(found: BaselineEvidence) -> Iterator[str]:
     for row in found.rows:
         if row.name == "tuned":
             continue
-        if row.tuned_ratio is None:
+        if row.bounded_speedup is None:
             yield f"tuned, against {row.name}: n/a ({row.outcome})"
             continue
-        yield f"tuned, against {row.name}: {of_windows(row.tuned_ratio, number)} times the real tokens per second"
+        yield f"tuned, against {row.name}: {of_windows(row.bounded_speedup, number)} times the real tokens per second"
 
 
 def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
@@ -67,16 +67,30 @@ def _compared(found: BaselineEvidence) -> tuple[Block, ...]:
         "same round. Padding does not count; model, data, length of rows and global batch are the same."
     )
     differences: tuple[Words, ...] = tuple(
-        (Strong(text=row.name), f": {'; '.join(row.differences) or 'nothing differs from the tuned settings'}")
+        (
+            Strong(text=row.name),
+            f": {'; '.join(map(_told, row.differences)) or 'nothing differs from the tuned settings'}",
+        )
         for row in found.rows
         if row.name != "tuned"
     )
     return (told(gains(found)), shown, Paragraph(words=(how,)), Bullets(items=differences))
 
 
+def _told(one: SettingDifference) -> str:
+    instead = "" if one.theirs == one.tuned else f" instead of {_value(one.tuned)}"
+    return f"{one.key}: {_value(one.theirs)}{instead}" + ("" if one.reason is None else f" ({one.reason})")
+
+
+def _value(value: SettingValue) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _cells(row: RecipeRow) -> list[str | None]:
     rate = interval_of(row.real_tokens_per_s)
-    ratio = None if row.name == "tuned" else row.tuned_ratio
+    ratio = None if row.name == "tuned" else row.bounded_speedup
     return [
         row.name,
         None if rate is None else count(rate.value),

@@ -118,8 +118,8 @@ def profiles_table(profiles: Sequence[Profile], names: Sequence[str]) -> Table:
     """What was decided for each, and what that is worth, side by side."""
     return Table(
         caption="",
-        headers=("model", "fits (rows)", "a step", "loader workers", "real tokens/s", "against default",
-                 "against paper-style"),
+        headers=("model", "fits (rows)", "a step", "loader workers", "real tokens/s", "against HF Trainer",
+                 "against paper"),
         rows=tuple([name, *_profile_cells(one)] for name, one in zip(names, profiles, strict=True)),
         align="lrlrrrr",
     )  # fmt: skip
@@ -132,20 +132,20 @@ def _profile_cells(profile: Profile) -> list[str | None]:
     dealt = deal(train.global_batch_rows, train.micro_batch_rows, ranks)
     rows = [] if evidence.baseline is None else evidence.baseline.rows
     tuned = next((row.real_tokens_per_s for row in rows if row.name == "tuned"), [])
-    against = {row.name: row.ratio_to_tuned for row in rows}
+    against = {row.name: row.speedup for row in rows}
     step = f"{dealt.micro_batches} x {dealt.rows_per_micro_batch} rows" + (f" x {ranks} ranks" if ranks > 1 else "")
     return [
         None if evidence.probe is None else format_count(evidence.probe.feasible_max),
         step,
         None if evidence.workers is None else str(evidence.workers.chosen),
         format_count(statistics.median(tuned)) if tuned else None,
-        _times(against.get("default")),
-        _times(against.get("paper-style")),
+        _times(against.get("hf-trainer")),
+        _times(against.get("paper")),
     ]
 
 
-def _times(ratio_to_tuned: float | None) -> str | None:
-    return None if not ratio_to_tuned else f"{1 / ratio_to_tuned:.2f} x"
+def _times(speedup: float | None) -> str | None:
+    return None if speedup is None else f"{speedup:.2f} x"
 
 
 def _cut(line: str, width: int) -> str:

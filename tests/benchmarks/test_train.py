@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.rivals import HuggingFace, Ours, Paper
-from benchmarks.train import Found, Setting, flop_ratio, make_bars, make_match
+from benchmarks.train import Found, Setting, flop_ratio, make_bars, make_match, recipes
 from trainer.config import TrainConfig
 
 
@@ -18,9 +18,13 @@ def match(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("kind", [Ours, Paper, HuggingFace])
-def test_every_contender_takes_one_step_of_so_many_samples_a_turn(kind, match):
-    contender = kind(match)
+@pytest.mark.parametrize(
+    "make",
+    [Ours, Paper, HuggingFace, lambda match: Ours(recipes(match)[0]), lambda match: Ours(recipes(match)[1])],
+    ids=["ours", "paper", "HF Trainer", "paper recipe", "hf-trainer recipe"],
+)
+def test_every_contender_takes_one_step_of_so_many_samples_a_turn(make, match):
+    contender = make(match)
     # transformers' loader is a batch ahead, which it makes in the first turn.
     turns = [contender.step() for _ in range(4)][1:]
     contender.finish()
@@ -49,7 +53,13 @@ def test_the_ratio_of_operations_grows_with_the_vocabulary(tmp_path):
 
 def test_bars_are_ratios_of_medians():
     found = Found(
-        tokens_per_s={"ours": [9.0, 10.0, 30.0], "paper-style": [2.0, 2.0, 2.0], "HF Trainer": [4.0, 4.0, 4.0]},
+        tokens_per_s={
+            "ours": [9.0, 10.0, 30.0],
+            "paper": [2.0, 2.0, 2.0],
+            "HF Trainer": [4.0, 4.0, 4.0],
+            "paper recipe": [2.5],
+            "hf-trainer recipe": [4.6],
+        },
         ceiling=4.0,
         overhead=0.01,
         losses={"ours": 5.0, "HF Trainer": 5.2},
@@ -57,5 +67,7 @@ def test_bars_are_ratios_of_medians():
     bars = {bar.name: bar for bar in make_bars(found)}
     assert bars["train_against_paper_ratio"].figure == 5.0
     assert bars["train_against_hf_trainer_ratio"].holds is False
+    assert bars["train_paper_recipe_ratio"].figure == 1.25
+    assert bars["train_hf_recipe_difference_share"].figure == pytest.approx(0.15)
     assert bars["train_loss_difference_share"].holds is False
     assert bars["train_step_overhead_share"].holds

@@ -30,6 +30,6 @@ def test_every_stage_runs_to_its_end_and_nothing_is_kept(null_gpu):
     assert memory["traced"] == memory["largest"] == 4
     assert abs(memory["traced_peak_bytes"] / memory["peak_bytes"] - 1) < 0.05
     assert training["steps"] == TINY.steps
-    assert {one["compared_with"] for one in found["baseline"]} == {"paper-style", "default"}
+    assert {one["compared_with"] for one in found["baseline"]} == {"paper", "hf-trainer"}
     assert any(one["predicted_step_s"] for one in found["network"])
     assert str(machine.folder) not in (out / "check.json").read_text()

@@ -24,7 +24,7 @@ from trainer.masking import IGNORED_LABEL
 from trainer.parallel import join_ranks
 from trainer.stopwatch import Mark
 
-LAYOUTS = ("padded", "bucketed", "packed")
+LAYOUTS = ("padded", "dynamic", "bucketed", "packed")
 
 
 def _config(**changes) -> TrainConfig:
@@ -94,6 +94,15 @@ def test_labels_are_the_targets_in_their_places(patterned_dataset):
     labels = batch.labels_BS()
     assert int((labels != IGNORED_LABEL).sum()) == batch.predicted_tokens > 0
     assert labels.flatten()[batch.predicted_P.long()].tolist() == batch.targets_P.long().tolist()
+
+
+def test_dynamic_rows_are_as_wide_as_the_longest_of_their_micro_batch(make_dataset):
+    lengths = (3, 4, 5, 200, 201, 202)
+    dataset = TokenDataset.open(make_dataset([[50] * length for length in lengths]))
+    config = _config(layout="dynamic", seq_length_tokens=150, micro_batch_rows=2, global_batch_rows=6)
+    for batch in batches(dataset, config, 3):
+        assert batch.ids_BS.shape == (2, int(batch.tokens_N.max()))
+        assert batch.ids_BS.shape[1] <= 150
 
 
 def test_bucketed_rows_are_as_wide_as_the_longest_needs(make_dataset):

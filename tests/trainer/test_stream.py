@@ -7,7 +7,7 @@ from tests.trainer.streams import Lengths, all_ranks, check_places, make_plan, r
 from trainer.plan import MIN_BLOCK_SAMPLES, Segments
 from trainer.stream import UNKNOWN, Position, RowStream, join_positions
 
-LAYOUTS = st.sampled_from(["padded", "bucketed", "packed"])
+LAYOUTS = st.sampled_from(["padded", "dynamic", "bucketed", "packed"])
 
 
 @st.composite

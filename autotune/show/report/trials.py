@@ -100,13 +100,13 @@ def _paid(found: PayBack, unit: str) -> Words:
     if found.rank_hours is None:
         undecided = found.rank_hours_low is not None
         why = "it is undecided whether they are faster" if undecided else "the tuned settings are not faster"
-        return (f"Against the default it is not paid back by speed: {why}.",)
+        return (f"Against transformers' Trainer it is not paid back by speed: {why}.",)
     open_end = found.rank_hours_low is not None and found.rank_hours_high is None
     doubt = " At the far end of the interval it never is." if open_end else ""
     after = with_bounds(found.rank_hours, found.rank_hours_low, found.rank_hours_high, hours, SHOWN_CONFIDENCE)
     large = hours(found.rank_hours / LARGE_JOB_RANKS)
     return (
-        "Against the default it is paid back (predicted, if the measured ratio holds) after ",
+        "Against transformers' Trainer it is paid back (predicted, if the measured ratio holds) after ",
         Strong(text=f"{after} of training on one {unit}"),
         f", shared among as many as there are: {large} on {LARGE_JOB_RANKS}.{doubt}",
     )

@@ -51,9 +51,11 @@ def test_real_windows_are_written_into_the_profile_and_are_not_read_again(profil
     found = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in found["rows"]}
     read = {name: (row["outcome"], len(row["real_tokens_per_s"])) for name, row in rows.items()}
-    assert read == dict.fromkeys(("paper-style", "default", "tuned"), ("ran", 1))
-    assert "layout: padded instead of packed" in rows["default"]["differences"]
-    assert "head: dense instead of masked" in rows["paper-style"]["differences"]
+    assert read == dict.fromkeys(("paper", "hf-trainer", "tuned"), ("ran", 1))
+    assert {"key": "layout", "theirs": "dynamic", "tuned": "packed", "reason": None} in rows["hf-trainer"][
+        "differences"
+    ]
+    assert {"key": "head", "theirs": "dense", "tuned": "masked", "reason": None} in rows["paper"]["differences"]
     stored = read_profile(profile)
     assert stored.intact
     assert stored.profile.evidence.baseline.model_dump() == found

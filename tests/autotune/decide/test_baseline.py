@@ -1,11 +1,13 @@
+import dataclasses
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import TrainingArguments
 
 from autotune.core.interval import Interval
-from autotune.decide.baseline import default_recipe, differences, is_precise, paper_style, ratio_to_tuned
+from autotune.decide.baseline import differences, hf_trainer, is_precise, paper, speedup
 from trainer.config import DataSettings, ModelSettings, ParallelSettings, TrainConfig
 
 TUNED = TrainConfig(
@@ -18,88 +20,94 @@ TUNED = TrainConfig(
 rates = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=12)
 
 
-def by_default(tuned: TrainConfig = TUNED) -> TrainConfig:
-    return default_recipe(tuned, 4096).config
+def theirs(tuned: TrainConfig = TUNED) -> TrainConfig:
+    return hf_trainer(tuned, 4096).config
 
 
 def papers(tuned: TrainConfig = TUNED, workers: int = 12) -> TrainConfig:
-    return paper_style(tuned, 4096, workers, "limit").config
+    return paper(tuned, 4096, workers, "limit").config
 
 
-@pytest.mark.parametrize("config", [by_default(), papers()])
-def test_what_the_user_asked_for_stays(config):
+def told(recipe, tuned=TUNED, local_ranks=1):
+    return {one.key: (one.theirs, one.tuned, one.reason) for one in differences(recipe, tuned, local_ranks)}
+
+
+@pytest.mark.parametrize("config", [theirs(), papers()])
+def test_what_the_user_asked_for_stays_and_the_settings_are_valid(config):
     kept = ("model", "seq_length_tokens", "device", "seed", "learning_rate", "masking_probability")
     assert all(getattr(config, name) == getattr(TUNED, name) for name in kept)
     assert (config.data.path, config.data.dataset_hash) == ("../data", "d")
     assert (config.global_batch_tokens, config.global_batch_samples) == (4096, None)
+    assert TrainConfig.model_validate(config.model_dump()) == config
 
 
-def test_the_default_recipe_is_what_model_and_data_alone_give():
-    plain = TrainConfig(
-        model=TUNED.model, data=DataSettings(path="../data", dataset_hash="d"), seq_length_tokens=128, device="cuda",
-        parallel=ParallelSettings(timeout_s=900.0), seed=7, learning_rate=3e-4, masking_probability=0.3,
-        global_batch_rows=128, global_batch_tokens=4096,
-    )  # fmt: skip
-    assert by_default() == plain
-
-
-def test_the_papers_style_is_fp32_without_tf32_on_padded_rows_with_a_head_over_all_places():
-    config = papers()
-    assert (config.precision, config.tf32, config.layout, config.head, config.last_layer) == (
-        "fp32", False, "padded", "dense", "all",
-    )  # fmt: skip
-    assert (config.attention, config.attention_dropout, config.compile_layers) == ("auto", None, False)
-    assert (config.micro_batch_rows, config.data.loader_workers) == (64, 8)
+@pytest.mark.parametrize("config", [theirs(), papers()])
+def test_both_are_fp32_without_tf32_with_a_head_over_all_places(config):
+    plain = {"precision": "fp32", "tf32": False, "head": "dense", "last_layer": "all", "attention": "auto",
+             "compile_layers": False, "checkpointing": "none"}  # fmt: skip
+    assert {name: getattr(config, name) for name in plain} == plain
     assert config.parallel == ParallelSettings(gradient_as_bucket_view=False, timeout_s=900.0)
 
 
-def test_both_are_valid_settings_of_the_trainer():
-    for config in (by_default(), papers()):
-        assert TrainConfig.model_validate(config.model_dump()) == config
+def test_transformers_trainer_pads_to_the_longest_and_has_the_defaults_of_its_arguments():
+    config, arguments = theirs(), {one.name: one.default for one in dataclasses.fields(TrainingArguments)}
+    assert (config.layout, config.attention_dropout) == ("dynamic", None)
+    assert config.micro_batch_rows == arguments["per_device_train_batch_size"]
+    assert config.data.loader_workers == arguments["dataloader_num_workers"]
+    assert config.data.pin_memory == arguments["dataloader_pin_memory"]
+    assert not any(arguments[name] for name in ("bf16", "fp16", "tf32", "torch_compile", "gradient_checkpointing"))
+    assert (arguments["ddp_bucket_cap_mb"], arguments["train_sampling_strategy"]) == (None, "random")
+
+
+@pytest.mark.parametrize(("model_type", "dropout"), [("bert", 0.0), ("modernbert", 0.0), ("esm", None)])
+def test_the_papers_trainer_pads_to_the_full_row_and_drops_no_attention_weights(model_type, dropout):
+    model = ModelSettings(name="m", config={"model_type": model_type})
+    config = papers(TUNED.model_copy(update={"model": model}))
+    assert (config.layout, config.attention_dropout) == ("padded", dropout)
+    assert (config.micro_batch_rows, config.data.loader_workers) == (64, 8)
 
 
 def test_differences_name_the_key_theirs_and_ours():
-    found = differences(default_recipe(TUNED, 4096), TUNED, local_ranks=2)
-    assert "precision: fp32 instead of bf16" in found
-    assert "compile_layers: false instead of true" in found
-    assert "attention_dropout: unset instead of 0.0" in found
-    assert "data.loader_workers: 0 instead of 3" in found
-    assert "parallel.strategy: ddp instead of zero1" in found
+    found = told(hf_trainer(TUNED, 4096), local_ranks=2)
+    assert found["precision"] == ("fp32", "bf16", None)
+    assert found["compile_layers"] == (False, True, None)
+    assert found["attention_dropout"] == (None, 0.0, None)
+    assert found["data.loader_workers"] == (0, 3, None)
+    assert found["parallel.strategy"] == ("ddp", "zero1", None)
     assert not any("global_batch" in one or "timeout" in one for one in found)
 
 
 def test_one_rank_alone_exchanges_nothing_and_a_cpu_has_no_tf32():
     on_cpu = TUNED.model_copy(update={"device": "cpu", "precision": "fp32"})
-    found = differences(paper_style(on_cpu, 4096, 8, "limit"), on_cpu, local_ranks=1)
+    found = told(paper(on_cpu, 4096, 8, "limit"), on_cpu)
     assert not any(one.startswith(("parallel.", "tf32", "precision")) for one in found)
 
 
 def test_fewer_workers_than_the_papers_are_explained_even_where_they_are_as_tuned():
-    assert not any("paper" in one for one in differences(paper_style(TUNED, 1, 8, "8 CPUs"), TUNED, 1))
-    found = differences(paper_style(TUNED, 1, 3, "3 CPUs"), TUNED, 1)
-    assert "data.loader_workers: 3 (the paper's 8 are too many here: 3 CPUs)" in found
+    assert all(reason is None for _, _, reason in told(paper(TUNED, 1, 8, "8 CPUs")).values())
+    found = told(paper(TUNED, 1, 3, "3 CPUs"))
+    assert found["data.loader_workers"] == (3, 3, "the paper's 8 are too many here: 3 CPUs")
 
 
 def test_a_smaller_micro_batch_says_why():
-    smaller = paper_style(TUNED, 1, 8, "limit").with_rows(32, "64 do not fit 1 GiB")
-    assert "micro_batch_rows: 32 instead of 64 (64 do not fit 1 GiB)" in differences(smaller, TUNED, 1)
+    smaller = paper(TUNED, 1, 8, "limit").with_rows(32, "64 do not fit 1 GiB")
+    assert told(smaller)["micro_batch_rows"] == (32, 64, "64 do not fit 1 GiB")
 
 
-def test_the_tuned_settings_do_not_differ_from_themselves():
-    assert differences(default_recipe(by_default(), 4096), by_default(), 2) == []
+def test_a_recipe_does_not_differ_from_itself():
+    assert told(hf_trainer(theirs(), 4096), theirs(), 2) == {}
 
 
 @given(rates, st.floats(0.01, 100))
-def test_a_constant_ratio_is_found_whatever_drifts_between_rounds(tuned, factor):
-    found = ratio_to_tuned([factor * rate for rate in tuned], tuned)
+def test_a_constant_speedup_is_found_whatever_drifts_between_rounds(others, factor):
+    found = speedup([factor * rate for rate in others], others)
     assert found.value == pytest.approx(factor)
-    assert (found.low is None) == (len(tuned) < 3)
+    assert (found.low is None) == (len(others) < 3)
 
 
 def test_one_held_up_window_in_five_moves_nothing():
-    tuned = [100.0, 101.0, 40.0, 99.0, 100.0]
-    found = ratio_to_tuned([50.0] * 5, tuned)
-    assert found.value == pytest.approx(0.5, rel=0.01)
+    found = speedup([100.0, 101.0, 40.0, 99.0, 100.0], [50.0] * 5)
+    assert found.value == pytest.approx(2.0, rel=0.01)
     assert found.high / found.low < 1.1
 
 
@@ -112,5 +120,5 @@ def test_a_ratio_is_precise_when_its_bounds_are_five_per_cent_away(low, high, pr
 
 def test_no_rounds_have_no_ratio():
     with pytest.raises(ValueError, match="no figures"):
-        ratio_to_tuned([], [])
-    assert math.isclose(ratio_to_tuned([1.0], [2.0]).value, 0.5)
+        speedup([], [])
+    assert math.isclose(speedup([1.0], [2.0]).value, 0.5)

@@ -1,7 +1,8 @@
 import pytest
 
+from autotune.core.evidence import SettingDifference
 from autotune.core.outcome import Contaminated, Crashed, HostOutOfMemory, Measured, OutOfMemory, TimedOut
-from autotune.decide.baseline import Recipe, default_recipe, paper_style
+from autotune.decide.baseline import Recipe, hf_trainer, paper
 from autotune.errors import Undecided
 from autotune.search.baseline import BaselineRunner, compare_with
 from autotune.search.trials import TrialRunner
@@ -13,13 +14,13 @@ from tests.simulators.corpora import synthetic_manifest
 from trainer.dataset import TokenDataset
 
 TUNED = CONFIG.model_copy(update={"layout": "packed", "micro_batch_rows": 16})
-SPEEDS = {"tuned": 1000.0, "default": 800.0, "paper-style": 400.0}
-SHARES = {"tuned": 1.0, "default": 0.5, "paper-style": 0.5}
+SPEEDS = {"tuned": 1000.0, "hf-trainer": 800.0, "paper": 400.0}
+SHARES = {"tuned": 1.0, "hf-trainer": 0.5, "paper": 0.5}
 
 
 def name_of(trial) -> str:
     config = trial.measured["config"]
-    return "paper-style" if config["head"] == "dense" else "tuned" if config["layout"] == "packed" else "default"
+    return {"padded": "paper", "packed": "tuned", "dynamic": "hf-trainer"}[config["layout"]]
 
 
 class Trained(FakeMachine):
@@ -58,7 +59,7 @@ def comparison(
     runner = TrialRunner(machine=machine, ledger=Ledger(directory / "ledger", "w"), site="here", clock=machine.clock)
     return BaselineRunner(
         training=windows_of(TUNED, budget_s=budget_s), most_rounds=rounds, memory_budget_bytes=2**30, micro_batches=2,
-        others=(default_recipe(TUNED, 4096), paper_style(TUNED, 4096, 8, "CPUs")) if others is None else others,
+        others=(hf_trainer(TUNED, 4096), paper(TUNED, 4096, 8, "CPUs")) if others is None else others,
         real_shares=dict(SHARES), manifest=synthetic_manifest(64), runner=runner,
     )  # fmt: skip
 
@@ -75,11 +76,11 @@ def drifting(name, number):
 def test_ratios_are_of_real_tokens_in_windows_of_the_same_round(tmp_path):
     found = comparison(Trained(noise=drifting), tmp_path).run()
     rows = rows_of(found)
-    assert list(rows) == ["paper-style", "default", "tuned"]
-    assert rows["paper-style"].ratio_to_tuned == pytest.approx(0.4 * 0.5)
-    assert rows["default"].ratio_to_tuned == pytest.approx(0.8 * 0.5)
-    assert rows["tuned"].ratio_to_tuned == 1.0
-    assert rows["default"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
+    assert list(rows) == ["paper", "hf-trainer", "tuned"]
+    assert rows["paper"].speedup == pytest.approx(1 / (0.4 * 0.5))
+    assert rows["hf-trainer"].speedup == pytest.approx(1 / (0.8 * 0.5))
+    assert rows["tuned"].speedup == 1.0
+    assert rows["hf-trainer"].real_tokens_per_s == pytest.approx([400.0, 440.0, 480.0])
     assert {row.outcome for row in found.rows} == {"ran"}
     assert (found.windows, found.seconds) == (9, 11.0)
 
@@ -87,7 +88,7 @@ def test_ratios_are_of_real_tokens_in_windows_of_the_same_round(tmp_path):
 def test_precise_ratios_need_three_rounds_that_run_forwards_and_backwards(tmp_path):
     machine = Trained()
     comparison(machine, tmp_path).run()
-    forwards = ["tuned", "default", "paper-style"]
+    forwards = ["tuned", "hf-trainer", "paper"]
     assert [name for name, _ in machine.windows] == [*forwards, *reversed(forwards), *forwards]
 
 
@@ -105,15 +106,16 @@ def test_no_round_begins_after_the_time_but_three_are_measured(tmp_path):
 
 
 def test_fewer_rounds_than_three_show_no_spread(tmp_path):
-    row = rows_of(comparison(Trained(), tmp_path, rounds=2).run())["default"]
-    assert (row.ratio_to_tuned, row.ratio_low, row.ratio_high) == (pytest.approx(0.4), None, None)
+    row = rows_of(comparison(Trained(), tmp_path, rounds=2).run())["hf-trainer"]
+    assert (row.speedup, row.speedup_low, row.speedup_high) == (pytest.approx(1 / 0.4), None, None)
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
     machine = Trained(fits=5)
     rows = rows_of(comparison(machine, tmp_path).run())
-    assert "micro_batch_rows: 4 instead of 16 (8 do not fit 1 GiB)" in rows["paper-style"].differences
-    assert "micro_batch_rows: 4 instead of 16 (8 do not fit 1 GiB)" in rows["default"].differences
+    smaller = SettingDifference(key="micro_batch_rows", theirs=4, tuned=16, reason="8 do not fit 1 GiB")
+    assert smaller in rows["paper"].differences
+    assert smaller in rows["hf-trainer"].differences
     steps = [trial for trial in machine.trials if trial.job == "step"]
     assert [trial.measured["config"]["micro_batch_rows"] for trial in steps] == [8, 4, 16, 8, 4]
     assert {trial.measured["memory_budget_bytes"] for trial in steps} == {2**30}
@@ -123,8 +125,8 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(tmp_path):
 def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
     found = comparison(Trained(fits=0), tmp_path).run()
     rows = rows_of(found)
-    assert rows["default"].outcome == rows["paper-style"].outcome == "out of memory, even with one row"
-    assert (rows["default"].ratio_to_tuned, rows["default"].real_tokens_per_s) == (None, [])
+    assert rows["hf-trainer"].outcome == rows["paper"].outcome == "out of memory, even with one row"
+    assert (rows["hf-trainer"].speedup, rows["hf-trainer"].real_tokens_per_s) == (None, [])
     assert (rows["tuned"].outcome, found.windows) == ("ran", 1)
 
 
@@ -139,12 +141,12 @@ def test_what_fits_in_no_size_is_an_outcome_and_no_failure(tmp_path):
     ],
 )
 def test_a_recipe_that_stops_working_leaves_the_others_alone(tmp_path, outcome, said):
-    machine = Trained(fate=lambda name, number: outcome if (name, number) == ("default", 1) else None)
+    machine = Trained(fate=lambda name, number: outcome if (name, number) == ("hf-trainer", 1) else None)
     rows = rows_of(comparison(machine, tmp_path).run())
-    assert rows["default"].outcome == said
-    assert len(rows["default"].real_tokens_per_s) == 1
-    assert len(rows["paper-style"].real_tokens_per_s) == 3
-    tries = [one for one in machine.windows if one == ("default", 1)]
+    assert rows["hf-trainer"].outcome == said
+    assert len(rows["hf-trainer"].real_tokens_per_s) == 1
+    assert len(rows["paper"].real_tokens_per_s) == 3
+    tries = [one for one in machine.windows if one == ("hf-trainer", 1)]
     assert len(tries) == (3 if isinstance(outcome, Contaminated) else 1)
 
 
@@ -172,10 +174,10 @@ def test_a_comparison_that_was_interrupted_goes_on_with_the_round_it_was_in(tmp_
     assert again.trials == []
 
 
-def test_bucketed_rows_count_what_they_held(tmp_path):
+def test_trimmed_rows_count_what_they_held(tmp_path):
     asked = comparison(Trained(), tmp_path)
-    asked.real_shares["default"] = None
-    assert rows_of(asked.run())["default"].real_tokens_per_s == pytest.approx([480.0] * 3)
+    asked.real_shares["hf-trainer"] = None
+    assert rows_of(asked.run())["hf-trainer"].real_tokens_per_s == pytest.approx([480.0] * 3)
 
 
 def test_the_dataset_says_what_a_place_holds_and_the_global_batch_in_real_tokens_stays(tmp_path):
@@ -183,8 +185,8 @@ def test_the_dataset_says_what_a_place_holds_and_the_global_batch_in_real_tokens
     dataset = TokenDataset.open(tmp_path / "data")
     tuned = TUNED.model_copy(update={"seq_length_tokens": 16, "global_batch_rows": 10})
     others, shares = compare_with(tuned, dataset, 2, "2 CPUs")
-    assert {one.name: one.config.global_batch_tokens for one in others} == {"default": 160, "paper-style": 160}
-    assert shares == {"tuned": pytest.approx(1.0), "default": pytest.approx(0.5), "paper-style": pytest.approx(0.5)}
+    assert {one.name: one.config.global_batch_tokens for one in others} == {"hf-trainer": 160, "paper": 160}
+    assert shares == {"tuned": pytest.approx(1.0), "hf-trainer": None, "paper": pytest.approx(0.5)}
     bucketed = tuned.model_copy(update={"layout": "bucketed", "global_batch_tokens": 77})
     others, shares = compare_with(bucketed, dataset, 2, "2 CPUs")
     assert (others[0].config.global_batch_tokens, shares["tuned"]) == (77, None)

@@ -120,7 +120,7 @@ def test_a_repeated_probe_keeps_what_was_adopted_jointly(tmp_path):
 
 
 WORTH = BaselineEvidence(
-    rows=[RecipeRow(name="tuned", differences=[], real_tokens_per_s=[9.0], ratio_to_tuned=1.0, outcome="ran")],
+    rows=[RecipeRow(name="tuned", real_tokens_per_s=[9.0], speedup=1.0, outcome="ran")],
     local_ranks=1, window_s=2.0, windows=1, seconds=3.0,
 )  # fmt: skip
 

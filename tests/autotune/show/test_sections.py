@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.dataset import HISTOGRAM_EDGES
-from autotune.core.evidence import BaselineEvidence, GpuUse, JointChoice, RecipeRow, ScalingRow
+from autotune.core.evidence import BaselineEvidence, GpuUse, JointChoice, RecipeRow, ScalingRow, SettingDifference
 from autotune.core.interval import NOT_ENOUGH
 from autotune.core.network import Link
 from autotune.core.review import Standing
@@ -201,13 +201,12 @@ def test_only_an_undecided_sweep_names_the_time_that_may_settle_it(seconds, minu
 # Baseline.
 
 PAPER = RecipeRow(
-    name="paper-style", differences=["head: dense instead of masked"], real_tokens_per_s=[240.0, 250.0, 260.0],
-    ratio_to_tuned=0.25, ratio_low=0.2, ratio_high=0.5, data_wait_share=0.01, outcome="ran",
+    name="paper", differences=[SettingDifference(key="head", theirs="dense", tuned="masked")],
+    real_tokens_per_s=[240.0, 250.0, 260.0],
+    speedup=4.0, speedup_low=2.0, speedup_high=5.0, data_wait_share=0.01, outcome="ran",
 )  # fmt: skip
-DEFAULT = RecipeRow(name="default", differences=[], real_tokens_per_s=[], outcome="out of memory, even with one row")
-TUNED = RecipeRow(
-    name="tuned", differences=[], real_tokens_per_s=[1000.0] * 3, ratio_to_tuned=1.0, data_wait_share=0.0, outcome="ran"
-)
+DEFAULT = RecipeRow(name="hf-trainer", real_tokens_per_s=[], outcome="out of memory, even with one row")
+TUNED = RecipeRow(name="tuned", real_tokens_per_s=[1000.0] * 3, speedup=1.0, data_wait_share=0.0, outcome="ran")
 FOUND = BaselineEvidence(rows=[PAPER, DEFAULT, TUNED], local_ranks=2, window_s=2.0, windows=6, seconds=60.0)
 
 
@@ -217,20 +216,20 @@ def baseline_lines(rows):
 
 def test_the_gain_over_each_is_told_with_its_bounds_and_how_that_differs():
     lines = baseline_lines([PAPER, DEFAULT, TUNED])
-    assert "Tuned, against paper-style: 4.00 (2.00 to 5.00, 95 %) times the real tokens per second." in lines
-    assert "Tuned, against default: n/a (out of memory, even with one row)." in lines
-    assert "paper-style: head: dense instead of masked" in lines
-    assert "default: nothing differs from the tuned settings" in lines
+    assert "Tuned, against paper: 4.00 (2.00 to 5.00, 95 %) times the real tokens per second." in lines
+    assert "Tuned, against hf-trainer: n/a (out of memory, even with one row)." in lines
+    assert "paper: head: dense instead of masked" in lines
+    assert "hf-trainer: nothing differs from the tuned settings" in lines
     assert lines[-2:] == ["profile: p.toml", "next: autotune report build p.toml"]
-    single = PAPER.model_copy(update={"ratio_low": None, "ratio_high": None})
+    single = PAPER.model_copy(update={"speedup_low": None, "speedup_high": None})
     told = baseline_lines([single, TUNED])
-    assert f"Tuned, against paper-style: 4.00 ({NOT_ENOUGH}) times the real tokens per second." in told
+    assert f"Tuned, against paper: 4.00 ({NOT_ENOUGH}) times the real tokens per second." in told
 
 
 def test_what_did_not_run_has_no_figures_and_the_tuned_settings_need_no_ratio():
     lines = baseline_lines([PAPER, DEFAULT, TUNED])
-    (failed,) = [line for line in lines if line.startswith("default  ")]
-    assert failed.split() == ["default", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
+    (failed,) = [line for line in lines if line.startswith("hf-trainer  ")]
+    assert failed.split() == ["hf-trainer", *["n/a"] * 5, "0", "out", "of", "memory,", "even", "with", "one", "row"]
     (tuned,) = [line for line in lines if line.startswith("tuned  ")]
     assert tuned.split() == ["tuned", "1,000", "1,000", "to", "1,000", "n/a", "n/a", "0.0", "%", "3", "ran"]
 

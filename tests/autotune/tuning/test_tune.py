@@ -155,7 +155,7 @@ def test_every_stage_says_what_it_came_to(stages, asked, clock):
     assert told(result, "estimate").told == "not predicted, as asked"
     assert told(result, "probe").told == "2 rows fit, 3 do not; a global batch of 256 is 128 x 2 rows"
     assert told(result, "workers").told == "1 loader workers: so"
-    assert told(result, "baseline").told.startswith("tuned, against paper-style: 2.00")
+    assert told(result, "baseline").told.startswith("tuned, against paper: 2.00")
     assert told(result, "probe").seconds == TOOK_S["probe"]
 
 

@@ -125,9 +125,7 @@ EXTREMES = st.sampled_from([1e-308, 1e-9, 1.0, 1e18, 1e308])
 def test_figures_of_any_size_and_evidence_that_says_nothing_make_a_report(windows, ratio, slots):
     profile = example_profile("d")
     found = profile.evidence
-    rows = [
-        row.model_copy(update={"real_tokens_per_s": windows, "ratio_to_tuned": ratio}) for row in found.baseline.rows
-    ]
+    rows = [row.model_copy(update={"real_tokens_per_s": windows, "speedup": ratio}) for row in found.baseline.rows]
     sweep = [row.model_copy(update={"slot_tokens_per_s": slots}) for row in found.workers.rows]
     evidence = found.model_copy(
         update={
