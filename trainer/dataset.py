@@ -330,12 +330,6 @@ class TokenDataset:
                 os.fsync(fd)  # what was just written is kept until it is on the disk
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    @property
-    def files(self) -> list[Path]:
-        """All files of the split's shards."""
-        names = [name for shard in self._shards for name in (shard.tokens_file, shard.offsets_file)]
-        return [self.directory / name for name in names]
-
     def close(self) -> None:
         """Close the files."""
         while self._fds:

@@ -30,11 +30,9 @@ from trainer.errors import BadConfig
 from trainer.events import EventRow
 from trainer.schema import Table, parse_table, read_json
 
-HERE = Path(__file__).parent
 
-
-def code_sha256(package: Path = HERE) -> str:
-    """Over the sources below a package's directory; of this package unless told otherwise."""
+def code_sha256(package: Path = Path(__file__).parent) -> str:
+    """Hash the sources below a package's directory, by default this one's."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
@@ -77,7 +75,6 @@ class StepRow(Table):
     slot_tokens: int
     """All places of a step's rows, padding included."""
     packing_efficiency: float
-    """Real over slot tokens."""
     real_tokens_per_s: float
     real_tokens_per_s_per_rank: float
     slot_tokens_per_s: float
@@ -135,11 +132,9 @@ class EvaluationRow(Table):
     """The model held against the validation split."""
 
     step: int
-    """Steps finished."""
     loss: float
     """Mean cross-entropy per predicted token, in nats."""
     perplexity: float
-    """Its exponential."""
     masked_accuracy: float
     """Share of predicted tokens whose likeliest prediction was right."""
     predicted_tokens: int
@@ -153,7 +148,7 @@ class RunHeader(Table):
     schema_version: Literal[3]
     name: str
     attempt: int
-    """Number of the run's start, from 1."""
+    """Number of the start, from 1."""
     resumed_from: str | None
     """The checkpoint that it went on from: a name in this run, or the path of another run's."""
     resumed_step: int
@@ -173,10 +168,8 @@ class RunHeader(Table):
     parameters: int
     layout: str
     attention: str
-    """How it is computed."""
     attention_reason: str
     recipe_changes: list[str]
-    """What the configuration changed of the model's recipe."""
     device: str
     driver: str | None = None
     """Version of the GPU's driver where the first rank runs; None on a CPU, if NVML does not give it, and in records
@@ -196,7 +189,6 @@ class RunExit(Table):
     requeue: bool
     """Whether starting it again, unchanged, goes on."""
     steps: int
-    """Optimizer steps finished."""
     checkpoint: str | None
     """The newest one, which a next start goes on from."""
     seconds: float
@@ -217,11 +209,7 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run record; a torn last step line is left out.
-
-    Raises:
-        BadConfig: If the directory is not a run, or one of another schema version.
-    """
+    """Read a run record, without a torn last line; raises as ``read_header``, and for rows that are none."""
     return Run(
         directory=directory,
         header=read_header(directory),
@@ -234,11 +222,7 @@ def read_run(directory: Path) -> Run:
 
 
 def read_header(directory: Path) -> RunHeader:
-    """What a run is.
-
-    Raises:
-        BadConfig: If the directory is not a run, or one of another schema version.
-    """
+    """Read what a run is; raise ``BadConfig`` if the directory is none, or one of another schema version."""
     path = directory / RUN_FILE
     if not path.is_file():
         raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
@@ -246,7 +230,7 @@ def read_header(directory: Path) -> RunHeader:
 
 
 def read_origin(directory: Path) -> str | None:
-    """The checkpoint that a run's first start went on from; None if it began afresh."""
+    """Return the checkpoint that a run's first start went on from; None if it began afresh."""
     earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
     numbered = [path for path in earlier if path.name.isdecimal()]
     first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
@@ -254,17 +238,12 @@ def read_origin(directory: Path) -> str | None:
 
 
 def read_exit(directory: Path) -> RunExit | None:
-    """How a run ended; None while it goes on, or when it was killed."""
+    """Read how a run ended; None while it goes on, or when it was killed."""
     return _optional(directory / EXIT_FILE, RunExit)
 
 
 def _optional(path: Path, kind: type[RowT]) -> RowT | None:
     return parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
-
-
-def _is_finite(row: Table) -> bool:
-    """Whether all its figures are numbers; the trainer writes no others."""
-    return all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float))
 
 
 StepT = TypeVar("StepT", StepRow, EvaluationRow)
@@ -297,7 +276,8 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
                 f"{path}, line {number}: {why}",
                 next_step="The run record is damaged. Restore the file from a copy, or remove what begins there.",
             ) from error
-        if _is_finite(row):
+        # The trainer writes no figures that are not finite.
+        if all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float)):
             rows.append(row)
     return tuple(rows)
 
@@ -334,9 +314,9 @@ class StartClock:
 
     def startup(self) -> StartUp:
         """All phases; those that did not happen took no time."""
-        seconds = {f"{phase}_s": value for phase, value in self._seconds.items()}
-        names = [name for name in StartUp.model_fields if name != "total_s"]
-        return StartUp(**{name: seconds.get(name, 0.0) for name in names}, total_s=self._last_s - self._began_s)
+        seconds = dict.fromkeys(StartUp.model_fields, 0.0)
+        seconds |= {f"{phase}_s": value for phase, value in self._seconds.items()}
+        return StartUp(**seconds | {"total_s": self._last_s - self._began_s})
 
 
 def process_started_s() -> float:

@@ -87,7 +87,7 @@ def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_pat
     (tmp_path / "step-000000031").write_text("")
     order = [(5, 10), (5, 2), (10, 1), (1_000_000_000, 0), (20, 0), (5, 0)]
     assert [path.name for path in list_checkpoints(tmp_path)] == [checkpoint_name(*place) for place in order]
-    assert step_of(list_checkpoints(tmp_path)[2]) == 10
+    assert step_of(list_checkpoints(tmp_path)[2].name) == 10
     assert list_checkpoints(tmp_path / "nowhere") == []
 
 

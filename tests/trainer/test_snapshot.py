@@ -176,6 +176,5 @@ def test_tensors_of_all_widths_lie_where_their_numbers_may():
     from safetensors.torch import load
 
     raw = bytes(copy.content)
-    assert len(raw) == copy.size_bytes
     read = load(raw)
     assert all(torch.equal(read[str(number)], value) for number, value in enumerate(values))

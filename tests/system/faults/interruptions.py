@@ -199,6 +199,6 @@ def _check_saved(job: Job, left: RunExit) -> None:
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
     newest = list_checkpoints(job.checkpoints)[0]
     assert left.checkpoint == newest.name
-    assert left.steps == step_of(newest) == job.record().steps[-1].step
+    assert left.steps == step_of(newest.name) == job.record().steps[-1].step
     assert job.events()[-1].kind == "stopped"
     job.check_checkpoints()
