@@ -33,11 +33,7 @@ BOTH = (Stage(ranks=3, strategy="zero1", killed=True), Stage(ranks=1), Stage(str
 
 
 def move(place: Workplace, stages: Sequence[Stage], seed: int) -> dict[str, Any]:
-    """Go through all stages; data and losses must be those of an undisturbed run of two ranks.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Go through all stages; data and losses must be those of an undisturbed run of two ranks."""
     rng = random.Random(seed)
     expected = place.undisturbed(2, MOVED)
     job = place.job(2, MOVED)

@@ -43,9 +43,6 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
     """Kill it at so many moments; the copy must be whole after each next run, and never half there in between.
 
     Every other kill, on average, is at a moment of the copy itself; the rest are anywhere from start to end.
-
-    Returns:
-        Figures of the loop, as JSON.
     """
     source = make_dataset(place / "source", mib)
     expected = content(source)

@@ -29,6 +29,7 @@ from autotune.process import start
 from autotune.search.profiles import read_profile
 from autotune.store import read_ledger
 from tests.conftest import write_dataset
+from tests.system.faults.kills import children_of
 
 TINY = {
     "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
@@ -145,11 +146,7 @@ def _check_whole(path: Path) -> None:
 
 
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
-    """Kill tunings at so many moments, each in several of its stages; then finish and replay them.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Kill tunings at so many moments, each in several of its stages; then finish and replay them."""
     rng = random.Random(seed)
     runs: list[dict[str, int]] = []
     stages: list[str] = []
@@ -203,9 +200,9 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
     deadline_s = time.monotonic() + pause_s
     while process.poll() is None and time.monotonic() < deadline_s and not place.has_ended(stage):
         place.check_files()
-        children |= _children(process.pid)
+        children.update(children_of(process.pid))
         time.sleep(0.02)
-    children |= _children(process.pid)
+    children.update(children_of(process.pid))
     struck = process.poll() is None
     if struck and group:
         os.killpg(process.pid, signal.SIGKILL)
@@ -217,13 +214,6 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
     assert not alive, f"left behind: {alive}"
     place.check_files()
     return struck
-
-
-def _children(pid: int) -> set[psutil.Process]:
-    try:
-        return set(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return set()
 
 
 def _repeated_steps(place: TunePlace) -> list[str]:
