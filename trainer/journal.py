@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.events import utc_now
-from trainer.meter import DeviceFacts
 from trainer.parallel import Ranks
 from trainer.peaks import peak_flops_per_s, product_format
-from trainer.plan import BatchPlan
+from trainer.plan import BatchPlan, BatchSplit
 from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
@@ -37,7 +37,7 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
     return dataset
 
 
-def peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
+def _peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
     """Operations per second that a device is capable of in the format used; None where that is not known."""
     if ranks.device.type != "cuda":
         return None
@@ -66,14 +66,15 @@ def describe_run(
     plan: BatchPlan,
     training: Training,
     *,
-    facts: DeviceFacts,
+    hosts: Sequence[str],
     ranks: Ranks,
     start: Start,
     attempt: int,
 ) -> RunHeader:
-    """What ``run.json`` says of a run."""
+    """Return what ``run.json`` says of a run."""
     config = resolved.config
     return RunHeader(
+        **plan.model_dump(include=set(BatchSplit.model_fields)),
         schema_version=RUN_SCHEMA_VERSION,
         name=config.model.name,
         attempt=attempt,
@@ -83,24 +84,18 @@ def describe_run(
         started_utc=utc_now(),
         config=config.model_dump(mode="json"),
         sources=dict(resolved.sources),
-        config_sha256=resolved.config_sha256,
         profile_sha256=resolved.profile_sha256,
         dataset_hash=dataset.manifest.dataset_hash,
-        world_size=ranks.world_size,
-        accumulation_steps=plan.accumulation_steps,
-        rows_per_microbatch_per_rank=plan.rows_per_microbatch_per_rank,
-        global_batch_rows=plan.global_batch_rows,
-        parameters=facts.work.parameters,
-        layout=plan.layout,
+        parameters=training.work.parameters,
         attention=training.module.attention.kind,
         attention_reason=training.module.attention.reason,
         recipe_changes=list(training.recipe_changes),
         device=ranks.device_name,
         driver=driver_of(ranks),
-        peak_flops_per_s=facts.peak_flops_per_s,
+        peak_flops_per_s=_peak_of(config, ranks),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
-        hosts=list(facts.hosts),
+        hosts=list(hosts),
     )
 
 

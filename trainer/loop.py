@@ -19,7 +19,7 @@ from trainer.evaluate import evaluate
 from trainer.events import Action, Finding, happened
 from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
-from trainer.journal import describe_run, open_board, open_dataset, peak_of
+from trainer.journal import describe_run, open_board, open_dataset
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.optimizer import learning_rate
@@ -96,13 +96,12 @@ class _Run:
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
-        peak = peak_of(config, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=hosts)
-        self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         again = writer.attempt
         header = describe_run(
-            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=again
+            resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start, attempt=again
         )
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
+        self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
         writer.start(header, show, open_board(header, writer.directory) if ranks.leads else None)
         told, beat = writer.append, self._watch.beat
         self._keeper = Keeper(

@@ -28,7 +28,8 @@ from pydantic import Field, ValidationError
 
 from trainer.errors import BadConfig
 from trainer.events import EventRow
-from trainer.schema import Table, parse_table, read_json
+from trainer.plan import BatchSplit
+from trainer.schema import Table, canonical_sha256, parse_table, read_json
 
 
 def code_sha256(package: Path = Path(__file__).parent) -> str:
@@ -43,7 +44,7 @@ RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
 MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
 EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
-RUN_SCHEMA_VERSION: Literal[3] = 3
+RUN_SCHEMA_VERSION: Literal[4] = 4
 
 
 RowT = TypeVar("RowT", bound=Table)
@@ -142,10 +143,10 @@ class EvaluationRow(Table):
     seconds: float
 
 
-class RunHeader(Table):
+class RunHeader(BatchSplit):
     """``run.json``."""
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     name: str
     attempt: int
     """Number of the start, from 1."""
@@ -158,15 +159,9 @@ class RunHeader(Table):
     started_utc: str
     config: dict[str, Any]
     sources: dict[str, str]
-    config_sha256: str
     profile_sha256: str
     dataset_hash: str
-    world_size: int
-    accumulation_steps: int
-    rows_per_microbatch_per_rank: int
-    global_batch_rows: int
     parameters: int
-    layout: str
     attention: str
     attention_reason: str
     recipe_changes: list[str]
@@ -179,6 +174,11 @@ class RunHeader(Table):
     versions: dict[str, str]
     hosts: list[str] = Field(default_factory=list)
     """On which each rank runs, by rank; empty in records that do not tell."""
+
+    @property
+    def config_sha256(self) -> str:
+        """Names the configuration, whatever it came from."""
+        return canonical_sha256(self.config)
 
 
 class RunExit(Table):

@@ -28,7 +28,7 @@ def run_of_rows(
     """
     header = header_of(
         train, name="simulated", world_size=ranks, accumulation_steps=batch[0],
-        rows_per_microbatch_per_rank=batch[1], global_batch_rows=train.global_batch_rows, parameters=parameters,
+        global_batch_rows=train.global_batch_rows, parameters=parameters,
         layout=train.layout, device=device, peak_flops_per_s=peak,
     )  # fmt: skip
     return Run(

@@ -17,8 +17,7 @@ from trainer.checkpoint import read_checkpoint
 from trainer.config import DataSettings
 from trainer.errors import BadConfig
 from trainer.events import EventRow, happened, utc_now
-from trainer.journal import describe_run, driver_of, open_dataset, peak_of
-from trainer.meter import DeviceFacts
+from trainer.journal import describe_run, driver_of, open_dataset
 from trainer.parallel import join_ranks
 from trainer.record import StartClock
 from trainer.resume import Start
@@ -89,11 +88,10 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     resolved, ranks = resolved_of(config, data), join_ranks(config, environment={})
     dataset = open_dataset(resolved)
     training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
-    facts = DeviceFacts(work=training.work, peak_flops_per_s=peak_of(config, ranks), hosts=("here",))
     path = write_checkpoint(tmp_path / "checkpoints", 7)
     start = Start(checkpoint=path, manifest=read_checkpoint(path), job="slurm 17")
     plan = make_plan(config, len(dataset), 1)
-    header = describe_run(resolved, dataset, plan, training, facts=facts, ranks=ranks, start=start, attempt=3)
+    header = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=start, attempt=3)
     assert (header.attempt, header.resumed_step, header.job) == (3, 7, "slurm 17")
     assert header.resumed_from == start.origin
     assert "step-000000007" in (header.resumed_from or "")
@@ -104,7 +102,7 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     assert (header.versions["torch"], header.versions["python"]) == (torch.__version__, platform.python_version())
     assert header.hosts == ["here"]
     assert header.peak_flops_per_s is None  # of a CPU nobody knows it
-    fresh = describe_run(resolved, dataset, plan, training, facts=facts, ranks=ranks, start=Start(), attempt=1)
+    fresh = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=Start(), attempt=1)
     assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)
 
 
