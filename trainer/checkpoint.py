@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_atomically, write_file
 from trainer.errors import BadConfig, DiskTrouble
+from trainer.events import utc_now
 from trainer.schema import Table, canonical_sha256, parse_table, read_json
 from trainer.stream import Position
 
@@ -182,12 +183,10 @@ class CheckpointWriter:
     def _of_rank(self, rank: int, ending: str) -> Path:
         return self._partial / f"rank-{rank:05d}.{ending}"
 
-    def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState, utc: str) -> None:
+    def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState) -> None:
         """Write this rank's file, and on the first rank the manifest of all, and publish.
 
-        Raises:
-            OSError: If the disk or a quota is full, or anything else is wrong with it.
-            TimeoutError: If another rank's share did not come.
+        Raises ``OSError`` if the disk refuses, ``TimeoutError`` if another rank's share did not come.
         """
         try:
             if self._leads:
@@ -204,7 +203,7 @@ class CheckpointWriter:
             shares = [share, *(self._wait_for(rank) for rank in self.writers[1:])]
             manifest = CheckpointManifest(
                 schema_version=CHECKPOINT_SCHEMA_VERSION,
-                written_utc=utc,
+                written_utc=utc_now(),
                 state=state,
                 files=[one.file for one in shares],
                 tensors=_joined(shares),
@@ -334,9 +333,7 @@ def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, 
 def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
     """Remove old checkpoints, but never the newest good one; return the names of those removed.
 
-    Raises:
-        DiskTrouble: If it cannot be told which one that is.
-        OSError: If they cannot be removed.
+    Raises ``DiskTrouble`` if it cannot be told which one that is, ``OSError`` if they cannot be removed.
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])

@@ -110,28 +110,9 @@ class CopyFigures:
     write_s: float
     """Added up over threads, syncing included."""
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Of the copy as a whole."""
-        return self.size_bytes / self.seconds
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """Of one reading thread."""
-        return self.size_bytes / self.read_s
-
-    @property
-    def write_bytes_per_s(self) -> float:
-        """Of one writing thread, syncing included."""
-        return self.size_bytes / self.write_s
-
 
 def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
-    """List what a dataset consists of, the manifest last.
-
-    Raises:
-        BadConfig: If a file is missing, or is a link or anything else that is not a file.
-    """
+    """List a dataset's files, the manifest last; raise ``BadConfig`` for one that is missing or not a regular file."""
     hashes: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
@@ -143,7 +124,7 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
         with _reading(source, name):
             status = (source / name).lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise damaged_source(source, name, "is not a regular file")
+            raise _damaged(source, name, "is not a regular file")
         files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
     return files
 
@@ -153,7 +134,7 @@ def _reading(source: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise damaged_source(source, name, error.strerror or "cannot be read") from error
+        raise _damaged(source, name, error.strerror or "cannot be read") from error
 
 
 def is_whole(directory: Path, manifest: Manifest) -> bool:
@@ -178,9 +159,7 @@ def copy_files(
 ) -> CopyFigures:
     """Copy a dataset's files into an empty directory, hashing every byte, and put them on disk.
 
-    Raises:
-        BadConfig: If a file cannot be read, or is not what the manifest says.
-        OSError: If the target cannot be written.
+    Raises ``BadConfig`` if a file cannot be read or is not what the manifest says, ``OSError`` if the target refuses.
     """
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     started_s = time.perf_counter()
@@ -196,7 +175,7 @@ def copy_files(
 
     taken = in_threads(lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set)
     if read_manifest(target) != manifest:
-        raise damaged_source(source, MANIFEST_NAME, "changed while it was copied")
+        raise _damaged(source, MANIFEST_NAME, "changed while it was copied")
     sync(target)
     return CopyFigures(
         size_bytes=total_bytes,
@@ -226,7 +205,7 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
                 break
             size_bytes += len(chunk)
             if size_bytes > file.size_bytes:
-                raise damaged_source(source, file.name, "became longer while it was copied")
+                raise _damaged(source, file.name, "became longer while it was copied")
             hashed.update(chunk)
             begun_s, left = time.perf_counter(), memoryview(chunk)
             while left:
@@ -239,9 +218,9 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
         write_s += time.perf_counter() - begun_s
     sha256 = hashed.hexdigest()
     if file.sha256 not in (None, sha256):
-        raise damaged_source(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
+        raise _damaged(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
     if size_bytes != file.size_bytes:
-        raise damaged_source(source, file.name, "became shorter while it was copied")
+        raise _damaged(source, file.name, "became shorter while it was copied")
     return read_s, write_s
 
 
@@ -262,7 +241,7 @@ def seconds_per_sample(directory: Path) -> float | None:
         return (time.perf_counter() - started_s) / count
 
 
-def damaged_source(source: Path, name: str, what: str) -> BadConfig:
+def _damaged(source: Path, name: str, what: str) -> BadConfig:
     """Say what is wrong with a file of the source."""
     return BadConfig(
         f"{source / name}: {what}",

@@ -31,7 +31,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import TrainConfig
 from trainer.errors import TrainerError, TrainingFailed
-from trainer.events import EventRow, happened, utc_now
+from trainer.events import EventRow, happened
 from trainer.parallel import Ranks
 from trainer.snapshot import Held, HostCopy, held_tensors, make_state, restore
 
@@ -193,7 +193,7 @@ class Keeper:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         problem: Exception | None = None
         try:
-            writer.write(copy.content, copy.tensors, state, utc_now())
+            writer.write(copy.content, copy.tensors, state)
         except Exception as error:  # noqa: BLE001 - the border of this thread: whatever it is, training goes on, and is told
             writer.give_up(error)
             problem = error

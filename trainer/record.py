@@ -67,8 +67,7 @@ class StepRow(Table):
     compute_s: float
     """Part of it in which rank 0 went forward and backward."""
     communication_s: float | None
-    """Part of it in which rank 0 waited for others: for their token counts, and, its own gradient done, for theirs;
-    None where nobody can tell."""
+    """Part of it in which rank 0 waited for others' token counts and gradients; None if nobody can tell."""
     optimizer_s: float
     """Part of it for clipping and the update."""
     real_tokens: int
@@ -101,8 +100,8 @@ class StepRow(Table):
     slowest_rank_ratio: float | None
     """Its time over the median of all ranks."""
     longest_data_wait_s: float | None = None
-    """Part of a step in which the rank that waited longest for its loader did, in the interval before; None until that
-    is known, and of one rank alone. What it waits beyond rank 0, rank 0 waits for its gradient."""
+    """Of the rank that waited longest for its loader, in the interval before; None until that is known, and of one rank
+    alone. What it waits beyond rank 0, rank 0 waits for its gradient."""
     longest_data_wait_rank: int | None = None
     """That rank."""
 
@@ -119,9 +118,7 @@ class StartUp(Table):
     build_s: float
     """Dataset, model and optimizer, and the checks before the first step."""
     restore_s: float
-    """Reading a checkpoint."""
     first_batch_s: float
-    """Waiting for the loader's first micro-batch."""
     compile_s: float
     """Going forward and backward once, without a step: what compiles layers, and warms up libraries."""
     first_step_s: float
@@ -167,8 +164,7 @@ class RunHeader(BatchSplit):
     recipe_changes: list[str]
     device: str
     driver: str | None = None
-    """Version of the GPU's driver where the first rank runs; None on a CPU, if NVML does not give it, and in records
-    from before it was kept."""
+    """Version of the first rank's GPU driver; None on a CPU, or if NVML does not give it."""
     peak_flops_per_s: float | None
     """Of one device, dense, in the precision used; what MFU refers to."""
     versions: dict[str, str]
@@ -260,11 +256,7 @@ def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
 
 
 def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
-    """Read one row per line; a last line without its end was being written and is left out.
-
-    Raises:
-        BadConfig: If another line is no such row.
-    """
+    """Read one row per line, without a last one that has no end; raise ``BadConfig`` for a line that is no such row."""
     rows: list[RowT] = []
     *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
     for number, line in enumerate(lines, 1):

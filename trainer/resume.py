@@ -19,17 +19,17 @@ from trainer.checkpoint import (
     BadCheckpoint,
     CheckpointManifest,
     Found,
+    TrainingState,
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
     point_to_latest,
     read_checkpoint,
 )
-from trainer.config import TrainConfig
 from trainer.disk import PASSING_ERRORS
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.events import EventRow, happened
-from trainer.record import RUN_FILE, RunExit, read_exit, read_header, read_origin
+from trainer.record import RUN_FILE, RunExit, RunHeader, read_exit, read_header, read_origin
 from trainer.resolve import ResolvedConfig
 from trainer.writer import RunWriter, default_run_directory
 
@@ -137,8 +137,7 @@ def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
 def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
     """With the newest whole checkpoint of a run, or from its beginning if there is none."""
     before = read_header(directory)
-    _check_dataset(before.dataset_hash, resolved, directory)
-    changes = compare(before.config, resolved.config, directory)
+    changes = _compare(before, resolved, directory)
     over = read_exit(directory)
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
     if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
@@ -234,8 +233,7 @@ def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: O
     if found is None:
         raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
     directory, manifest = found
-    _check_dataset(manifest.state.dataset_hash, resolved, directory)
-    changes = compare(manifest.state.config, resolved.config, directory)
+    changes = _compare(manifest.state, resolved, directory)
     events.append(happened(manifest.state.step, "resumed", "; ".join((f"begins from {directory}", *changes))))
     writer = _writer(out, opened, again=again)
     return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True)
@@ -250,23 +248,29 @@ def _read(path: Path) -> Found:
         ) from error
 
 
-def compare(before: Mapping[str, Any], config: TrainConfig, where: Path) -> tuple[str, ...]:
-    """Tell what a configuration changes of the recipe of another.
+def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
+    """Tell what a configuration changes of the recipe before it.
 
     Raises:
-        BadConfig: If weights or positions of the one mean nothing under the other.
+        BadConfig: If it names another dataset, or weights and positions mean nothing under it.
     """
-    now = config.model_dump(mode="json")
+    expected, found = resolved.config.data.dataset_hash, before.dataset_hash
+    if expected not in (None, found):
+        raise BadConfig(
+            f"{where} was trained on another dataset: its hash begins {found[:12]}, not {str(expected)[:12]}",
+            next_step="Go on with that run's profile, or begin afresh with another --out.",
+        )
+    now = resolved.config.model_dump(mode="json")
     for key in _SAME_DATA:
-        old, new = _value(before, key), _value(now, key)
+        old, new = _value(before.config, key), _value(now, key)
         if old != new:
             shown = f"train.{key} is {new!r}, and {where} was trained with {old!r}"
             raise BadConfig(
                 shown if len(shown) < 200 else f"train.{key} is not what {where} was trained with",
                 next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
             )
-    pairs = ((key, _value(before, key), _value(now, key)) for key in _RECIPE)
-    return tuple(f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new)
+    pairs = ((key, _value(before.config, key), _value(now, key)) for key in _RECIPE)
+    return [f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new]
 
 
 def _value(table: Mapping[str, Any], key: str) -> object:
@@ -274,15 +278,6 @@ def _value(table: Mapping[str, Any], key: str) -> object:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _check_dataset(before: str, resolved: ResolvedConfig, where: Path) -> None:
-    expected = resolved.config.data.dataset_hash
-    if expected is not None and expected != before:
-        raise BadConfig(
-            f"{where} was trained on another dataset: its hash begins {before[:12]}, not {expected[:12]}",
-            next_step="Go on with that run's profile, or begin afresh with another --out.",
-        )
 
 
 def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:

@@ -53,7 +53,7 @@ class Held:
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """Where it ends there."""
         return self.begin + (self.local.shape[0] if self.shape else 1)
 
 
@@ -156,9 +156,7 @@ def restore(
     """Put a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
 
     What all ranks hold alike is read by the first and sent to the others. ``progressed`` is called before each.
-
-    Raises:
-        BadConfig: If the checkpoint is of another model, or lacks a part.
+    A checkpoint of another model, or one that lacks a part, is a ``BadConfig``.
     """
     make_state(training)
     held = held_tensors(training, ranks)

@@ -41,7 +41,7 @@ def write_checkpoint(root: Path, step: int = 5, *, rollbacks: int = 0, content: 
     """A whole one, as a single rank writes it."""
     name = checkpoint_name(step, rollbacks)
     writer = CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
-    writer.write(memoryview(content), entries(), state_of(step, **changes), "2026-01-01T00:00:00Z")
+    writer.write(memoryview(content), entries(), state_of(step, **changes))
     return root / name
 
 

@@ -120,7 +120,7 @@ def test_all_files_of_both_splits_and_the_notes_beside_them_are_copied_and_count
     (source / "of-somebody-else").unlink()
     assert content(target) == content(source)
     assert figures.size_bytes == sum(len(file) for file in content(source).values())
-    assert min(figures.read_bytes_per_s, figures.write_bytes_per_s, figures.bytes_per_s) > 0
+    assert min(figures.read_s, figures.write_s, figures.seconds) > 0
 
 
 @pytest.mark.parametrize("name", ["train-tokens-00002.npy", "validation-offsets-00000.npy", "tokenizer.json"])
