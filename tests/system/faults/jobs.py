@@ -69,14 +69,7 @@ StepSamples = dict[int, list[tuple[int, int]]]
 
 
 class Workplace:
-    """A dataset, a profile, and the jobs that use them.
-
-    Args:
-        place: A directory of its own.
-        python: Runs the jobs.
-        variables: Added to their environment.
-        settings: Of every job, unless it has others.
-    """
+    """A dataset, a profile, and the jobs that use them, in a ``place`` of its own."""
 
     def __init__(
         self,
@@ -230,13 +223,7 @@ class Job:
         return 0
 
     def wait_for_steps(self, process: "subprocess.Popen[bytes]", count: int, *, before: int) -> None:
-        """Until this start has taken so many.
-
-        Args:
-            process: Of this start.
-            count: Of steps.
-            before: What ``steps_written`` was before it.
-        """
+        """Until this start has taken so many; ``before`` it, ``steps_written`` was that."""
         self.wait_until(process, lambda: self.steps_written() >= before + count)
 
     def wait_until(self, process: "subprocess.Popen[bytes]", come: Any) -> None:

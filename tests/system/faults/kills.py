@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,6 +80,15 @@ def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, 
 def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start it in a group of its own, silently."""
     return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def until(true: Callable[[], object], what: str, timeout_s: float = 60.0, tell: Callable[[], str] = lambda: "") -> None:
+    """Wait until something is so."""
+    deadline_s = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{tell()}")
+        time.sleep(0.05)
 
 
 def children_of(pid: int) -> list[psutil.Process]:

@@ -88,11 +88,7 @@ SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, 
 
 
 class Originals:
-    """Intact files of every kind, written once by the commands themselves.
-
-    Args:
-        place: An empty directory.
-    """
+    """Intact files of every kind, written once by the commands themselves."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -233,14 +229,7 @@ def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
 
 
 def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Read mutated files with the commands, and count how they ended.
-
-    Args:
-        place: An empty directory to work in.
-        cases: Files to mutate, each read by one command.
-        seed: Decides all draws.
-        told: Called with the traceback of each failure.
-    """
+    """Read mutated files with the commands, and count how they ended; ``told`` is given each traceback."""
     originals = Originals(place / "originals")
     draw = random.Random(seed)
     ends, kinds = collections.Counter[int](), collections.Counter[str]()

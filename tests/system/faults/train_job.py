@@ -36,12 +36,7 @@ DEEDS = {"hang": hang_here, "raise": raise_here, "kill": die_here}
 
 
 class Disturbed:
-    """Optimizer steps with faults in between.
-
-    Args:
-        request: What is asked for.
-        rank: Of this process.
-    """
+    """Optimizer steps of this process with faults in between."""
 
     def __init__(self, request: dict, rank: int) -> None:
         self._faults = [fault for fault in request["faults"] if fault["rank"] == rank]

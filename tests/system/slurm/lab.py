@@ -16,16 +16,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from tests.system.faults.kills import until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol")
 NODES = ("lab1", "lab2")
 PARTITION = "short"
 DEAD_AFTER_S = 6
 """A node that does not answer for so long is down (the default is 300)."""
-_READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 20.0
 
 
@@ -65,11 +65,11 @@ class Lab:
                     f"--key-file={key}", f"--pid-file={self.place / 'munged.pid'}",
                     f"--seed-file={self.place / 'munged.seed'}",
                     f"--log-file={self.place / 'log' / 'munged.log'}")  # fmt: skip
-        _until((self.place / "munge.socket").exists, "munged")
+        until((self.place / "munge.socket").exists, "munged")
         self._start("slurmctld", "-D")
         for node in NODES:
             self.start_node(node)
-        _until(self._is_idle, "slurmctld and slurmd", tell=self.logs)
+        until(self._is_idle, "slurmctld and slurmd", tell=self.logs)
 
     def start_node(self, node: str) -> None:
         """Start one node's slurmd."""
@@ -95,14 +95,14 @@ class Lab:
 
     def wait_for(self, number: str, *states: str, timeout_s: float = 60.0) -> dict[str, str]:
         """Wait until a job is in one of these states."""
-        _until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
+        until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
         return self.job(number)
 
     def clear(self) -> None:
         """End all jobs that are queued or running."""
         if self.ask("squeue", "--noheader"):
             self.ask("scancel", f"--partition={PARTITION}")
-            _until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
+            until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
 
     def logs(self) -> str:
         """The ends of all daemons' logs."""
@@ -248,14 +248,6 @@ def _found(name: str) -> str:
     program = _program(name)
     assert program is not None, name
     return program
-
-
-def _until(true, what: str, timeout_s: float = _READY_TIMEOUT_S, tell=lambda: "") -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{tell()}")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":
