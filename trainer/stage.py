@@ -61,23 +61,16 @@ class Place:
         if status.st_mode & 0o077:
             self.root.chmod(0o700)
 
-    @contextlib.contextmanager
-    def locked(self, timeout_s: float) -> Iterator[None]:
-        """Be alone with this dataset on the node; raise ``BadConfig`` if another process is for too long."""
-        try:
-            with locked(self.root / f"{self._name}.lock", timeout_s):
-                yield
-        except LockHeld as error:
-            raise BadConfig(
-                f"another process has been copying the same dataset to {self.root} for {timeout_s:g} s",
-                next_step="See what it is doing, or wait longer.",
-            ) from error
+    @property
+    def lock(self) -> Path:
+        """The file by which a process is alone with this dataset on the node."""
+        return self.root / f"{self._name}.lock"
 
     def clear(self) -> None:
         """Remove a damaged copy and what killed processes left; only under the lock."""
         if self.directory.exists():
             # Processes that read it keep their open files. Its room is needed for the next one.
-            self.directory.rename(self._new_partial())
+            self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
             match = _PARTIAL.match(path.name)
             if match and match[1] == self._name:
@@ -86,17 +79,8 @@ class Place:
                 with contextlib.suppress(LockHeld), locked(self.root / f"{match[1]}.lock"):
                     shutil.rmtree(path, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def partial(self) -> Iterator[Path]:
-        """A new directory for a copy at work; gone after the block, unless it was published."""
-        directory = self._new_partial()
-        try:
-            directory.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _new_partial(self) -> Path:
+    def new_partial(self) -> Path:
+        """Name a directory for a copy at work."""
         return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
 
     def check_room(self, files: Sequence[DatasetFile], *, filled_up: bool = False) -> None:
@@ -180,8 +164,7 @@ def stage(
     ``timeout_s`` is the longest wait for the one that copies. If that is killed, the next one copies.
 
     Raises:
-        BadConfig: If the source is no dataset or is damaged, the local disk has no room or cannot be written, or the
-            wait was too long.
+        BadConfig: If the source is damaged, the local disk has no room or refuses, or the wait was too long.
     """
     place = Place(local, read_manifest(source))
     found = Staged(
@@ -189,8 +172,14 @@ def stage(
     )
     with place.writing():
         place.prepare()
-        with place.locked(timeout_s):
-            return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
+        try:
+            with locked(place.lock, timeout_s):
+                return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
+        except LockHeld as error:
+            raise BadConfig(
+                f"another process has been copying the same dataset to {place.root} for {timeout_s:g} s",
+                next_step="See what it is doing, or wait longer.",
+            ) from error
 
 
 def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
@@ -204,10 +193,15 @@ def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
         raise BadConfig(error.message, next_step=verify) from error
     except OSError as error:
         raise BadConfig(f"cannot read {source}: {error.strerror or error}", next_step=verify) from error
-    with place.writing(files), place.partial() as partial:
-        figures = copy_files(files, source, partial, place.manifest, update)
-        partial.rename(place.directory)
-        sync(place.root)
+    partial = place.new_partial()
+    with place.writing(files):
+        try:
+            partial.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
+            figures = copy_files(files, source, partial, place.manifest, update)
+            partial.rename(place.directory)
+            sync(place.root)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     local_s = seconds_per_sample(place.directory)
     return replace(found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s)
 
@@ -219,8 +213,7 @@ def stage_data(
 ) -> ResolvedConfig:
     """Return the configuration with its dataset on local disk, if ``train.data.stage_to`` asks for that.
 
-    Raises:
-        BadConfig: If an environment variable in the setting is not set, or what ``stage`` says.
+    An environment variable in the setting that is not set is a ``BadConfig``.
     """
     wanted = resolved.config.data.stage_to
     if wanted is None:

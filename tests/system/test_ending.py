@@ -35,7 +35,6 @@ END_S = 60.0
 
 
 def running(words: str) -> list[str]:
-    """Command lines of processes that hold these words."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

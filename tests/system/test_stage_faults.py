@@ -19,7 +19,6 @@ needs_mount = pytest.mark.skipif(not may_mount(), reason="needs root to mount")
 
 @pytest.fixture
 def disk(tmp_path):
-    """A function that makes a file system of so many bytes."""
     place = tmp_path / "disk"
 
     def make(size_bytes, options=""):

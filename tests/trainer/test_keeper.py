@@ -117,16 +117,15 @@ def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training)
     assert state_bytes(training) == 4 * (3 * weights - 2 * frozen)
 
 
-def test_a_save_becomes_an_event_when_it_has_ended(keeper_of, told):
-    keeper = keeper_of(keep_last=1)
+def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(keeper_of, told):
+    keeper, priority = keeper_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
     for step in (1, 2):
         keeper.save(state_of(step), rollbacks=0)
     assert keeper.at_step == 2
     keeper.wait()
     assert [event.kind for event in told] == ["saved", "saved"]
     assert told[1].message == "saved step-000000002; removed step-000000001"
-    assert keeper.newest == "step-000000002"
-    assert told[1].values["size_bytes"] > 0
+    assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
 def test_a_failed_save_says_what_is_still_there_and_training_goes_on(keeper_of, told, save_on_bad_disk):
@@ -155,18 +154,23 @@ def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_pa
     assert [(event.kind, "step-000000003" in event.message) for event in told] == [("damaged", True)]
 
 
-def test_what_was_saved_comes_back(keeper_of, training):
-    keeper = keeper_of()
-    keeper.save(state_of(4), rollbacks=0)
+def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest_of_this_one(
+    keeper_of, training, tmp_path
+):
+    own, other = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
+    own.save(state_of(4), rollbacks=0)
     weight = next(training.module.parameters())
     before = weight.detach().clone()
-    with torch.no_grad():
-        weight.zero_()
-    good = keeper.newest_good()
-    keeper.at_step = None
-    keeper.restore(*good)
-    assert torch.equal(weight, before)
-    assert (keeper.newest, keeper.at_step) == ("step-000000004", 4)
+    good = own.newest_good()
+    assert (own.owns(good[0]), other.owns(good[0])) == (True, False)
+    for keeper, newest, step in ((own, "step-000000004", 4), (other, None, None)):
+        with torch.no_grad():
+            weight.zero_()
+        keeper.at_step = None
+        keeper.restore(*good)
+        assert torch.equal(weight, before)
+        assert (keeper.newest, keeper.saved_step, keeper.at_step) == (newest, step, 4)
+        assert keeper.has_saved(4) == (keeper is own)
 
 
 def test_an_error_that_is_not_the_disks_fails_the_save_and_not_the_training(keeper_of, told, monkeypatch):
@@ -224,16 +228,6 @@ def test_without_host_memory_for_the_copy_a_save_fails_and_training_goes_on(keep
     assert not keeper.has_saved(1)
     keeper.save(state_of(2), rollbacks=0, wait=True)
     assert keeper.has_saved(2)
-
-
-def test_another_runs_checkpoint_is_not_the_newest_of_this_one(keeper_of, tmp_path):
-    other, own = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
-    other.save(state_of(4), rollbacks=0, wait=True)
-    good = other.newest_good()
-    assert (other.owns(good[0]), own.owns(good[0])) == (True, False)
-    own.restore(*good)
-    assert (own.newest, own.saved_step, own.at_step) == (None, None, 4)
-    assert not own.has_saved(4)
 
 
 @pytest.fixture
@@ -302,30 +296,11 @@ def test_a_save_before_the_first_step_has_the_optimizers_state_too(keeper_of, tr
     assert read_checkpoint(path).tensors.keys() == names
 
 
-def test_room_that_was_taken_before_is_used_and_a_failure_to_take_it_is_left_for_the_save(
-    keeper_of, tmp_path, monkeypatch
-):
-    def no_room(*_, **__):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("trainer.keeper.HostCopy", no_room)
-        keeper = keeper_of()
-        keeper._room.join()
-    for step in (1, 2):
-        keeper.save(state_of(step), rollbacks=0, wait=True)
-    ready = keeper_of()
-    ready._room.join()
-    monkeypatch.setattr("trainer.keeper.HostCopy", None)
-    ready.save(state_of(3), rollbacks=0, wait=True)
-    files = [path / "rank-00000.safetensors" for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)]
-    assert [path.parent.name for path in files] == ["step-000000003", "step-000000002"]
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_only_the_writing_thread_is_given_the_lowest_priority(keeper_of):
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+def test_room_that_was_taken_before_is_used(keeper_of, training, tmp_path, monkeypatch):
     keeper = keeper_of()
-    keeper.save(state_of(1), rollbacks=0)
-    keeper.wait()
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+    keeper._room.join()
+    monkeypatch.setattr("trainer.keeper.HostCopy", None)
+    keeper.save(state_of(3), rollbacks=0, wait=True)
+    (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    name, weight = next(iter(training.module.named_parameters()))
+    assert torch.equal(load_file(path / "rank-00000.safetensors")[f"weights.{name}"], weight)

@@ -60,33 +60,45 @@ def test_samples_that_two_ranks_got_are_refused_with_both_named():
         compare_data([np.array([9]), np.array([1, 1])])
 
 
+MEMORY = {"gpu_total_bytes": 80 * 2**30}
+TUNED = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "allotted_cpus": 8}
+
+
 def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
     with pytest.raises(ProfileRefused, match="of 80 GiB, this one has 40 GiB") as caught:
-        compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": str(40 * 2**30)})
+        compare_profile(MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)})
     assert caught.value.exit_code == 6
     assert "autotune probe" in caught.value.next_step
-    for here in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30):
-        assert compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": str(here)}) == []
 
 
-def test_another_machine_than_the_profile_was_tuned_on_is_said():
-    tuned = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "allotted_cpus": 8}
-    assert compare_profile({}, GPU) == []
-    assert compare_profile(tuned, GPU) == []
-    for change, told in (
+@pytest.mark.parametrize(
+    ("fingerprint", "here"),
+    [
+        *((MEMORY, {"device_memory_bytes": str(size)}) for size in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30)),
+        ({}, {}),
+        (TUNED, {}),
+        # Strange values are not believed.
+        ({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, {}),
+        (MEMORY, {"device_memory_bytes": "None"}),
+    ],
+)
+def test_a_machine_like_the_one_that_the_profile_was_tuned_on_passes_without_a_word(fingerprint, here):
+    assert compare_profile(fingerprint, GPU | here) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
         ({"gpu_name": "NVIDIA H100"}, "gpu name NVIDIA H100, here is NVIDIA A100"),
         ({"torch": "2.9.1"}, "torch 2.9.1, here is 2.10.0"),
         ({"allotted_cpus": 16}, "16 allotted CPUs, this rank has 8"),
         ({"device": "cpu"}, "tuned for a CPU, this is a GPU"),
-    ):
-        (remark,) = compare_profile(tuned | change, GPU)
-        assert told in remark.message
-        assert remark.next_step
-
-
-def test_a_fingerprint_of_strange_values_is_not_believed():
-    assert compare_profile({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, GPU) == []
-    assert compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": "None"}) == []
+    ],
+)
+def test_another_machine_than_the_profile_was_tuned_on_is_said(change, told):
+    (remark,) = compare_profile(TUNED | change, GPU)
+    assert told in remark.message
+    assert remark.next_step
 
 
 @pytest.fixture

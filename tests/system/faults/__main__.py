@@ -65,7 +65,6 @@ def _keep(out: Path, figures: dict[str, Any]) -> None:
 
 
 def _loops_but_training(points: int, seed: int) -> dict[tuple[str, str], Callable[[Path], dict[str, Any]]]:
-    """By kind and name."""
     tunings = max(1, round(TUNING_IN_FULL * points / POINTS))
     asked = (signal.SIGINT, signal.SIGTERM)
     return {

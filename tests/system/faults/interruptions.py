@@ -107,7 +107,6 @@ def signal_twice(job: Job, rng: random.Random) -> bool:
 
 
 def hang(job: Job, rng: random.Random) -> bool:
-    """A rank that does nothing any more."""
     rank, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
     before = job.steps_written()
     settings = {"train.parallel.timeout_s": TIMEOUT_S}

@@ -78,12 +78,10 @@ def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, 
 
 
 def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start it in a group of its own, silently."""
     return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def until(true: Callable[[], object], what: str, timeout_s: float = 60.0, tell: Callable[[], str] = lambda: "") -> None:
-    """Wait until something is so."""
     deadline_s = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline_s:
@@ -122,10 +120,8 @@ def mount_tmpfs(place: Path, size_bytes: int, *, remount: bool = False) -> None:
 
 
 def unmount(place: Path) -> None:
-    """Give it back."""
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def may_mount() -> bool:
-    """Whether this user may mount."""
     return os.geteuid() == 0

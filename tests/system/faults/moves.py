@@ -19,8 +19,6 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """How a run goes on."""
-
     ranks: int = 2
     strategy: str = "ddp"
     killed: bool = False

@@ -119,7 +119,6 @@ class Originals:
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
 
     def targets(self, kind: str) -> list[Path]:
-        """Return the files of a kind, relative to the directory."""
         under = (
             self.place / FILES[{"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)]
         )
@@ -168,7 +167,6 @@ def _changed(value: Any, draw: random.Random) -> Any:
 
 
 def _places(value: Any) -> Any:
-    """Yield every container in a value with each of its keys."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inside:
         yield value, key
@@ -176,7 +174,6 @@ def _places(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """Return the value as TOML can hold it."""
     if isinstance(value, dict):
         return {key: _without_none(one) for key, one in value.items() if one is not None}
     return [_without_none(one) for one in value if one is not None] if isinstance(value, list) else value

@@ -15,7 +15,6 @@ from tests.system.faults.kills import kill_and_repeat, kill_children_and_repeat
 
 
 def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
-    """The command line."""
     sources = [f"text:{raw}/*.txt", f"jsonl:{raw}"]
     return [
         sys.executable, "-m", "autotune", "data", "prepare", *sources, "--out", str(out), "--workers", str(workers),

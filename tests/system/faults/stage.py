@@ -24,12 +24,10 @@ def make_dataset(place: Path, mib: int) -> Path:
 
 
 def stage_command(source: Path, local: Path) -> list[str]:
-    """The command line."""
     return [sys.executable, "-m", "autotune", "data", "stage", str(source), "--to", str(local), "--json"]
 
 
 def partials(local: Path) -> list[Path]:
-    """Copies at work, or left by a killed one."""
     return list(local.glob("autotune-*/.partial-*"))
 
 

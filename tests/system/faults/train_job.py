@@ -45,7 +45,6 @@ class Disturbed:
         self.module = None
 
     def install(self) -> None:
-        """Take the place of ``TrainStep.run``."""
         from trainer.step import TrainStep
 
         self._run = TrainStep.run
@@ -75,13 +74,11 @@ class Disturbed:
             hook.remove()
 
     def at_last(self) -> None:
-        """After the last step."""
         for fault in self._faults:
             if fault["step"] == -1:
                 DEEDS[fault["kind"]]()
 
     def weights_sha256(self) -> str:
-        """Of what this rank has of them."""
         from torch.distributed.tensor import DTensor
 
         digest = hashlib.sha256()

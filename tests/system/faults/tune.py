@@ -58,21 +58,17 @@ class TunePlace:
 
     @property
     def profile(self) -> Path:
-        """What it writes."""
         return self.directory / "profiles" / "tiny-cpu.toml"
 
     @property
     def report(self) -> Path:
-        """Where ledger and report lie."""
         return self.directory / "reports" / "tiny-cpu"
 
     @property
     def told(self) -> Path:
-        """Standard error of the last start."""
         return self.directory / "stderr"
 
     def make(self) -> None:
-        """A small model and a dataset."""
         self.directory.mkdir()
         (self.directory / "tiny.json").write_text(json.dumps(TINY))
         rng = np.random.default_rng(0)
@@ -81,7 +77,6 @@ class TunePlace:
         write_dataset(self.directory / "data", samples)
 
     def command(self) -> list[str]:
-        """The command line, always the same."""
         return [
             sys.executable, "-m", "tests.system.faults.tune_job", "tune", "--model", "tiny.json",
             "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens",
@@ -94,7 +89,6 @@ class TunePlace:
         return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """Start it in a group of its own."""
         with self.told.open("wb") as told:
             return start(
                 self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.DEVNULL, stderr=told,
@@ -102,7 +96,6 @@ class TunePlace:
             )  # fmt: skip
 
     def finish(self) -> dict[str, Any]:
-        """Let it come to its end; what it says."""
         with self.told.open("wb") as told:
             done = subprocess.run(
                 self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.PIPE, stderr=told,
@@ -131,7 +124,6 @@ class TunePlace:
         )
 
     def trials(self) -> list[dict[str, Any]]:
-        """The ledger."""
         return list(read_ledger(self.report / "ledger").records)
 
 

@@ -72,7 +72,6 @@ class Lab:
         until(self._is_idle, "slurmctld and slurmd", tell=self.logs)
 
     def start_node(self, node: str) -> None:
-        """Start one node's slurmd."""
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
@@ -85,16 +84,13 @@ class Lab:
                 os.kill(pid, signal.SIGKILL)
 
     def ask(self, *command: str) -> str:
-        """What a SLURM command says."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=30)
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """What ``scontrol`` knows of a job."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", number)))
 
     def wait_for(self, number: str, *states: str, timeout_s: float = 60.0) -> dict[str, str]:
-        """Wait until a job is in one of these states."""
         until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
         return self.job(number)
 
@@ -105,13 +101,11 @@ class Lab:
             until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
 
     def logs(self) -> str:
-        """The ends of all daemons' logs."""
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.place.glob("log/*")
         )
 
     def stop(self) -> None:
-        """End all jobs, then all daemons."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.ask("scancel", "--state=PENDING", f"--partition={PARTITION}")
             self.ask("scancel", "--signal=KILL", "--full", f"--partition={PARTITION}")
@@ -169,7 +163,6 @@ class Lab:
 
 @contextlib.contextmanager
 def running_lab() -> Iterator[Lab]:
-    """A cluster for the length of the block."""
     place = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
     lab = Lab(place)
     try:

@@ -62,8 +62,6 @@ def work(tmp_path_factory, patterned_dataset) -> Path:
 
 @pytest.fixture(scope="module")
 def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command on the login node."""
-
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "autotune", *arguments],
@@ -91,7 +89,6 @@ def submitted(autotune, *arguments: str) -> dict:
 
 
 def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
-    """Wait until a run has taken some steps."""
     record = work / "runs" / name / "steps.jsonl"
     until(lambda: record.is_file() and record.read_text().count("\n") >= steps, f"{steps} steps", 90,
           lambda: logs_of(work, name) + lab.logs())  # fmt: skip
