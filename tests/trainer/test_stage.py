@@ -94,11 +94,6 @@ def test_a_damaged_copy_is_replaced(source, local, tmp_path, damage):
     assert list(directory.parent.glob(".partial*")) == []
 
 
-def test_what_is_no_dataset_is_said(tmp_path):
-    with pytest.raises(BadConfig, match="is not a dataset"):
-        stage(tmp_path, tmp_path)
-
-
 def _rank(source, local, pipe):
     try:
         staged = stage(source, local, timeout_s=30)

@@ -88,21 +88,18 @@ class TunePlace:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
         return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
 
-    def start(self) -> "subprocess.Popen[bytes]":
+    def start(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         with self.told.open("wb") as told:
             return start(
-                self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.DEVNULL, stderr=told,
+                self.command(), cwd=self.directory, env=self.environment(), stdout=stdout, stderr=told,
                 start_new_session=True,
             )  # fmt: skip
 
     def finish(self) -> dict[str, Any]:
-        with self.told.open("wb") as told:
-            done = subprocess.run(
-                self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.PIPE, stderr=told,
-                timeout=900, check=False,
-            )  # fmt: skip
-        assert done.returncode == 0, self.told.read_text()
-        answer: dict[str, Any] = json.loads(done.stdout)
+        process = self.start(subprocess.PIPE)
+        out, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, self.told.read_text()
+        answer: dict[str, Any] = json.loads(out)
         return answer
 
     def check_files(self) -> None:
