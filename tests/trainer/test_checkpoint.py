@@ -2,6 +2,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,23 +78,19 @@ def test_the_manifest_comes_last_and_nothing_is_seen_before_it_is_whole(tmp_path
 
 
 def test_what_was_written_after_a_rollback_is_newer_than_what_was_before(tmp_path):
-    places = [(20, 0), (5, 0), (10, 1), (1_000_000_000, 0), (5, 10), (5, 2)]
-    for step, rollbacks in places:
+    order = [(5, 10), (5, 2), (10, 1), (1_000_000_000, 0), (20, 0), (5, 0)]
+    for step, rollbacks in sorted(order):
         (tmp_path / checkpoint_name(step, rollbacks)).mkdir()
     for name in ("step-5", "step-000000007.damaged-1", ".step-000000009.attempt-1.partial", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000000030").symlink_to(tmp_path / "other")
     (tmp_path / "step-000000031").write_text("")
-    order = [(5, 10), (5, 2), (10, 1), (1_000_000_000, 0), (20, 0), (5, 0)]
     assert [path.name for path in list_checkpoints(tmp_path)] == [checkpoint_name(*place) for place in order]
-    assert step_of(list_checkpoints(tmp_path)[2].name) == 10
+    assert steps_in(tmp_path)[2] == 10
     assert list_checkpoints(tmp_path / "nowhere") == []
-
-
-def test_latest_names_the_one_that_was_written_last(tmp_path):
     write_checkpoint(tmp_path, 10)
-    write_checkpoint(tmp_path, 5, rollbacks=1)
-    assert (tmp_path / "latest").read_text() == "step-000000005-rollback-1\n"
+    write_checkpoint(tmp_path, 6, rollbacks=1)
+    assert (tmp_path / "latest").read_text() == "step-000000006-rollback-1\n"
 
 
 def test_the_last_ones_the_milestones_and_the_newest_good_one_stay(tmp_path):
@@ -110,28 +107,16 @@ def test_the_last_ones_the_milestones_and_the_newest_good_one_stay(tmp_path):
     assert steps_in(tmp_path) == [9, 5]
 
 
-def damage_everywhere(path, tries):
-    """Cut files short, and turn single bits, at seeded places over all files; each is whole again afterwards."""
-    random = np.random.default_rng(0)
-    for number in range(tries):
-        for file in sorted(path.iterdir()):
-            whole = file.read_bytes()
+def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path):
+    path, random = write_checkpoint(tmp_path, 5), np.random.default_rng(0)
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for number in range(30):
             place = int(random.integers(len(whole)))
             turned = bytes([whole[place] ^ (1 << int(random.integers(8)))])
             file.write_bytes(whole[:place] if number % 2 else whole[:place] + turned + whole[place + 1 :])
-            yield file
-            file.write_bytes(whole)
-
-
-def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path):
-    path = write_checkpoint(tmp_path, 5)
-    for file in damage_everywhere(path, 30):
-        with pytest.raises(BadCheckpoint) as caught:
-            read_checkpoint(path)
-        assert str(file) in str(caught.value)
-    read_checkpoint(path)
-    for file in list(path.iterdir()):
-        whole = file.read_bytes()
+            with pytest.raises(BadCheckpoint, match=re.escape(str(file))):
+                read_checkpoint(path)
         file.unlink()
         with pytest.raises(BadCheckpoint, match=rf"{path.name}.*No such file"):
             read_checkpoint(path)
@@ -140,6 +125,7 @@ def test_a_file_that_is_cut_short_or_has_a_turned_bit_anywhere_is_named(tmp_path
             with pytest.raises(BadCheckpoint):
                 read_checkpoint(path)
         file.write_bytes(whole)
+    read_checkpoint(path)
 
 
 def test_the_newest_whole_one_is_found_and_those_passed_over_are_told(tmp_path):
@@ -269,14 +255,6 @@ def test_a_manifest_that_means_to_deceive_is_refused(tmp_path, change, said):
         read_checkpoint(path)
 
 
-def test_a_changed_value_is_noticed_by_the_manifests_own_hash(tmp_path):
-    path = write_checkpoint(tmp_path)
-    text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"good": true', '"good": false'))
-    with pytest.raises(BadCheckpoint, match=r"manifest\.json is not as it was written"):
-        read_checkpoint(path)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -321,12 +299,9 @@ def test_a_manifest_of_any_bytes_is_refused_as_damaged(hostile, raw):
     refused(hostile, raw)
 
 
-FILES = ("manifest.json", "rank-00000.safetensors")
-
-
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["manifest.json", "rank-00000.safetensors"])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
-def test_a_file_system_that_fails_says_nothing_about_a_checkpoint(tmp_path, monkeypatch, name, number):
+def test_a_file_system_that_fails_or_refuses_says_nothing_about_a_checkpoint(tmp_path, monkeypatch, name, number):
     path = write_checkpoint(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refusing(name, number))
@@ -334,17 +309,12 @@ def test_a_file_system_that_fails_says_nothing_about_a_checkpoint(tmp_path, monk
             read_checkpoint(path)
         with pytest.raises(DiskTrouble):  # and no older one is taken in its place
             newest_checkpoint(tmp_path)
+        patch.setattr(Path, "open", refusing(name, errno.EACCES))
+        with pytest.raises(BadConfig, match="Permission denied") as refused:
+            read_checkpoint(path)
     assert caught.value.exit_code == 75
+    assert "as the user who wrote it" in refused.value.next_step
     read_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_checkpoint_that_this_user_may_not_read_is_not_damaged(tmp_path, monkeypatch, name):
-    path = write_checkpoint(tmp_path)
-    monkeypatch.setattr(Path, "open", refusing(name, errno.EACCES))
-    with pytest.raises(BadConfig, match="Permission denied") as caught:
-        read_checkpoint(path)
-    assert "as the user who wrote it" in caught.value.next_step
 
 
 def test_the_newest_good_one_stays_though_it_cannot_be_read_while_others_are_removed(tmp_path, monkeypatch):
