@@ -72,7 +72,7 @@ class Keeper:
         self._saves = 0
         self._copy: HostCopy | None = None
         self._room: threading.Thread | None = None
-        self._writers: Sequence[int] | None = None
+        self._writers: Sequence[int] = ()
         self._thread: threading.Thread | None = None
         self._finished: deque[EventRow] = deque()
         """How the saves that have ended went, until it is told."""
@@ -139,24 +139,20 @@ class Keeper:
 
     def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
         """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
-        self._last_s = time.monotonic()
-        self.at_step = state.step
         urgent = wait or not self._settings.asynchronous
-        self._begin(state, rollbacks=rollbacks, urgent=urgent)
-        if urgent:
-            self.wait()
-
-    def _begin(self, state: TrainingState, *, rollbacks: int, urgent: bool) -> None:
-        began_s = time.perf_counter()
+        self._last_s, began_s, self.at_step = time.monotonic(), time.perf_counter(), state.step
         self._join()
         make_state(self._training)
         kept = self._kept()
-        if self._writers is None:
+        if not self._writers:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
-        if not kept:
-            return
+        if kept:
+            self._begin(kept, state, checkpoint_name(state.step, rollbacks), began_s, urgent=urgent)
+        if urgent:
+            self.wait()
+
+    def _begin(self, kept: list[Held], state: TrainingState, name: str, began_s: float, *, urgent: bool) -> None:
         self._saves += 1
-        name = checkpoint_name(state.step, rollbacks)
         writer = CheckpointWriter(
             self._root, name, attempt=self._attempt, rank=self._ranks.rank, writers=self._writers,
             timeout_s=self._timeout_s, number=self._saves, progressed=self._progressed,

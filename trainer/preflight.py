@@ -105,28 +105,24 @@ def allotted_cpus(
 def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
     """Compare all ranks; raise ``BadConfig`` if they differ where training would silently be wrong."""
     for name, next_step in _MUST_AGREE.items():
-        ranks = _ranks_by_value(facts, name)
-        if len(ranks) > 1:
-            raise BadConfig(f"ranks differ in their {name}: {_shown(ranks)}", next_step=next_step)
+        if found := _differing(facts, name):
+            raise BadConfig(f"ranks differ in their {name}: {found}", next_step=next_step)
     return [
         _remark(
-            f"ranks differ in their {name.replace('_', ' ')}: {_shown(ranks)}; all wait for the slowest",
+            f"ranks differ in their {name.replace('_', ' ')}: {found}; all wait for the slowest",
             "Ask for nodes of one kind, and for as many processors on each.",
         )
         for name in _SHOULD_AGREE
-        if len(ranks := _ranks_by_value(facts, name)) > 1
+        if (found := _differing(facts, name))
     ]
 
 
-def _ranks_by_value(facts: Sequence[Mapping[str, str]], name: str) -> dict[str, list[int]]:
+def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
+    """Name each value and the ranks that have it; empty if all have the same."""
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(facts):
         found.setdefault(one[name], []).append(rank)
-    return found
-
-
-def _shown(ranks: Mapping[str, Sequence[int]]) -> str:
-    return "; ".join(f"{value[:24]} on {_named(those)}" for value, those in ranks.items())
+    return "; ".join(f"{value[:24]} on {_named(ranks)}" for value, ranks in found.items()) if len(found) > 1 else ""
 
 
 def _named(ranks: Sequence[int]) -> str:

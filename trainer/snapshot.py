@@ -161,7 +161,14 @@ def restore(
     make_state(training)
     held = held_tensors(training, ranks)
     for one in held:
-        _check(one, manifest, directory)
+        entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
+        if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
+            there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
+            raise BadConfig(
+                f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} "
+                "here",
+                next_step="Resume with the profile that the run was started with.",
+            )
     with torch.no_grad(), contextlib.ExitStack() as opened:
         open_file = functools.cache(lambda name: opened.enter_context(safe_open(directory / name, framework="pt")))
         for one in held:
@@ -172,17 +179,6 @@ def restore(
                 )
             if one.shared:
                 ranks.send_from_first(one.local)
-
-
-def _check(one: Held, manifest: CheckpointManifest, directory: Path) -> None:
-    entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
-    if entry is not None and tuple(entry.shape) == one.shape and entry.dtype == dtype:
-        return
-    there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
-    raise BadConfig(
-        f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} here",
-        next_step="Resume with the profile that the run was started with.",
-    )
 
 
 def _read(one: Held, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:

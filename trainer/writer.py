@@ -40,9 +40,7 @@ class RunWriter:
 
     A run that is there already goes on only if asked to ``again``.
 
-    Raises:
-        BadConfig: If the directory holds a run already and must not, or another process is at it: one record must not
-            be mixed with another's.
+    A directory that holds another run, or one that another process is at, is a ``BadConfig``.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
