@@ -3,9 +3,9 @@
 import contextlib
 import importlib
 import importlib.metadata
+import os
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from trainer.peaks import peak_flops_per_s, product_format
 from trainer.plan import BatchPlan, BatchSplit
 from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader
 from trainer.resolve import ResolvedConfig
-from trainer.resume import Start
+from trainer.resume import Start, job_name
+from trainer.writer import RunWriter
 
 
 def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
@@ -69,18 +70,16 @@ def describe_run(
     hosts: Sequence[str],
     ranks: Ranks,
     start: Start,
-    attempt: int,
 ) -> RunHeader:
-    """Return what ``run.json`` says of a run."""
+    """Return what ``run.json`` says of a run, but for the number of the start, which its writer counts."""
     config = resolved.config
     return RunHeader(
         **plan.model_dump(include=set(BatchSplit.model_fields)),
         schema_version=RUN_SCHEMA_VERSION,
         name=config.model.name,
-        attempt=attempt,
         resumed_from=start.origin,
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
-        job=start.job,
+        job=job_name(os.environ),
         started_utc=utc_now(),
         config=config.model_dump(mode="json"),
         sources=dict(resolved.sources),
@@ -99,13 +98,13 @@ def describe_run(
     )
 
 
-def open_board(header: RunHeader, directory: Path) -> Any:  # noqa: ANN401 - TensorBoard's own
+def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - TensorBoard's own
     """Return a writer for TensorBoard; None without that extra, or on a full disk: the record has the same numbers."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
     # What an earlier start drew of steps that are taken again is hidden.
-    again = header.resumed_step + 1 if header.attempt > 1 else None
+    again = header.resumed_step + 1 if writer.attempt > 1 else None
     with contextlib.suppress(OSError):
-        return SummaryWriter(log_dir=str(directory / TENSORBOARD_DIRECTORY), purge_step=again)
+        return SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)

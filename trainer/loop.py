@@ -96,16 +96,13 @@ class _Run:
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
-        again = writer.attempt
-        header = describe_run(
-            resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start, attempt=again
-        )
+        header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
         facts = DeviceFacts(work=self._training.work, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
-        writer.start(header, show, open_board(header, writer.directory) if ranks.leads else None)
+        writer.start(header, show, open_board(writer, header) if ranks.leads else None)
         told, beat = writer.append, self._watch.beat
         self._keeper = Keeper(
-            writer.directory, config, self._training, ranks, attempt=again, tell_event=told, progressed=beat
+            writer.directory, config, self._training, ranks, attempt=writer.attempt, tell_event=told, progressed=beat
         )
         self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)

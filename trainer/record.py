@@ -145,7 +145,7 @@ class RunHeader(BatchSplit):
 
     schema_version: Literal[4]
     name: str
-    attempt: int
+    attempt: int = 1
     """Number of the start, from 1."""
     resumed_from: str | None
     """The checkpoint that it went on from: a name in this run, or the path of another run's."""

@@ -9,7 +9,7 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ class Start:
     checkpoint: Path | None = None
     manifest: CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
-    job: str = ""
     finished: RunExit | None = None
     """The run is over, and there is nothing to go on with."""
     gave_up: bool = False
@@ -101,24 +100,21 @@ def choose_run(
         DiskTrouble: If a checkpoint cannot be read at the moment.
         TrainingFailed: If the run gave up under this same configuration.
     """
-    job = job_name(environment)
     restarts = (environment.get(name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
     try:
         if out is None and resume == AUTO and any(int(count) > 0 for count in restarts):
-            out = _run_of(job, resolved)
+            out = _run_of(job_name(environment), resolved)
         directory = out or default_run_directory(resolved.config.model.name)
         if resume not in {AUTO, NEVER}:
-            writer, start = _from_path(Path(resume), out, resolved, opened)
-        elif resume == AUTO and (directory / RUN_FILE).is_file():
-            writer, start = _go_on(directory, resolved, opened)
-        else:
-            writer, start = _writer(directory, opened, again=False), Start()
+            return _from_path(Path(resume), out, resolved, opened)
+        if resume == AUTO and (directory / RUN_FILE).is_file():
+            return _go_on(directory, resolved, opened)
+        return _writer(directory, opened, again=False), Start()
     except OSError as error:
         raise DiskTrouble(
             f"cannot use the run's directory: {error}",
             next_step="Nothing was lost. Start again when the file system is well: it goes on.",
         ) from error
-    return writer, replace(start, job=job)
 
 
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:

@@ -100,7 +100,7 @@ class RunWriter:
     def start(self, header: RunHeader, show: Show = lambda row: None, board: Any = None) -> None:  # noqa: ANN401
         """Write ``run.json``, and show it and what follows; TensorBoard's ``board`` gets the numbers, too."""
         if self._active:
-            self._write(RUN_FILE, header)
+            self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
             self._show, self._board = show, board
             show(header)
 

@@ -83,16 +83,17 @@ def test_a_dataset_is_held_against_the_profile_and_has_samples(tmp_path, data):
         open_dataset(resolved_of(config_of(), empty))
 
 
-def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp_path, data):
+def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp_path, data, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
     config = config_of(attention_dropout=0.25)
     resolved, ranks = resolved_of(config, data), join_ranks(config, environment={})
     dataset = open_dataset(resolved)
     training = build_training(config, dataset.manifest.vocab_size, dataset.manifest.special_ids, ranks)
     path = write_checkpoint(tmp_path / "checkpoints", 7)
-    start = Start(checkpoint=path, manifest=read_checkpoint(path), job="slurm 17")
+    start = Start(checkpoint=path, manifest=read_checkpoint(path))
     plan = make_plan(config, len(dataset), 1)
-    header = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=start, attempt=3)
-    assert (header.attempt, header.resumed_step, header.job) == (3, 7, "slurm 17")
+    header = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=start)
+    assert (header.resumed_step, header.job) == (7, "slurm-17")
     assert header.resumed_from == start.origin
     assert "step-000000007" in (header.resumed_from or "")
     assert (header.config_sha256, header.dataset_hash) == (resolved.config_sha256, dataset.manifest.dataset_hash)
@@ -102,7 +103,7 @@ def test_the_header_says_what_is_trained_with_what_and_from_where_it_goes_on(tmp
     assert (header.versions["torch"], header.versions["python"]) == (torch.__version__, platform.python_version())
     assert header.hosts == ["here"]
     assert header.peak_flops_per_s is None  # of a CPU nobody knows it
-    fresh = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=Start(), attempt=1)
+    fresh = describe_run(resolved, dataset, plan, training, hosts=["here"], ranks=ranks, start=Start())
     assert (fresh.resumed_from, fresh.resumed_step) == (None, 0)
 
 

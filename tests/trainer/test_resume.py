@@ -89,8 +89,7 @@ def test_never_does_not_touch_a_run_that_is_there(run, tmp_path):
 
 
 def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
-    writer, start = chosen(None, environment=SLURM)
-    assert start.job == "slurm-17"
+    assert job_name(SLURM) == "slurm-17"
     for name, job in (("a", "slurm-17"), ("b", "slurm-18"), ("c", "")):
         write_run(tmp_path / "cwd" / "runs" / name, CONFIG, job=job)
     (tmp_path / "cwd" / "runs" / "d").mkdir()
@@ -349,7 +348,7 @@ def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again(tmp
         assert (writer.directory, writer.attempt) == (fork, attempt)
         assert (start.checkpoint, start.manifest.state.step, start.elsewhere) == (origin, 5, True)
         assert start.origin == str(origin)
-        writer.start(header_of(CONFIG, attempt=attempt, resumed_from=start.origin, resumed_step=5))
+        writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))
     assert "begins from" in messages(start)[0]
     write_checkpoint(fork / CHECKPOINTS_DIRECTORY, 6, config=CONFIG.model_dump(mode="json"))
     _, start = chosen(fork, str(origin))

@@ -34,7 +34,7 @@ def begin(tmp_path):
         if writers:
             leave(writers[-1])
         writers.append(RunWriter(tmp_path / "r", active=True, again=True))
-        writers[-1].start(header_of(attempt=writers[-1].attempt, **changes))
+        writers[-1].start(header_of(**changes))
         return writers[-1]
 
     return start
@@ -47,7 +47,7 @@ ROWS = [row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]
 def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_only_its_end(tmp_path, active):
     directory, shown = tmp_path / "r", []
     writer = RunWriter(directory, active=active)
-    writer.start(header_of(), shown.append, open_board(header_of(), directory) if active else None)
+    writer.start(header_of(), shown.append, open_board(writer, header_of()) if active else None)
     writer.started(startup_of())
     for row in ROWS:
         writer.append(row)
@@ -69,8 +69,10 @@ def test_a_later_start_hides_what_tensorboard_drew_of_steps_that_are_taken_again
     import torch.utils.tensorboard
 
     monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", lambda **options: options["purge_step"])
-    asked = [open_board(header_of(attempt=attempt, resumed_step=5 * attempt - 5), tmp_path) for attempt in (1, 2)]
-    assert asked == [None, 6]
+    writer = RunWriter(tmp_path, active=True)
+    assert open_board(writer, header_of()) is None
+    writer.attempt = 2
+    assert open_board(writer, header_of(resumed_step=5)) == 6
 
 
 def test_without_tensorboard_or_once_its_disk_is_full_the_record_has_the_numbers(tmp_path, monkeypatch):
@@ -85,7 +87,7 @@ def test_without_tensorboard_or_once_its_disk_is_full_the_record_has_the_numbers
         writer.append(row)
     assert len(read_run(tmp_path / "r").steps) == 2
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert open_board(header_of(), tmp_path) is None
+    assert open_board(writer, header_of()) is None
 
 
 def test_a_start_that_goes_on_cuts_torn_tails_and_writes_on(begin, tmp_path):
@@ -152,9 +154,7 @@ def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no
         writer = RunWriter(tmp_path / "r", active=True, again=True)
         assert (writer.attempt, read_exit(tmp_path / "r")) == (attempt, None)
         if attempt > 1:
-            writer.start(
-                header_of(attempt=attempt, resumed_from={2: "/other/checkpoint", 3: "step-000000002"}[attempt])
-            )
+            writer.start(header_of(resumed_from={2: "/other/checkpoint", 3: "step-000000002"}[attempt]))
         writer.finish(end_of(75))
         leave(writer)
     earlier = tmp_path / "r" / EARLIER_DIRECTORY
