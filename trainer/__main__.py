@@ -187,7 +187,6 @@ class _Job:
                     "attempt": self.writer.attempt,
                     "checkpoint": None if start.checkpoint is None else str(start.checkpoint.absolute()),
                     "manifest": None if start.manifest is None else manifest_text(start.manifest),
-                    "job": start.job,
                     "gave_up": start.gave_up,
                     "finished": None if start.finished is None else start.finished.model_dump(),
                 }
@@ -199,7 +198,7 @@ class _Job:
             if known["manifest"] is not None:
                 path = known["checkpoint"]
                 manifest = parse_manifest(json.loads(known["manifest"]), path)
-                self.start = Start(checkpoint=Path(path), manifest=manifest, job=known["job"], gave_up=known["gave_up"])
+                self.start = Start(checkpoint=Path(path), manifest=manifest, gave_up=known["gave_up"])
             if known["finished"] is not None:
                 self.start = Start(finished=RunExit(**known["finished"]))
         self._watch.traceback_file = self.writer.directory / f"rank-{self.rank:05d}.traceback.txt"

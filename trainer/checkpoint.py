@@ -6,9 +6,8 @@ RUN/checkpoints/
     rank-00000.safetensors      tensors, or parts of them, that this rank keeps
     manifest.json               written last: files with size and CRC-32, where the parts of tensors lie, the state
 
-A checkpoint is written into a hidden directory, synced, and renamed: what has its name is whole. Whether it still is
-when it is read, sizes and checksums say. Where several ranks write, each leaves a description of its file beside it,
-and the first rank makes the manifest of them.
+A checkpoint is written into a hidden directory, synced, and renamed: what has its name is whole. Sizes and checksums
+tell whether it still is. If several ranks write, each leaves a description of its file for the first rank's manifest.
 """
 
 import contextlib
@@ -19,11 +18,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.disk import DamagedFile, FileEntry, check_file, sync, write_atomically, write_file
 from trainer.errors import BadConfig, DiskTrouble
+from trainer.events import utc_now
 from trainer.schema import Table, canonical_sha256, parse_table, read_json
 from trainer.stream import Position
 
@@ -57,20 +58,18 @@ class TensorEntry(Table):
 class TrainingState(Table):
     """What is not a tensor.
 
-    The learning rate follows from the step and from ``health``, dropout from the seed, the position and the rank; so
-    schedule and random numbers need no more than this.
+    The learning rate follows from ``step`` and ``health``, dropout from the seed, the position and the rank.
     """
 
     step: int
     """Optimizer steps taken."""
     position: Position
     config: dict[str, Any]
-    """The configuration that led here."""
     config_sha256: str
     dataset_hash: str
     world_size: int
     good: bool
-    """Whether nothing was wrong with loss and gradient: what a rollback may return to."""
+    """Whether loss and gradient were fine: what a rollback may return to."""
     health: dict[str, Any]
     """The monitors' memory, as ``trainer.health`` writes it."""
     noise_scale: list[float]
@@ -90,17 +89,13 @@ class CheckpointManifest(Table):
 
 
 def manifest_text(manifest: CheckpointManifest) -> str:
-    """As it lies on disk."""
+    """Return the manifest as it lies on disk."""
     table = manifest.model_dump(mode="json")
     return json.dumps(table | {_HASH_KEY: canonical_sha256(table)})
 
 
 def parse_manifest(table: object, where: str) -> CheckpointManifest:
-    """A manifest from its JSON value.
-
-    Raises:
-        BadCheckpoint: If it is not one, or not as it was written.
-    """
+    """Check a manifest's JSON value; raise ``BadCheckpoint`` if it is not as it was written."""
     if not isinstance(table, dict):
         raise BadCheckpoint(f"{where} is not a table")
     content = {key: value for key, value in table.items() if key != _HASH_KEY}
@@ -135,12 +130,12 @@ class _Share(Table):
 
 
 def checkpoint_name(step: int, rollbacks: int) -> str:
-    """The directory's name."""
+    """Name a checkpoint's directory."""
     return f"step-{step:09d}" + (f"-rollback-{rollbacks}" if rollbacks else "")
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """Whole ones by their names, newest first: what was written after a rollback is newer than what was before."""
+    """List the whole ones by name, newest first: what was written after a rollback is newer than what was before."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
@@ -150,63 +145,65 @@ def list_checkpoints(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def step_of(path: Path) -> int:
-    """The optimizer step that a checkpoint's name tells."""
-    match = _NAME.fullmatch(path.name)
+def step_of(name: str) -> int:
+    """Return the optimizer step in a checkpoint's name."""
+    match = _NAME.fullmatch(name)
     assert match is not None
     return int(match[1])
 
 
+@dataclass(frozen=True, slots=True)
 class CheckpointWriter:
     """Writes one rank's share of a checkpoint; the first rank's call ends when the whole is there.
 
-    A writer that fails leaves word of it for the first one, which then gives up as well.
-
-    ``attempt`` (the run's start) and ``number`` (the save, counted by every rank alike) keep what an earlier one left
-    from being taken for this one's. The first of ``writers`` waits ``timeout_s`` for a share that does not grow.
-    ``progressed`` is called now and then as long as something is written, by this rank or by one that it waits for.
+    A writer that fails leaves word of it for the first one, which then gives up as well. ``attempt`` (the run's start)
+    and ``number`` (the save, counted by every rank alike) tell its files from those of earlier ones.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        name: str,
-        *,
-        attempt: int,
-        rank: int,
-        writers: Sequence[int],
-        timeout_s: float,
-        number: int = 1,
-        progressed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._root, self.name, self._rank, self._writers = root, name, rank, writers
-        self._timeout_s, self._progressed = timeout_s, progressed
-        self._of_this_start = f".step-*.attempt-{attempt}.save-*.partial"
-        self._partial = root / f".{name}.attempt-{attempt}.save-{number}.partial"
+    root: Path
+    name: str
+    _: KW_ONLY
+    attempt: int
+    rank: int
+    writers: Sequence[int]
+    timeout_s: float
+    """Longest wait of the first of ``writers`` for a share that does not grow."""
+    number: int = 1
+    progressed: Callable[[], None] = lambda: None
+    """Called while something is written, by this rank or by one that it waits for."""
 
-    def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState, utc: str) -> None:
+    @property
+    def _partial(self) -> Path:
+        return self.root / f".{self.name}.attempt-{self.attempt}.save-{self.number}.partial"
+
+    @property
+    def _leads(self) -> bool:
+        return self.rank == self.writers[0]
+
+    def _of_rank(self, rank: int, ending: str) -> Path:
+        return self._partial / f"rank-{rank:05d}.{ending}"
+
+    def write(self, content: memoryview, tensors: dict[str, TensorEntry], state: TrainingState) -> None:
         """Write this rank's file, and on the first rank the manifest of all, and publish.
 
-        Raises:
-            OSError: If the disk or a quota is full, or anything else is wrong with it.
-            TimeoutError: If another rank's share did not come.
+        Raises ``OSError`` if the disk refuses, ``TimeoutError`` if another rank's share did not come.
         """
         try:
             if self._leads:
                 # What earlier saves of this start left: a rank may have written on after the first gave up.
-                for partial in self._root.glob(self._of_this_start):
+                for partial in self.root.glob(f".step-*.attempt-{self.attempt}.save-*.partial"):
                     if partial != self._partial:
                         shutil.rmtree(partial, ignore_errors=True)
             self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-            entry = write_file(self._partial / f"{_stem(self._rank)}.safetensors", content, progressed=self._progressed)
+            entry = write_file(self._of_rank(self.rank, "safetensors"), content, progressed=self.progressed)
             share = _Share(file=entry, tensors=tensors)
             if not self._leads:
-                write_atomically(self._partial / f"{_stem(self._rank)}.json", share.model_dump_json())
+                write_atomically(self._of_rank(self.rank, "json"), share.model_dump_json())
                 return
-            shares = [share, *(self._wait_for(rank) for rank in self._writers[1:])]
+            shares = [share, *(self._wait_for(rank) for rank in self.writers[1:])]
             manifest = CheckpointManifest(
                 schema_version=CHECKPOINT_SCHEMA_VERSION,
-                written_utc=utc,
+                written_utc=utc_now(),
                 state=state,
                 files=[one.file for one in shares],
                 tensors=_joined(shares),
@@ -216,26 +213,21 @@ class CheckpointWriter:
             self.give_up(error)
             raise
 
-    @property
-    def _leads(self) -> bool:
-        return self._rank == self._writers[0]
-
     def _publish(self, manifest: CheckpointManifest) -> None:
         write_file(self._partial / MANIFEST_FILE, memoryview(manifest_text(manifest).encode()))
-        for rank in self._writers[1:]:
-            (self._partial / f"{_stem(rank)}.json").unlink()
+        for rank in self.writers[1:]:
+            self._of_rank(rank, "json").unlink()
         sync(self._partial)
-        final = self._root / self.name
+        final = self.root / self.name
         if final.exists():  # damaged, or this step would not have been taken again
-            final.rename(self._root / f".{self.name}.{secrets.token_hex(4)}.replaced")
+            final.rename(self.root / f".{self.name}.{secrets.token_hex(4)}.replaced")
         self._partial.rename(final)
-        with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
-            point_to_latest(self._root, self.name)
-        for replaced in self._root.glob(f".{self.name}.*.replaced"):
+        point_to_latest(self.root, self.name)
+        for replaced in self.root.glob(f".{self.name}.*.replaced"):
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _wait_for(self, rank: int) -> _Share:
-        share, failed, file = (self._partial / f"{_stem(rank)}{end}" for end in (".json", ".failed", ".safetensors"))
+        share, failed, file = (self._of_rank(rank, ending) for ending in ("json", "failed", "safetensors"))
         grown_s, size = time.monotonic(), -1
         while not share.is_file():
             if failed.is_symlink():
@@ -246,27 +238,23 @@ class CheckpointWriter:
             now_s, now_size = time.monotonic(), file.stat().st_size if file.is_file() else -1
             if now_size != size:
                 grown_s, size = now_s, now_size
-                self._progressed()
-            if now_s - grown_s > self._timeout_s:
-                raise TimeoutError(f"rank {rank} has not written its share within {self._timeout_s:g} s")
+                self.progressed()
+            if now_s - grown_s > self.timeout_s:
+                raise TimeoutError(f"rank {rank} has not written its share within {self.timeout_s:g} s")
             time.sleep(_POLL_S)
         return parse_table(_Share, read_json(share), where=str(share))
 
     def give_up(self, error: Exception) -> None:
-        """Leave nothing behind, or, where others write as well, the word that it failed."""
+        """Leave nothing behind or, if another rank leads, the word that this one failed."""
         with contextlib.suppress(OSError):
             if self._leads:
                 shutil.rmtree(self._partial, ignore_errors=True)
             else:
                 self._partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-                (self._partial / f"{_stem(self._rank)}.safetensors").unlink(missing_ok=True)
+                self._of_rank(self.rank, "safetensors").unlink(missing_ok=True)
                 number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
                 # A name needs no room on a full disk, as what is in a file would.
-                (self._partial / f"{_stem(self._rank)}.failed").symlink_to(str(number))
-
-
-def _stem(rank: int) -> str:
-    return f"rank-{rank:05d}"
+                self._of_rank(self.rank, "failed").symlink_to(str(number))
 
 
 def _joined(shares: Sequence[_Share]) -> dict[str, TensorEntry]:
@@ -322,37 +310,34 @@ def _unreadable(directory: Path, error: OSError) -> Exception:
     )
 
 
-def newest_checkpoint(
-    root: Path, *, damaged: Callable[[Path, str], None], good: bool = False
-) -> tuple[Path, CheckpointManifest] | None:
-    """The newest whole checkpoint, or None.
+Found = tuple[Path, CheckpointManifest]
 
-    ``damaged`` is told of each that had to be passed over; with ``good`` only such count as a rollback may return to.
+
+def newest_checkpoint(root: Path, *, good: bool = False) -> tuple[Found | None, list[tuple[Path, str]]]:
+    """Return the newest whole checkpoint or None, and each damaged one that was passed over, with what is wrong.
+
+    With ``good`` only such count as a rollback may return to.
     """
+    damaged: list[tuple[Path, str]] = []
     for path in list_checkpoints(root):
         try:
             manifest = read_checkpoint(path)
         except BadCheckpoint as error:
-            damaged(path, str(error))
+            damaged.append((path, str(error)))
             continue
         if manifest.state.good or not good:
-            return path, manifest
-    return None
+            return (path, manifest), damaged
+    return None, damaged
 
 
 def prune(root: Path, *, keep_last: int, keep_every_steps: int | None) -> list[str]:
-    """Remove old checkpoints; the newest good one stays in any case.
+    """Remove old checkpoints, but never the newest good one; return the names of those removed.
 
-    Returns:
-        The names of those that were removed.
-
-    Raises:
-        DiskTrouble: If it cannot be told which one that is.
-        OSError: If they cannot be removed.
+    Raises ``DiskTrouble`` if it cannot be told which one that is, ``OSError`` if they cannot be removed.
     """
     checkpoints = list_checkpoints(root)
     kept = set(checkpoints[:keep_last])
-    kept.update(path for path in checkpoints if keep_every_steps and step_of(path) % keep_every_steps == 0)
+    kept.update(path for path in checkpoints if keep_every_steps and step_of(path.name) % keep_every_steps == 0)
     for path in checkpoints:
         with contextlib.suppress(BadCheckpoint):
             if _read_manifest(path).state.good:
@@ -375,5 +360,6 @@ def clear_leftovers(root: Path) -> None:
 
 
 def point_to_latest(root: Path, name: str) -> None:
-    """Let ``latest`` name a checkpoint."""
-    write_atomically(root / LATEST_FILE, f"{name}\n")
+    """Let ``latest`` name a checkpoint, if the disk lets it: it is only for people."""
+    with contextlib.suppress(OSError):
+        write_atomically(root / LATEST_FILE, f"{name}\n")

@@ -44,19 +44,13 @@ _MEASURED_TOKENS = 512
 def in_threads(
     work: Callable[[Item], Result], items: Sequence[Item], threads: int, *, stop: Callable[[], None] = lambda: None
 ) -> list[Result]:
-    """Do a piece of work for each item, several at once; Ctrl-C ends it at any moment.
+    """Do a piece of work for each item, several at once, and return the results in the order of the items.
 
-    A KeyboardInterrupt that comes while the main thread has just taken one of the executor's locks, and before it has
-    entered the block that gives it back, would leave all workers waiting for it. So signals wait while the main thread
-    uses the executor, and in between it only sleeps.
+    Ctrl-C ends it at any moment: a KeyboardInterrupt between the taking of one of the executor's locks and the block
+    that gives it back would leave all workers waiting, so signals wait while the main thread uses the executor.
 
     ``stop`` is called on the first error and on Ctrl-C, to ask work that is under way to end early; no more is begun.
-
-    Returns:
-        The results, in the order of the items.
-
-    Raises:
-        BaseException: The first that a piece of work raised, when all have ended.
+    The first error is raised when all have ended.
     """
     errors: list[BaseException] = []
     results: dict[int, Result] = {}
@@ -97,7 +91,7 @@ def _signals_later() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFile:
-    """One file to copy; ``sha256`` is None for one that the manifest does not name."""
+    """A file to copy; ``sha256`` is None for one that the manifest does not name."""
 
     name: str
     size_bytes: int
@@ -106,39 +100,19 @@ class DatasetFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFigures:
-    """What a copy took, all threads together.
-
-    ``seconds`` are wall time, until everything was on disk; reading, and writing with syncing, are added up over
-    threads.
-    """
+    """What a copy took."""
 
     size_bytes: int
     seconds: float
+    """Wall time, until everything was on disk."""
     read_s: float
+    """Added up over threads."""
     write_s: float
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Of the copy as a whole."""
-        return self.size_bytes / self.seconds
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """Of one reading thread."""
-        return self.size_bytes / self.read_s
-
-    @property
-    def write_bytes_per_s(self) -> float:
-        """Of one writing thread, syncing included."""
-        return self.size_bytes / self.write_s
+    """Added up over threads, syncing included."""
 
 
 def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
-    """What a dataset consists of, the manifest last.
-
-    Raises:
-        BadConfig: If a file is missing, or is a link or anything else that is not a file.
-    """
+    """List a dataset's files, the manifest last; raise ``BadConfig`` for one that is missing or not a regular file."""
     hashes: dict[str, str | None] = {}
     for shard in (*manifest.train.shards, *manifest.validation.shards):
         hashes |= {shard.tokens_file: shard.tokens_sha256, shard.offsets_file: shard.offsets_sha256}
@@ -147,14 +121,20 @@ def dataset_files(source: Path, manifest: Manifest) -> list[DatasetFile]:
     hashes[MANIFEST_NAME] = None
     files = []
     for name, sha256 in hashes.items():
-        try:
+        with _reading(source, name):
             status = (source / name).lstat()
-        except OSError as error:
-            raise damaged_source(source, name, error.strerror or "cannot be read") from error
         if not stat.S_ISREG(status.st_mode):
-            raise damaged_source(source, name, "is not a regular file")
+            raise _damaged(source, name, "is not a regular file")
         files.append(DatasetFile(name=name, size_bytes=status.st_size, sha256=sha256))
     return files
+
+
+@contextlib.contextmanager
+def _reading(source: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _damaged(source, name, error.strerror or "cannot be read") from error
 
 
 def is_whole(directory: Path, manifest: Manifest) -> bool:
@@ -179,9 +159,7 @@ def copy_files(
 ) -> CopyFigures:
     """Copy a dataset's files into an empty directory, hashing every byte, and put them on disk.
 
-    Raises:
-        BadConfig: If a file cannot be read, or is not what the manifest says.
-        OSError: If the target cannot be written.
+    Raises ``BadConfig`` if a file cannot be read or is not what the manifest says, ``OSError`` if the target refuses.
     """
     total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
     started_s = time.perf_counter()
@@ -197,7 +175,7 @@ def copy_files(
 
     taken = in_threads(lambda file: _copy(file, source, target, copied), files, _THREADS, stop=stop.set)
     if read_manifest(target) != manifest:
-        raise damaged_source(source, MANIFEST_NAME, "changed while it was copied")
+        raise _damaged(source, MANIFEST_NAME, "changed while it was copied")
     sync(target)
     return CopyFigures(
         size_bytes=total_bytes,
@@ -213,25 +191,21 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
     read_s = write_s = 0.0
     size_bytes = 0
     with contextlib.ExitStack() as opened:
-        try:
+        with _reading(source, file.name):
             # O_NOFOLLOW: a dataset from elsewhere must not point outside its own directory.
             fd = os.open(source / file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise damaged_source(source, file.name, error.strerror or "cannot be read") from error
         reader = opened.enter_context(os.fdopen(fd, "rb", buffering=0))
         writer = opened.enter_context((target / file.name).open("xb", buffering=0))
         while True:
             begun_s = time.perf_counter()
-            try:
+            with _reading(source, file.name):
                 chunk = reader.read(_CHUNK_BYTES)
-            except OSError as error:
-                raise damaged_source(source, file.name, error.strerror or "cannot be read") from error
             read_s += time.perf_counter() - begun_s
             if not chunk:
                 break
             size_bytes += len(chunk)
             if size_bytes > file.size_bytes:
-                raise damaged_source(source, file.name, "became longer while it was copied")
+                raise _damaged(source, file.name, "became longer while it was copied")
             hashed.update(chunk)
             begun_s, left = time.perf_counter(), memoryview(chunk)
             while left:
@@ -244,14 +218,14 @@ def _copy(file: DatasetFile, source: Path, target: Path, copied: Callable[[int],
         write_s += time.perf_counter() - begun_s
     sha256 = hashed.hexdigest()
     if file.sha256 not in (None, sha256):
-        raise damaged_source(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
+        raise _damaged(source, file.name, f"its SHA-256 is {sha256[:16]}…, not {str(file.sha256)[:16]}…")
     if size_bytes != file.size_bytes:
-        raise damaged_source(source, file.name, "became shorter while it was copied")
+        raise _damaged(source, file.name, "became shorter while it was copied")
     return read_s, write_s
 
 
 def seconds_per_sample(directory: Path) -> float | None:
-    """Mean time of reading one random training sample, as a loader with a cold page cache does; None without samples.
+    """Measure the mean time of a random training sample with a cold page cache; None without samples.
 
     The samples are the same ones every time, so that two places can be compared.
     """
@@ -261,16 +235,14 @@ def seconds_per_sample(directory: Path) -> float | None:
             return None
         samples = permute(np.arange(count, dtype=np.uint64), len(dataset), 1, 0).astype(np.int64)
         dataset.forget()
-        ids = np.empty(_MEASURED_TOKENS, dtype=dataset.dtype)
         started_s = time.perf_counter()
-        for sample in samples:
-            shards, begins, tokens = dataset.locate(sample[None])
-            dataset.read_into(ids, np.zeros(1, dtype=np.int64), shards, begins, np.minimum(tokens, len(ids)))
+        for sample in samples.tolist():
+            dataset.read(sample, _MEASURED_TOKENS)
         return (time.perf_counter() - started_s) / count
 
 
-def damaged_source(source: Path, name: str, what: str) -> BadConfig:
-    """What is wrong with a file of the source."""
+def _damaged(source: Path, name: str, what: str) -> BadConfig:
+    """Say what is wrong with a file of the source."""
     return BadConfig(
         f"{source / name}: {what}",
         next_step=f"The source is damaged, or changed while it was copied: autotune data verify {source}",

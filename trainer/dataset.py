@@ -153,7 +153,7 @@ class Manifest(Table):
         return self
 
     def split(self, name: SplitName) -> Split:
-        """The samples of one purpose."""
+        """Return the samples of one purpose."""
         return self.train if name == "train" else self.validation
 
     @property
@@ -162,25 +162,17 @@ class Manifest(Table):
         return canonical_sha256(self.model_dump(mode="json"))
 
 
-def _close_to(directory: Path) -> str | None:
-    """Asks for the dataset beside it whose name is close; None where there is none."""
-    close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
-    return f"Did you mean {directory.parent / close}?" if close else None
-
-
 def read_manifest(directory: Path) -> Manifest:
-    """Read and validate a dataset's manifest.
-
-    Raises:
-        BadConfig: If the directory is not a dataset, or one of another schema version.
-    """
+    """Read a dataset's manifest; raise ``BadConfig`` if there is none, or one of another schema version."""
     path = directory / MANIFEST_NAME
     prepare = "Prepare one with: autotune data prepare SOURCE --out DIR, where SOURCE is for example text:FILE"
     if directory.is_file():
         first = f"Prepare it first, for example: autotune data prepare text:{directory} --out DIR"
         raise BadConfig(f"{directory} is a file, and no prepared dataset", next_step=first)
     if not directory.is_dir():
-        raise BadConfig(f"{directory} is not a directory", next_step=_close_to(directory) or prepare)
+        close = nearest(directory.name, sorted(one.parent.name for one in directory.parent.glob(f"*/{MANIFEST_NAME}")))
+        next_step = f"Did you mean {directory.parent / close}?" if close else prepare
+        raise BadConfig(f"{directory} is not a directory", next_step=next_step)
     if not path.is_file():
         raise BadConfig(f"{directory} is not a dataset: it has no {MANIFEST_NAME}", next_step=prepare)
     raw = read_json(path)
@@ -198,12 +190,9 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class TokenDataset:
-    """Random access to the samples of one split, by number, with ``pread``: memory does not grow with what was visited.
+    """Random access to the samples of one split, with ``pread``: memory does not grow with what was visited.
 
-    Forked processes may share one instance, because no file position is used.
-
-    Raises:
-        BadConfig: If a file is missing or is not what the manifest says.
+    Forked processes may share one instance. A file that is missing or not what the manifest says is a ``BadConfig``.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, split: SplitName = "train") -> None:
@@ -242,20 +231,15 @@ class TokenDataset:
         return (type(self), (self.directory, self.manifest, self.split))
 
     def announce(self, samples: Callable[[], Int64]) -> None:
-        """Have the kernel fetch where samples lie, which are to be located soon, unless the last were there already.
-
-        ``samples`` gives their numbers; shape (N,).
-        """
+        """Have the kernel fetch the offsets of samples (N,) to be located soon, unless the last were there already."""
         if not self._waited:
             return
-        numbers = samples()
-        shards = np.searchsorted(self._firsts, numbers, side="right") - 1
-        places = self._offsets_start[shards] + 8 * (numbers - self._firsts[shards])
+        shards, places = self._offsets_of(samples())
         for fd, place in zip(self._offsets_fd[shards].tolist(), places.tolist(), strict=True):
             os.posix_fadvise(fd, place, 16, os.POSIX_FADV_WILLNEED)
 
     def locate(self, samples: Int64) -> tuple[Int64, Int64, Int64]:
-        """Where samples lie: shard, first id in that shard, and number of ids, without special tokens; shapes (N,).
+        """Return where samples lie: shard, first id in that shard, number of ids without special tokens; shapes (N,).
 
         Raises:
             IndexError: If there is no such sample.
@@ -263,10 +247,9 @@ class TokenDataset:
         """
         if len(samples) and not 0 <= int(samples.min()) <= int(samples.max()) < self._samples:
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {self._samples}")
-        shards = np.searchsorted(self._firsts, samples, side="right") - 1
+        shards, places = self._offsets_of(samples)
         pairs = np.empty((len(samples), 2), dtype="<u8")
         firsts = 16 * np.arange(len(samples))
-        places = self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
         short = self._read_all(pairs, self._offsets_fd[shards], places, firsts, firsts + 16)
         if short is not None:
             raise self._damaged(self._shards[int(shards[short])].offsets_file, "became shorter while in use")
@@ -278,6 +261,11 @@ class TokenDataset:
             file = self._shards[int(shards[first])].offsets_file
             raise self._damaged(file, f"sample {local} lies outside the shard")
         return shards, begins, ends - begins
+
+    def _offsets_of(self, samples: Int64) -> tuple[Int64, Int64]:
+        """Return their shards, and where in those files each one's two offsets lie."""
+        shards = np.searchsorted(self._firsts, samples, side="right") - 1
+        return shards, self._offsets_start[shards] + 8 * (samples - self._firsts[shards])
 
     def read_into(self, ids: Ids, places: Int64, shards: Int64, begins: Int64, tokens: Int64) -> None:
         """Read stretches of ids, ``tokens`` of each, into ``ids`` (T,) at ``places``; all others of shape (N,).
@@ -297,10 +285,8 @@ class TokenDataset:
         """Fill ``target``'s bytes from ``firsts`` to ``ends`` with what lies at ``offsets`` of the files.
 
         First what the page cache has, without waiting. The rest is announced to the kernel before it is read, so that a
-        batch of reads from a cold disk or a network file system waits about as long as one.
-
-        Returns:
-            The number of a read that found the end of its file, or None.
+        batch of reads from a cold disk or a network file system waits about as long as one. The number of a read that
+        found the end of its file is returned, or None.
         """
         view = memoryview(target.reshape(-1).view(np.uint8).data)
         reads = list(zip(fds.tolist(), offsets.tolist(), firsts.tolist(), ends.tolist(), strict=True))
@@ -329,12 +315,6 @@ class TokenDataset:
             with contextlib.suppress(OSError):
                 os.fsync(fd)  # what was just written is kept until it is on the disk
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    @property
-    def files(self) -> list[Path]:
-        """All files of the split's shards."""
-        names = [name for shard in self._shards for name in (shard.tokens_file, shard.offsets_file)]
-        return [self.directory / name for name in names]
 
     def close(self) -> None:
         """Close the files."""
@@ -369,9 +349,9 @@ _NPY_HEADER = re.compile(rb"^\x93NUMPY([\x01\x02])\x00")
 
 
 def open_npy(path: Path, dtype: np.dtype[Any], length: int) -> tuple[int, int]:
-    """Open a one-dimensional ``.npy`` file; returns its descriptor and where its data begins.
+    """Open a one-dimensional ``.npy`` file; return its descriptor and where its data begins.
 
-    The header is read here, not by ``numpy.load``, so that nothing in the file can be anything but numbers.
+    The header is read here, not by ``numpy.load``, so that the file can hold nothing but numbers.
     """
     damaged = "The dataset is damaged: prepare or copy it again."
     try:

@@ -20,7 +20,7 @@ _WRITTEN_AT_ONCE_BYTES = 4 * 2**20
 _READ_AT_ONCE_BYTES = 2**20
 """Few enough to be in the cache when their checksum is taken."""
 _CANNOT_SYNC = (errno.EINVAL, errno.EACCES)
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems without locks say."""
 _POLL_S = 0.1
 
@@ -46,15 +46,17 @@ class FileEntry(Table):
 
 
 def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None] = lambda: None) -> FileEntry:
-    """Write a file anew, and sync it; ``progressed`` is called now and then.
+    """Write a file from scratch, and sync it; ``progressed`` is called now and then.
 
-    Where memory and file system allow it, bytes go to the disk without a copy in the page cache, which would take
-    memory bandwidth and a core from a training that goes on meanwhile.
+    If memory and file system allow it, bytes go to the disk without a copy in the page cache, which would take memory
+    bandwidth and a core from a training that goes on meanwhile.
     """
+    import numpy as np
+
     checksum = 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        direct = _is_aligned(content)
+        direct = len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
         for begin in range(0, len(content), _WRITTEN_AT_ONCE_BYTES):
             chunk = content[begin : begin + _WRITTEN_AT_ONCE_BYTES]
             checksum = crc32(chunk, checksum)
@@ -66,12 +68,6 @@ def write_file(path: Path, content: memoryview, *, progressed: Callable[[], None
     finally:
         os.close(fd)
     return FileEntry(name=path.name, bytes=len(content), crc32=checksum)
-
-
-def _is_aligned(content: memoryview) -> bool:
-    import numpy as np
-
-    return len(content) > 0 and np.frombuffer(content, dtype=np.uint8).ctypes.data % DISK_BLOCK_BYTES == 0
 
 
 def _write_directly(fd: int, chunk: memoryview) -> bool:
@@ -99,12 +95,7 @@ def _write_all(fd: int, chunk: memoryview) -> None:
 
 
 def check_file(path: Path, entry: FileEntry) -> None:
-    """Read a file and compare it.
-
-    Raises:
-        DamagedFile: If it differs.
-        OSError: If it cannot be read.
-    """
+    """Read a file; raise ``DamagedFile`` if it differs, ``OSError`` if it cannot be read."""
     status = path.stat(follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
         raise DamagedFile(f"{path} is not a file")
@@ -172,18 +163,20 @@ def append_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
         sync(path.parent)
 
 
-def open_locked(path: Path, timeout_s: float = 0.0) -> int:
-    """Open a file, made where it is not there, and keep other processes from it until the descriptor is closed.
+def open_locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> int | None:
+    """Open a file, made if it is not there, and keep other processes from it until the descriptor is closed.
 
-    The kernel lets go of it with the process, however that ends.
+    The kernel lets go of it with the process, however that ends. If it is not ``needed``, None is returned on a file
+    system without locks.
 
     Raises:
         LockHeld: If another process held it for so long.
-        OSError: With one of ``NO_LOCKS``, if the file system has none; with another, if the file cannot be opened.
+        OSError: If the file cannot be opened, or not be locked.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    deadline_s = time.monotonic() + timeout_s
-    try:
+    with contextlib.ExitStack() as undone:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        undone.callback(os.close, fd)
+        deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,26 +184,22 @@ def open_locked(path: Path, timeout_s: float = 0.0) -> int:
                 if time.monotonic() >= deadline_s:
                     raise LockHeld(str(path)) from error
                 time.sleep(_POLL_S)
+            except OSError as error:
+                if needed or error.errno not in _NO_LOCKS:
+                    raise
+                return None
             else:
+                undone.pop_all()
                 return fd
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float = 0.0, *, needed: bool = True) -> Iterator[int | None]:
     """Hold the lock of ``open_locked`` during the block, which gets the file's descriptor.
 
-    The file stays, as another process may be waiting for it by its inode. Where it is not ``needed``, a file system
-    without locks runs the block without one, and gives None.
+    The file stays, as another process may be waiting for it by its inode.
     """
-    fd: int | None = None
-    try:
-        fd = open_locked(path, timeout_s)
-    except OSError as error:
-        if needed or error.errno not in NO_LOCKS:
-            raise
+    fd = open_locked(path, timeout_s, needed=needed)
     try:
         yield fd
     finally:

@@ -20,8 +20,7 @@ class EventRow(Table):
     utc: str
     kind: str
     """``saved``, ``save_failed``, ``not_removed``, ``record_waits``, ``resumed``, ``damaged``, ``rolled_back``,
-    ``preflight``, ``stopped``, or what ``trainer.health`` tells: ``non_finite``, ``spike``, ``explosion``, ``plateau``,
-    ``rise``, ``starved``, ``straggler``."""
+    ``preflight``, ``stopped``, or a ``Kind``."""
     level: Literal["info", "warning", "error"] = "info"
     action: str = "none"
     """What was done: ``none``, ``warn``, ``skip``, ``rollback``, ``give_up``."""
@@ -184,6 +183,5 @@ ADVICE: Mapping[Kind, tuple[tuple[str, ...], str]] = {
 
 
 def strongest(findings: Sequence[Finding]) -> Finding | None:
-    """The one whose action rules; None where nothing was found."""
-    severity = list(Action)
-    return max(findings, key=lambda one: severity.index(one.action), default=None)
+    """Return the one with the strongest action; None without any."""
+    return max(findings, key=lambda one: list(Action).index(one.action), default=None)

@@ -28,12 +28,13 @@ def export_model(
 ) -> None:
     """Write the model and its tokenizer; the directory appears whole or not at all.
 
-    All ranks take part, as each may hold a share of the weights; the one that leads writes.
-
-    Raises:
-        BadConfig: If the disk is full, or refuses otherwise.
+    All ranks take part, as each may hold a share of the weights; the one that leads writes. A disk that is full, or
+    refuses otherwise, is a ``BadConfig``.
     """
-    weights = _whole_weights(module)
+    # On the host of rank 0, under transformers' names, wherever their parts lie.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found = get_model_state_dict(module.model, options=options)
+    weights = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
     if not leads:
         return
     for left in directory.parent.glob(f".{directory.name}.*.partial"):  # by a start that was killed
@@ -42,13 +43,11 @@ def export_model(
     try:
         partial.mkdir(mode=0o700, parents=True)
         _write(module, weights, _tokenizer(dataset_dir, special_ids, seq_length_tokens), partial)
+        before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
         if directory.exists():  # a run that was finished before, and has gone on
-            before = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.replaced")
             directory.rename(before)
-            partial.rename(directory)
-            shutil.rmtree(before, ignore_errors=True)
-        else:
-            partial.rename(directory)
+        partial.rename(directory)
+        shutil.rmtree(before, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     sync(directory.parent)
@@ -73,15 +72,8 @@ def _write(
     sync(partial)
 
 
-def _whole_weights(module: MaskedLM) -> dict[str, torch.Tensor]:
-    """The encoder's weights on the host of rank 0, under transformers' names, wherever their parts lie."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found = get_model_state_dict(module.model, options=options)
-    return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
-
-
 def _tokenizer(dataset_dir: Path, special_ids: SpecialIds, seq_length_tokens: int) -> PreTrainedTokenizerFast:
-    """The dataset's tokenizer, framing texts as the trainer framed its rows."""
+    """Return the dataset's tokenizer, framing texts as the trainer framed its sequences."""
     tokenizer = Tokenizer.from_file(str(dataset_dir / TOKENIZER_NAME))
     names = {role: tokenizer.id_to_token(getattr(special_ids, role)) for role in ("pad", "unk", "cls", "sep", "mask")}
     tokenizer.post_processor = TemplateProcessing(

@@ -1,10 +1,11 @@
-"""The rows and the header of a run: where they go, and what the header says of dataset, model and machine."""
+"""What a run's record says of its dataset, model and machine."""
 
 import contextlib
 import importlib
 import importlib.metadata
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,15 +14,14 @@ from trainer.build import Training
 from trainer.config import TrainConfig
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
-from trainer.events import EventRow, happened, utc_now
-from trainer.meter import DeviceFacts
+from trainer.events import utc_now
 from trainer.parallel import Ranks
 from trainer.peaks import peak_flops_per_s, product_format
-from trainer.plan import BatchPlan
-from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, EvaluationRow, RunHeader, StepRow
+from trainer.plan import BatchPlan, BatchSplit
+from trainer.record import RUN_SCHEMA_VERSION, TENSORBOARD_DIRECTORY, RunHeader
 from trainer.resolve import ResolvedConfig
-from trainer.resume import Start
-from trainer.writer import Row, RunWriter
+from trainer.resume import Start, job_name
+from trainer.writer import RunWriter
 
 
 def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
@@ -38,7 +38,7 @@ def open_dataset(resolved: ResolvedConfig) -> TokenDataset:
     return dataset
 
 
-def peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
+def _peak_of(config: TrainConfig, ranks: Ranks) -> float | None:
     """Operations per second that a device is capable of in the format used; None where that is not known."""
     if ranks.device.type != "cuda":
         return None
@@ -67,99 +67,44 @@ def describe_run(
     plan: BatchPlan,
     training: Training,
     *,
-    facts: DeviceFacts,
+    hosts: Sequence[str],
     ranks: Ranks,
     start: Start,
-    attempt: int,
 ) -> RunHeader:
-    """What ``run.json`` says of a run."""
+    """Return what ``run.json`` says of a run, but for the number of the start, which its writer counts."""
     config = resolved.config
     return RunHeader(
+        **plan.model_dump(include=set(BatchSplit.model_fields)),
         schema_version=RUN_SCHEMA_VERSION,
         name=config.model.name,
-        attempt=attempt,
         resumed_from=start.origin,
         resumed_step=0 if start.manifest is None else start.manifest.state.step,
-        job=start.job,
+        job=job_name(os.environ),
         started_utc=utc_now(),
         config=config.model_dump(mode="json"),
         sources=dict(resolved.sources),
-        config_sha256=resolved.config_sha256,
         profile_sha256=resolved.profile_sha256,
         dataset_hash=dataset.manifest.dataset_hash,
-        world_size=ranks.world_size,
-        accumulation_steps=plan.accumulation_steps,
-        rows_per_microbatch_per_rank=plan.rows_per_microbatch_per_rank,
-        global_batch_rows=plan.global_batch_rows,
-        parameters=facts.work.parameters,
-        layout=plan.layout,
+        parameters=training.work.parameters,
         attention=training.module.attention.kind,
         attention_reason=training.module.attention.reason,
         recipe_changes=list(training.recipe_changes),
         device=ranks.device_name,
         driver=driver_of(ranks),
-        peak_flops_per_s=facts.peak_flops_per_s,
+        peak_flops_per_s=_peak_of(config, ranks),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")}
         | {"python": platform.python_version()},
-        hosts=list(facts.hosts),
+        hosts=list(hosts),
     )
 
 
-Show = Callable[[RunHeader | Row], None]
-"""Shows people on rank 0 that the run begins, and each row."""
-
-
-class Journal:
-    """Writes rows everywhere; on other ranks than the first, nowhere."""
-
-    def __init__(self, writer: RunWriter, show: Show, header: RunHeader, *, active: bool) -> None:
-        self._writer, self._show, self._active = writer, show, active
-        self._board: Any = None
-        self._told_trouble: str | None = None
-        writer.start(header)
-        if not active:
-            return
-        show(header)
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:  # an extra: the record holds the same numbers
-            return
-        # What an earlier start drew of steps that are taken again is hidden.
-        again = header.resumed_step + 1 if header.attempt > 1 else None
-        with contextlib.suppress(OSError):  # the record holds the same numbers
-            self._board = SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)
-
-    def _tell_trouble(self, step: int) -> None:
-        """Once, when rows begin to wait; they are kept until they can be written."""
-        trouble = self._writer.trouble
-        if self._active and trouble is not None and trouble != self._told_trouble:
-            message = f"cannot write to {self._writer.directory}: {trouble}; rows wait, and training goes on"
-            next_step = "Free room, or raise the quota: what waits is then written."
-            self._show(happened(step, "record_waits", message, level="error", next_step=next_step))
-        self._told_trouble = trouble
-
-    def write(self, row: Row) -> None:
-        """Write a row into the record, and show it."""
-        self._writer.append(row)
-        if isinstance(row, StepRow):
-            self._tell_trouble(row.step)
-        if not isinstance(row, EventRow):
-            self._draw("train" if isinstance(row, StepRow) else "validation", row)
-        if self._active:
-            self._show(row)
-
-    def close(self) -> None:
-        """Flush the files."""
-        if self._board is not None:
-            with contextlib.suppress(OSError):  # the record has the same numbers
-                self._board.close()
-
-    def _draw(self, group: str, row: StepRow | EvaluationRow) -> None:
-        if self._board is None:
-            return
-        try:
-            for name, value in row.model_dump(exclude={"step"}).items():
-                if value is not None:
-                    self._board.add_scalar(f"{group}/{name}", value, row.step)
-        except OSError:
-            self._board = None  # its file is torn; the record has the same numbers
+def open_board(writer: RunWriter, header: RunHeader) -> Any:  # noqa: ANN401 - TensorBoard's own
+    """Return a writer for TensorBoard; None without that extra, or on a full disk: the record has the same numbers."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    # What an earlier start drew of steps that are taken again is hidden.
+    again = header.resumed_step + 1 if writer.attempt > 1 else None
+    with contextlib.suppress(OSError):
+        return SummaryWriter(log_dir=str(writer.directory / TENSORBOARD_DIRECTORY), purge_step=again)

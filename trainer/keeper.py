@@ -27,15 +27,16 @@ from trainer.checkpoint import (
     newest_checkpoint,
     parse_manifest,
     prune,
+    step_of,
 )
 from trainer.config import TrainConfig
 from trainer.errors import TrainerError, TrainingFailed
-from trainer.events import EventRow, happened, utc_now
+from trainer.events import EventRow, happened
 from trainer.parallel import Ranks
 from trainer.snapshot import Held, HostCopy, held_tensors, make_state, restore
 
 _LOWEST_PRIORITY = 19
-"""The thread's, where nobody waits for it: on a busy machine the training comes first."""
+"""The writing thread's, if nobody waits for it: on a busy machine the training comes first."""
 _ROUND_S = 0.5
 """How often ranks that wait for a save tell each other so."""
 _ABANDONED_S = 20.0
@@ -47,8 +48,8 @@ _ASSUMED_BYTES_PER_S = 100e6
 class Keeper:
     """Saves and restores a run.
 
-    Each rank has one of these, and calls it at the same steps. ``progressed`` is called as long as something is written
-    or read.
+    Each rank has one of these, and calls it at the same steps. ``progressed`` is called while something is written or
+    read.
     """
 
     def __init__(
@@ -71,33 +72,45 @@ class Keeper:
         self._saves = 0
         self._copy: HostCopy | None = None
         self._room: threading.Thread | None = None
-        self._writers: Sequence[int] | None = None
+        self._writers: Sequence[int] = ()
         self._thread: threading.Thread | None = None
-        self._finished: deque[tuple[EventRow, ...]] = deque()
-        """Of each save that has ended: how it went, and perhaps that older ones could not be removed."""
-        if self.enabled:
-            self._prepare()
+        self._finished: deque[EventRow] = deque()
+        """How the saves that have ended went, until it is told."""
         self._last_s = time.monotonic()
-        self._seconds: float | None = None
-        self._guessed_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
+        self._save_s = 1.0 + state_bytes(training) / _ASSUMED_BYTES_PER_S
+        """What the last save took; before the first, a guess."""
         self.newest: str | None = None
         """The newest checkpoint, as far as this rank knows."""
         self.at_step: int | None = None
         """The step of the last state that was read, or that a save was tried of."""
-        self.saved_step: int | None = None
-        """The step of the newest checkpoint, as far as this rank knows."""
+        if self.enabled:  # take the room for the copy now, so that the first save need not wait for it
+            make_state(training)
+            kept = self._kept()
+            if kept:
+                self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
+                self._room.start()
 
     @property
     def enabled(self) -> bool:
         """Whether anything is saved at all."""
         return self._settings.enabled
 
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint, as far as this rank knows."""
+        return None if self.newest is None else step_of(self.newest)
+
     def owns(self, path: Path) -> bool:
         """Whether a checkpoint is one of this run."""
         return path.parent.resolve() == self._root.resolve()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def is_due_by_time(self) -> bool:
-        """Whether the last save is long enough ago; by this rank's clock."""
+        """Whether the last save is long enough ago by this rank's clock."""
         waited_s = time.monotonic() - self._last_s
         return self.enabled and waited_s >= self._settings.interval_s and not self.busy
 
@@ -108,27 +121,8 @@ class Keeper:
         return by_number or (asked_at is not None and (self.at_step is None or asked_at > self.at_step))
 
     def seconds_of_a_save(self) -> float:
-        """What the next one will take: as long as the last, or a guess."""
-        if not self.enabled:
-            return 0.0
-        return self._seconds if self._seconds is not None else self._guessed_s
-
-    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
-        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
-        self._last_s = time.monotonic()
-        self.at_step = state.step
-        urgent = wait or not self._settings.asynchronous
-        self._begin(state, rollbacks=rollbacks, urgent=urgent)
-        if urgent:
-            self.wait()
-
-    def _prepare(self) -> None:
-        """Begin to take the room for the copy, so that the first save need not wait for it."""
-        make_state(self._training)  # before the first step there is none
-        kept = self._kept()
-        if kept:
-            self._room = threading.Thread(target=self._take_room, args=(kept,), name="saver's room", daemon=True)
-            self._room.start()
+        """Return how long the next one will take: as long as the last, or a guess."""
+        return self._save_s if self.enabled else 0.0
 
     def _take_room(self, kept: Sequence[Held]) -> None:
         if self._ranks.device.type == "cuda":
@@ -143,22 +137,22 @@ class Keeper:
         pinned = self._ranks.device.type == "cuda"
         return HostCopy(kept, f"rank-{self._ranks.rank:05d}.safetensors", pinned=pinned)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a save is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def _begin(self, state: TrainingState, *, rollbacks: int, urgent: bool) -> None:
-        began_s = time.perf_counter()
+    def save(self, state: TrainingState, *, rollbacks: int, wait: bool = False) -> None:
+        """Save; all ranks call it after the same step. With ``wait`` it has ended, well or not, on this return."""
+        urgent = wait or not self._settings.asynchronous
+        self._last_s, began_s, self.at_step = time.monotonic(), time.perf_counter(), state.step
         self._join()
         make_state(self._training)
         kept = self._kept()
-        if self._writers is None:
+        if not self._writers:
             self._writers = [rank for rank, has in enumerate(self._ranks.each(float(bool(kept)))) if has]
-        if not kept:
-            return
+        if kept:
+            self._begin(kept, state, checkpoint_name(state.step, rollbacks), began_s, urgent=urgent)
+        if urgent:
+            self.wait()
+
+    def _begin(self, kept: list[Held], state: TrainingState, name: str, began_s: float, *, urgent: bool) -> None:
         self._saves += 1
-        name = checkpoint_name(state.step, rollbacks)
         writer = CheckpointWriter(
             self._root, name, attempt=self._attempt, rank=self._ranks.rank, writers=self._writers,
             timeout_s=self._timeout_s, number=self._saves, progressed=self._progressed,
@@ -174,7 +168,7 @@ class Keeper:
         except (MemoryError, RuntimeError) as error:
             writer.give_up(error)
             why = f"no room for a copy of the state in host memory: {str(error).partition(chr(10))[0][:200]}"
-            self._end(state.step, name, began_s, error=why)
+            self._end(state.step, name, began_s, None, problem=OSError(errno.ENOMEM, why))
             return
         stall_s = None if urgent else time.perf_counter() - began_s
         arguments = (writer, self._copy, state, began_s, stall_s)
@@ -193,73 +187,68 @@ class Keeper:
     ) -> None:
         if stall_s is not None:  # nothing waits for it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        problem: Exception | None = None
         try:
-            writer.write(copy.content, copy.tensors, state, utc_now())
-        except Exception as problem:  # noqa: BLE001 - the border of this thread: whatever it is, training goes on, and is told
-            writer.give_up(problem)
-            full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
-            told = problem.strerror if isinstance(problem, OSError) else f"{type(problem).__name__}: {problem}"
-            self._end(
-                state.step, writer.name, began_s, stall_s, error=told or str(problem), prune_to=1 if full else None
-            )
-        else:
-            keep = self._settings.keep_last
-            self._end(state.step, writer.name, began_s, stall_s, size_bytes=copy.size_bytes, prune_to=keep)
+            writer.write(copy.content, copy.tensors, state)
+        except Exception as error:  # noqa: BLE001 - the border of this thread: whatever it is, training goes on, and is told
+            writer.give_up(error)
+            problem = error
+        size_bytes = 0 if problem else len(copy.content)
+        self._end(state.step, writer.name, began_s, stall_s, size_bytes=size_bytes, problem=problem)
 
     def _end(
         self,
         step: int,
         name: str,
         began_s: float,
-        stall_s: float | None = None,
+        stall_s: float | None,
         *,
         size_bytes: int = 0,
-        error: str | None = None,
-        prune_to: int | None = None,
+        problem: Exception | None = None,
     ) -> None:
         """Remove what is not to be kept any more, and note how the save went."""
+        full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
         removed: list[str] = []
-        not_removed: tuple[EventRow, ...] = ()
-        if self._ranks.leads and prune_to is not None:
+        if self._ranks.leads and (full or problem is None):
+            keep_last = 1 if full else self._settings.keep_last
             try:
-                removed = prune(self._root, keep_last=prune_to, keep_every_steps=self._settings.keep_every_steps)
-            except (OSError, TrainerError) as problem:
-                message = f"older checkpoints could not be removed: {problem}"
+                removed = prune(self._root, keep_last=keep_last, keep_every_steps=self._settings.keep_every_steps)
+            except (OSError, TrainerError) as refused:
+                message = f"older checkpoints could not be removed: {refused}"
                 next_step = "Remove them by hand, or let this user do so: they fill the disk."
-                not_removed = (happened(step, "not_removed", message, level="warning", next_step=next_step),)
+                self._finished.append(happened(step, "not_removed", message, level="warning", next_step=next_step))
         seconds = time.perf_counter() - began_s
         values = {"stall_s": seconds if stall_s is None else stall_s, "seconds": seconds, "size_bytes": size_bytes}
         told = f"; removed {', '.join(removed)}" if removed else ""
-        if error is None:
-            self._seconds, self.newest, self.saved_step = seconds, name, step
-            saved = happened(step, "saved", f"saved {name}{told}", values=values)
-        else:
-            kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
-            saved = happened(
+        if problem is None:
+            self._save_s, self.newest = seconds, name
+            self._finished.append(happened(step, "saved", f"saved {name}{told}", values=values))
+            return
+        why = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"
+        kept = f"the newest checkpoint is still {self.newest}" if self.newest else "there is no checkpoint yet"
+        self._finished.append(
+            happened(
                 step,
                 "save_failed",
-                f"could not save step {step}: {error}; {kept}, and training goes on{told}",
+                f"could not save step {step}: {why}; {kept}, and training goes on{told}",
                 level="error",
                 causes=["the disk or a quota is full", "the file system failed, or cannot be reached"],
-                next_step="Free room, or raise the quota: the next save is tried as usual. Until then a crash loses "
-                "more.",
+                next_step="Free room, or raise the quota: the next save is tried as usual; a crash before loses more.",
                 values=values,
             )
-        self._finished.append((saved, *not_removed))
+        )
 
     def tell_finished(self) -> None:
-        """Make events of the saves that have ended."""
+        """Tell how the saves went that have ended."""
         while self._finished:  # the thread may add one meanwhile
-            for event in self._finished.popleft():
-                self._tell_event(event)
+            self._tell_event(self._finished.popleft())
 
     def wait(self) -> None:
         """Until nothing is being written, on any rank; in rounds, as a save may take longer than ranks wait."""
-        busy = True
-        while busy:
+        busy_ranks = 1.0
+        while busy_ranks:
             self._join(_ROUND_S)
             (busy_ranks,) = self._ranks.sum(float(self.busy))
-            busy = busy_ranks > 0
             if not self.busy:
                 self._progressed()  # of a rank that writes, the writing itself is the sign of life
         self._join()
@@ -279,16 +268,20 @@ class Keeper:
         restore(self._training, path, manifest, self._ranks, progressed=self._progressed)
         self.at_step = manifest.state.step
         if self.owns(path):
-            self.newest, self.saved_step = path.name, manifest.state.step
+            self.newest = path.name
 
     def newest_good(self) -> tuple[Path, CheckpointManifest]:
-        """What a rollback returns to: the first rank looks, and tells all.
+        """Find what a rollback returns to: the first rank looks, and tells all.
 
         Raises:
             TrainingFailed: If there is none.
         """
         self.wait()
-        found = newest_checkpoint(self._root, damaged=self._damaged, good=True) if self._ranks.leads else None
+        found, damaged = newest_checkpoint(self._root, good=True) if self._ranks.leads else (None, [])
+        for passed_over, why in damaged:
+            message = f"checkpoint {passed_over.name} is damaged and was passed over: {why}"
+            next_step = "See what is wrong with that disk."
+            self._tell_event(happened(0, "damaged", message, level="error", next_step=next_step))
         told = self._ranks.tell("" if found is None else json.dumps([str(found[0]), manifest_text(found[1])]))
         if not told:
             raise TrainingFailed(
@@ -298,17 +291,6 @@ class Keeper:
             )
         path, text = json.loads(told)
         return Path(path), parse_manifest(json.loads(text), path)
-
-    def _damaged(self, path: Path, why: str) -> None:
-        self._tell_event(
-            happened(
-                0,
-                "damaged",
-                f"checkpoint {path.name} is damaged and was passed over: {why}",
-                level="error",
-                next_step="See what is wrong with that disk.",
-            )
-        )
 
 
 def state_bytes(training: Training) -> int:

@@ -19,7 +19,7 @@ from trainer.evaluate import evaluate
 from trainer.events import Action, Finding, happened
 from trainer.export import export_model
 from trainer.feed import MicroBatch, Supply
-from trainer.journal import Journal, Show, describe_run, open_dataset, peak_of
+from trainer.journal import describe_run, open_board, open_dataset
 from trainer.keeper import Keeper, state_bytes
 from trainer.meter import DeviceFacts, Meter
 from trainer.optimizer import learning_rate
@@ -32,7 +32,7 @@ from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.snapshot import make_state
 from trainer.watch import REQUEUE, Reserve, TimeBudget, Watch, slurm_left_s
-from trainer.writer import RunWriter
+from trainer.writer import RunWriter, Show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,30 +96,26 @@ class _Run:
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
-        peak = peak_of(config, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=hosts)
+        header = describe_run(resolved, dataset, self._plan, self._training, hosts=hosts, ranks=ranks, start=start)
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=header.peak_flops_per_s, hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
-        again = writer.attempt
-        header = describe_run(
-            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=again
-        )
-        self._journal = Journal(writer, show, header, active=ranks.leads)
-        told, beat = self._journal.write, self._watch.beat
+        writer.start(header, show, open_board(writer, header) if ranks.leads else None)
+        told, beat = writer.append, self._watch.beat
         self._keeper = Keeper(
-            writer.directory, config, self._training, ranks, attempt=again, tell_event=told, progressed=beat
+            writer.directory, config, self._training, ranks, attempt=writer.attempt, tell_event=told, progressed=beat
         )
         self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
-            self._journal.write(event)
+            writer.append(event)
         self._start = start
 
     def train(self, environment: Mapping[str, str]) -> Ending:
         """From the first step, or the one that a checkpoint leads to, to the last."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
-        self._overseer = Overseer(self._config, self._ranks, self._journal.write)
+        self._overseer = Overseer(self._config, self._ranks, self._writer.append)
         self._ended("build")
         self._go_on()
         self._ended("restore")
@@ -280,7 +276,7 @@ class _Run:
             f"are left out, and the learning rate is eased to {values['learning_rate_share']:.3g} of its schedule"
         )
         next_step = trouble.next_step
-        self._journal.write(
+        self._writer.append(
             happened(
                 to.step, "rolled_back", message, level="error", action="rollback", next_step=next_step, values=values
             )
@@ -313,8 +309,8 @@ class _Run:
             self._save(wait=True)
         self._keeper.wait()
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
-        self._journal.write(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
-        self._journal.close()
+        self._writer.append(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
+        self._writer.close()
         ending = self._ending(REQUEUE, reason)
         again = ending.checkpoint or "the beginning"
         return dataclasses.replace(ending, reason=f"{reason}; starting again goes on from {again}")
@@ -332,7 +328,7 @@ class _Run:
         self._keeper.wait()
         if self._keeper.enabled and not self._keeper.has_saved(self._done):
             self._save(wait=True)
-        self._journal.close()
+        self._writer.close()
         self._watch.beat()
         export_model(
             self._training.module,
@@ -361,9 +357,9 @@ class _Run:
 
     def _write_rows(self, *, all_of_them: bool = False) -> None:
         for row in self._meter.rows(all_of_them=all_of_them):
-            self._journal.write(row)
+            self._writer.append(row)
         for found in self._meter.take_findings():
-            self._journal.write(found.event(self._done))
+            self._writer.append(found.event(self._done))
 
     def _evaluate(self) -> None:
         with self._graphs.elsewhere():
@@ -377,7 +373,7 @@ class _Run:
             )
         self._evaluated_s = row.seconds
         self._reserve.evaluation_took(row.seconds)
-        self._journal.write(row)
+        self._writer.append(row)
 
     def _tell_startup(self) -> None:
         """When the first step's numbers are there, it has ended on the device, too."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Layout
+from trainer.schema import Table
 
 Uint64 = npt.NDArray[np.uint64]
 
@@ -190,8 +191,21 @@ class SampleIndex(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class BatchSplit(Table):
+    """How the rows of a global batch become the micro-batches of ranks."""
+
+    layout: Layout
+    global_batch_rows: int
+    accumulation_steps: int
+    world_size: int
+
+    @property
+    def rows_per_microbatch_per_rank(self) -> int:
+        """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
+        return -(-self.global_batch_rows // (self.world_size * self.accumulation_steps))
+
+
+class BatchPlan(BatchSplit):
     """How samples become rows, and rows become the micro-batches of ranks.
 
     Row j of an optimizer step goes to rank j mod world, so ranks differ by at most one row.
@@ -200,17 +214,8 @@ class BatchPlan:
     seed: int
     dataset_samples: int
     row_tokens: int
-    layout: Layout
-    global_batch_rows: int
-    accumulation_steps: int
-    world_size: int
     max_epochs: int | None = None
     """After so many passes there are no more rows; None goes on for ever."""
-
-    @property
-    def rows_per_microbatch_per_rank(self) -> int:
-        """The even share, at most the configured micro-batch; the number of rows of every micro-batch."""
-        return -(-self.global_batch_rows // (self.world_size * self.accumulation_steps))
 
     @property
     def slot_tokens(self) -> int:

@@ -1,7 +1,4 @@
-"""What must hold before the first step: that ranks are alike where they must be, and differ where they must.
-
-What people should know comes back as events of the run's beginning.
-"""
+"""What must hold before the first step; what people should know comes back as events of the run's beginning."""
 
 import contextlib
 import importlib.metadata
@@ -40,15 +37,12 @@ _SHOULD_AGREE = ("device", "device_memory_bytes", "allotted_cpus")
 
 
 def _remark(message: str, next_step: str) -> EventRow:
-    """Something that does not keep training from beginning, and that people should know."""
+    """Return a warning that does not keep training from beginning."""
     return happened(0, "preflight", message, level="warning", next_step=next_step)
 
 
 def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tuple[list[EventRow], tuple[str, ...]]:
-    """Hold this rank against all others, and all of them against the profile.
-
-    Returns:
-        What people should know, and the host of each rank.
+    """Compare all ranks with each other and with the profile; return remarks, and the host of each rank.
 
     Raises:
         BadConfig: If ranks differ where training would silently be wrong.
@@ -65,7 +59,7 @@ def check_ranks(resolved: ResolvedConfig, dataset_hash: str, ranks: Ranks) -> tu
 
 
 def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) -> dict[str, str]:
-    """What a rank is compared by, and where it runs."""
+    """Return what a rank is compared by, and where it runs."""
     return {
         "host": platform.node(),
         "configuration": resolved.config_sha256,
@@ -81,9 +75,7 @@ def facts_of_rank(resolved: ResolvedConfig, *, dataset_hash: str, ranks: Ranks) 
 
 
 def allotted_cpus(
-    unbound: int | None = None,
-    environment: Mapping[str, str] = os.environ,
-    root: Path = Path("/sys/fs/cgroup"),
+    unbound: int | None = None, environment: Mapping[str, str] = os.environ, root: Path = Path("/sys/fs/cgroup")
 ) -> int:
     """Count processors that this process may use: by affinity, by its control group's quota (v2 or v1), and by SLURM.
 
@@ -94,9 +86,9 @@ def allotted_cpus(
         group = Path("/proc/self/cgroup").read_text()
         path = re.search(r"^0::/?(.*)$", group, re.MULTILINE)
         own = Path(path[1]) if path else Path()
-        for place in [root / own, *(root / above for above in own.parents)]:  # a quota of any level counts
+        for level in (own, *own.parents):  # a quota of any level counts
             with contextlib.suppress(OSError):
-                quota, period = (place / "cpu.max").read_text().split()
+                quota, period = (root / level / "cpu.max").read_text().split()
                 if quota != "max":
                     found.append(max(1, int(quota) // int(period)))
     with contextlib.suppress(OSError, ValueError):
@@ -111,34 +103,26 @@ def allotted_cpus(
 
 
 def compare_ranks(facts: Sequence[Mapping[str, str]]) -> list[EventRow]:
-    """Hold all ranks against each other.
-
-    Raises:
-        BadConfig: If they differ where training would silently be wrong.
-    """
+    """Compare all ranks; raise ``BadConfig`` if they differ where training would silently be wrong."""
     for name, next_step in _MUST_AGREE.items():
-        ranks = _ranks_by_value(facts, name)
-        if len(ranks) > 1:
-            raise BadConfig(f"ranks differ in their {name}: {_shown(ranks)}", next_step=next_step)
+        if found := _differing(facts, name):
+            raise BadConfig(f"ranks differ in their {name}: {found}", next_step=next_step)
     return [
         _remark(
-            f"ranks differ in their {name.replace('_', ' ')}: {_shown(ranks)}; all wait for the slowest",
+            f"ranks differ in their {name.replace('_', ' ')}: {found}; all wait for the slowest",
             "Ask for nodes of one kind, and for as many processors on each.",
         )
         for name in _SHOULD_AGREE
-        if len(ranks := _ranks_by_value(facts, name)) > 1
+        if (found := _differing(facts, name))
     ]
 
 
-def _ranks_by_value(facts: Sequence[Mapping[str, str]], name: str) -> dict[str, list[int]]:
+def _differing(facts: Sequence[Mapping[str, str]], name: str) -> str:
+    """Name each value and the ranks that have it; empty if all have the same."""
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(facts):
         found.setdefault(one[name], []).append(rank)
-    return found
-
-
-def _shown(ranks: Mapping[str, Sequence[int]]) -> str:
-    return "; ".join(f"{value[:24]} on {_named(those)}" for value, those in ranks.items())
+    return "; ".join(f"{value[:24]} on {_named(ranks)}" for value, ranks in found.items()) if len(found) > 1 else ""
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -147,11 +131,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) -> list[EventRow]:
-    """Compare this machine with the one that the profile was tuned on.
-
-    Raises:
-        ProfileRefused: If the GPU has less memory than the one the micro-batch was found on.
-    """
+    """Compare this machine with the profile's; raise ``ProfileRefused`` if the GPU has less memory than that one."""
     remarks = []
     tuned_bytes, here_bytes = fingerprint.get("gpu_total_bytes"), facts["device_memory_bytes"]
     if isinstance(tuned_bytes, int) and here_bytes.isdecimal() and int(here_bytes) < 0.97 * tuned_bytes:
@@ -171,12 +151,8 @@ def compare_profile(fingerprint: Mapping[str, Any], facts: Mapping[str, str]) ->
             remarks.append(_remark(message, _PROBE_AGAIN))
     tuned_cpus, cpus = fingerprint.get("allotted_cpus"), int(facts["allotted_cpus"])
     if isinstance(tuned_cpus, int) and cpus < tuned_cpus:
-        remarks.append(
-            _remark(
-                f"the profile was tuned with {tuned_cpus} allotted CPUs, this rank has {cpus}",
-                "Ask for as many (SLURM: --cpus-per-task), or run autotune workers again.",
-            )
-        )
+        message = f"the profile was tuned with {tuned_cpus} allotted CPUs, this rank has {cpus}"
+        remarks.append(_remark(message, "Ask for as many (SLURM: --cpus-per-task), or run autotune workers again."))
     return remarks
 
 
@@ -186,11 +162,7 @@ _PROBE_AGAIN = "Its figures may not hold here; to be sure, run autotune probe on
 def check_directory(
     writer: RunWriter, config: TrainConfig, checkpoint_bytes: int, there: int, ranks: Ranks
 ) -> list[EventRow]:
-    """See that checkpoints can be kept in the run's directory.
-
-    Raises:
-        BadConfig: If they cannot.
-    """
+    """See that the run's directory, which has ``there`` checkpoints, can keep them; else raise ``BadConfig``."""
     there = round(ranks.tell_number(there))
     remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=there, kept=config.checkpoint.keep_last)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
@@ -202,16 +174,7 @@ def check_directory(
 
 
 def check_shared(place: Path, ranks: Ranks, *, needed: bool) -> list[EventRow]:
-    """See that the run directory is one and the same for all ranks.
-
-    It is ``needed`` where they all write there.
-
-    Returns:
-        What to say where it is not, and need not be.
-
-    Raises:
-        BadConfig: If it is not, and must be.
-    """
+    """See that the run directory is one and the same for all ranks; else raise ``BadConfig`` if that is ``needed``."""
     token = ranks.tell(secrets.token_hex(8) if ranks.leads else "")
     file = place / f"{_TOKEN_FILE}.{token}"
     if ranks.leads:
@@ -234,31 +197,26 @@ def check_room(
 ) -> list[EventRow]:
     """See that the disk holds the checkpoints that must exist at once; the first rank looks.
 
-    Returns:
-        What to say where the run has a checkpoint to go on from, and no room for the next, or where there is no room
-        for as many as are to be kept.
+    It is enough to say so if the run has a checkpoint to go on from, or only fewer than ``kept`` fit.
 
     Raises:
         BadConfig: If it does not, and there is none.
     """
-    needed = max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes
     free = round(ranks.tell_number(shutil.disk_usage(place).free if ranks.leads else 0))
-    wanted = max(1, kept + 1 - there) * checkpoint_bytes
-    if free >= wanted:
+    has = f"{place} has {free / 2**20:,.0f} MiB free"
+    if free >= max(1, kept + 1 - there) * checkpoint_bytes:
         return []
-    if free >= needed:
+    if free >= max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes:
         return [
             _remark(
-                f"{place} has {free / 2**20:,.0f} MiB free; to keep {kept} checkpoints and write the next "
-                f"takes {(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB",
+                f"{has}; to keep {kept} checkpoints and write the next takes "
+                f"{(kept + 1) * checkpoint_bytes / 2**20:,.0f} MiB",
                 "Free room there, or lower train.checkpoint.keep_last: else saves fail now and then, and "
                 "older checkpoints are removed early.",
             )
         ]
-    message = (
-        f"{place} has {free / 2**20:,.0f} MiB free, and {CHECKPOINTS_THAT_FIT} checkpoints take "
-        f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
-    )
+    taken = f"{CHECKPOINTS_THAT_FIT * checkpoint_bytes / 2**20:,.0f} MiB"
+    message = f"{has}, and {CHECKPOINTS_THAT_FIT} checkpoints take {taken}"
     if there:
         return [_remark(message, "Free room there, or the next save fails.")]
     raise BadConfig(

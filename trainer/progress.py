@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import sys
 import time
 from collections import deque
@@ -21,17 +22,33 @@ _RATE_LINES = 12
 
 @contextlib.contextmanager
 def progress(title: str, *, most_s: float | None = None) -> Iterator[Update]:
-    """Show one stage's progress until the block ends.
+    """Show one stage's progress until the block ends: as a bar on a terminal, else as a line now and then.
 
     ``most_s`` is the stage's budget, if it has one: the time left is never told to be longer.
     """
     ends_s = None if most_s is None else time.monotonic() + most_s
-    with (_bar if sys.stderr.isatty() else _lines)(title, ends_s) as update:
+    told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
+    with _bar(title) if sys.stderr.isatty() else contextlib.nullcontext() as show:
+
+        def update(done: float, total: float | None, note: str) -> None:
+            now_s = time.monotonic()
+            finished = total is not None and done >= total
+            due = not told or now_s - told[-1][0] >= PLAIN_INTERVAL_S or finished
+            if due:
+                told.append((now_s, done))
+            left = "" if finished else _left(told, total, ends_s)
+            if show is not None:
+                show(completed=done, total=total, note=note, left=left)
+            elif due:
+                share = f"{done / total * 100:3.0f} %" if total else f"{done:g}"
+                sys.stderr.write(f"{title}: {share} {note}{left and ', '}{left}\n")
+                sys.stderr.flush()
+
         yield update
 
 
 def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: float | None) -> str:
-    """How long the rest takes at the rate of the last lines; empty while there is none."""
+    """Tell how long the rest takes at the rate of the last lines; empty while there is none."""
     (first_s, first), (last_s, last) = told[0], told[-1]
     if ends_s is not None and last_s > ends_s:
         return "its time is over, the least is finished"
@@ -42,46 +59,14 @@ def _left(told: Sequence[tuple[float, float]], total: float | None, ends_s: floa
 
 
 @contextlib.contextmanager
-def _bar(title: str, ends_s: float | None) -> Iterator[Update]:
+def _bar(title: str) -> Iterator[Callable[..., None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
+    texts = [TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[left]", "fields[note]")]
+    columns = (SpinnerColumn(), texts[0], BarColumn(bar_width=24), TimeElapsedColumn(), *texts[1:])
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None, note="", left="")
-        told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
-
-        def update(done: float, total: float | None, note: str) -> None:
-            now_s = time.monotonic()
-            if not told or now_s - told[-1][0] >= PLAIN_INTERVAL_S:
-                told.append((now_s, done))
-            bar.update(task, completed=done, total=total, note=note, left=_left(told, total, ends_s))
-
-        yield update
-
-
-@contextlib.contextmanager
-def _lines(title: str, ends_s: float | None) -> Iterator[Update]:
-    told: deque[tuple[float, float]] = deque(maxlen=_RATE_LINES)
-
-    def update(done: float, total: float | None, note: str) -> None:
-        now_s = time.monotonic()
-        finished = total is not None and done >= total
-        if not told or now_s - told[-1][0] >= PLAIN_INTERVAL_S or finished:
-            told.append((now_s, done))
-            share = f"{done / total * 100:3.0f} %" if total else f"{done:g}"
-            left = "" if finished else _left(told, total, ends_s)
-            sys.stderr.write(f"{title}: {share} {note}{left and ', '}{left}\n")
-            sys.stderr.flush()
-
-    yield update
+        yield functools.partial(bar.update, bar.add_task(title, total=None, note="", left=""))
 
 
 class _Forgiving:
@@ -105,7 +90,7 @@ class _Forgiving:
 
 def forgive_closed_streams() -> None:
     """Let no terminal that is gone, and no ``tee`` that Ctrl-C ended first, end a training."""
-    sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)  # all that we use of them
+    sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
 
 
 class ProgressScreen:

@@ -28,13 +28,12 @@ from pydantic import Field, ValidationError
 
 from trainer.errors import BadConfig
 from trainer.events import EventRow
-from trainer.schema import Table, parse_table, read_json
+from trainer.plan import BatchSplit
+from trainer.schema import Table, canonical_sha256, parse_table, read_json
 
-HERE = Path(__file__).parent
 
-
-def code_sha256(package: Path = HERE) -> str:
-    """Over the sources below a package's directory; of this package unless told otherwise."""
+def code_sha256(package: Path = Path(__file__).parent) -> str:
+    """Hash the sources below a package's directory, by default this one's."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
@@ -45,7 +44,7 @@ RUN_FILE, STEPS_FILE, EXIT_FILE = "run.json", "steps.jsonl", "exit.json"
 MODEL_DIRECTORY, TENSORBOARD_DIRECTORY = "model", "tensorboard"
 EVALUATIONS_FILE, EVENTS_FILE, STARTUP_FILE = "evaluations.jsonl", "events.jsonl", "startup.json"
 EARLIER_DIRECTORY, LOCK_FILE = "earlier", ".lock"
-RUN_SCHEMA_VERSION: Literal[3] = 3
+RUN_SCHEMA_VERSION: Literal[4] = 4
 
 
 RowT = TypeVar("RowT", bound=Table)
@@ -68,8 +67,7 @@ class StepRow(Table):
     compute_s: float
     """Part of it in which rank 0 went forward and backward."""
     communication_s: float | None
-    """Part of it in which rank 0 waited for others: for their token counts, and, its own gradient done, for theirs;
-    None where nobody can tell."""
+    """Part of it in which rank 0 waited for others' token counts and gradients; None if nobody can tell."""
     optimizer_s: float
     """Part of it for clipping and the update."""
     real_tokens: int
@@ -77,7 +75,6 @@ class StepRow(Table):
     slot_tokens: int
     """All places of a step's rows, padding included."""
     packing_efficiency: float
-    """Real over slot tokens."""
     real_tokens_per_s: float
     real_tokens_per_s_per_rank: float
     slot_tokens_per_s: float
@@ -103,8 +100,8 @@ class StepRow(Table):
     slowest_rank_ratio: float | None
     """Its time over the median of all ranks."""
     longest_data_wait_s: float | None = None
-    """Part of a step in which the rank that waited longest for its loader did, in the interval before; None until that
-    is known, and of one rank alone. What it waits beyond rank 0, rank 0 waits for its gradient."""
+    """Of the rank that waited longest for its loader, in the interval before; None until that is known, and of one rank
+    alone. What it waits beyond rank 0, rank 0 waits for its gradient."""
     longest_data_wait_rank: int | None = None
     """That rank."""
 
@@ -121,9 +118,7 @@ class StartUp(Table):
     build_s: float
     """Dataset, model and optimizer, and the checks before the first step."""
     restore_s: float
-    """Reading a checkpoint."""
     first_batch_s: float
-    """Waiting for the loader's first micro-batch."""
     compile_s: float
     """Going forward and backward once, without a step: what compiles layers, and warms up libraries."""
     first_step_s: float
@@ -135,11 +130,9 @@ class EvaluationRow(Table):
     """The model held against the validation split."""
 
     step: int
-    """Steps finished."""
     loss: float
     """Mean cross-entropy per predicted token, in nats."""
     perplexity: float
-    """Its exponential."""
     masked_accuracy: float
     """Share of predicted tokens whose likeliest prediction was right."""
     predicted_tokens: int
@@ -147,13 +140,13 @@ class EvaluationRow(Table):
     seconds: float
 
 
-class RunHeader(Table):
+class RunHeader(BatchSplit):
     """``run.json``."""
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     name: str
-    attempt: int
-    """Number of the run's start, from 1."""
+    attempt: int = 1
+    """Number of the start, from 1."""
     resumed_from: str | None
     """The checkpoint that it went on from: a name in this run, or the path of another run's."""
     resumed_step: int
@@ -163,29 +156,25 @@ class RunHeader(Table):
     started_utc: str
     config: dict[str, Any]
     sources: dict[str, str]
-    config_sha256: str
     profile_sha256: str
     dataset_hash: str
-    world_size: int
-    accumulation_steps: int
-    rows_per_microbatch_per_rank: int
-    global_batch_rows: int
     parameters: int
-    layout: str
     attention: str
-    """How it is computed."""
     attention_reason: str
     recipe_changes: list[str]
-    """What the configuration changed of the model's recipe."""
     device: str
     driver: str | None = None
-    """Version of the GPU's driver where the first rank runs; None on a CPU, if NVML does not give it, and in records
-    from before it was kept."""
+    """Version of the first rank's GPU driver; None on a CPU, or if NVML does not give it."""
     peak_flops_per_s: float | None
     """Of one device, dense, in the precision used; what MFU refers to."""
     versions: dict[str, str]
     hosts: list[str] = Field(default_factory=list)
     """On which each rank runs, by rank; empty in records that do not tell."""
+
+    @property
+    def config_sha256(self) -> str:
+        """Names the configuration, whatever it came from."""
+        return canonical_sha256(self.config)
 
 
 class RunExit(Table):
@@ -196,7 +185,6 @@ class RunExit(Table):
     requeue: bool
     """Whether starting it again, unchanged, goes on."""
     steps: int
-    """Optimizer steps finished."""
     checkpoint: str | None
     """The newest one, which a next start goes on from."""
     seconds: float
@@ -217,11 +205,7 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run record; a torn last step line is left out.
-
-    Raises:
-        BadConfig: If the directory is not a run, or one of another schema version.
-    """
+    """Read a run record, without a torn last line; raises as ``read_header``, and for rows that are none."""
     return Run(
         directory=directory,
         header=read_header(directory),
@@ -234,11 +218,7 @@ def read_run(directory: Path) -> Run:
 
 
 def read_header(directory: Path) -> RunHeader:
-    """What a run is.
-
-    Raises:
-        BadConfig: If the directory is not a run, or one of another schema version.
-    """
+    """Read what a run is; raise ``BadConfig`` if the directory is none, or one of another schema version."""
     path = directory / RUN_FILE
     if not path.is_file():
         raise BadConfig(f"{directory} is not a run: it has no {RUN_FILE}", next_step="Name a directory under runs/.")
@@ -246,7 +226,7 @@ def read_header(directory: Path) -> RunHeader:
 
 
 def read_origin(directory: Path) -> str | None:
-    """The checkpoint that a run's first start went on from; None if it began afresh."""
+    """Return the checkpoint that a run's first start went on from; None if it began afresh."""
     earlier = [path.parent for path in (directory / EARLIER_DIRECTORY).glob(f"*/{RUN_FILE}")]
     numbered = [path for path in earlier if path.name.isdecimal()]
     first = min(numbered, key=lambda path: int(path.name), default=directory)  # a start may end before its header
@@ -254,17 +234,12 @@ def read_origin(directory: Path) -> str | None:
 
 
 def read_exit(directory: Path) -> RunExit | None:
-    """How a run ended; None while it goes on, or when it was killed."""
+    """Read how a run ended; None while it goes on, or when it was killed."""
     return _optional(directory / EXIT_FILE, RunExit)
 
 
 def _optional(path: Path, kind: type[RowT]) -> RowT | None:
     return parse_table(kind, read_json(path), where=str(path)) if path.is_file() else None
-
-
-def _is_finite(row: Table) -> bool:
-    """Whether all its figures are numbers; the trainer writes no others."""
-    return all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float))
 
 
 StepT = TypeVar("StepT", StepRow, EvaluationRow)
@@ -281,11 +256,7 @@ def _last_of_each_step(rows: tuple[StepT, ...]) -> tuple[StepT, ...]:
 
 
 def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
-    """Read one row per line; a last line without its end was being written and is left out.
-
-    Raises:
-        BadConfig: If another line is no such row.
-    """
+    """Read one row per line, without a last one that has no end; raise ``BadConfig`` for a line that is no such row."""
     rows: list[RowT] = []
     *lines, _ = path.read_bytes().split(b"\n") if path.is_file() else (b"",)
     for number, line in enumerate(lines, 1):
@@ -297,7 +268,8 @@ def _rows(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
                 f"{path}, line {number}: {why}",
                 next_step="The run record is damaged. Restore the file from a copy, or remove what begins there.",
             ) from error
-        if _is_finite(row):
+        # The trainer writes no figures that are not finite.
+        if all(math.isfinite(value) for value in row.model_dump().values() if isinstance(value, float)):
             rows.append(row)
     return tuple(rows)
 
@@ -334,9 +306,9 @@ class StartClock:
 
     def startup(self) -> StartUp:
         """All phases; those that did not happen took no time."""
-        seconds = {f"{phase}_s": value for phase, value in self._seconds.items()}
-        names = [name for name in StartUp.model_fields if name != "total_s"]
-        return StartUp(**{name: seconds.get(name, 0.0) for name in names}, total_s=self._last_s - self._began_s)
+        seconds = dict.fromkeys(StartUp.model_fields, 0.0)
+        seconds |= {f"{phase}_s": value for phase, value in self._seconds.items()}
+        return StartUp(**seconds | {"total_s": self._last_s - self._began_s})
 
 
 def process_started_s() -> float:

@@ -5,11 +5,10 @@ the same torchrun began before it was started again. ``--resume PATH`` names a r
 afresh.
 """
 
-import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,18 @@ from trainer.checkpoint import (
     MANIFEST_FILE,
     BadCheckpoint,
     CheckpointManifest,
+    Found,
+    TrainingState,
     clear_leftovers,
     list_checkpoints,
     newest_checkpoint,
     point_to_latest,
     read_checkpoint,
 )
-from trainer.config import TrainConfig
 from trainer.disk import PASSING_ERRORS
 from trainer.errors import BadConfig, DiskTrouble, TrainingFailed
 from trainer.events import EventRow, happened
-from trainer.record import RUN_FILE, RunExit, read_exit, read_header, read_origin
+from trainer.record import RUN_FILE, RunExit, RunHeader, read_exit, read_header, read_origin
 from trainer.resolve import ResolvedConfig
 from trainer.writer import RunWriter, default_run_directory
 
@@ -54,8 +54,6 @@ class Start:
     checkpoint: Path | None = None
     manifest: CheckpointManifest | None = None
     events: tuple[EventRow, ...] = ()
-    """What there is to say about it."""
-    job: str = ""
     finished: RunExit | None = None
     """The run is over, and there is nothing to go on with."""
     gave_up: bool = False
@@ -65,14 +63,14 @@ class Start:
 
     @property
     def origin(self) -> str | None:
-        """The checkpoint as the run record names it."""
+        """Name the checkpoint as the run record does."""
         if self.checkpoint is None:
             return None
         return str(self.checkpoint.absolute()) if self.elsewhere else self.checkpoint.name
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Names the job that starts this process, the same when that starts it again; empty where nobody would."""
+    """Name the job that starts this process, the same when that starts it again; empty if nobody would."""
     if environment.get("SLURM_JOB_ID"):
         return f"slurm-{environment['SLURM_JOB_ID']}"
     if environment.get("TORCHELASTIC_RUN_ID"):
@@ -85,18 +83,6 @@ def job_name(environment: Mapping[str, str]) -> str:
 Opened = Callable[[RunWriter], None]
 
 
-@contextlib.contextmanager
-def _trouble_translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskTrouble(
-            f"cannot use the run's directory: {error}",
-            next_step="Nothing was lost. Start again when the file system is well: it goes on.",
-        ) from error
-
-
-@_trouble_translated()
 def choose_run(
     out: Path | None,
     resume: str,
@@ -114,18 +100,21 @@ def choose_run(
         DiskTrouble: If a checkpoint cannot be read at the moment.
         TrainingFailed: If the run gave up under this same configuration.
     """
-    job = job_name(environment)
-    if resume not in {AUTO, NEVER}:
-        return _from_path(Path(resume), out, resolved, job, opened)
-    started_again = any(
-        int(environment.get(name) or 0) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-    )
-    if out is None and resume == AUTO and started_again:
-        out = _run_of(job, resolved)
-    directory = out or default_run_directory(resolved.config.model.name)
-    if resume == NEVER or not (directory / RUN_FILE).is_file():
-        return _writer(directory, opened, again=False), Start(job=job)
-    return _go_on(directory, resolved, job, opened)
+    restarts = (environment.get(name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    try:
+        if out is None and resume == AUTO and any(int(count) > 0 for count in restarts):
+            out = _run_of(job_name(environment), resolved)
+        directory = out or default_run_directory(resolved.config.model.name)
+        if resume not in {AUTO, NEVER}:
+            return _from_path(Path(resume), out, resolved, opened)
+        if resume == AUTO and (directory / RUN_FILE).is_file():
+            return _go_on(directory, resolved, opened)
+        return _writer(directory, opened, again=False), Start()
+    except OSError as error:
+        raise DiskTrouble(
+            f"cannot use the run's directory: {error}",
+            next_step="Nothing was lost. Start again when the file system is well: it goes on.",
+        ) from error
 
 
 def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
@@ -141,11 +130,10 @@ def _run_of(job: str, resolved: ResolvedConfig) -> Path | None:
     return None
 
 
-def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) -> tuple[RunWriter, Start]:
+def _go_on(directory: Path, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
     """With the newest whole checkpoint of a run, or from its beginning if there is none."""
     before = read_header(directory)
-    _check_dataset(before.dataset_hash, resolved, directory)
-    changes = compare(before.config, resolved.config, directory)
+    changes = _compare(before, resolved, directory)
     over = read_exit(directory)
     gave_up = over is not None and over.exit_code == TrainingFailed.exit_code
     if over is not None and gave_up and before.config_sha256 == resolved.config_sha256:
@@ -157,9 +145,7 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
     root = directory / CHECKPOINTS_DIRECTORY
     clear_leftovers(root)
     events: list[EventRow] = []
-
-    damaged: list[tuple[Path, str]] = []
-    found = newest_checkpoint(root, damaged=lambda path, why: damaged.append((path, why)), good=gave_up)
+    found, damaged = newest_checkpoint(root, good=gave_up)
     for path, why in damaged:  # only now: had one that could not be read come after them, nothing should be changed
         aside = path.with_name(f"{path.name}.damaged-{writer.attempt}")
         path.rename(aside)
@@ -170,20 +156,19 @@ def _go_on(directory: Path, resolved: ResolvedConfig, job: str, opened: Opened) 
         for newer in itertools.takewhile(lambda one: found is None or one != found[0], list_checkpoints(root)):
             newer.rename(newer.with_name(f"{newer.name}.given-up-{writer.attempt}"))
     if found is None:
-        return writer, _from_origin(directory, gave_up=gave_up, events=events, job=job)
+        return writer, _from_origin(directory, gave_up=gave_up, events=events)
     path, manifest = found
-    with contextlib.suppress(OSError):  # it is only for people, and the disk may be full now
-        point_to_latest(root, path.name)
+    point_to_latest(root, path.name)
     step = manifest.state.step
     if over is not None and over.exit_code == 0 and step >= resolved.config.max_steps:
-        return writer, Start(finished=over, job=job)
-    what = "".join(f"; {change}" for change in changes)
-    events.append(happened(step, "resumed", f"goes on from {path.name}{what}", level="warning" if changes else "info"))
-    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), job=job, gave_up=gave_up)
+        return writer, Start(finished=over)
+    told = "; ".join((f"goes on from {path.name}", *changes))
+    events.append(happened(step, "resumed", told, level="warning" if changes else "info"))
+    return writer, Start(checkpoint=path, manifest=manifest, events=tuple(events), gave_up=gave_up)
 
 
-def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow], job: str) -> Start:
-    """Where a run has no checkpoint of its own to go on from: from another run's that it began with, or afresh.
+def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow]) -> Start:
+    """Begin a run that has no checkpoint of its own to go on from: from the one that it began with, or afresh.
 
     A run that ``gave_up`` had some, of which none is to be gone on from.
 
@@ -202,15 +187,13 @@ def _from_origin(directory: Path, *, gave_up: bool, events: Sequence[EventRow], 
     why = "no good checkpoint" if gave_up else "no whole checkpoint"
     if origin is None:
         told = happened(0, "resumed", f"{directory} has {why}: it begins afresh", level="warning")
-        return Start(events=(*events, told), job=job)
+        return Start(events=(*events, told))
     path, manifest = _read(Path(origin))
     told = happened(manifest.state.step, "resumed", f"{directory} has {why}: it begins from {path} again")
-    return Start(checkpoint=path, manifest=manifest, events=(*events, told), job=job, elsewhere=True)
+    return Start(checkpoint=path, manifest=manifest, events=(*events, told), elsewhere=True)
 
 
-def _from_path(
-    path: Path, out: Path | None, resolved: ResolvedConfig, job: str, opened: Opened
-) -> tuple[RunWriter, Start]:
+def _from_path(path: Path, out: Path | None, resolved: ResolvedConfig, opened: Opened) -> tuple[RunWriter, Start]:
     """Go on with a run in its place, or begin another from one of its checkpoints."""
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     root = path if path.name == CHECKPOINTS_DIRECTORY else path / CHECKPOINTS_DIRECTORY
@@ -227,7 +210,7 @@ def _from_path(
             next_step=f"Begin another run from it: add --out DIR; or go on from the newest: --resume auto --out {run}",
         )
     if in_place or out is None:
-        return _go_on(run, resolved, job, opened)
+        return _go_on(run, resolved, opened)
     again = (out / RUN_FILE).is_file()
     if again:
         origin = read_origin(out)
@@ -237,26 +220,22 @@ def _from_path(
                 next_step="Choose another --out, or --resume auto to go on.",
             )
         if list_checkpoints(out / CHECKPOINTS_DIRECTORY):
-            return _go_on(out, resolved, job, opened)  # the same command, started again
-    events: list[EventRow] = []
-
-    def damaged(_: Path, why: str) -> None:
-        told = f"a checkpoint is damaged and was passed over: {why}"
-        events.append(happened(0, "resumed", told, level="error"))
-
-    found = _read(path) if is_checkpoint else newest_checkpoint(root, damaged=damaged)
+            return _go_on(out, resolved, opened)  # the same command, started again
+    found, damaged = (_read(path), []) if is_checkpoint else newest_checkpoint(root)
+    events = [
+        happened(0, "resumed", f"a checkpoint is damaged and was passed over: {why}", level="error")
+        for _, why in damaged
+    ]
     if found is None:
         raise BadConfig(f"{root} has no whole checkpoint", next_step="Name another run, or begin with --resume never.")
     directory, manifest = found
-    _check_dataset(manifest.state.dataset_hash, resolved, directory)
-    changes = compare(manifest.state.config, resolved.config, directory)
-    what = "".join(f"; {change}" for change in changes)
-    events.append(happened(manifest.state.step, "resumed", f"begins from {directory}{what}"))
+    changes = _compare(manifest.state, resolved, directory)
+    events.append(happened(manifest.state.step, "resumed", "; ".join((f"begins from {directory}", *changes))))
     writer = _writer(out, opened, again=again)
-    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), job=job, elsewhere=True)
+    return writer, Start(checkpoint=directory, manifest=manifest, events=tuple(events), elsewhere=True)
 
 
-def _read(path: Path) -> tuple[Path, CheckpointManifest]:
+def _read(path: Path) -> Found:
     try:
         return path, read_checkpoint(path)
     except BadCheckpoint as error:
@@ -265,23 +244,29 @@ def _read(path: Path) -> tuple[Path, CheckpointManifest]:
         ) from error
 
 
-def compare(before: Mapping[str, Any], config: TrainConfig, where: Path) -> tuple[str, ...]:
-    """What a configuration changes of the recipe of another.
+def _compare(before: RunHeader | TrainingState, resolved: ResolvedConfig, where: Path) -> list[str]:
+    """Tell what a configuration changes of the recipe before it.
 
     Raises:
-        BadConfig: If weights or positions of the one mean nothing under the other.
+        BadConfig: If it names another dataset, or weights and positions mean nothing under it.
     """
-    now = config.model_dump(mode="json")
+    expected, found = resolved.config.data.dataset_hash, before.dataset_hash
+    if expected not in (None, found):
+        raise BadConfig(
+            f"{where} was trained on another dataset: its hash begins {found[:12]}, not {str(expected)[:12]}",
+            next_step="Go on with that run's profile, or begin afresh with another --out.",
+        )
+    now = resolved.config.model_dump(mode="json")
     for key in _SAME_DATA:
-        old, new = _value(before, key), _value(now, key)
+        old, new = _value(before.config, key), _value(now, key)
         if old != new:
             shown = f"train.{key} is {new!r}, and {where} was trained with {old!r}"
             raise BadConfig(
                 shown if len(shown) < 200 else f"train.{key} is not what {where} was trained with",
                 next_step="Go on with the same settings, or begin afresh: --resume never, with another --out.",
             )
-    pairs = ((key, _value(before, key), _value(now, key)) for key in _RECIPE)
-    return tuple(f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new)
+    pairs = ((key, _value(before.config, key), _value(now, key)) for key in _RECIPE)
+    return [f"train.{key} is now {new}, it was {old}" for key, old, new in pairs if old != new]
 
 
 def _value(table: Mapping[str, Any], key: str) -> object:
@@ -289,15 +274,6 @@ def _value(table: Mapping[str, Any], key: str) -> object:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _check_dataset(before: str, resolved: ResolvedConfig, where: Path) -> None:
-    expected = resolved.config.data.dataset_hash
-    if expected is not None and expected != before:
-        raise BadConfig(
-            f"{where} was trained on another dataset: its hash begins {before[:12]}, not {expected[:12]}",
-            next_step="Go on with that run's profile, or begin afresh with another --out.",
-        )
 
 
 def _writer(directory: Path, opened: Opened, *, again: bool) -> RunWriter:

@@ -6,8 +6,10 @@ state that it owns; under ``fsdp2`` each keeps its share of everything.
 """
 
 import contextlib
+import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,34 +53,23 @@ class Held:
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """Where it ends there."""
         return self.begin + (self.local.shape[0] if self.shape else 1)
 
 
 def held_tensors(training: Training, ranks: Ranks) -> list[Held]:
     """Weights, buffers and the optimizer's state, in the same order on every rank; under zero1 some hold less of it."""
-    found = [_held(f"weights.{name}", value, ranks) for name, value in _weights(training)]
-    state = own_optimizer(training.optimizer).state
-    of_owner_only = own_optimizer(training.optimizer) is not training.optimizer
-    for name, parameter in _trained(training):
-        for key in _STATE_KEYS:
-            value = state[parameter].get(key) if parameter in state else None
-            if value is not None:
-                held = _held(f"{key}.{name}", value, ranks)
-                found.append(replace(held, keeper=True, shared=False) if of_owner_only else held)
+    module, optimizer = training.module, own_optimizer(training.optimizer)
+    lasting = module.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in module.named_buffers() if name in lasting)
+    found = [_held(f"weights.{name}", value, ranks) for name, value in (*module.named_parameters(), *buffers)]
+    of_owner_only = optimizer is not training.optimizer
+    for name, parameter in module.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        for key in (key for key in _STATE_KEYS if key in state):
+            held = _held(f"{key}.{name}", state[key], ranks)
+            found.append(replace(held, keeper=True, shared=False) if of_owner_only else held)
     return found
-
-
-def _weights(training: Training) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from training.module.named_parameters()
-    lasting = training.module.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in training.module.named_buffers() if name in lasting)
-
-
-def _trained(training: Training) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters whose optimizer state this rank has."""
-    own = {id(one) for group in own_optimizer(training.optimizer).param_groups for one in group["params"]}
-    yield from ((name, one) for name, one in training.module.named_parameters() if id(one) in own)
 
 
 def _held(name: str, value: torch.Tensor, ranks: Ranks) -> Held:
@@ -115,41 +106,32 @@ class HostCopy:
     """
 
     def __init__(self, kept: Sequence[Held], file: str, *, pinned: bool) -> None:
-        header: dict[str, object] = {}
-        self.tensors: dict[str, TensorEntry] = {}
-        offset = 0
-        ends = []
         # Wide ones first, so that every tensor begins where its numbers may.
         self._order = sorted(range(len(kept)), key=lambda number: -kept[number].local.element_size())
-        for one in (kept[number] for number in self._order):
-            size = one.local.numel() * one.local.element_size()
+        ordered = [kept[number] for number in self._order]
+        ends = list(itertools.accumulate(one.local.nbytes for one in ordered))
+        header = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        for one, end in zip(ordered, ends, strict=True):
             dtype = _DTYPE_NAMES[one.local.dtype]
-            header[one.name] = {
-                "dtype": dtype, "shape": list(one.local.shape), "data_offsets": [offset, offset + size],
-            }  # fmt: skip
+            offsets = [end - one.local.nbytes, end]
+            header[one.name] = {"dtype": dtype, "shape": list(one.local.shape), "data_offsets": offsets}
             part = Part(file=file, begin=one.begin, end=one.end)
             self.tensors[one.name] = TensorEntry(dtype=dtype, shape=list(one.shape), parts=[part])
-            offset += size
-            ends.append(offset)
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + _LENGTH_BYTES) % DISK_BLOCK_BYTES)
         head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-        self._file = _aligned_room(len(head) + offset, pinned=pinned)
+        size_bytes = len(head) + (ends[-1] if ends else 0)
+        memory = torch.empty(size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        begin = -memory.data_ptr() % DISK_BLOCK_BYTES  # where disks can take it from directly
+        self._file = memory[begin : begin + size_bytes]
         self._file.fill_(0)  # the system gives the pages now, and not when training waits for the first copy
         self._file[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         room = self._file[len(head) :]
         self._views = [
-            room[end - size : end].view(one.local.dtype).view(one.local.shape)
-            for end, one, size in (
-                (end, kept[number], kept[number].local.numel() * kept[number].local.element_size())
-                for end, number in zip(ends, self._order, strict=True)
-            )
+            room[end - one.local.nbytes : end].view(one.local.dtype).view(one.local.shape)
+            for one, end in zip(ordered, ends, strict=True)
         ]
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the file."""
-        return self._file.numel()
 
     def take(self, kept: Sequence[Held]) -> None:
         """Copy all tensors; on a GPU the device may still be at it when this returns."""
@@ -163,13 +145,6 @@ class HostCopy:
         return self._file.numpy().data
 
 
-def _aligned_room(size_bytes: int, *, pinned: bool) -> torch.Tensor:
-    """Host memory that begins where disks can take it from directly."""
-    room = torch.empty(size_bytes + DISK_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
-    begin = -room.data_ptr() % DISK_BLOCK_BYTES
-    return room[begin : begin + size_bytes]
-
-
 def restore(
     training: Training,
     directory: Path,
@@ -181,62 +156,45 @@ def restore(
     """Put a checkpoint's tensors into a training, whatever number of ranks and strategy wrote it.
 
     What all ranks hold alike is read by the first and sent to the others. ``progressed`` is called before each.
-
-    Raises:
-        BadConfig: If the checkpoint is of another model, or lacks a part.
+    A checkpoint of another model, or one that lacks a part, is a ``BadConfig``.
     """
     make_state(training)
     held = held_tensors(training, ranks)
     for one in held:
-        _check(one, manifest, directory)
+        entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
+        if entry is None or (tuple(entry.shape), entry.dtype) != (one.shape, dtype):
+            there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
+            raise BadConfig(
+                f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} "
+                "here",
+                next_step="Resume with the profile that the run was started with.",
+            )
     with torch.no_grad(), contextlib.ExitStack() as opened:
-        reader = _Reader(directory, manifest, opened)
+        open_file = functools.cache(lambda name: opened.enter_context(safe_open(directory / name, framework="pt")))
         for one in held:
             progressed()
-            if ranks.leads or not one.shared:
-                reader.read(one)
+            if (ranks.leads or not one.shared) and not _read(one, manifest.tensors[one.name].parts, open_file):
+                raise BadConfig(
+                    f"{directory} lacks rows of {one.name}", next_step="Resume from another one: --resume PATH"
+                )
             if one.shared:
                 ranks.send_from_first(one.local)
 
 
-def _check(one: Held, manifest: CheckpointManifest, directory: Path) -> None:
-    entry, dtype = manifest.tensors.get(one.name), _DTYPE_NAMES[one.local.dtype]
-    if entry is not None and tuple(entry.shape) == one.shape and entry.dtype == dtype:
-        return
-    there = "nothing" if entry is None else f"{entry.dtype} {entry.shape}"
-    raise BadConfig(
-        f"{directory} is of another model: it has {there} for {one.name}, which is {dtype} {list(one.shape)} here",
-        next_step="Resume with the profile that the run was started with.",
-    )
-
-
-class _Reader:
-    """Reads rows of tensors from the files that have them, each of which is opened once."""
-
-    def __init__(self, directory: Path, manifest: CheckpointManifest, opened: contextlib.ExitStack) -> None:
-        self._directory, self._manifest, self._opened = directory, manifest, opened
-        self._files: dict[str, Any] = {}
-
-    def read(self, one: Held) -> None:
-        done = one.begin
-        for part in self._manifest.tensors[one.name].parts:
-            if not one.shape:
-                one.local.copy_(self._file(part.file).get_tensor(one.name))
-                return
-            begin, end = max(part.begin, one.begin), min(part.end, one.end)
-            if begin == done and begin < end:
-                into = one.local[begin - one.begin : end - one.begin]
-                rows = self._file(part.file).get_slice(one.name)[begin - part.begin : end - part.begin]
-                if rows.shape != into.shape:
-                    break
-                into.copy_(rows)
-                done = end
-        if done < one.end:
-            raise BadConfig(
-                f"{self._directory} lacks rows of {one.name}", next_step="Resume from another one: --resume PATH"
-            )
-
-    def _file(self, name: str) -> Any:  # noqa: ANN401 - safetensors' own
-        if name not in self._files:
-            self._files[name] = self._opened.enter_context(safe_open(self._directory / name, framework="pt"))
-        return self._files[name]
+def _read(one: Held, parts: Sequence[Part], open_file: Callable[[str], Any]) -> bool:
+    """Fill a tensor's rows from the parts that have them; return whether all were there."""
+    if not one.shape:
+        if parts:
+            one.local.copy_(open_file(parts[0].file).get_tensor(one.name))
+        return bool(parts)
+    done = one.begin
+    for part in parts:
+        begin, end = max(part.begin, one.begin), min(part.end, one.end)
+        if begin == done and begin < end:
+            into = one.local[begin - one.begin : end - one.begin]
+            rows = open_file(part.file).get_slice(one.name)[begin - part.begin : end - part.begin]
+            if rows.shape != into.shape:
+                break
+            into.copy_(rows)
+            done = end
+    return done >= one.end

@@ -1,7 +1,7 @@
 """A dataset on the node's own disk: the first process of a node copies it, the others wait. No torch here.
 
-A copy is hashed while it is made, synced, and renamed: what has its name is whole. Reading during training is random,
-so what staging is worth is measured by reading random samples on both sides.
+A copy is hashed while it is made, synced, and renamed: what has its name is whole. What staging is worth is measured by
+reading random samples on both sides, as training does.
 
 LOCAL/autotune-<uid>/            for this user only
   <hash>/                        a published dataset, named by the first 16 digits of its hash
@@ -48,12 +48,7 @@ class Place:
         self.directory = self.root / self._name
 
     def prepare(self) -> None:
-        """Make the user's own directory.
-
-        Raises:
-            BadConfig: If there is no such disk, or the directory is another user's.
-            OSError: If it cannot be made.
-        """
+        """Make the user's own directory; raise ``BadConfig`` if there is no such disk, or it is another user's."""
         if not self._local.is_dir():
             raise BadConfig(f"{self._local} is not a directory", next_step="Name one on the node's own disk.")
         with contextlib.suppress(FileExistsError):
@@ -66,27 +61,16 @@ class Place:
         if status.st_mode & 0o077:
             self.root.chmod(0o700)
 
-    @contextlib.contextmanager
-    def locked(self, timeout_s: float) -> Iterator[None]:
-        """Be alone with this dataset among all processes of this user on the node.
-
-        Raises:
-            BadConfig: If another process holds it for too long.
-        """
-        try:
-            with locked(self.root / f"{self._name}.lock", timeout_s):
-                yield
-        except LockHeld as error:
-            raise BadConfig(
-                f"another process has been copying the same dataset to {self.root} for {timeout_s:g} s",
-                next_step="See what it is doing, or wait longer.",
-            ) from error
+    @property
+    def lock(self) -> Path:
+        """The file by which a process is alone with this dataset on the node."""
+        return self.root / f"{self._name}.lock"
 
     def clear(self) -> None:
         """Remove a damaged copy and what killed processes left; only under the lock."""
         if self.directory.exists():
             # Processes that read it keep their open files. Its room is needed for the next one.
-            self.directory.rename(self._new_partial())
+            self.directory.rename(self.new_partial())
         for path in list(self.root.iterdir()):
             match = _PARTIAL.match(path.name)
             if match and match[1] == self._name:
@@ -95,28 +79,27 @@ class Place:
                 with contextlib.suppress(LockHeld), locked(self.root / f"{match[1]}.lock"):
                     shutil.rmtree(path, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def partial(self) -> Iterator[Path]:
-        """A new directory for a copy at work; gone after the block, unless it was published."""
-        directory = self._new_partial()
-        try:
-            directory.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _new_partial(self) -> Path:
+    def new_partial(self) -> Path:
+        """Name a directory for a copy at work."""
         return self.root / f".partial-{self._name}-{secrets.token_hex(4)}"
 
-    def check_room(self, files: Sequence[DatasetFile]) -> None:
+    def check_room(self, files: Sequence[DatasetFile], *, filled_up: bool = False) -> None:
         """See whether the files fit.
 
         Raises:
-            BadConfig: If they do not: what is needed, what is there, and what is missing.
+            BadConfig: If they do not, or the disk ``filled_up``: what is needed, what is there, and what is missing.
         """
         disk = os.statvfs(self.root)
-        if disk.f_bavail * disk.f_frsize < sum(file.size_bytes for file in files) + SPARE_BYTES:
-            raise self._too_full(files)
+        free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
+        missing_bytes = size_bytes + SPARE_BYTES - free_bytes
+        if filled_up or missing_bytes > 0:
+            told = f"Free {_mib(missing_bytes)} there,"
+            again = "It was full for a while, and has room again: try again,"
+            raise BadConfig(
+                f"{self._local} has {_mib(free_bytes)} free, and the dataset takes {_mib(size_bytes)} "
+                f"({_mib(SPARE_BYTES)} more are to stay free)",
+                next_step=f"{told if missing_bytes > 0 else again} or name another disk.",
+            )
         missing_inodes = len(files) + _SPARE_INODES - disk.f_favail
         if disk.f_files and missing_inodes > 0:
             raise BadConfig(
@@ -125,45 +108,20 @@ class Place:
             )
 
     @contextlib.contextmanager
-    def filling(self, files: Sequence[DatasetFile]) -> Iterator[None]:
-        """A disk or a quota that fills up inside the block is told as ``check_room`` tells it."""
+    def writing(self, files: Sequence[DatasetFile] = ()) -> Iterator[None]:
+        """Say in the block what the system refused here: room for ``files``, a quota, or anything else."""
         try:
             yield
         except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise self._too_full(files) from error
-            if error.errno == errno.EDQUOT:
+            if files and error.errno == errno.ENOSPC:
+                self.check_room(files, filled_up=True)
+            message = f"cannot write in {self._local}: {error.strerror or error}"
+            next_step = "Free room there, ask for permission, or name another directory."
+            if files and error.errno == errno.EDQUOT:
                 size_bytes = sum(file.size_bytes for file in files)
-                raise BadConfig(
-                    f"your quota in {self._local} was used up, and the dataset takes {_mib(size_bytes)}",
-                    next_step="Remove files of yours there, or name another disk.",
-                ) from error
-            raise
-
-    def _too_full(self, files: Sequence[DatasetFile]) -> BadConfig:
-        disk = os.statvfs(self.root)
-        free_bytes, size_bytes = disk.f_bavail * disk.f_frsize, sum(file.size_bytes for file in files)
-        missing_bytes = size_bytes + SPARE_BYTES - free_bytes
-        another = "or name another disk."
-        return BadConfig(
-            f"{self._local} has {_mib(free_bytes)} free, and the dataset takes {_mib(size_bytes)} "
-            f"({_mib(SPARE_BYTES)} more are to stay free)",
-            next_step=f"Free {_mib(missing_bytes)} there, {another}"
-            if missing_bytes > 0
-            else f"It was full for a while, and has room again: try again, {another}",
-        )
-
-
-@contextlib.contextmanager
-def writing(local: Path) -> Iterator[None]:
-    """Say where it was that the operating system refused something."""
-    try:
-        yield
-    except OSError as error:
-        raise BadConfig(
-            f"cannot write in {local}: {error.strerror or error}",
-            next_step="Free room there, ask for permission, or name another directory.",
-        ) from error
+                message = f"your quota in {self._local} was used up, and the dataset takes {_mib(size_bytes)}"
+                next_step = "Remove files of yours there, or name another disk."
+            raise BadConfig(message, next_step=next_step) from error
 
 
 def _mib(size_bytes: int) -> str:
@@ -181,13 +139,13 @@ class Staged:
     copied: CopyFigures | None = None
     """What the copy took; None when it was there already, or another rank copied it."""
     source_s_per_sample: float | None = None
-    """Mean time of reading one random sample from the source, measured by one reader; None where nothing was copied."""
+    """Mean time of one reader for a random sample of the source; None if nothing was copied."""
     local_s_per_sample: float | None = None
     """The same from the copy."""
 
     @property
     def break_even_epochs(self) -> float | None:
-        """Epochs of reading after which the copy has paid for itself; None if never, or where nothing was measured."""
+        """Epochs of reading after which the copy has paid for itself; None if never, or if nothing was measured."""
         if self.copied is None or self.source_s_per_sample is None or self.local_s_per_sample is None:
             return None
         saved_s_per_epoch = self.samples * (self.source_s_per_sample - self.local_s_per_sample)
@@ -203,21 +161,25 @@ def stage(
 ) -> Staged:
     """Make sure that a dataset is on the local disk, and say where. All ranks of a node call it; one of them copies.
 
-    ``timeout_s`` is the longest wait for another process that copies the same dataset. If that one is killed, the next
-    copies.
+    ``timeout_s`` is the longest wait for the one that copies. If that is killed, the next one copies.
 
     Raises:
-        BadConfig: If the source is no dataset or is damaged, the local disk has no room or cannot be written, or the
-            wait was too long.
+        BadConfig: If the source is damaged, the local disk has no room or refuses, or the wait was too long.
     """
     place = Place(local, read_manifest(source))
     found = Staged(
         directory=place.directory, dataset_hash=place.manifest.dataset_hash, samples=place.manifest.train.samples
     )
-    with writing(local):
+    with place.writing():
         place.prepare()
-        with place.locked(timeout_s):
-            return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
+        try:
+            with locked(place.lock, timeout_s):
+                return found if is_whole(place.directory, place.manifest) else _copy(place, source, found, update)
+        except LockHeld as error:
+            raise BadConfig(
+                f"another process has been copying the same dataset to {place.root} for {timeout_s:g} s",
+                next_step="See what it is doing, or wait longer.",
+            ) from error
 
 
 def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
@@ -231,10 +193,15 @@ def _copy(place: Place, source: Path, found: Staged, update: Update) -> Staged:
         raise BadConfig(error.message, next_step=verify) from error
     except OSError as error:
         raise BadConfig(f"cannot read {source}: {error.strerror or error}", next_step=verify) from error
-    with place.filling(files), place.partial() as partial:
-        figures = copy_files(files, source, partial, place.manifest, update)
-        partial.rename(place.directory)
-        sync(place.root)
+    partial = place.new_partial()
+    with place.writing(files):
+        try:
+            partial.mkdir(mode=0o700)  # inside, as Ctrl-C may come as soon as it is there
+            figures = copy_files(files, source, partial, place.manifest, update)
+            partial.rename(place.directory)
+            sync(place.root)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     local_s = seconds_per_sample(place.directory)
     return replace(found, copied=figures, source_s_per_sample=source_s, local_s_per_sample=local_s)
 
@@ -244,10 +211,9 @@ def stage_data(
     environment: Mapping[str, str] = os.environ,
     update: Update = lambda done, total, note: None,
 ) -> ResolvedConfig:
-    """The configuration with its dataset on local disk, where ``train.data.stage_to`` asks for that.
+    """Return the configuration with its dataset on local disk, if ``train.data.stage_to`` asks for that.
 
-    Raises:
-        BadConfig: If an environment variable in the setting is not set, or what ``stage`` says.
+    An environment variable in the setting that is not set is a ``BadConfig``.
     """
     wanted = resolved.config.data.stage_to
     if wanted is None:

@@ -3,12 +3,13 @@
 import contextlib
 import datetime
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from trainer.disk import NO_LOCKS, LockHeld, append_whole, open_locked, write_atomically
+from trainer.disk import LockHeld, append_whole, open_locked, write_atomically
 from trainer.errors import BadConfig
-from trainer.events import EventRow
+from trainer.events import EventRow, happened
 from trainer.record import (
     EARLIER_DIRECTORY,
     EVALUATIONS_FILE,
@@ -27,19 +28,19 @@ from trainer.record import (
 from trainer.schema import Table
 
 Row = StepRow | EvaluationRow | EventRow
+Show = Callable[[RunHeader | Row], None]
+"""Shows people on rank 0 that the run begins, and each row."""
 
 _FILES: Mapping[type[Row], str] = {StepRow: STEPS_FILE, EvaluationRow: EVALUATIONS_FILE, EventRow: EVENTS_FILE}
 _LOCK_TIMEOUT_S = 30.0
 
 
 class RunWriter:
-    """Writes a run record; on every rank but the first, all of it but the end does nothing.
+    """Writes a run record, and shows it; on every rank but the first, all of it but the end does nothing.
 
-    Where a run is there already, it goes on only if asked to ``again``.
+    A run that is there already goes on only if asked to ``again``.
 
-    Raises:
-        BadConfig: If the directory holds a run already and must not, or another process is at it: one record must not
-            be mixed with another's.
+    A directory that holds another run, or one that another process is at, is a ``BadConfig``.
     """
 
     def __init__(self, directory: Path, *, active: bool, again: bool = False) -> None:
@@ -47,9 +48,12 @@ class RunWriter:
         self.attempt = 1
         self._active = active
         self._lock: int | None = None
+        self._show: Show = lambda row: None
+        self._board: Any = None
         self._waiting: dict[str, bytes] = {}
         self.trouble: str | None = None
         """Why rows wait to be written, such as a full disk; they are written when it has gone."""
+        self._told_trouble: str | None = None
         if not active:
             return
         there = (directory / RUN_FILE).exists()
@@ -58,7 +62,13 @@ class RunWriter:
                 f"{directory} holds a run already", next_step="Go on with it: --resume auto; or choose another --out."
             )
         directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory / LOCK_FILE)
+        try:  # a killed process's loaders hold on to its lock for the moment until they notice
+            self._lock = open_locked(directory / LOCK_FILE, _LOCK_TIMEOUT_S, needed=False)
+        except LockHeld as error:
+            raise BadConfig(
+                f"another process is training in {directory}",
+                next_step="Wait until it has ended, or choose another --out.",
+            ) from error
         # A start that ended before it knew what it would train, such as one that never met the others, leaves its end
         # alone: it counts, and must not be taken for this one's.
         if any((directory / name).exists() for name in (RUN_FILE, EXIT_FILE)):
@@ -83,13 +93,16 @@ class RunWriter:
         for name in (STARTUP_FILE, EXIT_FILE):
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / name).rename(earlier / name)
-        for name in _FILES.values():
-            _cut_torn_tail(self.directory / name)
+        for name in _FILES.values():  # a line that was not finished, so that the next one begins on its own
+            with contextlib.suppress(FileNotFoundError), (self.directory / name).open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
 
-    def start(self, header: RunHeader) -> None:
-        """Write ``run.json``."""
+    def start(self, header: RunHeader, show: Show = lambda row: None, board: Any = None) -> None:  # noqa: ANN401
+        """Write ``run.json``, and show it and what follows; TensorBoard's ``board`` gets the numbers, too."""
         if self._active:
-            self._write(RUN_FILE, header)
+            self._write(RUN_FILE, header.model_copy(update={"attempt": self.attempt}))
+            self._show, self._board = show, board
+            show(header)
 
     def started(self, startup: StartUp) -> None:
         """Write ``startup.json``; on a full disk training goes on without."""
@@ -104,7 +117,7 @@ class RunWriter:
         self._write(EXIT_FILE, end)
 
     def append(self, row: Row) -> None:
-        """Append a row to the file of its kind."""
+        """Append a row to the file of its kind, show it, and draw its numbers."""
         if not self._active:
             return
         name = _FILES[type(row)]
@@ -116,35 +129,31 @@ class RunWriter:
                 del self._waiting[waiting]
             except OSError as error:
                 self.trouble = error.strerror or str(error)
+        if self.trouble not in (None, self._told_trouble):
+            message = f"cannot write to {self.directory}: {self.trouble}; rows wait, and training goes on"
+            next_step = "Free room, or raise the quota: what waits is then written."
+            self._show(happened(row.step, "record_waits", message, level="error", next_step=next_step))
+        self._told_trouble = self.trouble
+        if self._board is not None and not isinstance(row, EventRow):
+            group = "train" if isinstance(row, StepRow) else "validation"
+            try:
+                for figure, value in row.model_dump(exclude={"step"}, exclude_none=True).items():
+                    self._board.add_scalar(f"{group}/{figure}", value, row.step)
+            except OSError:
+                self._board = None  # its file is torn; the record has the same numbers
+        self._show(row)
+
+    def close(self) -> None:
+        """Flush what TensorBoard has; the record is complete after each row."""
+        if self._board is not None:
+            with contextlib.suppress(OSError):
+                self._board.close()
 
     def _write(self, name: str, value: Table) -> None:
         write_atomically(self.directory / name, value.model_dump_json(indent=2) + "\n")
 
 
-def _lock(path: Path) -> int | None:
-    """Keep other processes away while this one lives; None on file systems that cannot."""
-    try:
-        # A killed process's loaders hold on to its lock for the moment until they notice.
-        return open_locked(path, _LOCK_TIMEOUT_S)
-    except LockHeld as error:
-        raise BadConfig(
-            f"another process is training in {path.parent}",
-            next_step="Wait until it has ended, or choose another --out.",
-        ) from error
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return None
-
-
-def _cut_torn_tail(path: Path) -> None:
-    """Remove a last line that was not finished, so that the next one begins on its own."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
-
-
 def default_run_directory(name: str) -> Path:
-    """``runs/<UTC>-<name>`` under the working directory."""
+    """Return ``runs/<UTC>-<name>`` under the working directory."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     return Path("runs") / f"{stamp}-{name}"

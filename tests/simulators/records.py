@@ -12,7 +12,7 @@ from trainer.record import Run, StepRow
 
 
 def run_of_rows(
-    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, batch: tuple[int, int], parameters: int, device: str,
+    train: TrainConfig, rows: Sequence[StepRow], *, ranks: int, accumulation_steps: int, parameters: int, device: str,
     peak: float | None,
 ) -> Run:  # fmt: skip
     """Return a run with these logged steps.
@@ -21,15 +21,15 @@ def run_of_rows(
         train: Its settings.
         rows: Of the record.
         ranks: All of them.
-        batch: Micro-batches of a rank's step, and sequences of each.
+        accumulation_steps: Micro-batches of a rank's step.
         parameters: Of the model.
         device: Name of the GPU, or ``cpu``.
         peak: FLOP/s of a GPU.
     """
     header = header_of(
-        train, name="simulated", world_size=ranks, accumulation_steps=batch[0],
-        rows_per_microbatch_per_rank=batch[1], global_batch_rows=train.global_batch_rows, parameters=parameters,
-        layout=train.layout, device=device, peak_flops_per_s=peak,
+        train, name="simulated", world_size=ranks, accumulation_steps=accumulation_steps,
+        global_batch_rows=train.global_batch_rows, parameters=parameters, layout=train.layout, device=device,
+        peak_flops_per_s=peak,
     )  # fmt: skip
     return Run(
         directory=Path("runs/simulated"), header=header, steps=tuple(rows), evaluations=(), events=(), startup=None,

@@ -133,7 +133,7 @@ def _record(machine: Machine, marks: Marks, fill_NW: Floats, places_NW: Floats) 
         )  # fmt: skip
     return run_of_rows(
         machine.train, rows, ranks=machine.world_size,
-        batch=(machine.micro_batches, machine.train.micro_batch_rows), parameters=machine.shape.parameters,
+        accumulation_steps=machine.micro_batches, parameters=machine.shape.parameters,
         device=machine.device.name, peak=peak,
     )  # fmt: skip
 

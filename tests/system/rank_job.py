@@ -86,7 +86,6 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _state_numbers(training: Training) -> int:
-    """How many numbers this rank's optimizer keeps."""
     optimizer = getattr(training.optimizer, "optim", training.optimizer)
     tensors = [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)

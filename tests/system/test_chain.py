@@ -11,34 +11,19 @@ import pytest
 
 pytestmark = pytest.mark.system
 
-BUDGET = "256MiB"
+PROBE = ["probe", "--data", "data", "--device", "cpu", "--here", "--seq-length", "64"]
 
 
 def autotune(*arguments: str, cwd: Path, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    command = [sys.executable, "-m", "autotune", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
 def torchrun(ranks: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        "-m",
-        "trainer",
-    ]
+    command = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node {ranks} -m trainer".split()]
     return subprocess.run(
         [*command, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -60,22 +45,8 @@ def data(work) -> Path:
 
 
 def _probe(work: Path) -> dict:
-    arguments = [
-        "probe",
-        "--model",
-        "bert-mini",
-        "--data",
-        "data",
-        "--device",
-        "cpu",
-        "--memory",
-        BUDGET,
-        "--here",
-        "--json",
-    ]
-    return json.loads(autotune(*arguments, "--seq-length", "64", "--global-batch-tokens", "1500", cwd=work))["models"][
-        0
-    ]
+    arguments = ["--model", "bert-mini", "--memory", "256MiB", "--json", "--global-batch-tokens", "1500"]
+    return json.loads(autotune(*PROBE, *arguments, cwd=work))["models"][0]
 
 
 @pytest.fixture(scope="module")
@@ -174,28 +145,13 @@ def test_the_report_says_what_was_found_and_what_is_next(work, profile, run, pro
     assert "| two | bert-mini-cpu | finished | 2 | 16 |" in text
     facts = json.loads((work / places["json"]).read_text())
     assert facts["runs"][0]["profile"] == str(profile)
-    assert (
-        facts["profiles"][0]["dataset"]["train_samples"] + facts["profiles"][0]["dataset"]["validation_samples"] == 800
-    )
+    dataset = facts["profiles"][0]["dataset"]
+    assert dataset["train_samples"] + dataset["validation_samples"] == 800
     assert (work / places["html"]).read_text().count("<svg") >= 4
 
 
 def test_one_row_that_does_not_fit_is_refused_with_what_it_needs(work, data):
-    arguments = [
-        "probe",
-        "--model",
-        "bert-mini",
-        "--data",
-        "data",
-        "--device",
-        "cpu",
-        "--memory",
-        "8MiB",
-        "--here",
-        "--out",
-        "no.toml",
-    ]
-    error = autotune(*arguments, "--seq-length", "64", cwd=work, code=4)
+    error = autotune(*PROBE, "--model", "bert-mini", "--memory", "8MiB", "--out", "no.toml", cwd=work, code=4)
     assert "not even one row" in error
     assert "Raise --memory" in error
     assert not (work / "no.toml").exists()
@@ -215,20 +171,8 @@ def test_a_model_of_ones_own_is_probed_and_trained(work, data):
               "intermediate_size": 128, "max_position_embeddings": 66}  # fmt: skip
     (work / "mine").mkdir()
     (work / "mine" / "config.json").write_text(json.dumps(config))
-    arguments = [
-        "probe",
-        "--model",
-        "mine/config.json",
-        "--data",
-        "data",
-        "--device",
-        "cpu",
-        "--memory",
-        "64MiB",
-        "--here",
-        "--json",
-    ]
-    found = json.loads(autotune(*arguments, "--seq-length", "64", cwd=work))["models"][0]
+    arguments = [*PROBE, "--model", "mine/config.json", "--memory", "64MiB", "--json"]
+    found = json.loads(autotune(*arguments, cwd=work))["models"][0]
     assert (found["model"], found["infeasible_min"]) == ("mine", found["feasible_max"] + 1)
     too_long = autotune(*arguments, "--seq-length", "66", cwd=work, code=3)
     assert "65 positions" in too_long

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from autotune.errors import MachineLacks
 from autotune.process import start
 from tests.simulators.hosts import check_namespaces, hosts
+from tests.system.faults.kills import until
 
 pytestmark = pytest.mark.system
 MEASURING = """
@@ -35,7 +35,6 @@ END_S = 60.0
 
 
 def running(words: str) -> list[str]:
-    """Command lines of processes that hold these words."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -64,10 +63,7 @@ def test_nothing_outlives_a_measurement(tmp_path, where, number):
         assert len(running(scratch)) >= 4  # this one, at least one torchrun, and two ranks
     process.send_signal(number)
     process.wait(timeout=END_S)
-    deadline_s = time.monotonic() + END_S
-    while running(scratch) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert running(scratch) == []
+    until(lambda: not running(scratch), "ended", END_S, lambda: str(running(scratch)))
     if where == "hosts":  # names of networks are all that SIGKILL leaves: whoever comes next removes them
         with hosts(2, 10**9, name="ending"):
             pass

@@ -4,14 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from autotune.core.profile import profile_to_toml
 from autotune.process import start
 from tests.autotune.profiles import example_profile
+from tests.system.faults.kills import until
 from trainer.config import DataSettings, ModelSettings, TrainConfig
 from trainer.dataset import read_manifest
 
@@ -39,7 +38,8 @@ def launch(tmp_path, patterned_dataset) -> list[str]:
 @pytest.mark.slow
 def test_a_signal_is_passed_on_the_code_is_the_runs_and_the_same_command_goes_on(launch, tmp_path):
     process = start([*launch, "--ranks", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    started(tmp_path / "run")
+    record = tmp_path / "run" / "steps.jsonl"
+    until(lambda: record.is_file() and record.read_text(), "a step", 90)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
@@ -58,10 +58,3 @@ def test_a_start_that_never_began_to_train_is_no_success_and_says_so(launch, tmp
     done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode != 0
     assert "left no word" in done.stderr
-
-
-def started(run: Path) -> None:
-    deadline_s = time.monotonic() + 90
-    while not (run / "steps.jsonl").is_file() or not (run / "steps.jsonl").read_text():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.process import start as start_child
 from tests.system.faults.corpora import content, write_raw
-from tests.system.faults.kills import may_mount, mount_tmpfs, start, unmount
+from tests.system.faults.kills import may_mount, mount_tmpfs, unmount, until
 from tests.system.faults.prepare import kill_prepare, kill_workers, prepare_command
 
 pytestmark = pytest.mark.system
@@ -27,9 +27,7 @@ def test_asked_to_stop_it_stops_at_once_says_so_and_goes_on(tmp_path, number, co
     raw = write_raw(tmp_path / "raw", files=4, lines=8_000)
     command = prepare_command(raw, tmp_path / "data", workers)
     process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline_s = time.monotonic() + 60
-    while not list(tmp_path.glob(".data.*/extract/0*")) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
+    until(lambda: list(tmp_path.glob(".data.*/extract/0*")), "extracting")
     children = psutil.Process(process.pid).children(recursive=True)
     asked_s = time.monotonic()
     process.send_signal(number)
@@ -74,15 +72,3 @@ def test_a_full_disk_is_said_plainly_and_loses_nothing(tmp_path, workers):
         assert content(disk / "data") == content(expected)
     finally:
         unmount(disk)
-
-
-def test_two_at_once_do_not_disturb_each_other(tmp_path):
-    raw = write_raw(tmp_path / "raw", lines=8_000)
-    first = start(prepare_command(raw, tmp_path / "data", 1))
-    deadline_s = time.monotonic() + 60
-    while not list(tmp_path.glob(".data.*/lock")) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    second = subprocess.run(prepare_command(raw, tmp_path / "data", 1), capture_output=True, text=True, check=False)
-    assert second.returncode == 3
-    assert "another process is preparing" in second.stderr
-    assert first.wait(120) == 0

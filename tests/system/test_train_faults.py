@@ -66,7 +66,7 @@ QUICK_AND_SLOW = [pytest.param(name, marks=pytest.mark.slow) if name == LONGEST 
 
 @pytest.mark.parametrize("name", QUICK_AND_SLOW)
 def test_training(outcomes: dict[str, Future], name):
-    print("interruptions of today:", TODAY, [one.__name__ for one in TODAYS])
+    print("interruptions of today:", TODAY, TODAYS)
     assert outcomes[name].result()["faults"]
 
 

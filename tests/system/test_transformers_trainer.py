@@ -16,8 +16,6 @@ STEPS = 12
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Whole batches, one after the other."""
-
     def __init__(self, batches: list[dict[str, torch.Tensor]]) -> None:
         self._batches = batches
 

@@ -41,7 +41,7 @@ def write_checkpoint(root: Path, step: int = 5, *, rollbacks: int = 0, content: 
     """A whole one, as a single rank writes it."""
     name = checkpoint_name(step, rollbacks)
     writer = CheckpointWriter(root, name, attempt=1, rank=0, writers=[0], timeout_s=1.0)
-    writer.write(memoryview(content), entries(), state_of(step, **changes), "2026-01-01T00:00:00Z")
+    writer.write(memoryview(content), entries(), state_of(step, **changes))
     return root / name
 
 
@@ -51,15 +51,15 @@ def resolved_of(config: TrainConfig, data: Path = Path("d")) -> ResolvedConfig:
 
 def header_of(config: TrainConfig | None = None, **changes) -> RunHeader:
     values = {
-        "schema_version": 3, "name": "m", "attempt": 1, "resumed_from": None, "resumed_step": 0, "job": "",
-        "started_utc": "2026-01-01T00:00:00Z", "config": {}, "sources": {}, "config_sha256": "a",
+        "schema_version": 4, "name": "m", "resumed_from": None, "resumed_step": 0, "job": "",
+        "started_utc": "2026-01-01T00:00:00Z", "config": {}, "sources": {},
         "profile_sha256": "b", "dataset_hash": "d", "world_size": 2, "accumulation_steps": 1,
-        "rows_per_microbatch_per_rank": 4, "global_batch_rows": 8, "parameters": 10, "layout": "packed",
+        "global_batch_rows": 8, "parameters": 10, "layout": "packed",
         "attention": "sdpa", "attention_reason": "asked for", "recipe_changes": [], "device": "cpu",
         "peak_flops_per_s": None, "versions": {},
     }  # fmt: skip
     if config is not None:
-        values |= {"config": config.model_dump(mode="json"), "config_sha256": resolved_of(config).config_sha256}
+        values["config"] = config.model_dump(mode="json")
     return RunHeader(**values | changes)
 
 

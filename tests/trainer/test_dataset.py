@@ -14,29 +14,18 @@ from trainer.errors import BadConfig
 SAMPLES = [[5, 6, 7], [], [8], [9, 10, 11, 12]]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(
     samples=st.lists(st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12),
     shards=st.integers(1, 3),
     limit=st.integers(0, 25),
+    data=st.data(),
 )
-def test_what_was_written_is_read_back_whatever_the_shards(tmp_path_factory, samples, shards, limit):
+def test_what_was_written_is_read_back_one_by_one_and_many_at_once(tmp_path_factory, samples, shards, limit, data):
     directory = write_dataset(tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples)))
     dataset = TokenDataset.open(directory)
     assert len(dataset) == len(samples)
     assert [dataset.read(i, limit).tolist() for i in range(len(samples))] == [sample[:limit] for sample in samples]
-    dataset.close()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
-@given(
-    samples=st.lists(st.lists(st.integers(0, 499), max_size=20), min_size=1, max_size=12),
-    shards=st.integers(1, 3),
-    data=st.data(),
-)
-def test_many_samples_are_read_at_once_into_any_places(tmp_path_factory, samples, shards, data):
-    directory = write_dataset(tmp_path_factory.mktemp("d") / "data", samples, shards=min(shards, len(samples)))
-    dataset = TokenDataset.open(directory)
     chosen = np.array(data.draw(st.lists(st.integers(0, len(samples) - 1), max_size=9)), dtype=np.int64)
     shard, begins, tokens = dataset.locate(chosen)
     assert tokens.tolist() == [len(samples[i]) for i in chosen]
@@ -71,13 +60,10 @@ def test_what_comes_is_announced_only_while_reads_have_to_wait(make_dataset, mon
 def test_the_splits_are_read_apart(tmp_path):
     directory = write_dataset(tmp_path / "data", SAMPLES, validation=[[40, 41]])
     assert len(TokenDataset.open(directory)) == 4
+    assert len(TokenDataset.open(write_dataset(tmp_path / "other", SAMPLES), "validation")) == 0
     validation = TokenDataset.open(directory, "validation")
     assert [validation.read(i).tolist() for i in range(len(validation))] == [[40, 41]]
     assert pickle.loads(pickle.dumps(validation)).read(0).tolist() == [40, 41]
-
-
-def test_a_split_without_samples_is_empty(make_dataset):
-    assert len(TokenDataset.open(make_dataset(SAMPLES), "validation")) == 0
 
 
 def test_a_shard_that_shrinks_while_in_use_is_an_error(make_dataset):
@@ -90,19 +76,6 @@ def test_a_shard_that_shrinks_while_in_use_is_an_error(make_dataset):
             dataset.read(3)
 
 
-@pytest.mark.parametrize("change", [{"used_vocab_size": 600}, {"used_vocab_size": 4}])
-def test_a_vocabulary_that_does_not_hold_its_ids_is_refused(make_dataset, change):
-    path = make_dataset(SAMPLES) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(BadConfig):
-        read_manifest(path.parent)
-
-
-def test_a_pickled_dataset_opens_its_files_again(make_dataset):
-    dataset = TokenDataset.open(make_dataset(SAMPLES))
-    assert pickle.loads(pickle.dumps(dataset)).read(3, 9).tolist() == SAMPLES[3]
-
-
 def test_a_sample_that_does_not_exist_is_an_index_error(make_dataset):
     dataset = TokenDataset.open(make_dataset(SAMPLES))
     for sample in (-1, 4):
@@ -110,42 +83,57 @@ def test_a_sample_that_does_not_exist_is_an_index_error(make_dataset):
             dataset.read(sample, 10)
 
 
-def test_a_directory_that_is_no_dataset_says_how_to_make_one(tmp_path):
-    with pytest.raises(BadConfig) as caught:
-        read_manifest(tmp_path)
-    assert "autotune data prepare" in caught.value.next_step
-
-
-def test_a_truncated_shard_is_refused(make_dataset):
-    path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
+def _cut(path):
     path.write_bytes(path.read_bytes()[:-1])
+
+
+def _save_objects(path):
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+
+def _save_others(path):
+    np.save(path, np.arange(3, dtype=np.uint16))
+
+
+def _lead_away(path):
+    path.rename(path.parent.parent / "outside.npy")
+    path.symlink_to(path.parent.parent / "outside.npy")
+
+
+@pytest.mark.parametrize("damage", [_cut, _save_objects, _save_others, _lead_away])
+def test_a_shard_that_is_not_what_the_manifest_says_is_refused_unread(make_dataset, damage):
+    path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
+    damage(path)
     with pytest.raises(BadConfig, match=r"train-tokens-00000\.npy"):
         TokenDataset.open(path.parent)
 
 
-def test_a_shard_of_objects_is_refused_unread(make_dataset):
-    path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
-    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(BadConfig):
-        TokenDataset.open(path.parent)
+def _change(keys, value):
+    def change(table):
+        for key in keys[:-1]:
+            table = table[key]
+        table[keys[-1]] = value
+
+    return change
 
 
-def test_a_shard_that_is_a_link_out_of_the_directory_is_refused(make_dataset, tmp_path):
-    path = make_dataset(SAMPLES) / "train-tokens-00000.npy"
-    outside = tmp_path / "outside.npy"
-    path.rename(outside)
-    path.symlink_to(outside)
-    with pytest.raises(BadConfig):
-        TokenDataset.open(path.parent)
-
-
-@pytest.mark.parametrize("name", ["../x.npy", "/etc/passwd", "a/b.npy", ".."])
-def test_a_file_name_that_leaves_the_directory_is_refused(make_dataset, name):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *((_change(["train", "shards", 0, "tokens_file"], name), "tokens_file")
+          for name in ("../x.npy", "/etc/passwd", "a/b.npy", "..")),
+        *((_change(["used_vocab_size"], size), "used_vocab_size") for size in (600, 4)),
+        (_change(["train", "length_histogram", "counts"], [1]), "4 edges cannot have 1 counts"),
+        (_change(["train", "length_histogram", "edges"], [0, 64, 32, 128]), "edges must ascend"),
+        (_change(["schema_version"], 1), "schema version 1"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_cannot_be_is_refused(make_dataset, change, said):
     path = make_dataset(SAMPLES) / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["train"]["shards"][0]["tokens_file"] = name
+    change(manifest)
     path.write_text(json.dumps(manifest))
-    with pytest.raises(BadConfig):
+    with pytest.raises(BadConfig, match=said):
         read_manifest(path.parent)
 
 
@@ -156,25 +144,18 @@ def test_offsets_beyond_the_shard_are_refused(make_dataset):
         TokenDataset.open(directory).read(3, 10)
 
 
-def test_another_schema_version_is_refused(make_dataset):
-    path = make_dataset(SAMPLES) / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 1}))
-    with pytest.raises(BadConfig, match="schema version 1"):
-        read_manifest(path.parent)
-
-
-def test_raw_data_is_to_be_prepared_first(tmp_path):
-    (tmp_path / "corpus.txt").write_text("a line\n")
-    with pytest.raises(BadConfig, match="is a file") as refused:
-        read_manifest(tmp_path / "corpus.txt")
-    assert f"autotune data prepare text:{tmp_path / 'corpus.txt'} --out" in refused.value.next_step
-
-
-def test_a_dataset_whose_name_is_mistyped_is_asked_for(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "said", "next_step"),
+    [
+        (".", "is not a dataset", "autotune data prepare"),
+        ("corpus.txt", "is a file", "autotune data prepare text:{place}/corpus.txt --out"),
+        ("protein", "is not a directory", "Did you mean {place}/proteins?"),
+        ("logs", "is not a directory", "autotune data prepare"),
+    ],
+)
+def test_what_is_no_dataset_is_to_be_prepared_first_or_was_mistyped(tmp_path, name, said, next_step):
     write_dataset(tmp_path / "proteins", SAMPLES)
-    with pytest.raises(BadConfig, match="is not a directory") as refused:
-        read_manifest(tmp_path / "protein")
-    assert refused.value.next_step == f"Did you mean {tmp_path / 'proteins'}?"
-    with pytest.raises(BadConfig, match="is not a directory") as refused:
-        read_manifest(tmp_path / "logs")
-    assert "autotune data prepare" in refused.value.next_step
+    (tmp_path / "corpus.txt").write_text("a line\n")
+    with pytest.raises(BadConfig, match=said) as refused:
+        read_manifest(tmp_path / name)
+    assert next_step.format(place=tmp_path) in refused.value.next_step

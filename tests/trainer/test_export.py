@@ -10,6 +10,13 @@ from trainer.errors import BadConfig
 from trainer.export import export_model
 
 
+def export_of(training, dataset, directory, *, leads=True):
+    export_model(
+        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
+        seq_length_tokens=64, directory=directory, leads=leads,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 def test_an_exported_model_gives_the_same_logits_in_transformers(family, patterned_dataset, tmp_path):
     dataset = TokenDataset.open(patterned_dataset)
@@ -19,10 +26,9 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, pattern
         training.step.run([batch], 1e-2)
     # As a model trained on a GPU is.
     training.model.config._attn_implementation = VARLEN_NAME
-    export_model(
-        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
-        seq_length_tokens=config.seq_length_tokens, directory=tmp_path / "model", leads=True,
-    )  # fmt: skip
+    export_of(training, dataset, tmp_path / "model")
+    export_of(training, dataset, tmp_path / "other", leads=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # only the rank that leads writes
     assert VARLEN_NAME not in (tmp_path / "model" / "config.json").read_text()
     loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -37,26 +43,13 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(family, pattern
     assert 5 <= int(predicted) < 65
 
 
-def test_only_the_rank_that_leads_writes(patterned_dataset, tmp_path):
-    dataset = TokenDataset.open(patterned_dataset)
-    training = training_of(config_of(), dataset)
-    export_model(
-        training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
-        seq_length_tokens=64, directory=tmp_path / "model", leads=False,
-    )  # fmt: skip
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture
 def export(patterned_dataset, tmp_path):
     dataset = TokenDataset.open(patterned_dataset)
     training = training_of(config_of(), dataset)
 
     def write():
-        export_model(
-            training.module, dataset_dir=dataset.directory, special_ids=dataset.manifest.special_ids,
-            seq_length_tokens=64, directory=tmp_path / "r" / "model", leads=True,
-        )  # fmt: skip
+        export_of(training, dataset, tmp_path / "r" / "model")
 
     write.model = training.module.model
     return write

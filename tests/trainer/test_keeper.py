@@ -1,6 +1,7 @@
 import errno
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.checkpoints import state_of, write_checkpoint
 from tests.trainer.oracles import config_of, training_of
-from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint
+from trainer.checkpoint import CHECKPOINTS_DIRECTORY, CheckpointWriter, list_checkpoints, read_checkpoint, step_of
 from trainer.config import CheckpointSettings
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
@@ -37,23 +38,34 @@ def keeper_of(training, tmp_path, told):
     return make
 
 
-def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.fixture
+def save_on_bad_disk(monkeypatch):
+    """Save to a disk that fails in the given way, and wait for it."""
+
+    def save(keeper, state, number=errno.ENOSPC):
+        def fail(*_):
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            keeper.save(state, rollbacks=0, wait=True)
+
+    return save
 
 
-def test_a_save_is_due_after_every_so_many_steps(keeper_of):
-    keeper = keeper_of(interval_steps=3)
-    assert [step for step in range(1, 8) if keeper.is_due(step, None)] == [3, 6]
-    assert not any(keeper_of().is_due(step, None) for step in range(1, 8))
-    assert not any(keeper_of(interval_steps=3, enabled=False).is_due(step, None) for step in range(1, 8))
-
-
-def test_a_step_whose_checkpoint_is_to_stay_for_good_is_saved_whatever_the_interval(keeper_of):
-    keeper = keeper_of(keep_every_steps=4)
-    assert [step for step in range(1, 10) if keeper.is_due(step, None)] == [4, 8]
-    both = keeper_of(interval_steps=3, keep_every_steps=4)
-    assert [step for step in range(1, 10) if both.is_due(step, None)] == [3, 4, 6, 8, 9]
-    assert not any(keeper_of(keep_every_steps=4, enabled=False).is_due(step, None) for step in range(1, 10))
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({}, []),
+        ({"interval_steps": 3}, [3, 6, 9]),
+        ({"keep_every_steps": 4}, [4, 8]),
+        ({"interval_steps": 3, "keep_every_steps": 4}, [3, 4, 6, 8, 9]),
+        ({"interval_steps": 3, "keep_every_steps": 4, "enabled": False}, []),
+    ],
+)
+def test_a_save_is_due_after_every_so_many_steps_and_for_those_that_are_to_stay(keeper_of, settings, due):
+    keeper = keeper_of(**settings)
+    assert [step for step in range(1, 10) if keeper.is_due(step, None)] == due
 
 
 def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_save(keeper_of):
@@ -65,17 +77,9 @@ def test_a_save_is_due_when_the_first_rank_asks_unless_it_asked_before_the_last_
     assert keeper.is_due(7, asked_at=6)
 
 
-class _Clock:
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    perf_counter = monotonic
-
-
 def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monkeypatch):
-    clock = _Clock()
+    clock = SimpleNamespace(now_s=1000.0)
+    clock.monotonic = clock.perf_counter = lambda: clock.now_s
     monkeypatch.setattr("trainer.keeper.time", clock)
     keeper = keeper_of(interval_s=60.0)
     clock.now_s += 59
@@ -90,13 +94,19 @@ def test_a_save_is_due_by_time_when_the_last_is_long_enough_ago(keeper_of, monke
     assert not disabled.is_due_by_time()
 
 
-def test_a_save_takes_as_long_as_the_last_one_or_as_a_guess_that_grows_with_the_state(keeper_of, training, told):
+def test_a_save_takes_as_long_as_the_last_one_that_did_not_fail_or_as_a_guess(
+    keeper_of, training, told, save_on_bad_disk
+):
     assert keeper_of(enabled=False).seconds_of_a_save() == 0
     keeper = keeper_of()
-    assert keeper.seconds_of_a_save() == pytest.approx(1 + state_bytes(training) / 100e6)
-    keeper.save(state_of(5), rollbacks=0, wait=True)
-    keeper.tell_finished()
-    assert keeper.seconds_of_a_save() == told[-1].values["seconds"]
+    expected_s = 1 + state_bytes(training) / 100e6
+    for step in (1, 3):
+        assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
+        save_on_bad_disk(keeper, state_of(step))
+        assert told[-1].kind == "save_failed"
+        assert keeper.seconds_of_a_save() == pytest.approx(expected_s)
+        keeper.save(state_of(step + 1), rollbacks=0, wait=True)
+        expected_s = told[-1].values["seconds"]
 
 
 def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training):
@@ -107,28 +117,22 @@ def test_the_state_is_weights_and_two_numbers_for_each_that_is_trained(training)
     assert state_bytes(training) == 4 * (3 * weights - 2 * frozen)
 
 
-def test_a_save_becomes_an_event_when_it_has_ended(keeper_of, told):
-    keeper = keeper_of(keep_last=1)
+def test_a_save_becomes_an_event_when_it_has_ended_and_only_its_thread_has_the_lowest_priority(keeper_of, told):
+    keeper, priority = keeper_of(keep_last=1), os.getpriority(os.PRIO_PROCESS, 0)
     for step in (1, 2):
         keeper.save(state_of(step), rollbacks=0)
     assert keeper.at_step == 2
     keeper.wait()
     assert [event.kind for event in told] == ["saved", "saved"]
     assert told[1].message == "saved step-000000002; removed step-000000001"
-    assert keeper.newest == "step-000000002"
-    assert told[1].values["size_bytes"] > 0
+    assert os.getpriority(os.PRIO_PROCESS, 0) == priority
 
 
-def test_a_failed_save_says_what_is_still_there_and_training_goes_on(keeper_of, told, monkeypatch):
+def test_a_failed_save_says_what_is_still_there_and_training_goes_on(keeper_of, told, save_on_bad_disk):
     keeper = keeper_of()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        keeper.save(state_of(1), rollbacks=0, wait=True)
+    save_on_bad_disk(keeper, state_of(1))
     keeper.save(state_of(2), rollbacks=0, wait=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        keeper.save(state_of(3), rollbacks=0, wait=True)
-    keeper.tell_finished()
+    save_on_bad_disk(keeper, state_of(3))
     assert [event.kind for event in told] == ["save_failed", "saved", "save_failed"]
     assert "No space left on device; there is no checkpoint yet" in told[0].message
     assert "the newest checkpoint is still step-000000002" in told[2].message
@@ -150,32 +154,23 @@ def test_a_rollback_returns_to_the_newest_whole_good_one(keeper_of, told, tmp_pa
     assert [(event.kind, "step-000000003" in event.message) for event in told] == [("damaged", True)]
 
 
-def test_what_was_saved_comes_back(keeper_of, training):
-    keeper = keeper_of()
-    keeper.save(state_of(4), rollbacks=0)
+def test_what_was_saved_comes_back_and_another_runs_checkpoint_is_not_the_newest_of_this_one(
+    keeper_of, training, tmp_path
+):
+    own, other = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
+    own.save(state_of(4), rollbacks=0)
     weight = next(training.module.parameters())
     before = weight.detach().clone()
-    with torch.no_grad():
-        weight.zero_()
-    good = keeper.newest_good()
-    keeper.at_step = None
-    keeper.restore(*good)
-    assert torch.equal(weight, before)
-    assert (keeper.newest, keeper.at_step) == ("step-000000004", 4)
-
-
-def test_a_failed_save_says_nothing_about_how_long_the_next_one_takes(keeper_of, told, monkeypatch):
-    keeper = keeper_of()
-    expected_s = keeper.seconds_of_a_save()
-    for step in (1, 3):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", full)
-            keeper.save(state_of(step), rollbacks=0, wait=True)
-        assert told[-1].kind == "save_failed"
-        assert keeper.seconds_of_a_save() == expected_s
-        keeper.save(state_of(step + 1), rollbacks=0, wait=True)
-        expected_s = told[-1].values["seconds"]
-    assert keeper.seconds_of_a_save() == expected_s
+    good = own.newest_good()
+    assert (own.owns(good[0]), other.owns(good[0])) == (True, False)
+    for keeper, newest, step in ((own, "step-000000004", 4), (other, None, None)):
+        with torch.no_grad():
+            weight.zero_()
+        keeper.at_step = None
+        keeper.restore(*good)
+        assert torch.equal(weight, before)
+        assert (keeper.newest, keeper.saved_step, keeper.at_step) == (newest, step, 4)
+        assert keeper.has_saved(4) == (keeper is own)
 
 
 def test_an_error_that_is_not_the_disks_fails_the_save_and_not_the_training(keeper_of, told, monkeypatch):
@@ -191,36 +186,19 @@ def test_an_error_that_is_not_the_disks_fails_the_save_and_not_the_training(keep
     assert "BadConfig: the share of rank 1 is not a table" in told[0].message
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_costs_all_but_the_newest_checkpoint_and_the_newest_good_one(
-    keeper_of, told, tmp_path, monkeypatch, number
+@pytest.mark.parametrize(
+    ("number", "left"), [(errno.ENOSPC, [4, 2]), (errno.EDQUOT, [4, 2]), (errno.EIO, [4, 3, 2, 1])]
+)
+def test_a_full_disk_costs_all_but_the_newest_and_the_newest_good_one_and_another_fault_costs_none(
+    keeper_of, told, tmp_path, save_on_bad_disk, number, left
 ):
-    def full(*_):
-        raise OSError(number, os.strerror(number))
-
     keeper = keeper_of(keep_last=5)
     for step in (1, 2, 3, 4):
         keeper.save(state_of(step, good=step < 3), rollbacks=0, wait=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        keeper.save(state_of(5), rollbacks=0, wait=True)
-    assert [path.name[-1] for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)] == ["4", "2"]
+    save_on_bad_disk(keeper, state_of(5), number)
+    assert [step_of(path.name) for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)] == left
     assert told[-1].kind == "save_failed"
-    assert told[-1].message.endswith("; removed step-000000003, step-000000001")
-
-
-def test_another_fault_of_the_disk_costs_no_checkpoint(keeper_of, told, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    keeper = keeper_of(keep_last=5)
-    for step in (1, 2, 3):
-        keeper.save(state_of(step), rollbacks=0, wait=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        keeper.save(state_of(4), rollbacks=0, wait=True)
-    assert told[-1].kind == "save_failed"
-    assert len(list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)) == 3
+    assert told[-1].message.endswith("; removed step-000000003, step-000000001") == (left == [4, 2])
 
 
 def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told(keeper_of, told, monkeypatch):
@@ -231,8 +209,8 @@ def test_a_save_after_which_older_ones_cannot_be_removed_counts_and_that_is_told
     keeper.save(state_of(1), rollbacks=0, wait=True)
     monkeypatch.setattr("trainer.keeper.prune", refuse)
     keeper.save(state_of(2), rollbacks=0, wait=True)
-    assert [event.kind for event in told] == ["saved", "saved", "not_removed"]
-    assert (told[-1].level, "Operation not permitted" in told[-1].message) == ("warning", True)
+    assert [event.kind for event in told] == ["saved", "not_removed", "saved"]
+    assert (told[1].level, "Operation not permitted" in told[1].message) == ("warning", True)
     assert (keeper.newest, keeper.saved_step) == ("step-000000002", 2)
 
 
@@ -250,16 +228,6 @@ def test_without_host_memory_for_the_copy_a_save_fails_and_training_goes_on(keep
     assert not keeper.has_saved(1)
     keeper.save(state_of(2), rollbacks=0, wait=True)
     assert keeper.has_saved(2)
-
-
-def test_another_runs_checkpoint_is_not_the_newest_of_this_one(keeper_of, tmp_path):
-    other, own = keeper_of(tmp_path / "a"), keeper_of(tmp_path / "b")
-    other.save(state_of(4), rollbacks=0, wait=True)
-    good = other.newest_good()
-    assert (other.owns(good[0]), own.owns(good[0])) == (True, False)
-    own.restore(*good)
-    assert (own.newest, own.saved_step, own.at_step) == (None, None, 4)
-    assert not own.has_saved(4)
 
 
 @pytest.fixture
@@ -328,30 +296,11 @@ def test_a_save_before_the_first_step_has_the_optimizers_state_too(keeper_of, tr
     assert read_checkpoint(path).tensors.keys() == names
 
 
-def test_room_that_was_taken_before_is_used_and_a_failure_to_take_it_is_left_for_the_save(
-    keeper_of, tmp_path, monkeypatch
-):
-    def no_room(*_, **__):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("trainer.keeper.HostCopy", no_room)
-        keeper = keeper_of()
-        keeper._room.join()
-    for step in (1, 2):
-        keeper.save(state_of(step), rollbacks=0, wait=True)
-    ready = keeper_of()
-    ready._room.join()
-    monkeypatch.setattr("trainer.keeper.HostCopy", None)
-    ready.save(state_of(3), rollbacks=0, wait=True)
-    files = [path / "rank-00000.safetensors" for path in list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)]
-    assert [path.parent.name for path in files] == ["step-000000003", "step-000000002"]
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_only_the_writing_thread_is_given_the_lowest_priority(keeper_of):
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+def test_room_that_was_taken_before_is_used(keeper_of, training, tmp_path, monkeypatch):
     keeper = keeper_of()
-    keeper.save(state_of(1), rollbacks=0)
-    keeper.wait()
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+    keeper._room.join()
+    monkeypatch.setattr("trainer.keeper.HostCopy", None)
+    keeper.save(state_of(3), rollbacks=0, wait=True)
+    (path,) = list_checkpoints(tmp_path / CHECKPOINTS_DIRECTORY)
+    name, weight = next(iter(training.module.named_parameters()))
+    assert torch.equal(load_file(path / "rank-00000.safetensors")[f"weights.{name}"], weight)

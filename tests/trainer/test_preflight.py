@@ -1,19 +1,22 @@
+import errno
 import platform
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer.checkpoints import resolved_of
 from tests.trainer.oracles import config_of
 from trainer.errors import BadConfig, ProfileRefused
 from trainer.feed import compare_data
-from trainer.parallel import Ranks, join_ranks
+from trainer.parallel import join_ranks
 from trainer.preflight import (
     allotted_cpus,
+    check_directory,
     check_ranks,
     check_room,
     check_shared,
@@ -21,6 +24,7 @@ from trainer.preflight import (
     compare_ranks,
     facts_of_rank,
 )
+from trainer.writer import RunWriter
 
 CONFIG = config_of()
 RANKS = join_ranks(CONFIG, environment={})
@@ -56,33 +60,45 @@ def test_samples_that_two_ranks_got_are_refused_with_both_named():
         compare_data([np.array([9]), np.array([1, 1])])
 
 
+MEMORY = {"gpu_total_bytes": 80 * 2**30}
+TUNED = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "allotted_cpus": 8}
+
+
 def test_a_gpu_with_less_memory_than_the_profile_was_tuned_on_is_refused():
     with pytest.raises(ProfileRefused, match="of 80 GiB, this one has 40 GiB") as caught:
-        compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": str(40 * 2**30)})
+        compare_profile(MEMORY, GPU | {"device_memory_bytes": str(40 * 2**30)})
     assert caught.value.exit_code == 6
     assert "autotune probe" in caught.value.next_step
-    for here in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30):
-        assert compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": str(here)}) == []
 
 
-def test_another_machine_than_the_profile_was_tuned_on_is_said():
-    tuned = {"device": "cuda", "gpu_name": "NVIDIA A100", "torch": "2.10.0+cpu", "allotted_cpus": 8}
-    assert compare_profile({}, GPU) == []
-    assert compare_profile(tuned, GPU) == []
-    for change, told in (
+@pytest.mark.parametrize(
+    ("fingerprint", "here"),
+    [
+        *((MEMORY, {"device_memory_bytes": str(size)}) for size in (80 * 2**30, round(78.1 * 2**30), 141 * 2**30)),
+        ({}, {}),
+        (TUNED, {}),
+        # Strange values are not believed.
+        ({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, {}),
+        (MEMORY, {"device_memory_bytes": "None"}),
+    ],
+)
+def test_a_machine_like_the_one_that_the_profile_was_tuned_on_passes_without_a_word(fingerprint, here):
+    assert compare_profile(fingerprint, GPU | here) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
         ({"gpu_name": "NVIDIA H100"}, "gpu name NVIDIA H100, here is NVIDIA A100"),
         ({"torch": "2.9.1"}, "torch 2.9.1, here is 2.10.0"),
         ({"allotted_cpus": 16}, "16 allotted CPUs, this rank has 8"),
         ({"device": "cpu"}, "tuned for a CPU, this is a GPU"),
-    ):
-        (remark,) = compare_profile(tuned | change, GPU)
-        assert told in remark.message
-        assert remark.next_step
-
-
-def test_a_fingerprint_of_strange_values_is_not_believed():
-    assert compare_profile({"gpu_total_bytes": "80", "gpu_name": 5, "torch": None, "allotted_cpus": "8"}, GPU) == []
-    assert compare_profile({"gpu_total_bytes": 80 * 2**30}, GPU | {"device_memory_bytes": "None"}) == []
+    ],
+)
+def test_another_machine_than_the_profile_was_tuned_on_is_said(change, told):
+    (remark,) = compare_profile(TUNED | change, GPU)
+    assert told in remark.message
+    assert remark.next_step
 
 
 @pytest.fixture
@@ -115,17 +131,17 @@ def test_a_quota_of_the_older_control_groups_counts(affinity, tmp_path, quota_us
     assert allotted_cpus(None, {}, tmp_path) == expected
 
 
-def test_the_least_of_affinity_quota_and_slurms_word_counts(affinity, tmp_path, monkeypatch):
-    assert allotted_cpus(None, {}, tmp_path) == 64
-    assert allotted_cpus(None, {"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 12
-    assert allotted_cpus(None, {"SLURM_CPUS_PER_TASK": "many"}, tmp_path) == 64
-    monkeypatch.setattr("trainer.preflight.os.sched_getaffinity", lambda _: {3, 5})
-    assert allotted_cpus(None, {"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 2
+@pytest.mark.parametrize(
+    ("unbound", "slurm", "expected"),
+    [(None, "", 64), (None, "12", 12), (None, "many", 64), (2, "12", 2), (128, "", 128), (128, "12", 12)],
+)
+def test_the_least_of_affinity_before_binding_quota_and_slurms_word_counts(
+    affinity, tmp_path, unbound, slurm, expected
+):
+    assert allotted_cpus(unbound, {"SLURM_CPUS_PER_TASK": slurm}, tmp_path) == expected
 
 
-def test_a_rank_that_is_bound_to_its_gpus_node_counts_the_processors_of_before(affinity, tmp_path, monkeypatch):
-    assert allotted_cpus(128, {}, tmp_path) == 128
-    assert allotted_cpus(128, {"SLURM_CPUS_PER_TASK": "12"}, tmp_path) == 12
+def test_a_rank_that_is_bound_to_its_gpus_node_counts_the_processors_of_before(monkeypatch):
     monkeypatch.setattr("trainer.preflight.allotted_cpus", lambda unbound: unbound)
     bound = replace(RANKS, cpus_before_binding=128)
     assert facts_of_rank(resolved_of(CONFIG), dataset_hash="a", ranks=bound)["allotted_cpus"] == "128"
@@ -137,11 +153,16 @@ def test_facts_survive_their_way_between_ranks_and_a_single_one_passes():
     assert (facts["device_memory_bytes"], len(facts["code"])) == ("None", 64)
 
 
-def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, monkeypatch):
-    class _Disk:
-        free = 150
+@pytest.fixture
+def free(monkeypatch):
+    """A function that sets the free bytes of the disk."""
+    disk = SimpleNamespace()
+    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: disk)
+    return partial(setattr, disk, "free")
 
-    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: _Disk)
+
+def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, free):
+    free(150)
     assert check_room(tmp_path, 75, RANKS, there=0, kept=1) == []
     with pytest.raises(BadConfig, match="has 0 MiB free, and 2 checkpoints take") as caught:
         check_room(tmp_path, 76, RANKS, there=0)
@@ -152,74 +173,68 @@ def test_room_for_two_checkpoints_is_asked_for_before_the_first_step(tmp_path, m
         assert "the next save fails" in remark.next_step
 
 
-def test_a_disk_that_holds_fewer_checkpoints_than_are_to_be_kept_is_said(tmp_path, monkeypatch):
-    class _Disk:
-        free = 150 * 2**20
-
-    monkeypatch.setattr("trainer.preflight.shutil.disk_usage", lambda _: _Disk)
+def test_a_disk_that_holds_fewer_checkpoints_than_are_to_be_kept_is_said(tmp_path, free):
+    free(150 * 2**20)
     assert check_room(tmp_path, 50 * 2**20, RANKS, there=0, kept=2) == []
     (remark,) = check_room(tmp_path, 51 * 2**20, RANKS, there=0, kept=2)
     assert "has 150 MiB free; to keep 2 checkpoints and write the next takes 153 MiB" in remark.message
     assert "keep_last" in remark.next_step
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SomeElsewhere(Ranks):
-    """The first of some, of which those after it may not see its files."""
+@dataclass(frozen=True)
+class _SomeElsewhere:
+    """The first of some, of which those after it may not see its files; or one that is not the first."""
 
     misses: tuple[float, ...]
+    leads: bool = True
 
     def tell(self, text):
-        return text
+        return text if self.leads else "0a0b"
 
     def sum(self, *values):
         return list(values)
 
     def each(self, value):
-        return [value, *self.misses]
+        return [value, *self.misses] if self.leads else [*self.misses, value]
 
 
-def ranks_that_miss(*misses: float) -> Ranks:
-    world = {"local_world_size": 1, "world_size": 1 + len(misses)}
-    return _SomeElsewhere(rank=0, local_rank=0, device=torch.device("cpu"), misses=misses, **world)
-
-
-@pytest.mark.parametrize("ranks", [RANKS, ranks_that_miss(0.0, 0.0)], ids=["one", "three"])
+@pytest.mark.parametrize("ranks", [RANKS, _SomeElsewhere((0.0, 0.0))], ids=["one", "three"])
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_directory_that_all_ranks_see_passes_and_is_left_as_it_was(tmp_path, ranks, needed):
     assert check_shared(tmp_path, ranks, needed=needed) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_some_ranks_do_not_see_is_refused_where_they_write_there_and_else_said(tmp_path):
-    for ranks, shown in (
-        (ranks_that_miss(1.0), "is not there for rank 1"),
-        (ranks_that_miss(0.0, 1.0, 1.0), "is not there for ranks 2, 3"),
-        (ranks_that_miss(*[1.0] * 6), "is not there for ranks 1, 2, 3, 4 and 2 more"),
-    ):
-        with pytest.raises(BadConfig, match=f"{shown}, and under this strategy all ranks write") as caught:
-            check_shared(tmp_path, ranks, needed=True)
-        (remark,) = check_shared(tmp_path, ranks, needed=False)
-        assert f"{shown}: how those end cannot be written into exit.json" in remark.message
-        assert remark.next_step == caught.value.next_step
-        assert "--out" in remark.next_step
-        assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("misses", "shown"),
+    [((1.0,), "rank 1"), ((0.0, 1.0, 1.0), "ranks 2, 3"), ((1.0,) * 6, "ranks 1, 2, 3, 4 and 2 more")],
+)
+def test_a_directory_that_some_ranks_do_not_see_is_refused_if_they_write_there_and_else_said(tmp_path, misses, shown):
+    ranks = _SomeElsewhere(misses)
+    with pytest.raises(BadConfig, match=f"is not there for {shown}, and under this strategy all ranks write") as caught:
+        check_shared(tmp_path, ranks, needed=True)
+    (remark,) = check_shared(tmp_path, ranks, needed=False)
+    assert f"is not there for {shown}: how those end cannot be written into exit.json" in remark.message
+    assert remark.next_step == caught.value.next_step
+    assert "--out" in remark.next_step
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_that_does_not_see_the_first_ones_file_says_so(tmp_path):
-    class _Second:
-        leads = False
-
-        def tell(self, _):
-            return "0a0b"
-
-        def sum(self, *values):
-            return list(values)
-
-        def each(self, value):
-            return [0.0, value]
-
-    (remark,) = check_shared(tmp_path, _Second(), needed=False)
+    second = _SomeElsewhere((0.0,), leads=False)
+    (remark,) = check_shared(tmp_path, second, needed=False)
     assert "not there for rank 1" in remark.message
     (tmp_path / ".seen-by-all-ranks.0a0b").touch()
-    assert check_shared(tmp_path, _Second(), needed=True) == []
+    assert check_shared(tmp_path, second, needed=True) == []
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.disk.fcntl.flock", none)
+        writer = RunWriter(tmp_path / "r", active=True)
+    (remark,) = check_directory(writer, CONFIG, 1, 0, RANKS)
+    assert "has no locks" in remark.message
+    assert check_directory(RunWriter(tmp_path / "r", active=True), CONFIG, 1, 0, RANKS) == []

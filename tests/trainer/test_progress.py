@@ -21,12 +21,19 @@ def lines_of(capsys, monkeypatch, updates, most_s=None):
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_line_is_written_every_few_seconds_and_at_the_end(capsys, monkeypatch):
-    assert lines_of(capsys, monkeypatch, [(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)]) == [
-        "work:   0 % note",
-        "work:  50 % note, 0:00:05 left",
-        "work: 100 % note",
-    ]
+@pytest.mark.parametrize(
+    ("updates", "most_s", "told"),
+    [
+        ([(0, 0), (1, 10), (2, 20), (5, 50), (6, 60), (10, 100)], None, ["  0 % note", " 50 % note, 0:00:05 left",
+                                                                         "100 % note"]),
+        ([(0, 20), (5, 20)], None, [" 20 % note"] * 2),
+        ([(0, 0), (5, 1), (10, 2), (30, 3)], 20, ["  0 % note, 0:00:20 left", "  1 % note, 0:00:15 left",
+         "  2 % note, 0:00:10 left", "  3 % note, its time is over, the least is finished"]),
+    ],
+    ids=["every few seconds and at the end", "no time left while nothing moves", "never longer than the budget"],
+)  # fmt: skip
+def test_a_line_is_written_now_and_then(capsys, monkeypatch, updates, most_s, told):
+    assert lines_of(capsys, monkeypatch, updates, most_s) == [f"work: {line}" for line in told]
 
 
 def test_the_time_left_follows_the_rate_of_the_last_minute(capsys, monkeypatch):
@@ -34,19 +41,6 @@ def test_the_time_left_follows_the_rate_of_the_last_minute(capsys, monkeypatch):
     lines = lines_of(capsys, monkeypatch, fast_then_slow)
     # One in five seconds, and 32 to go.
     assert lines[-1] == "work:  68 % note, 0:02:40 left"
-
-
-def test_nothing_is_said_of_the_time_left_while_nothing_moves(capsys, monkeypatch):
-    assert lines_of(capsys, monkeypatch, [(0, 20), (5, 20)]) == ["work:  20 % note"] * 2
-
-
-def test_what_is_told_to_be_left_is_never_longer_than_the_budget(capsys, monkeypatch):
-    assert lines_of(capsys, monkeypatch, [(0, 0), (5, 1), (10, 2), (30, 3)], most_s=20) == [
-        "work:   0 % note, 0:00:20 left",
-        "work:   1 % note, 0:00:15 left",
-        "work:   2 % note, 0:00:10 left",
-        "work:   3 % note, its time is over, the least is finished",
-    ]
 
 
 PROGRAM = """

@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 from pathlib import Path
 
@@ -35,6 +34,25 @@ def messages(start):
     return [event.message for event in start.events]
 
 
+def saved(run, step):
+    return run / CHECKPOINTS_DIRECTORY / f"step-{step:09d}"
+
+
+def damage(*checkpoints):
+    for path in checkpoints:
+        (path / "rank-00000.safetensors").write_bytes(b"short")
+
+
+def names(run):
+    return sorted(path.name for path in (run / CHECKPOINTS_DIRECTORY).glob("step-*"))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of 20 steps that was killed after its 10th, with checkpoints of steps 5 and 10."""
+    return write_run(tmp_path / "r", CONFIG)
+
+
 def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_path):
     for resume in ("auto", "never"):
         writer, start = chosen(tmp_path / resume, resume)
@@ -45,13 +63,12 @@ def test_a_new_run_begins_where_it_was_asked_to_or_under_its_name_and_time(tmp_p
     assert writer.directory.name.endswith("Z-m")
 
 
-def test_auto_goes_on_with_the_newest_checkpoint_and_clears_what_an_earlier_start_left(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, (5, 10))
+def test_auto_goes_on_with_the_newest_checkpoint_and_clears_what_an_earlier_start_left(run):
     partial = run / CHECKPOINTS_DIRECTORY / ".step-000000015.attempt-1.partial"
     partial.mkdir()
     writer, start = chosen(run)
     assert (writer.directory, writer.attempt) == (run, 2)
-    assert start.checkpoint == run / CHECKPOINTS_DIRECTORY / "step-000000010"
+    assert start.checkpoint == saved(run, 10)
     assert start.manifest.state.step == 10
     assert messages(start) == ["goes on from step-000000010"]
     assert start.origin == "step-000000010"
@@ -65,16 +82,14 @@ def test_auto_begins_a_run_anew_that_has_no_checkpoint_yet(tmp_path):
     assert "no whole checkpoint" in messages(start)[0]
 
 
-def test_never_does_not_touch_a_run_that_is_there(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_never_does_not_touch_a_run_that_is_there(run, tmp_path):
     with pytest.raises(BadConfig, match="holds a run already"):
         chosen(run, "never")
     assert chosen(run)[1].manifest.state.step == 10
 
 
 def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
-    writer, start = chosen(None, environment=SLURM)
-    assert start.job == "slurm-17"
+    assert job_name(SLURM) == "slurm-17"
     for name, job in (("a", "slurm-17"), ("b", "slurm-18"), ("c", "")):
         write_run(tmp_path / "cwd" / "runs" / name, CONFIG, job=job)
     (tmp_path / "cwd" / "runs" / "d").mkdir()
@@ -87,11 +102,14 @@ def test_a_job_that_slurm_started_again_finds_its_own_run(tmp_path):
     assert chosen(tmp_path / "out", environment=AGAIN)[1].checkpoint is None
 
 
-def test_the_newest_of_the_runs_that_a_job_began_is_its_own(tmp_path):
-    for number, name in enumerate(("z", "a", "m")):
-        run = write_run(tmp_path / "cwd" / "runs" / name, CONFIG, job="slurm-17")
+def test_of_the_runs_that_a_job_began_the_newest_of_the_same_configuration_is_its_own(tmp_path):
+    other = config_of(max_steps=20, learning_rate=1e-5)
+    for number, (name, config) in enumerate((("z", CONFIG), ("a", CONFIG), ("m", other))):
+        run = write_run(tmp_path / "cwd" / "runs" / name, config, job="slurm-17")
         os.utime(run / "run.json", (1000 + number, 1000 + number))
-    assert chosen(None, environment=AGAIN)[0].directory.name == "m"
+    for config, name in ((CONFIG, "a"), (other, "m")):
+        assert chosen(None, config=config, environment=AGAIN)[0].directory.name == name
+    assert chosen(None, config=config_of(max_steps=30), environment=AGAIN)[1].checkpoint is None
 
 
 def test_a_torchrun_that_starts_its_ranks_again_finds_its_own_run(tmp_path):
@@ -137,10 +155,9 @@ def test_a_run_that_gave_up_goes_on_only_with_another_setting_and_from_a_good_ch
     assert (start.gave_up, start.events[0].level) == (True, "warning")
 
 
-def test_a_damaged_newest_checkpoint_is_put_aside_and_told(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, (5, 10))
+def test_a_damaged_newest_checkpoint_is_put_aside_and_told(run):
     root = run / CHECKPOINTS_DIRECTORY
-    (root / "step-000000010" / "rank-00000.safetensors").write_bytes(b"short")
+    damage(saved(run, 10))
     _, start = chosen(run)
     assert start.manifest.state.step == 5
     assert (root / "step-000000010.damaged-2" / "rank-00000.safetensors").read_bytes() == b"short"
@@ -164,8 +181,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("key", OTHERS)
-def test_settings_that_a_position_and_weights_depend_on_cannot_change(tmp_path, key):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_settings_that_a_position_and_weights_depend_on_cannot_change(run, tmp_path, key):
     before = sorted(run.rglob("*"))
     for resume, out in (("auto", run), (str(run), None), (str(run), tmp_path / "fork")):
         with pytest.raises(BadConfig, match=rf"train\.{key} ") as caught:
@@ -183,8 +199,7 @@ RECIPE = {
 }  # fmt: skip
 
 
-def test_changes_of_the_recipe_are_each_named(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_changes_of_the_recipe_are_each_named(run, tmp_path):
     _, start = chosen(run, config=config_of(**RECIPE))
     (event,) = start.events
     assert event.level == "warning"
@@ -193,8 +208,7 @@ def test_changes_of_the_recipe_are_each_named(tmp_path):
         assert f"train.{key} is now {now[key]}, it was {before[key]}" in event.message
 
 
-def test_settings_that_change_nothing_of_the_result_may_change_silently(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_settings_that_change_nothing_of_the_result_may_change_silently(run, tmp_path):
     other = config_of(
         max_steps=20, micro_batch_rows=2, log_interval_steps=5, checkpoint=CheckpointSettings(interval_steps=3),
         data=DataSettings(loader_workers=2),
@@ -202,29 +216,18 @@ def test_settings_that_change_nothing_of_the_result_may_change_silently(tmp_path
     assert messages(chosen(run, config=other)[1]) == ["goes on from step-000000010"]
 
 
-def test_another_dataset_is_refused(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_another_dataset_is_refused(run, tmp_path):
     other = config_of(max_steps=20, data=DataSettings(dataset_hash="e" * 64))
-    for resume, out in (("auto", run), (str(run / CHECKPOINTS_DIRECTORY / "step-000000010"), tmp_path / "fork")):
+    for resume, out in (("auto", run), (str(saved(run, 10)), tmp_path / "fork")):
         with pytest.raises(BadConfig, match="another dataset: its hash begins d, not eeeeeeeeeeee"):
             chosen(out, resume, other)
 
 
 @pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-000000010"])
-def test_a_run_its_checkpoints_or_the_newest_of_them_can_be_named_to_go_on_in_place(tmp_path, place):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_a_run_its_checkpoints_or_the_newest_of_them_can_be_named_to_go_on_in_place(run, tmp_path, place):
     for out in (None, run):
         writer, start = chosen(out, str(run / place))
         assert (writer.directory, start.manifest.state.step) == (run, 10)
-
-
-def test_an_older_checkpoint_is_not_gone_on_from_in_place(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    older = str(run / CHECKPOINTS_DIRECTORY / "step-000000005")
-    for out in (None, run):
-        with pytest.raises(BadConfig, match="has newer checkpoints than step-000000005") as caught:
-            chosen(out, older)
-        assert "--out" in caught.value.next_step
 
 
 @pytest.mark.parametrize(("place", "step"), [("", 10), ("checkpoints/step-000000005", 5)])
@@ -237,50 +240,32 @@ def test_another_run_can_begin_from_a_checkpoint(tmp_path, place, step):
     assert messages(start) == [f"begins from {start.checkpoint}"]
 
 
-def test_a_fork_passes_a_damaged_checkpoint_over_and_leaves_it_where_it_is(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    newest = run / CHECKPOINTS_DIRECTORY / "step-000000010"
-    (newest / "manifest.json").unlink()
-    (newest / "rank-00000.safetensors").write_bytes(b"")
+def test_a_fork_passes_a_damaged_checkpoint_over_and_leaves_it_where_it_is(run, tmp_path):
+    damage(saved(run, 10))
+    with pytest.raises(BadConfig, match="the checkpoint is damaged"):  # that was named
+        chosen(tmp_path / "fork", str(saved(run, 10)))
+    assert not (tmp_path / "fork").exists()
     _, start = chosen(tmp_path / "fork", str(run))
     assert start.manifest.state.step == 5
-    assert newest.is_dir()
+    assert saved(run, 10).is_dir()
     assert "damaged and was passed over" in messages(start)[0]
 
 
-def test_a_named_checkpoint_that_is_damaged_is_refused(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    path = run / CHECKPOINTS_DIRECTORY / "step-000000005"
-    (path / "rank-00000.safetensors").write_bytes(b"")
-    with pytest.raises(BadConfig, match="the checkpoint is damaged"):
-        chosen(tmp_path / "fork", str(path))
-    assert not (tmp_path / "fork").exists()
-
-
-def test_what_is_no_run_and_a_place_that_is_taken_are_refused(tmp_path):
-    run, other = write_run(tmp_path / "r", CONFIG), write_run(tmp_path / "other", CONFIG)
-    with pytest.raises(BadConfig, match="neither a run with checkpoints nor a checkpoint"):
-        chosen(None, str(tmp_path / "nowhere"))
-    with pytest.raises(BadConfig, match="holds a run already"):
-        chosen(other, str(run))
+def test_what_is_no_run_and_a_place_that_is_taken_are_refused(run, tmp_path):
+    other, empty = write_run(tmp_path / "other", CONFIG), write_run(tmp_path / "empty", CONFIG, ())
+    (empty / CHECKPOINTS_DIRECTORY).mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadConfig, match="cannot write"):
-        chosen(tmp_path / "file" / "r")
-
-
-def test_a_run_without_a_whole_checkpoint_cannot_be_begun_from(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG, ())
-    (run / CHECKPOINTS_DIRECTORY).mkdir()
-    with pytest.raises(BadConfig, match="has no whole checkpoint"):
-        chosen(tmp_path / "fork", str(run))
-
-
-def test_a_run_whose_record_cannot_be_read_is_refused(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
-    table = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(table | {"schema_version": 2}))
-    with pytest.raises(BadConfig):
-        chosen(run)
+    for out, resume, said in (
+        (None, tmp_path / "nowhere", "neither a run with checkpoints nor a checkpoint"),
+        (other, run, "holds a run already"),
+        (tmp_path / "file" / "r", "auto", "cannot write"),
+        (tmp_path / "fork", empty, "has no whole checkpoint"),
+        (None, saved(run, 5), "has newer checkpoints than step-000000005"),
+        (run, saved(run, 5), "has newer checkpoints than step-000000005"),
+    ):
+        with pytest.raises(BadConfig, match=said) as caught:
+            chosen(out, str(resume))
+        assert caught.value.next_step
 
 
 def test_what_a_run_that_gave_up_left_behind_the_good_checkpoint_is_not_gone_on_from_later(tmp_path):
@@ -297,13 +282,8 @@ def test_what_a_run_that_gave_up_left_behind_the_good_checkpoint_is_not_gone_on_
     assert start.manifest.state.step == 7
 
 
-def names(run):
-    return sorted(path.name for path in (run / CHECKPOINTS_DIRECTORY).glob("step-*"))
-
-
 @pytest.mark.parametrize("file", ["manifest.json", "rank-00000.safetensors"])
-def test_a_file_system_that_fails_leaves_all_checkpoints_as_they_are_for_the_next_start(tmp_path, monkeypatch, file):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_a_file_system_that_fails_leaves_all_checkpoints_for_the_next_start(run, tmp_path, monkeypatch, file):
     opened = []
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refusing(file, errno.ESTALE))
@@ -317,13 +297,7 @@ def test_a_file_system_that_fails_leaves_all_checkpoints_as_they_are_for_the_nex
     assert chosen(run)[1].manifest.state.step == 10
 
 
-def damage(*checkpoints):
-    for path in checkpoints:
-        (path / "rank-00000.safetensors").write_bytes(b"")
-
-
-def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(tmp_path):
-    run = write_run(tmp_path / "r", CONFIG)
+def test_a_run_all_of_whose_checkpoints_are_damaged_is_not_begun_afresh_however_often_it_is_started(run, tmp_path):
     damage(*(run / CHECKPOINTS_DIRECTORY).glob("step-*"))
     for _ in range(2):  # as torchrun with --max-restarts does
         opened = []
@@ -374,7 +348,7 @@ def test_a_fork_without_a_checkpoint_of_its_own_begins_from_its_origin_again(tmp
         assert (writer.directory, writer.attempt) == (fork, attempt)
         assert (start.checkpoint, start.manifest.state.step, start.elsewhere) == (origin, 5, True)
         assert start.origin == str(origin)
-        writer.start(header_of(CONFIG, attempt=attempt, resumed_from=start.origin, resumed_step=5))
+        writer.start(header_of(CONFIG, resumed_from=start.origin, resumed_step=5))
     assert "begins from" in messages(start)[0]
     write_checkpoint(fork / CHECKPOINTS_DIRECTORY, 6, config=CONFIG.model_dump(mode="json"))
     _, start = chosen(fork, str(origin))
@@ -386,13 +360,3 @@ def test_a_fork_whose_origin_is_damaged_or_gone_is_not_begun_afresh(tmp_path):
     damage(origin)
     with pytest.raises(BadConfig, match="the checkpoint is damaged"):
         chosen(tmp_path / "b")
-
-
-def test_a_job_that_trains_two_models_finds_for_each_the_run_of_the_same_configuration(tmp_path):
-    other = config_of(max_steps=20, learning_rate=1e-5)
-    for number, (name, config) in enumerate((("a", CONFIG), ("b", other))):
-        run = write_run(tmp_path / "cwd" / "runs" / name, config, job="slurm-17")
-        os.utime(run / "run.json", (1000 + number, 1000 + number))
-    for config, name in ((CONFIG, "a"), (other, "b")):
-        assert chosen(None, config=config, environment=AGAIN)[0].directory.name == name
-    assert chosen(None, config=config_of(max_steps=30), environment=AGAIN)[1].checkpoint is None

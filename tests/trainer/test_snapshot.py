@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from tests.trainer.checkpoints import state_of
 from tests.trainer.oracles import SHAPES, config_of, micro_batches, training_of
@@ -12,7 +12,7 @@ from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig
 from trainer.optimizer import make_optimizer
 from trainer.parallel import join_ranks
-from trainer.snapshot import HostCopy, held_tensors, make_state, restore
+from trainer.snapshot import Held, HostCopy, held_tensors, make_state, restore
 from trainer.step import TrainStep
 
 CONFIG = config_of()
@@ -39,18 +39,14 @@ def trained(dataset, batches, config=CONFIG):
 
 def written(training, root, parts=1):
     """A checkpoint of a training; with more than one part, as so many ranks would share it out."""
-    held = held_tensors(training, RANKS)
+    held, name = held_tensors(training, RANKS), checkpoint_name(5, 0)
     for rank in reversed(range(parts)):
-        copy = HostCopy(
-            [own for one in held for own in share(one, rank, parts)], f"rank-{rank:05d}.safetensors", pinned=False
-        )
-        copy.take([own for one in held for own in share(one, rank, parts)])
-        writer = CheckpointWriter(
-            root, checkpoint_name(5, 0), attempt=1, rank=rank, writers=range(parts), timeout_s=1.0
-        )
-        writer.write(copy.content, copy.tensors, state_of(5), "2026-01-01T00:00:00Z")
-    path = root / checkpoint_name(5, 0)
-    return path, read_checkpoint(path)
+        kept = [own for one in held for own in share(one, rank, parts)]
+        copy = HostCopy(kept, f"rank-{rank:05d}.safetensors", pinned=False)
+        copy.take(kept)
+        writer = CheckpointWriter(root, name, attempt=1, rank=rank, writers=range(parts), timeout_s=1.0)
+        writer.write(copy.content, copy.tensors, state_of(5))
+    return root / name, read_checkpoint(root / name)
 
 
 def share(one, rank, parts):
@@ -161,8 +157,6 @@ def test_frozen_parameters_are_kept_without_an_optimizers_state(dataset, batches
 
 
 def test_tensors_of_all_widths_lie_where_their_numbers_may():
-    from trainer.snapshot import Held
-
     values = [
         torch.ones(3, dtype=torch.uint8), torch.full((3, 1), 2.5), torch.tensor(7), torch.zeros(0, 4),
         torch.full((5,), 1.5, dtype=torch.bfloat16), torch.tensor([True]), torch.full((1,), 9.0, dtype=torch.float64),
@@ -173,9 +167,5 @@ def test_tensors_of_all_widths_lie_where_their_numbers_may():
     ]
     copy = HostCopy(held, FILE, pinned=False)
     copy.take(held)
-    from safetensors.torch import load
-
-    raw = bytes(copy.content)
-    assert len(raw) == copy.size_bytes
-    read = load(raw)
+    read = load(bytes(copy.content))
     assert all(torch.equal(read[str(number)], value) for number, value in enumerate(values))

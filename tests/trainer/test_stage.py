@@ -1,20 +1,31 @@
+import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import write_dataset
 from tests.system.faults.corpora import content
+from trainer import stage as staging
 from trainer.copying import CopyFigures
 from trainer.errors import BadConfig
 from trainer.resolve import resolve
 from trainer.stage import Staged, stage, stage_data
 
 SAMPLES = [[5 + number % 90] * (1 + number % 40) for number in range(2000)]
+HOLD = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "ab")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -28,59 +39,59 @@ def local(tmp_path):
     return tmp_path / "local"
 
 
-def test_the_copy_is_the_source_private_and_measured(source, local):
-    (source / "rejects.jsonl").write_text("{}\n")
-    (source / "prepared.json").write_text("{}\n")
-    staged = stage(source, local)
-    assert content(staged.directory) == content(source)
-    assert staged.directory.parent.name == f"autotune-{os.getuid()}"
-    assert staged.directory.parent.stat().st_mode & 0o777 == 0o700
-    assert staged.copied is not None
-    assert staged.source_s_per_sample is not None
-    assert staged.local_s_per_sample is not None
+@pytest.fixture
+def root(local):
+    """The user's own directory there, left open to others by somebody."""
+    root = local / f"autotune-{os.getuid()}"
+    root.mkdir()
+    root.chmod(0o777)
+    return root
 
 
-def test_what_is_there_is_not_copied_again(source, local):
+@pytest.fixture
+def hold():
+    """A function that has another process hold a lock."""
+    processes = []
+
+    def start(path):
+        processes.append(subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE))
+        assert processes[-1].stdout.readline() == b"held\n"
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_the_copy_is_the_source_private_and_measured_and_is_not_copied_again(source, local, root):
     first = stage(source, local)
+    assert content(first.directory) == content(source)
+    assert first.directory == root / first.dataset_hash[:16]
+    assert {path.stat().st_mode & 0o777 for path in (root, first.directory)} == {0o700}
+    assert None not in (first.copied, first.source_s_per_sample, first.local_s_per_sample)
     before = {path: path.stat().st_mtime_ns for path in first.directory.iterdir()}
     again = stage(source, local)
-    assert again.copied is None
-    assert again.break_even_epochs is None
+    assert (again.copied, again.break_even_epochs) == (None, None)
     assert {path: path.stat().st_mtime_ns for path in again.directory.iterdir()} == before
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "manifest", "tokenizer", "header"])
-def test_a_damaged_copy_is_replaced(source, local, damage):
+@pytest.mark.parametrize("damage", ["shorter", "missing", "manifest", "other", "tokenizer", "header"])
+def test_a_damaged_copy_is_replaced(source, local, tmp_path, damage):
     directory = stage(source, local).directory
     tokens = directory / "train-tokens-00001.npy"
     if damage == "shorter":
         os.truncate(tokens, tokens.stat().st_size - 2)
     elif damage == "missing":
-        tokens.unlink()
-    elif damage == "manifest":
-        (directory / "manifest.json").write_text("{}")
-    elif damage == "tokenizer":
-        (directory / "tokenizer.json").write_text("{}")
-    else:
+        (directory / "validation-offsets-00000.npy").unlink()
+    elif damage == "other":
+        shutil.copy(write_dataset(tmp_path / "other", [[6] * 10] * 2000, shards=3) / "manifest.json", directory)
+    elif damage == "header":
         tokens.write_bytes(b"x" * tokens.stat().st_size)
+    else:
+        (directory / f"{damage}.json").write_text("{}")
     assert stage(source, local).copied is not None
     assert content(directory) == content(source)
     assert list(directory.parent.glob(".partial*")) == []
-
-
-def test_a_damaged_source_is_named_and_nothing_is_published(source, local):
-    with (source / "train-tokens-00002.npy").open("r+b") as file:
-        file.seek(300)
-        file.write(b"\x07")
-    with pytest.raises(BadConfig, match=r"source/train-tokens-00002\.npy: its SHA-256") as caught:
-        stage(source, local)
-    assert "autotune data verify" in caught.value.next_step
-    assert list(local.rglob("*.npy")) == []
-
-
-def test_what_is_no_dataset_is_said(tmp_path):
-    with pytest.raises(BadConfig, match="is not a dataset"):
-        stage(tmp_path, tmp_path)
 
 
 def _rank(source, local, pipe):
@@ -115,21 +126,15 @@ def start(source, local):
         process.join(30)
 
 
-def test_one_process_of_a_node_copies_and_all_get_the_same_place(start):
-    said = [pipe.recv() for _, pipe in [start() for _ in range(4)]]
-    assert {answer[0] for answer in said} == {"done"}
-    assert len({answer[1] for answer in said}) == 1
-    assert sum(answer[2] for answer in said) == 1
-
-
-def test_every_process_of_a_node_names_the_damaged_file(source, start):
+def test_every_process_of_a_node_names_the_damaged_file_and_nothing_is_published(source, local, start):
     with (source / "train-tokens-00000.npy").open("r+b") as file:
         file.seek(300)
         file.write(b"\x07")
-    said = [pipe.recv() for _, pipe in [start() for _ in range(3)]]
+    said = [pipe.recv() for _, pipe in [start() for _ in range(2)]]
     assert len(set(said)) == 1
     assert said[0][0] == "failed"
     assert "train-tokens-00000.npy" in said[0][1]
+    assert list(local.rglob("*.npy")) == []
 
 
 def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_copies(source, local, start):
@@ -139,20 +144,89 @@ def test_when_the_one_that_copies_is_killed_one_that_waits_removes_the_half_and_
     assert not any(pipe.poll(1.5) for pipe in waiting)
     leader.kill()
     said = [pipe.recv() for pipe in waiting]
-    assert [answer[0] for answer in said] == ["done"] * 3
+    assert {answer[:2] for answer in said} == {("done", str(stage(source, local).directory))}
     assert sum(answer[2] for answer in said) == 1
     assert content(stage(source, local).directory) == content(source)
     assert list(local.rglob(".partial*")) == []
 
 
-def test_a_place_that_cannot_be_used_is_said_at_once(source, local, tmp_path):
-    (tmp_path / "trap").mkdir()
-    (local / f"autotune-{os.getuid()}").symlink_to(tmp_path / "trap")
-    with pytest.raises(BadConfig, match="is not a directory of yours"):
+@pytest.mark.parametrize("kind", ["link", "file", "another user's", "no disk"])
+def test_a_place_that_cannot_be_used_is_said_at_once_and_not_touched(source, local, root, tmp_path, kind):
+    (tmp_path / "trap").mkdir(mode=0o755)
+    if kind == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root may give a directory away")
+        os.chown(root, 12345, 12345)
+    else:
+        root.rmdir()
+    if kind == "link":
+        root.symlink_to(tmp_path / "trap")
+    elif kind == "file":
+        root.write_text("mine")
+    elif kind == "no disk":
+        local.rmdir()
+    with pytest.raises(BadConfig, match="is not a directory" + (" of yours" if kind != "no disk" else "")):
         stage(source, local)
-    with pytest.raises(BadConfig, match="nowhere is not a directory"):
-        stage(source, tmp_path / "nowhere")
     assert list((tmp_path / "trap").iterdir()) == []
+    assert (tmp_path / "trap").stat().st_mode & 0o777 == 0o755
+
+
+def test_copying_clears_what_killed_copies_left_and_nothing_else(source, local, root, hold):
+    mine, free, busy = stage(source, local).dataset_hash[:16], "0123456789abcdef", "fedcba9876543210"
+    kept = {f".partial-{busy}-00000003", ".partial-of-somebody", f".partial-{free}-short", "another", f"{busy}.lock"}
+    for name in (f".partial-{mine}-00000001", f".partial-{free}-00000002", *kept - {f"{busy}.lock"}):
+        (root / name).mkdir()
+        (root / name / "file").write_text("x")
+    (root / mine / "manifest.json").unlink()
+    hold(root / f"{busy}.lock")
+    stage(source, local)
+    assert {path.name for path in root.iterdir()} == kept | {mine, f"{mine}.lock", f"{free}.lock"}
+
+
+def test_a_lock_that_is_held_too_long_is_said_and_stays(source, local, hold):
+    staged = stage(source, local).directory
+    hold(staged.with_name(f"{staged.name}.lock"))
+    with pytest.raises(BadConfig, match=r"another process has been copying .* for 0\.2 s"):
+        stage(source, local, timeout_s=0.2)
+    assert staged.with_name(f"{staged.name}.lock").exists()
+
+
+def test_too_little_room_is_said_with_what_is_needed_there_and_missing(source, local, monkeypatch):
+    monkeypatch.setattr(staging, "SPARE_BYTES", 2**60)
+    with pytest.raises(BadConfig, match=r"MiB free, and the dataset takes 1 MiB") as caught:
+        stage(source, local)
+    assert caught.value.next_step.startswith("Free ")
+
+
+def test_a_disk_without_room_for_so_many_files_is_said(source, local, monkeypatch):
+    disk = SimpleNamespace(f_bavail=2**40, f_frsize=1, f_favail=3, f_files=100)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    with pytest.raises(BadConfig, match="has room for 3 more files, and the dataset has 10") as caught:
+        stage(source, local)
+    assert caught.value.next_step.startswith("Remove 15 files")
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "next_step"),
+    [
+        (
+            errno.ENOSPC,
+            r"MiB free, and the dataset takes 1 MiB",
+            "It was full for a while",
+        ),  # whoever filled it is gone
+        (errno.EDQUOT, r"your quota in .* was used up, and the dataset takes 1 MiB", "Remove files of yours"),
+        (errno.EROFS, r"cannot write in .*local: Read-only file system", "Free room there, ask for permission"),
+    ],
+)
+def test_what_the_system_refuses_while_it_copies_is_said(source, local, monkeypatch, number, said, next_step):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(staging, "copy_files", refuse)
+    with pytest.raises(BadConfig, match=said) as caught:
+        stage(source, local)
+    assert caught.value.next_step.startswith(next_step)
+    assert list(local.rglob(".partial*")) == []
 
 
 def test_a_source_that_cannot_be_read_at_random_is_what_is_damaged(source, local):

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,8 @@ from tests.trainer.checkpoints import end_of, header_of, leave
 from tests.trainer.rows import evaluation_of, event_of, row_of, startup_of
 from trainer import writer as run_writer
 from trainer.errors import BadConfig
-from trainer.record import EARLIER_DIRECTORY, read_exit, read_origin, read_run
+from trainer.journal import open_board
+from trainer.record import EARLIER_DIRECTORY, TENSORBOARD_DIRECTORY, read_exit, read_origin, read_run
 from trainer.writer import RunWriter
 
 LOCKS = """
@@ -32,58 +34,78 @@ def begin(tmp_path):
         if writers:
             leave(writers[-1])
         writers.append(RunWriter(tmp_path / "r", active=True, again=True))
-        writers[-1].start(header_of(attempt=writers[-1].attempt, **changes))
+        writers[-1].start(header_of(**changes))
         return writers[-1]
 
     return start
 
 
-def test_a_run_is_read_back_as_it_was_written(tmp_path):
-    writer = RunWriter(tmp_path / "r", active=True)
-    writer.start(header_of())
+ROWS = [row_of(1), row_of(2, loss=None), evaluation_of(2), event_of(2)]
+
+
+@pytest.mark.parametrize("active", [True, False], ids=["the first rank", "another"])
+def test_a_run_is_read_back_as_it_was_written_and_shown_and_other_ranks_write_only_its_end(tmp_path, active):
+    directory, shown = tmp_path / "r", []
+    writer = RunWriter(directory, active=active)
+    writer.start(header_of(), shown.append, open_board(writer, header_of()) if active else None)
     writer.started(startup_of())
-    for step in (1, 2):
-        writer.append(row_of(step))
-    writer.append(evaluation_of(2))
-    writer.append(event_of(2))
+    for row in ROWS:
+        writer.append(row)
+    writer.close()
+    assert shown == ([header_of(), *ROWS] if active else [])
+    assert directory.exists() == active
+    directory.mkdir(exist_ok=True)
     writer.finish(end_of(75, checkpoint="step-000000002"))
-    run = read_run(tmp_path / "r")
-    assert (run.header, run.steps) == (header_of(), (row_of(1), row_of(2)))
-    assert (run.evaluations, run.events, run.startup) == ((evaluation_of(2),), (event_of(2),), startup_of())
-    assert run.end == read_exit(tmp_path / "r") == end_of(75, checkpoint="step-000000002")
-    assert run.end.requeue
+    assert read_exit(directory) == end_of(75, checkpoint="step-000000002")
+    if active:
+        run = read_run(directory)
+        assert (run.header, run.steps) == (header_of(), (row_of(1), row_of(2, loss=None)))
+        assert (run.evaluations, run.events, run.startup) == ((evaluation_of(2),), (event_of(2),), startup_of())
+        assert run.end == read_exit(directory)
+        assert list((directory / TENSORBOARD_DIRECTORY).iterdir())
 
 
-def test_a_torn_step_is_left_out(begin, tmp_path):
-    begin().append(row_of(1))
-    with (tmp_path / "r" / "steps.jsonl").open("a") as file:
-        file.write('{"step": 2, "lo')
-    run = read_run(tmp_path / "r")
-    assert run.steps == (row_of(1),)
-    assert run.end is None
+def test_a_later_start_hides_what_tensorboard_drew_of_steps_that_are_taken_again(tmp_path, monkeypatch):
+    import torch.utils.tensorboard
+
+    monkeypatch.setattr(torch.utils.tensorboard, "SummaryWriter", lambda **options: options["purge_step"])
+    writer = RunWriter(tmp_path, active=True)
+    assert open_board(writer, header_of()) is None
+    writer.attempt = 2
+    assert open_board(writer, header_of(resumed_step=5)) == 6
+
+
+def test_without_tensorboard_or_once_its_disk_is_full_the_record_has_the_numbers(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    board = SimpleNamespace(add_scalar=full, close=full)
+    writer = RunWriter(tmp_path / "r", active=True)
+    writer.start(header_of(), board=board)
+    writer.close()
+    for row in ROWS:
+        writer.append(row)
+    assert len(read_run(tmp_path / "r").steps) == 2
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert open_board(writer, header_of()) is None
 
 
 def test_a_start_that_goes_on_cuts_torn_tails_and_writes_on(begin, tmp_path):
     first = begin()
-    for name, row in (("steps", row_of(1)), ("evaluations", evaluation_of(1)), ("events", event_of(1))):
-        first.append(row)
+    for name, row in (("steps", row_of(1)), ("evaluations", None), ("events", event_of(1))):
+        if row is not None:
+            first.append(row)
         with (tmp_path / "r" / f"{name}.jsonl").open("a") as file:
             file.write('{"step": 2, "ä')
+    assert read_run(tmp_path / "r").steps == (row_of(1),)
     second = begin()
     second.append(row_of(2))
     second.append(evaluation_of(2))
     second.append(event_of(2))
     run = read_run(tmp_path / "r")
     assert run.steps == (row_of(1), row_of(2))
-    assert run.evaluations == (evaluation_of(1), evaluation_of(2))
+    assert run.evaluations == (evaluation_of(2),)
     assert run.events == (event_of(1), event_of(2))
-
-
-def test_a_file_that_is_one_torn_line_becomes_empty(begin, tmp_path):
-    begin()
-    (tmp_path / "r" / "steps.jsonl").write_text('{"st')
-    begin()
-    assert (tmp_path / "r" / "steps.jsonl").read_bytes() == b""
 
 
 def test_rows_of_steps_that_are_taken_again_replace_those_from_there_on(begin, tmp_path):
@@ -132,9 +154,7 @@ def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no
         writer = RunWriter(tmp_path / "r", active=True, again=True)
         assert (writer.attempt, read_exit(tmp_path / "r")) == (attempt, None)
         if attempt > 1:
-            writer.start(
-                header_of(attempt=attempt, resumed_from={2: "/other/checkpoint", 3: "step-000000002"}[attempt])
-            )
+            writer.start(header_of(resumed_from={2: "/other/checkpoint", 3: "step-000000002"}[attempt]))
         writer.finish(end_of(75))
         leave(writer)
     earlier = tmp_path / "r" / EARLIER_DIRECTORY
@@ -143,8 +163,10 @@ def test_a_first_start_that_ends_before_its_header_is_put_aside_too_and_hides_no
     assert read_origin(tmp_path / "r") == "/other/checkpoint"
 
 
-def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, tmp_path, monkeypatch):
-    writer, write = begin(), os.write
+def test_rows_that_cannot_be_written_wait_which_is_said_once_and_follow_whole_and_in_order(tmp_path, monkeypatch):
+    shown, write = [], os.write
+    writer = RunWriter(tmp_path / "r", active=True)
+    writer.start(header_of(), shown.append)
     writer.append(row_of(1))
 
     def fills_up(fd, content):
@@ -152,29 +174,21 @@ def test_rows_that_cannot_be_written_wait_and_follow_whole_and_in_order(begin, t
             return write(fd, content[:20])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", fills_up)
-        writer.append(row_of(2))
-        writer.append(event_of(2))
-        assert writer.trouble == "No space left on device"
-        assert read_run(tmp_path / "r").steps == (row_of(1),)
-        assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
-    writer.append(row_of(3))
-    assert writer.trouble is None
+    for step in (2, 4):  # and again when it happens again
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", fills_up)
+            writer.append(row_of(step))
+            writer.append(event_of(step))
+            assert writer.trouble == "No space left on device"
+            assert read_run(tmp_path / "r").steps[-1] == row_of(step - 1)
+            assert (tmp_path / "r" / "steps.jsonl").read_bytes().endswith(b"}\n")
+        writer.append(row_of(step + 1))
+        assert writer.trouble is None
     run = read_run(tmp_path / "r")
-    assert (run.steps, run.events) == ((row_of(1), row_of(2), row_of(3)), (event_of(2),))
-
-
-def test_a_rank_that_does_not_lead_writes_nothing_but_the_end(tmp_path):
-    writer = RunWriter(tmp_path / "r", active=False)
-    writer.start(header_of())
-    writer.append(row_of(1))
-    writer.append(event_of(1))
-    writer.started(startup_of())
-    assert not (tmp_path / "r").exists()
-    (tmp_path / "r").mkdir()
-    writer.finish(end_of(75))
-    assert read_exit(tmp_path / "r") == end_of(75)
+    assert (run.steps, run.events) == (tuple(map(row_of, range(1, 6))), (event_of(2), event_of(4)))
+    told = [row for row in shown if getattr(row, "kind", "") == "record_waits"]
+    assert [row.step for row in told] == [2, 4]
+    assert "No space left on device" in told[0].message
 
 
 def test_what_is_no_run_or_another_version_is_refused(tmp_path):
@@ -195,10 +209,6 @@ def test_a_directory_that_holds_a_run_is_written_into_only_to_go_on(tmp_path):
     with pytest.raises(BadConfig, match="holds a run already"):
         RunWriter(tmp_path / "r", active=True)
     assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 2
-
-
-def test_to_go_on_where_nothing_is_yet_is_the_first_start(tmp_path):
-    assert RunWriter(tmp_path / "r", active=True, again=True).attempt == 1
 
 
 def test_a_second_process_is_refused_while_one_is_at_the_run(tmp_path, monkeypatch):

@@ -118,8 +118,8 @@ def _staged_text(staged: "Staged", seconds: float) -> str:
     lines = [
         str(staged.directory),
         f"copied       {format_bytes(copied.size_bytes)} in {format_seconds(copied.seconds)}, "
-        f"{_rate(copied.bytes_per_s)}; one thread reads {_rate(copied.read_bytes_per_s)} "
-        f"and writes {_rate(copied.write_bytes_per_s)}",
+        f"{_rate(copied.size_bytes / copied.seconds)}; one thread reads {_rate(copied.size_bytes / copied.read_s)} "
+        f"and writes {_rate(copied.size_bytes / copied.write_s)}",
     ]
     if staged.source_s_per_sample is not None and staged.local_s_per_sample is not None:
         epochs = staged.break_even_epochs

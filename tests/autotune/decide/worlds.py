@@ -280,7 +280,7 @@ def run_of(
             )
         )  # fmt: skip
     return run_of_rows(
-        train, rows, ranks=world.ranks, batch=split(world, train), parameters=world.parameters,
+        train, rows, ranks=world.ranks, accumulation_steps=split(world, train)[0], parameters=world.parameters,
         device=world.gpu_name or "cpu", peak=world.peak_flops_per_s,
     )  # fmt: skip
 

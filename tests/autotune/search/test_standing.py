@@ -12,10 +12,10 @@ from autotune.store import Ledger
 from tests.fakes import FakeClock, FakeMachine
 
 HEADER = {
-    "schema_version": 3, "name": "tiny", "attempt": 1, "resumed_from": None, "resumed_step": 0, "job": "slurm-12",
-    "started_utc": "2026-01-01T00:00:00Z", "config": {"max_steps": 50}, "sources": {}, "config_sha256": "c",
+    "schema_version": 4, "name": "tiny", "attempt": 1, "resumed_from": None, "resumed_step": 0, "job": "slurm-12",
+    "started_utc": "2026-01-01T00:00:00Z", "config": {"max_steps": 50}, "sources": {},
     "profile_sha256": "p", "dataset_hash": "d", "world_size": 2, "accumulation_steps": 1,
-    "rows_per_microbatch_per_rank": 2, "global_batch_rows": 4, "parameters": 10, "layout": "packed",
+    "global_batch_rows": 4, "parameters": 10, "layout": "packed",
     "attention": "sdpa", "attention_reason": "so", "recipe_changes": [], "device": "cpu", "peak_flops_per_s": None,
     "versions": {},
 }  # fmt: skip

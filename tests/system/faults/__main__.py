@@ -26,7 +26,7 @@ from tests.system.faults.training_loops import LOOPS, TRAINING
 from tests.system.faults.tune import kill_tune
 
 POINTS = 20
-MUTATED, CASES = "mutated files", 5000
+CASES = 5000
 TUNING, TUNING_IN_FULL = "tuning", 10
 """Where the figures of tunings are, and how many kills they have where the others have ``POINTS``."""
 
@@ -44,20 +44,12 @@ def main() -> int:
     figures: dict[str, Any] = json.loads(options.out.read_text()) if some and options.out.is_file() else {}
     figures |= {"python": platform.python_version(), "points": options.points, "seed": options.seed}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.only in (None, "data") and not options.loop:
-        for name, loop in _data_loops(options.points, options.seed).items():
+    for (kind, name), loop in _loops_but_training(options.points, options.seed).items():
+        if options.only in (None, kind) and not options.loop:
             with tempfile.TemporaryDirectory(prefix="faults-") as place:
-                figures[name] = _timed(name, loop, Path(place))
+                found = _timed(name, loop, Path(place))
+            figures |= {TUNING: {name: found}} if kind == "tune" else {name: found}
             _keep(options.out, figures)
-    if options.only in (None, "files") and not options.loop:
-        with tempfile.TemporaryDirectory(prefix="faults-") as place:
-            figures[MUTATED] = _timed(MUTATED, lambda place: mutate_files(place, CASES, options.seed), Path(place))
-        _keep(options.out, figures)
-    if options.only in (None, "tune") and not options.loop:
-        scaled = max(1, round(TUNING_IN_FULL * options.points / POINTS))
-        with tempfile.TemporaryDirectory(prefix="faults-") as place:
-            figures[TUNING] = {"tune SIGKILL": _timed("tune SIGKILL", _tune(scaled, options.seed), Path(place))}
-        _keep(options.out, figures)
     if options.only in (None, "train"):
         known = figures.get(TRAINING, {}) if options.loop else {}
         for name, found in _train(options.points, options.seed, options.loop):
@@ -72,20 +64,20 @@ def _keep(out: Path, figures: dict[str, Any]) -> None:
     out.write_text(json_rows(figures))
 
 
-def _data_loops(points: int, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
+def _loops_but_training(points: int, seed: int) -> dict[tuple[str, str], Callable[[Path], dict[str, Any]]]:
+    tunings = max(1, round(TUNING_IN_FULL * points / POINTS))
+    asked = (signal.SIGINT, signal.SIGTERM)
     return {
-        "prepare SIGKILL, 2 workers": lambda place: kill_prepare(place, points, seed),
-        "prepare SIGKILL, 1 worker": lambda place: kill_prepare(place, points, seed + 1, workers=1),
-        "prepare SIGINT and SIGTERM, 2 workers": lambda place: kill_prepare(
-            place, points, seed + 2, signals=(signal.SIGINT, signal.SIGTERM)
+        ("data", "prepare SIGKILL, 2 workers"): partial(kill_prepare, points=points, seed=seed),
+        ("data", "prepare SIGKILL, 1 worker"): partial(kill_prepare, points=points, seed=seed + 1, workers=1),
+        ("data", "prepare SIGINT and SIGTERM, 2 workers"): partial(
+            kill_prepare, points=points, seed=seed + 2, signals=asked
         ),
-        "prepare, its workers and readers SIGKILLed": lambda place: kill_workers(place, points, seed + 4),
-        "stage SIGKILL": lambda place: kill_stage(place, points, seed + 3),
+        ("data", "prepare, its workers and readers SIGKILLed"): partial(kill_workers, points=points, seed=seed + 4),
+        ("data", "stage SIGKILL"): partial(kill_stage, points=points, seed=seed + 3),
+        ("files", "mutated files"): partial(mutate_files, cases=CASES, seed=seed),
+        ("tune", "tune SIGKILL"): partial(kill_tune, points=tunings, seed=seed),
     }
-
-
-def _tune(points: int, seed: int) -> Callable[[Path], dict[str, Any]]:
-    return lambda place: kill_tune(place, points, seed)
 
 
 def _train(points: int, seed: int, names: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

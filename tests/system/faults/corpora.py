@@ -22,5 +22,4 @@ def write_raw(directory: Path, *, files: int = 6, lines: int = 4000) -> Path:
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    """All files of a directory, by their names in it."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.faults.jobs import Job, Workplace, check_the_same
 from tests.system.faults.kills import mount_tmpfs, unmount
-from trainer.checkpoint import CheckpointManifest, list_checkpoints, newest_checkpoint, read_checkpoint
+from trainer.checkpoint import list_checkpoints, newest_checkpoint, read_checkpoint
 from trainer.errors import BadConfig
 from trainer.record import read_exit
 
@@ -20,11 +20,7 @@ CHECKPOINTS_THAT_FIT = 3.5
 
 
 def truncate(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """Cut the newest checkpoint short at so many places, over all of its files; each time the one before is used.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Cut the newest checkpoint short at so many places, over all of its files; each time the one before is used."""
     whole = place.undisturbed()
     checkpoints = place.place / "truncated"
     shutil.copytree(whole.checkpoints, checkpoints)
@@ -57,24 +53,16 @@ def _places(checkpoint: Path, points: int, rng: random.Random) -> Iterator[tuple
 
 
 def _check_passed_over(checkpoints: Path, newest: Path, before: Path) -> None:
-    told: list[Path] = []
-    found = newest_checkpoint(checkpoints, damaged=lambda path, why: told.append(path))
-    assert told == [newest]
-    assert isinstance(found, tuple)
+    found, damaged = newest_checkpoint(checkpoints)
+    assert [path for path, _ in damaged] == [newest]
+    assert found is not None
     assert found[0] == before
-    assert isinstance(found[1], CheckpointManifest)
 
 
 def fill(place: Workplace, strategy: str = "ddp", *, with_record: bool = False) -> dict[str, Any]:
     """Fill the disk that checkpoints go to while training, and free it again; needs root.
 
-    Args:
-        place: Where the runs are.
-        strategy: ``zero1`` lets every rank write a share.
-        with_record: Whether the run's record lies on the same disk, so that its rows must wait.
-
-    Returns:
-        Figures of the loop, as JSON.
+    Under ``zero1`` every rank writes a share; ``with_record`` the rows lie on the same disk, and must wait.
     """
     settings = {} if strategy == "ddp" else {"train.parallel.strategy": strategy}
     expected = place.undisturbed(2, settings)

@@ -10,10 +10,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 
-from tests.system.faults.jobs import LOCAL_DISK, PACE_S, STEPS, Job
+from tests.system.faults.jobs import END_S, LOCAL_DISK, PACE_S, STEPS, Job
 from tests.system.faults.kills import kill_tree
 from trainer.checkpoint import list_checkpoints, step_of
 from trainer.errors import BadConfig
@@ -64,23 +65,20 @@ def signal_rank(job: Job, rng: random.Random) -> bool:
     return True
 
 
-def signal_torchrun(job: Job, rng: random.Random) -> bool:
-    """SIGTERM to torchrun, which passes it on to every rank."""
-    return _end_torchrun(job, rng, signal.SIGTERM)
+def end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
+    """SIGTERM to torchrun, which passes it on to every rank.
 
-
-def kill_torchrun(job: Job, rng: random.Random) -> bool:
-    """SIGKILL to torchrun alone: ranks that nobody waits for any more must not train on, and save before they leave."""
-    return _end_torchrun(job, rng, signal.SIGKILL)
-
-
-def _end_torchrun(job: Job, rng: random.Random, number: signal.Signals) -> bool:
+    Or SIGKILL to torchrun alone: ranks that nobody waits for any more must not train on, and save before they leave.
+    """
     process = _started(job, rng)
     process.send_signal(number)
     left = job.leave(process)
     assert re.match(r"SIGTERM on (rank \d+|\d+ ranks);", left.reason), left
     _check_saved(job, left)
     return True
+
+
+signal_torchrun, kill_torchrun = (partial(end_torchrun, number=number) for number in (signal.SIGTERM, signal.SIGKILL))
 
 
 def signal_twice(job: Job, rng: random.Random) -> bool:
@@ -109,7 +107,6 @@ def signal_twice(job: Job, rng: random.Random) -> bool:
 
 
 def hang(job: Job, rng: random.Random) -> bool:
-    """A rank that does nothing any more."""
     rank, steps = rng.randrange(job.ranks), rng.randint(FEWEST_STEPS, MOST_STEPS)
     before = job.steps_written()
     settings = {"train.parallel.timeout_s": TIMEOUT_S}
@@ -121,35 +118,26 @@ def hang(job: Job, rng: random.Random) -> bool:
     return True
 
 
-def kill_rank(job: Job, rng: random.Random) -> bool:
-    """One rank dies."""
-    rank = rng.randrange(job.ranks)
-    process = job.start([{"kind": "kill", "step": 1 + rng.randint(FEWEST_STEPS, MOST_STEPS), "rank": rank}])
-    left = job.leave(process)
-    assert (left.exit_code, left.requeue) == (REQUEUE, True), left
-    assert "another rank is gone" in left.reason
+def fail_on_rank(job: Job, rng: random.Random, kind: str, code: int, reason: str) -> bool:
+    """One rank dies, comes upon a bug, or lacks something before all have met: the run says with what and why."""
+    early = kind == "no_local_disk"
+    rank = rng.randrange(int(early), job.ranks)
+    step = 0 if early else 1 + rng.randint(FEWEST_STEPS, MOST_STEPS)
+    settings = {"train.data.stage_to": f"${LOCAL_DISK}"} if early else {}
+    process = job.start([{"kind": kind, "step": step, "rank": rank}], settings=settings)
+    left = job.leave(process, LEAVES_WITHIN_S if early else END_S)
+    assert (left.exit_code, left.requeue) == (code, code == REQUEUE), left
+    assert reason.format(rank=rank) in left.reason, left
+    if kind == "raise":
+        assert "raise_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
     return True
 
 
-def raise_on_rank(job: Job, rng: random.Random) -> bool:
-    """One rank comes upon a bug."""
-    rank = rng.randrange(job.ranks)
-    process = job.start([{"kind": "raise", "step": 1 + rng.randint(FEWEST_STEPS, MOST_STEPS), "rank": rank}])
-    left = job.leave(process)
-    assert (left.exit_code, left.reason, left.requeue) == (70, "ValueError: broken on purpose", False)
-    assert "raise_here" in (job.directory / f"rank-{rank:05d}.traceback.txt").read_text()
-    return True
-
-
-def fail_before_it_begins(job: Job, rng: random.Random) -> bool:
-    """A rank whose node lacks something: it leaves before all have met, and the run says with what and why."""
-    rank = rng.randrange(1, job.ranks)
-    settings = {"train.data.stage_to": f"${LOCAL_DISK}"}
-    process = job.start([{"kind": "no_local_disk", "step": 0, "rank": rank}], settings=settings)
-    left = job.leave(process, LEAVES_WITHIN_S)
-    assert (left.exit_code, left.requeue) == (BadConfig.exit_code, False), left
-    assert left.reason.startswith(f"rank {rank}: train.data.stage_to is"), left
-    return True
+kill_rank = partial(fail_on_rank, kind="kill", code=REQUEUE, reason="another rank is gone")
+raise_on_rank = partial(fail_on_rank, kind="raise", code=70, reason="ValueError: broken on purpose")
+fail_before_it_begins = partial(
+    fail_on_rank, kind="no_local_disk", code=BadConfig.exit_code, reason="rank {rank}: train.data.stage_to is"
+)
 
 
 def damage(job: Job, rng: random.Random) -> bool:
@@ -199,6 +187,6 @@ def _check_saved(job: Job, left: RunExit) -> None:
     assert (left.exit_code, left.requeue) == (REQUEUE, True)
     newest = list_checkpoints(job.checkpoints)[0]
     assert left.checkpoint == newest.name
-    assert left.steps == step_of(newest) == job.record().steps[-1].step
+    assert left.steps == step_of(newest.name) == job.record().steps[-1].step
     assert job.events()[-1].kind == "stopped"
     job.check_checkpoints()

@@ -69,14 +69,7 @@ StepSamples = dict[int, list[tuple[int, int]]]
 
 
 class Workplace:
-    """A dataset, a profile, and the jobs that use them.
-
-    Args:
-        place: A directory of its own.
-        python: Runs the jobs.
-        variables: Added to their environment.
-        settings: Of every job, unless it has others.
-    """
+    """A dataset, a profile, and the jobs that use them, in a ``place`` of its own."""
 
     def __init__(
         self,
@@ -103,7 +96,6 @@ class Workplace:
         self._numbers = itertools.count(1)
 
     def job(self, ranks: int = 2, settings: Settings | None = None) -> "Job":
-        """Another one."""
         directory = self.place / f"run-{next(self._numbers)}"
         return Job(place=self, directory=directory, ranks=ranks, settings=self._settings | dict(settings or {}))
 
@@ -134,7 +126,6 @@ class Job:
 
     @cached_property
     def log(self) -> Path:
-        """What all starts said."""
         return self.directory.with_suffix(".log")
 
     @property
@@ -143,13 +134,11 @@ class Job:
 
     @property
     def model(self) -> bytes:
-        """The trained weights, byte for byte."""
         return (self.directory / MODEL_DIRECTORY / "model.safetensors").read_bytes()
 
     def start(
         self, faults: Sequence[dict[str, Any]] = (), *, pace_s: float = PACE_S, settings: Settings | None = None
     ) -> "subprocess.Popen[bytes]":
-        """Start it, or start it again, with faults in it."""
         self.starts += 1
         notes = self.directory.with_suffix(f".notes-{self.starts}")
         notes.mkdir()
@@ -199,7 +188,6 @@ class Job:
         return found
 
     def finish(self, faults: Sequence[dict[str, Any]] = (), *, settings: Settings | None = None) -> Run:
-        """Let it come to its end."""
         process = self.start(faults, settings=settings)
         self.end(process)
         assert process.returncode == 0, self.told()
@@ -220,7 +208,6 @@ class Job:
         return read_run(self.directory)
 
     def told(self) -> str:
-        """The last of its log."""
         return f"{self.log}:\n{self.log.read_text(errors='replace')[-4000:]}" if self.log.exists() else ""
 
     def steps_written(self) -> int:
@@ -230,17 +217,10 @@ class Job:
         return 0
 
     def wait_for_steps(self, process: "subprocess.Popen[bytes]", count: int, *, before: int) -> None:
-        """Until this start has taken so many.
-
-        Args:
-            process: Of this start.
-            count: Of steps.
-            before: What ``steps_written`` was before it.
-        """
+        """Until this start has taken so many; ``before`` it, ``steps_written`` was that."""
         self.wait_until(process, lambda: self.steps_written() >= before + count)
 
     def wait_until(self, process: "subprocess.Popen[bytes]", come: Any) -> None:
-        """Until something is so; the job must not end before."""
         deadline_s = time.monotonic() + END_S
         while not come():
             assert process.poll() is None, f"ended with {process.returncode}; {self.told()}"
@@ -250,19 +230,16 @@ class Job:
             time.sleep(0.01)
 
     def events(self) -> list[EventRow]:
-        """So far, while it runs."""
         lines = []
         with contextlib.suppress(FileNotFoundError):
             lines = (self.directory / EVENTS_FILE).read_bytes().split(b"\n")[:-1]
         return [EventRow.model_validate_json(line) for line in lines]
 
     def rank_processes(self, process: "subprocess.Popen[bytes]") -> dict[int, psutil.Process]:
-        """By their ranks."""
         children = psutil.Process(process.pid).children()
         return {int(child.environ()["RANK"]): child for child in children if str(JOB) in child.cmdline()}
 
     def check_checkpoints(self) -> None:
-        """All that have their name are whole."""
         for path in list_checkpoints(self.checkpoints):
             read_checkpoint(path)
 
@@ -281,7 +258,6 @@ class Job:
         return {step: sorted(pairs) for step, pairs in sorted(found.items())}
 
     def weights_sha256(self) -> list[str]:
-        """Of all ranks of the last start."""
         return [path.read_text() for path in sorted(self.notes[-1].glob("weights-*.txt"))]
 
 

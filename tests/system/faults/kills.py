@@ -7,21 +7,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from autotune.process import start as start_child
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillRound:
-    """One kill: when, and what the command had come to."""
-
-    after_s: float
-    finished: bool
-    """The command was done before the signal came."""
 
 
 def kill_and_repeat(
@@ -31,29 +21,20 @@ def kill_and_repeat(
     seed: int,
     span_s: float,
     signal_number: int = signal.SIGKILL,
-    check: Callable[[], None] = lambda: None,
-    environment: dict[str, str] | None = None,
-) -> list[KillRound]:
-    """Start a command, kill it at a random moment, and start it again, so many times; then let it finish.
+) -> list[bool]:
+    """Start a command, kill it at a random moment up to ``span_s``, and start it again, so many times; then finish it.
 
-    Args:
-        command: What to run; must go on from where it was.
-        points: How many kills.
-        seed: Of the moments.
-        span_s: Moments are drawn from 0 to this.
-        signal_number: What it is killed with.
-        check: Called after each kill.
-        environment: Of the command.
+    It must go on from where it was. Returns of each start whether it was killed, or had finished first.
     """
     rng = random.Random(seed)
     rounds = []
     for _ in range(points):
         after_s = rng.uniform(0, span_s)
-        process = start(command, environment)
+        process = start(command)
         children: list[psutil.Process] = []
         deadline_s = time.monotonic() + after_s
         while time.monotonic() < deadline_s and process.poll() is None:
-            children = _children(process.pid) or children
+            children = children_of(process.pid) or children
             time.sleep(0.01)
         finished = process.poll() is not None
         if not finished:
@@ -61,11 +42,10 @@ def kill_and_repeat(
         process.wait(60)
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive, f"left behind: {alive}"
-        check()
-        rounds.append(KillRound(after_s=after_s, finished=finished))
+        rounds.append(not finished)
         if finished:
             return rounds
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return rounds
 
@@ -73,14 +53,8 @@ def kill_and_repeat(
 def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, longest_pause_s: float) -> int:
     """Kill random processes that a command has started, while it lives on; repeat it until it succeeds.
 
-    Args:
-        command: What to run; it may end with an error that says why, and must go on from where it was.
-        points: How many kills at most.
-        seed: Of the moments and of whom.
-        longest_pause_s: Moments are up to this apart.
-
-    Returns:
-        How many processes were killed.
+    It may end with an error that says why, and must go on from where it was. Moments are up to ``longest_pause_s``
+    apart. Returns how many processes were killed, at most ``points``.
     """
     rng = random.Random(seed)
     kills = 0
@@ -91,7 +65,7 @@ def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, 
             time.sleep(rng.uniform(0, longest_pause_s))
             with contextlib.suppress(psutil.NoSuchProcess):
                 # Python's own resource tracker does no work, and complains of itself when it is killed.
-                victims = [c for c in _children(process.pid) if "resource_tracker" not in " ".join(c.cmdline())]
+                victims = [c for c in children_of(process.pid) if "resource_tracker" not in " ".join(c.cmdline())]
                 if kills < points and victims:
                     rng.choice(victims).kill()
                     kills += 1
@@ -103,14 +77,19 @@ def kill_children_and_repeat(command: Sequence[str], *, points: int, seed: int, 
         assert "next: " in told, told
 
 
-def start(command: Sequence[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[bytes]":
-    """Start it in a group of its own, silently."""
-    return start_child(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=environment
-    )
+def start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    return start_child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def until(true: Callable[[], object], what: str, timeout_s: float = 60.0, tell: Callable[[], str] = lambda: "") -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{tell()}")
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -122,7 +101,7 @@ def kill_tree(process: "subprocess.Popen[bytes]") -> None:
     try:
         launcher = psutil.Process(process.pid)
         launcher.suspend()  # so that it neither notices nor starts more
-        tree = [*_children(process.pid), launcher]
+        tree = [*children_of(process.pid), launcher]
     except psutil.NoSuchProcess:
         tree = []
     for one in tree:
@@ -141,10 +120,8 @@ def mount_tmpfs(place: Path, size_bytes: int, *, remount: bool = False) -> None:
 
 
 def unmount(place: Path) -> None:
-    """Give it back."""
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def may_mount() -> bool:
-    """Whether this user may mount."""
     return os.geteuid() == 0

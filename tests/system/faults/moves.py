@@ -19,8 +19,6 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """How a run goes on."""
-
     ranks: int = 2
     strategy: str = "ddp"
     killed: bool = False
@@ -33,11 +31,7 @@ BOTH = (Stage(ranks=3, strategy="zero1", killed=True), Stage(ranks=1), Stage(str
 
 
 def move(place: Workplace, stages: Sequence[Stage], seed: int) -> dict[str, Any]:
-    """Go through all stages; data and losses must be those of an undisturbed run of two ranks.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Go through all stages; data and losses must be those of an undisturbed run of two ranks."""
     rng = random.Random(seed)
     expected = place.undisturbed(2, MOVED)
     job = place.job(2, MOVED)

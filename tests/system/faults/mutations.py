@@ -1,11 +1,10 @@
-"""``python -m tests.system.faults.mutations``: commands read damaged and hostile files, and none ends in a traceback.
+"""Commands read damaged and hostile files, and none ends in a traceback.
 
 Half of the mutations know the structure of a file: a JSON, TOML or NPY file whose values change in kind, size or sign,
 whose keys go or swap, and whose checksums are corrected afterwards, so that what lies behind the checksum is reached.
 The others change its bytes.
 """
 
-import argparse
 import collections
 import contextlib
 import copy
@@ -16,8 +15,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -35,31 +32,14 @@ ROOT = Path(__file__).parents[3]
 PROFILE = ROOT / "profiles" / "bert-mini-cpu.toml"
 REPORTS = ROOT / "reports" / "bert-mini-cpu"
 VALUES = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2**31,
-    2**63,
-    2**64 + 1,
-    -0.5,
-    1e308,
-    1e-308,
-    float("nan"),
-    float("inf"),
-    "",
-    "a",
-    "a" * 5000,
-    "\x1b[31m\0\u202e",
-    "../../etc/passwd",
-    "/dev/zero",
-    "1970-01-01",
-    [],
-    [[]],
-    {},
-    {"a": {"b": []}},
-]
+    None, True, -1, 0, 1, 2**31, 2**63, 2**64 + 1, -0.5, 1e308, 1e-308, float("nan"), float("inf"), "", "a", "a" * 5000,
+    "\x1b[31m\0\u202e", "../../etc/passwd", "/dev/zero", "1970-01-01", [], [[]], {}, {"a": {"b": []}},
+]  # fmt: skip
+FILES = {
+    "profile": "profile.toml", "data": "data", "site": "site.toml", "run": "run", "reports": "reports", "out": "out",
+    "config": "config.json", "tokenizer": "tokenizer.json", "text": "text.txt",
+}  # fmt: skip
+"""What the commands' arguments below stand for."""
 READ = {
     "profile": [
         "profile show {profile}",
@@ -108,41 +88,23 @@ SHARES = {"profile": 30, "trial log": 14, "run": 20, "dataset": 24, "site": 10, 
 
 
 class Originals:
-    """Intact files of every kind, written once by the commands themselves.
-
-    Args:
-        place: An empty directory.
-    """
+    """Intact files of every kind, written once by the commands themselves."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
         place.mkdir(parents=True)
-        (place / "text.txt").write_text(
-            "".join(f"line {number} of a log: error {number % 7}\n" for number in range(600))
-        )
-        self._call(
-            "autotune", "data", "prepare", f"text:{place}/text.txt", "--out", f"{place}/data", "--vocab-size", "256"
-        )
+        lines = [f"line {number} of a log: error {number % 7}\n" for number in range(600)]
+        (place / "text.txt").write_text("".join(lines))
+        self._call(f"autotune data prepare text:{place}/text.txt --out {place}/data --vocab-size 256")
         tuned = PROFILE.read_text(encoding="utf-8")
         of_another = tomlkit.parse(tuned).unwrap()["fingerprint"]["dataset_hash"]
         tuned = tuned.replace(of_another, read_manifest(place / "data").dataset_hash)
         (place / "profile.toml").write_text(tuned, encoding="utf-8")
         shutil.copytree(REPORTS, place / "reports" / "bert-mini-cpu")
-        self._call(
-            "trainer",
-            "--profile",
-            f"{place}/profile.toml",
-            "--data",
-            f"{place}/data",
-            "--out",
-            f"{place}/run",
-            "--set",
-            "train.max_steps=4",
-            "--set",
-            "train.evaluation.interval_steps=2",
-            "--set",
-            "train.seq_length_tokens=32",
+        settings = "".join(
+            f" --set train.{one}" for one in ("max_steps=4", "evaluation.interval_steps=2", "seq_length_tokens=32")
         )
+        self._call(f"trainer --profile {place}/profile.toml --data {place}/data --out {place}/run{settings}")
         shutil.rmtree(place / "run" / "checkpoints", ignore_errors=True)
         (place / "site.toml").write_text(
             'schema_version = 1\naccount = "us"\npartition = "gpu"\nprologue = ["module load cuda"]\n'
@@ -150,26 +112,19 @@ class Originals:
         (place / "config.json").write_text((ROOT / "docs/assets/modernbert-tiny/config.json").read_text())
         shutil.copy(place / "data" / "tokenizer.json", place / "tokenizer.json")
 
-    def _call(self, *command: str) -> None:
-        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT)
+    def _call(self, command: str) -> None:
+        arguments = [sys.executable, "-m", *command.split()]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+            raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
 
     def targets(self, kind: str) -> list[Path]:
-        """Return the files of a kind, relative to the directory."""
-        under = {
-            "profile": "profile.toml",
-            "trial log": "reports",
-            "run": "run",
-            "dataset": "data",
-            "site": "site.toml",
-            "model config": "config.json",
-            "tokenizer": "tokenizer.json",
-        }[kind]
-        found = [self.place / under] if (self.place / under).is_file() else sorted((self.place / under).rglob("*"))
-        return [
-            path.relative_to(self.place) for path in found if path.is_file() and path.suffix not in {".html", ".md"}
-        ]
+        under = (
+            self.place / FILES[{"dataset": "data", "trial log": "reports", "model config": "config"}.get(kind, kind)]
+        )
+        found = [under] if under.is_file() else sorted(under.rglob("*"))
+        files = [path for path in found if path.is_file() and path.suffix not in {".html", ".md"}]
+        return [path.relative_to(self.place) for path in files]
 
 
 def mutate(content: bytes, suffix: str, draw: random.Random) -> bytes:
@@ -212,7 +167,6 @@ def _changed(value: Any, draw: random.Random) -> Any:
 
 
 def _places(value: Any) -> Any:
-    """Yield every container in a value with each of its keys."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inside:
         yield value, key
@@ -220,7 +174,6 @@ def _places(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """Return the value as TOML can hold it."""
     if isinstance(value, dict):
         return {key: _without_none(one) for key, one in value.items() if one is not None}
     return [_without_none(one) for one in value if one is not None] if isinstance(value, list) else value
@@ -258,23 +211,12 @@ def _changed_bytes(content: bytes, draw: random.Random) -> bytes:
     flipped = bytearray(content)
     for _ in range(min(len(content), draw.choice([1, 4, 64]))):
         flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    return draw.choice(
-        [
-            content[:at],
-            content[at:],
-            b"",
-            bytes(flipped),
-            b"".join(lines),
-            content[:at] + b"\xff\xfe\x80" + content[at:],
-            content[:at] + b"\0" * 100 + content[at:],
-            content + content,
-            draw.randbytes(draw.randrange(2000)),
-            content[:at] + str(draw.choice([-1, 2**64, "1e999"])).encode() + content[at:],
-            b"[" * 5000,
-            b'{"a":' * 5000 + b"1",
-            content.decode(errors="replace").encode("utf-16"),
-        ]
-    )
+    number = str(draw.choice([-1, 2**64, "1e999"])).encode()
+    inserted = [content[:at] + one + content[at:] for one in (b"\xff\xfe\x80", b"\0" * 100, number)]
+    nested = [b"[" * 5000, b'{"a":' * 5000 + b"1"]
+    shuffled, recoded = b"".join(lines), content.decode(errors="replace").encode("utf-16")
+    whole = [b"", bytes(flipped), shuffled, content + content, draw.randbytes(draw.randrange(2000)), recoded]
+    return draw.choice([content[:at], content[at:], *inserted, *nested, *whole])
 
 
 def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
@@ -284,14 +226,7 @@ def _correct_checksum(manifest: Path, changed: Path, original: bytes) -> None:
 
 
 def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Read mutated files with the commands, and count how they ended.
-
-    Args:
-        place: An empty directory to work in.
-        cases: Files to mutate, each read by one command.
-        seed: Decides all draws.
-        told: Called with the traceback of each failure.
-    """
+    """Read mutated files with the commands, and count how they ended; ``told`` is given each traceback."""
     originals = Originals(place / "originals")
     draw = random.Random(seed)
     ends, kinds = collections.Counter[int](), collections.Counter[str]()
@@ -307,18 +242,7 @@ def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None]
         if kind == "dataset" and draw.random() < 0.7:
             _correct_checksum(work / "data" / "manifest.json", work / target, (originals.place / target).read_bytes())
         command = draw.choice(READ[kind])
-        names = {
-            "profile": "profile.toml",
-            "data": "data",
-            "site": "site.toml",
-            "run": "run",
-            "reports": "reports",
-            "out": "out",
-            "config": "config.json",
-            "tokenizer": "tokenizer.json",
-            "text": "text.txt",
-        }
-        places = {name: work / path for name, path in names.items()}
+        places = {name: work / path for name, path in FILES.items()}
         arguments = command.format(**places, other=PROFILE, whole_run=originals.place / "run").split()
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
@@ -340,20 +264,3 @@ def mutate_files(place: Path, cases: int, seed: int, told: Callable[[str], None]
         "tracebacks": len(tracebacks),
         "first_traceback": tracebacks[0] if tracebacks else None,
     }
-
-
-def main() -> int:
-    """Run many cases; exit with 1 if one ended in a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m tests.system.faults.mutations")
-    parser.add_argument("--cases", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutations-") as place:
-        found = mutate_files(Path(place), options.cases, options.seed, sys.stderr.write)
-    print(json.dumps({**found, "seconds": round(time.monotonic() - began)}, indent=1))
-    return int(found["tracebacks"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,6 @@ from tests.system.faults.kills import kill_and_repeat, kill_children_and_repeat
 
 
 def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
-    """The command line."""
     sources = [f"text:{raw}/*.txt", f"jsonl:{raw}"]
     return [
         sys.executable, "-m", "autotune", "data", "prepare", *sources, "--out", str(out), "--workers", str(workers),
@@ -26,11 +25,7 @@ def prepare_command(raw: Path, out: Path, workers: int) -> list[str]:
 def kill_prepare(
     place: Path, points: int, seed: int, signals: Sequence[int] = (signal.SIGKILL,), workers: int = 2
 ) -> dict[str, Any]:
-    """Kill it at so many moments, and compare what it comes to with an undisturbed run by another number of workers.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Kill it at so many moments, and compare what it comes to with an undisturbed run by another number of workers."""
     raw = write_raw(place / "raw")
     expected, undisturbed_s = _undisturbed(raw, place / "whole")
     kills = during = attempts = 0
@@ -44,7 +39,7 @@ def kill_prepare(
             span_s=undisturbed_s + 4,
             signal_number=signals[attempts % len(signals)],
         )
-        kills += sum(not one.finished for one in rounds)
+        kills += sum(rounds)
         during += len(rounds)
         attempts += 1
         _check(out, expected)
@@ -61,11 +56,7 @@ def kill_prepare(
 
 
 def kill_workers(place: Path, points: int, seed: int, lines: int = 20_000) -> dict[str, Any]:
-    """Kill so many of the processes that it starts: workers, readers and what these start.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Kill so many of the processes that it starts: workers, readers and what these start."""
     raw = write_raw(place / "raw", lines=lines)
     expected, undisturbed_s = _undisturbed(raw, place / "whole")
     kills = attempts = 0

@@ -29,9 +29,8 @@ def leave_out(place: Workplace, points: int, seed: int, *, told_late_steps: int 
         job = _spiked(place, "skip")
         record = job.finish([{"kind": kind, "step": step, "rank": rng.randrange(2)} for kind, step in steps.items()])
         for kind, step in (("non_finite", steps["nan"]), ("spike", SPIKE_AT)):
-            event = _only(record.events, kind)
-            assert (event.step, event.action, event.level) == (step, "skip", "warning")
-            assert event.samples == sorted({sample for _, sample in job.samples()[step]})
+            _check_told(job, record.events, kind, step, "skip")
+            assert sum(event.kind == kind for event in record.events) == 1
         assert [row.step for row in record.steps if row.loss is None] == [steps["nan"]]
         left_out = [sum(step + told_late_steps <= row.step for step in steps.values()) for row in record.steps]
         assert [row.skipped_steps for row in record.steps] == left_out
@@ -61,17 +60,21 @@ def not_finite_for_ever(place: Workplace, points: int, seed: int) -> dict[str, A
 
 
 def take(place: Workplace, points: int, seed: int) -> dict[str, Any]:
-    """A loss that is 20 times too high on one rank, where that is only to be told."""
+    """A loss that is 20 times too high on one rank, which is only to be told."""
     rng = random.Random(seed)
     for _ in range(points):
         job = _spiked(place, "warn")
         record = job.finish([{"kind": "spike", "step": SPIKE_AT, "rank": rng.randrange(2)}])
-        event = next(one for one in record.events if one.kind == "spike")
-        assert (event.step, event.action) == (SPIKE_AT, "warn")
-        assert event.samples == sorted({sample for _, sample in job.samples()[SPIKE_AT]})
+        _check_told(job, record.events, "spike", SPIKE_AT, "warn")
         assert record.steps[-1].skipped_steps == 0
         _check_ranks_agree(job)
     return {"faults": points, "runs": points}
+
+
+def _check_told(job: Job, events: tuple[EventRow, ...], kind: str, step: int, action: str) -> None:
+    event = next(one for one in events if one.kind == kind)
+    assert (event.step, event.action, event.level) == (step, action, "warning")
+    assert event.samples == sorted({sample for _, sample in job.samples()[step]})
 
 
 def roll_back(place: Workplace, points: int, seed: int) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def _spiked(place: Workplace, policy: str) -> Job:
 def _check_rollback(job: Job, place: Workplace) -> None:
     """That it left out the data since the checkpoint, and no more, and eased the learning rate."""
     record, whole = job.record(), place.undisturbed()
-    event = _only(record.events, "rolled_back")
+    (event,) = (one for one in record.events if one.kind == "rolled_back")
     back, rows = int(event.values["to_step"]), record.header.global_batch_rows
     assert SPIKE_AT - 2 <= back < SPIKE_AT
     assert event.values["from_step"] == SPIKE_AT
@@ -131,8 +134,3 @@ def _check_ranks_agree(job: Job) -> None:
     assert len(set(weights)) == 1
     last = job.record().evaluations[-1]
     assert math.isfinite(last.loss)
-
-
-def _only(events: tuple[EventRow, ...], kind: str) -> EventRow:
-    (one,) = [event for event in events if event.kind == kind]
-    return one

@@ -24,12 +24,10 @@ def make_dataset(place: Path, mib: int) -> Path:
 
 
 def stage_command(source: Path, local: Path) -> list[str]:
-    """The command line."""
     return [sys.executable, "-m", "autotune", "data", "stage", str(source), "--to", str(local), "--json"]
 
 
 def partials(local: Path) -> list[Path]:
-    """Copies at work, or left by a killed one."""
     return list(local.glob("autotune-*/.partial-*"))
 
 
@@ -43,9 +41,6 @@ def kill_stage(place: Path, points: int, seed: int, mib: int = 48) -> dict[str, 
     """Kill it at so many moments; the copy must be whole after each next run, and never half there in between.
 
     Every other kill, on average, is at a moment of the copy itself; the rest are anywhere from start to end.
-
-    Returns:
-        Figures of the loop, as JSON.
     """
     source = make_dataset(place / "source", mib)
     expected = content(source)

@@ -24,22 +24,12 @@ def interrupt(
 ) -> dict[str, Any]:
     """Interrupt runs at so many moments; each must come to the end that an undisturbed run comes to, bit for bit.
 
-    Args:
-        place: Where the runs are.
-        points: How many interruptions.
-        seed: Of when and whom.
-        interruptions: Take turns.
-        ranks: Of every run.
-        settings: Of the runs that are interrupted; what a run comes to must not depend on them.
-        most_of_a_run: Interruptions of one run before it is let to its end.
-
-    Returns:
-        Figures of the loop, as JSON.
+    ``interruptions`` take turns, ``most_of_a_run`` of them before a run is let to its end. What it comes to must not
+    depend on ``settings``.
     """
     expected = place.undisturbed(ranks)
     rng = random.Random(seed)
-    struck = runs = starts = halves = 0
-    steps_taken_again = 0
+    struck = runs = starts = halves = steps_taken_again = 0
     while struck < points:
         job = place.job(ranks, settings)
         for _ in range(min(most_of_a_run, points - struck)):

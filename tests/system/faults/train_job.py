@@ -36,12 +36,7 @@ DEEDS = {"hang": hang_here, "raise": raise_here, "kill": die_here}
 
 
 class Disturbed:
-    """Optimizer steps with faults in between.
-
-    Args:
-        request: What is asked for.
-        rank: Of this process.
-    """
+    """Optimizer steps of this process with faults in between."""
 
     def __init__(self, request: dict, rank: int) -> None:
         self._faults = [fault for fault in request["faults"] if fault["rank"] == rank]
@@ -50,7 +45,6 @@ class Disturbed:
         self.module = None
 
     def install(self) -> None:
-        """Take the place of ``TrainStep.run``."""
         from trainer.step import TrainStep
 
         self._run = TrainStep.run
@@ -80,13 +74,11 @@ class Disturbed:
             hook.remove()
 
     def at_last(self) -> None:
-        """After the last step."""
         for fault in self._faults:
             if fault["step"] == -1:
                 DEEDS[fault["kind"]]()
 
     def weights_sha256(self) -> str:
-        """Of what this rank has of them."""
         from torch.distributed.tensor import DTensor
 
         digest = hashlib.sha256()

@@ -29,6 +29,7 @@ from autotune.process import start
 from autotune.search.profiles import read_profile
 from autotune.store import read_ledger
 from tests.conftest import write_dataset
+from tests.system.faults.kills import children_of
 
 TINY = {
     "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128,
@@ -57,21 +58,17 @@ class TunePlace:
 
     @property
     def profile(self) -> Path:
-        """What it writes."""
         return self.directory / "profiles" / "tiny-cpu.toml"
 
     @property
     def report(self) -> Path:
-        """Where ledger and report lie."""
         return self.directory / "reports" / "tiny-cpu"
 
     @property
     def told(self) -> Path:
-        """Standard error of the last start."""
         return self.directory / "stderr"
 
     def make(self) -> None:
-        """A small model and a dataset."""
         self.directory.mkdir()
         (self.directory / "tiny.json").write_text(json.dumps(TINY))
         rng = np.random.default_rng(0)
@@ -80,7 +77,6 @@ class TunePlace:
         write_dataset(self.directory / "data", samples)
 
     def command(self) -> list[str]:
-        """The command line, always the same."""
         return [
             sys.executable, "-m", "tests.system.faults.tune_job", "tune", "--model", "tiny.json",
             "--data", "data", "--device", "cpu", "--memory", "64MiB", "--seq-length", "64", "--global-batch-tokens",
@@ -92,23 +88,18 @@ class TunePlace:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "AUTOTUNE"))}
         return inherited | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        """Start it in a group of its own."""
+    def start(self, stdout: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
         with self.told.open("wb") as told:
             return start(
-                self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.DEVNULL, stderr=told,
+                self.command(), cwd=self.directory, env=self.environment(), stdout=stdout, stderr=told,
                 start_new_session=True,
             )  # fmt: skip
 
     def finish(self) -> dict[str, Any]:
-        """Let it come to its end; what it says."""
-        with self.told.open("wb") as told:
-            done = subprocess.run(
-                self.command(), cwd=self.directory, env=self.environment(), stdout=subprocess.PIPE, stderr=told,
-                timeout=900, check=False,
-            )  # fmt: skip
-        assert done.returncode == 0, self.told.read_text()
-        answer: dict[str, Any] = json.loads(done.stdout)
+        process = self.start(subprocess.PIPE)
+        out, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, self.told.read_text()
+        answer: dict[str, Any] = json.loads(out)
         return answer
 
     def check_files(self) -> None:
@@ -130,7 +121,6 @@ class TunePlace:
         )
 
     def trials(self) -> list[dict[str, Any]]:
-        """The ledger."""
         return list(read_ledger(self.report / "ledger").records)
 
 
@@ -145,11 +135,7 @@ def _check_whole(path: Path) -> None:
 
 
 def kill_tune(directory: Path, points: int, seed: int) -> dict[str, Any]:
-    """Kill tunings at so many moments, each in several of its stages; then finish and replay them.
-
-    Returns:
-        Figures of the loop, as JSON.
-    """
+    """Kill tunings at so many moments, each in several of its stages; then finish and replay them."""
     rng = random.Random(seed)
     runs: list[dict[str, int]] = []
     stages: list[str] = []
@@ -203,9 +189,9 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
     deadline_s = time.monotonic() + pause_s
     while process.poll() is None and time.monotonic() < deadline_s and not place.has_ended(stage):
         place.check_files()
-        children |= _children(process.pid)
+        children.update(children_of(process.pid))
         time.sleep(0.02)
-    children |= _children(process.pid)
+    children.update(children_of(process.pid))
     struck = process.poll() is None
     if struck and group:
         os.killpg(process.pid, signal.SIGKILL)
@@ -217,13 +203,6 @@ def _kill(place: TunePlace, stage: str, pause_s: float, *, group: bool) -> bool:
     assert not alive, f"left behind: {alive}"
     place.check_files()
     return struck
-
-
-def _children(pid: int) -> set[psutil.Process]:
-    try:
-        return set(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return set()
 
 
 def _repeated_steps(place: TunePlace) -> list[str]:

@@ -16,16 +16,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from tests.system.faults.kills import until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol")
 NODES = ("lab1", "lab2")
 PARTITION = "short"
 DEAD_AFTER_S = 6
 """A node that does not answer for so long is down (the default is 300)."""
-_READY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 20.0
 
 
@@ -65,14 +65,13 @@ class Lab:
                     f"--key-file={key}", f"--pid-file={self.place / 'munged.pid'}",
                     f"--seed-file={self.place / 'munged.seed'}",
                     f"--log-file={self.place / 'log' / 'munged.log'}")  # fmt: skip
-        _until((self.place / "munge.socket").exists, "munged")
+        until((self.place / "munge.socket").exists, "munged")
         self._start("slurmctld", "-D")
         for node in NODES:
             self.start_node(node)
-        _until(self._is_idle, "slurmctld and slurmd", tell=self.logs)
+        until(self._is_idle, "slurmctld and slurmd", tell=self.logs)
 
     def start_node(self, node: str) -> None:
-        """Start one node's slurmd."""
         self._start("slurmd", "-D", "-N", node, name=node)
 
     def kill_node(self, node: str) -> None:
@@ -85,33 +84,28 @@ class Lab:
                 os.kill(pid, signal.SIGKILL)
 
     def ask(self, *command: str) -> str:
-        """What a SLURM command says."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=30)
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """What ``scontrol`` knows of a job."""
         return dict(re.findall(r"(\S+?)=(\S*)", self.ask("scontrol", "show", "job", number)))
 
     def wait_for(self, number: str, *states: str, timeout_s: float = 60.0) -> dict[str, str]:
-        """Wait until a job is in one of these states."""
-        _until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
+        until(lambda: self.job(number).get("JobState") in states, f"job {number} {states}", timeout_s, self.logs)
         return self.job(number)
 
     def clear(self) -> None:
         """End all jobs that are queued or running."""
         if self.ask("squeue", "--noheader"):
             self.ask("scancel", f"--partition={PARTITION}")
-            _until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
+            until(lambda: not self.ask("squeue", "--noheader"), "no job", tell=self.logs)
 
     def logs(self) -> str:
-        """The ends of all daemons' logs."""
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.place.glob("log/*")
         )
 
     def stop(self) -> None:
-        """End all jobs, then all daemons."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.ask("scancel", "--state=PENDING", f"--partition={PARTITION}")
             self.ask("scancel", "--signal=KILL", "--full", f"--partition={PARTITION}")
@@ -169,7 +163,6 @@ class Lab:
 
 @contextlib.contextmanager
 def running_lab() -> Iterator[Lab]:
-    """A cluster for the length of the block."""
     place = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
     lab = Lab(place)
     try:
@@ -248,14 +241,6 @@ def _found(name: str) -> str:
     program = _program(name)
     assert program is not None, name
     return program
-
-
-def _until(true, what: str, timeout_s: float = _READY_TIMEOUT_S, tell=lambda: "") -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"{what}: not within {timeout_s:g} s\n{tell()}")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

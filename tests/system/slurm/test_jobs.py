@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import trainer
 from autotune.cluster.torchrun import derived_ports, own_address, read_addresses, resolve_own_name
 from autotune.process import start
 from tests.conftest import write_dataset
+from tests.system.faults.kills import until
 from tests.system.slurm.lab import NODES, Lab, missing, running_lab
 
 pytestmark = pytest.mark.system
@@ -62,8 +62,6 @@ def work(tmp_path_factory, patterned_dataset) -> Path:
 
 @pytest.fixture(scope="module")
 def autotune(lab, work) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command on the login node."""
-
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "autotune", *arguments],
@@ -91,12 +89,9 @@ def submitted(autotune, *arguments: str) -> dict:
 
 
 def started(lab: Lab, work: Path, name: str, steps: int = 1) -> None:
-    """Wait until a run has taken some steps."""
     record = work / "runs" / name / "steps.jsonl"
-    deadline_s = time.monotonic() + 90
-    while not record.is_file() or record.read_text().count("\n") < steps:
-        assert time.monotonic() < deadline_s, logs_of(work, name) + lab.logs()
-        time.sleep(0.1)
+    until(lambda: record.is_file() and record.read_text().count("\n") >= steps, f"{steps} steps", 90,
+          lambda: logs_of(work, name) + lab.logs())  # fmt: skip
 
 
 def logs_of(work: Path, name: str) -> str:
@@ -258,9 +253,7 @@ def test_a_job_that_somebody_cancels_saves_and_stays_cancelled(lab, work, autotu
     started(lab, work, "cancelled")
     lab.ask("scancel", number)
     lab.wait_for(number, "CANCELLED")
-    deadline_s = time.monotonic() + 30
-    while lab.ask("squeue", "--noheader") and time.monotonic() < deadline_s:
-        time.sleep(0.2)
+    until(lambda: not lab.ask("squeue", "--noheader"), "no job", 30)
     job = lab.job(number)
     assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), logs_of(work, "cancelled")
     assert json.loads((work / "runs" / "cancelled" / "exit.json").read_text())["exit_code"] == 75
@@ -351,16 +344,12 @@ def waiting(lab: Lab, work: Path) -> tuple[subprocess.Popen[str], str]:
         cwd=work, env=lab.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
-    for line in process.stderr:
-        if ": running on lab" in line:
-            number = line.split()[1].rstrip(":")
-            log = work / "reports" / "jobs" / f"probe-tiny-{number}.log"
-            deadline_s = time.monotonic() + 60
-            while not log.is_file() or not log.read_text():
-                assert time.monotonic() < deadline_s, lab.logs()
-                time.sleep(0.1)
-            return process, number
-    raise AssertionError(lab.logs())
+    told = next((line for line in process.stderr if ": running on lab" in line), None)
+    assert told is not None, lab.logs()
+    number = told.split()[1].rstrip(":")
+    log = work / "reports" / "jobs" / f"probe-tiny-{number}.log"
+    until(lambda: log.is_file() and log.read_text(), "a log", tell=lab.logs)
+    return process, number
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(lab, work, profile):

@@ -116,7 +116,7 @@ def test_without_a_ledger_there_is_a_report(example, capsys, tmp_path):
 def test_profiles_and_runs_of_other_versions_are_refused(example, capsys):
     profile, _, directory = example
     (directory / "run.json").write_text(
-        (directory / "run.json").read_text().replace('"schema_version": 3', '"schema_version": 2')
+        (directory / "run.json").read_text().replace('"schema_version": 4', '"schema_version": 3')
     )
     assert "schema_version" in build(capsys, profile, "--run", directory, code=3)
     profile.write_text(profile.read_text().replace("schema_version = 1", "schema_version = 0"))

@@ -333,10 +333,10 @@ def example_run(directory: Path, profile_sha256: str, dataset_hash: str, note: s
         for number in range(30)
     )  # fmt: skip
     header = RunHeader(
-        schema_version=3, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
-        started_utc="2026-11-22T03:50:00Z", config={}, sources={}, config_sha256="c0" * 32,
+        schema_version=4, name="bert-120m", attempt=1, resumed_from=None, resumed_step=0, job="4712",
+        started_utc="2026-11-22T03:50:00Z", config={}, sources={},
         profile_sha256=profile_sha256, dataset_hash=dataset_hash, world_size=RANKS, accumulation_steps=16,
-        rows_per_microbatch_per_rank=64, global_batch_rows=2048, parameters=119_547_648, layout="packed",
+        global_batch_rows=2048, parameters=119_547_648, layout="packed",
         attention=f"varlen{note}", attention_reason=f"bf16 on an H100{note}",
         recipe_changes=[f"attention dropout 0 instead of 0.1{note}"], device="cuda", peak_flops_per_s=PEAK_FLOPS,
         versions={"torch": f"2.13.0{note}"},
