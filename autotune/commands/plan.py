@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.commands.completion import cards, models, profiles
-from autotune.commands.options import AsJson, ProfileData, parsed
+from autotune.commands.options import AsJson, ProfileData, parsed, request_of
 from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     *,
     model: Annotated[
         str | None, typer.Option(help="Preset or config.json; or give --profile.", autocompletion=models)
@@ -63,10 +64,8 @@ def plan(
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products, with --model. Default: bf16.")
     ] = None,
-    tensor_ranks: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of the tensor-parallel formula. Default: 2.")
-    ] = None,
-    pipeline_stages: Annotated[int | None, typer.Option(min=1, help="Of the pipeline formula. Default: 2.")] = None,
+    tensor_ranks: Annotated[int, typer.Option(min=1, help="GPUs of the tensor-parallel formula.")] = 2,
+    pipeline_stages: Annotated[int, typer.Option(min=1, help="Of the pipeline formula.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
@@ -89,21 +88,17 @@ def plan(
             "steps": (steps, steps),
         }
     )
-    asked = PlanRequest(
+    asked = request_of(
+        PlanRequest,
+        context,
         source=_source(model, profile, seq_length, precision),
         model_argument=model or "",
         goal=goal,
-        gpu=gpu,
-        nodes=nodes,
         ranks_per_node=gpus_per_node,
         price_per_device_hour=price_per_gpu_hour,
-        data=data,
-        vocab_size=vocab_size,
         global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
         links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
         tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
-        tensor_ranks=tensor_ranks,
-        pipeline_stages=pipeline_stages,
     )
     with progress("plan") as update:
         found = plan(asked, update)

@@ -228,8 +228,6 @@ class AllRanks:
     """Real ones, of all ranks."""
     efficiency: PlanFigure | None = None
     """Of all nodes, against as many times one; None on one."""
-    micro_batches: int = 1
-    """Of a step on each rank."""
     rows: int = 0
     """Of a micro-batch of the fullest rank."""
     efficiency_by_nodes: Mapping[int, float] = field(default_factory=dict)
@@ -252,7 +250,7 @@ def spread(
         return AllRanks()
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
-        return AllRanks(tokens_per_s=total, micro_batches=dealings[0].micro_batches, rows=dealings[0].rows)
+        return AllRanks(tokens_per_s=total, rows=dealings[0].rows)
     paced = _paced(rate.value, load, network, among)
     efficient = efficiency_by_nodes(paced, network, among)
     found = best(paced, replace(network, nodes=nodes), among)
@@ -264,7 +262,6 @@ def spread(
     return AllRanks(
         tokens_per_s=derived(lambda one, share: one * ranks * share, rate, known, source=told),
         efficiency=replace(known, basis=derived_basis(rate, known)),
-        micro_batches=found.dealt.micro_batches,
         rows=found.dealt.rows,
         efficiency_by_nodes={count: min(1.0, share) for count in counts if (share := efficient(count)) is not None},
         useful_nodes=useful,

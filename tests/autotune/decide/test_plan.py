@@ -1,15 +1,15 @@
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.plan import Fleet, Goal, PlanFigure
-from autotune.decide.plan import MemoryPlan, Optimal, PlanInputs, optimal_for, plan_of
+from autotune.decide.plan import MemoryPlan, Optimal, Plan, optimal_for, plan_of
+from autotune.decide.scaling import AllRanks
 from autotune.decide.sharding import Share, StateBytes
 from autotune.errors import BadInput
-from trainer.config import CheckpointSettings
 
 GPUS = Fleet(device="cuda", name="NVIDIA H200", nodes=4, ranks_per_node=8, memory_bytes=2**37)
 amounts = st.floats(1e6, 1e13)
@@ -21,44 +21,53 @@ def measured(value, share=0.0):
     return PlanFigure(value=value, low=low, high=high, basis="measured", source="here")
 
 
-def known(kind="tokens", amount=1e9, *, total=None, **changes) -> PlanInputs:
-    total = total or measured(1e6)
+NOTHING_HELD = StateBytes(
+    parameters_bytes=1, gradients_bytes=0, optimizer_bytes=0, activations_bytes=1, head_and_loss_bytes=0,
+    temporaries_bytes=1, outside_bytes=0,
+)  # fmt: skip
+
+
+def memory(**fits):
+    shares = tuple(
+        Share(name=name, total_bytes=3, held=NOTHING_HELD, fits=fit, trains_here=name != "TP 2")
+        for name, fit in fits.items()
+    )
+    return MemoryPlan(
+        shares=shares, micro_batch_rows=1, most_rows=0, source="a trace", parameters=measured(1e8), state=NOTHING_HELD,
+        largest_bytes=1,
+    )  # fmt: skip
+
+
+MILLION = measured(1e6)
+
+
+def known(kind="tokens", amount=1e9, *, total=MILLION, ranks=None, **changes) -> Plan:
+    """What is known; ``ranks`` are what else is known of all of them together."""
     values = {
         "model": "m",
         "goal": Goal(kind=kind, amount=amount, source=f"--{kind} {amount:g}"),
         "fleet": GPUS,
-        "parameters": measured(1e8),
-        "flops_per_token": measured(5e8),
         "tokens_per_row": measured(500.0),
         "tokens_per_pass": measured(1e9),
         "batch_rows": 1000,
-        "rank_tokens_per_s": measured(total.value / 32),
-        "tokens_per_s": total,
-        "checkpoint": CheckpointSettings(),
-        "power_w": measured(600.0),
+        "rank_tokens_per_s": total and measured(total.value / 32),
+        "all_ranks": AllRanks(tokens_per_s=total, **ranks or {}),
         "price_per_device_hour": 2.0,
-        "memory": None,
+        "memory": memory(),
         "next_command": "next",
     }
-    return PlanInputs(**values | changes)
+    return Plan(**values | changes)
 
 
 def test_a_plan_by_hand():
     found = plan_of(known(amount=3.6e9))
-    assert found.batch_tokens.value == 500_000
-    assert found.steps.value == 7200
-    assert found.wall_s.value == pytest.approx(3600)
-    assert found.device_hours.value == pytest.approx(32)
-    assert found.cost.value == pytest.approx(64)
-    assert found.energy_kwh.value == pytest.approx(19.2)
-    assert found.passes.value == pytest.approx(3.6)
-    assert found.flops_6n.value == pytest.approx(6 * 1e8 * 3.6e9)
-    assert found.flops_counted.value == pytest.approx(1.8e18)
-    assert found.checkpoint_bytes.value == 1.2e9
-    assert found.disk_bytes.value == 4 * 1.2e9 + 4e8
-    assert found.by_nodes == ()
-    assert {found.wall_s.basis, found.cost.basis, found.steps.basis} == {"predicted"}
-    assert found.tokens.basis == "given"
+    values = {
+        "batch_tokens": 500_000, "steps": 7200, "wall_s": 3600, "device_hours": 32, "cost": 64, "passes": 3.6,
+        "flops_6n": 6 * 1e8 * 3.6e9,
+    }  # fmt: skip
+    assert {name: getattr(found, name).value for name in values} == pytest.approx(values)
+    assert {getattr(found, name).basis for name in values} == {"predicted"}
+    assert (found.tokens.basis, found.by_nodes) == ("given", ())
 
 
 @given(amounts, shares, st.floats(1e3, 1e9))
@@ -84,7 +93,7 @@ def test_every_way_to_say_how_long_comes_to_the_same_plan(tokens, kind):
 def test_more_tokens_take_no_less_of_anything(tokens, factor, share):
     less, more = (plan_of(known(amount=n, total=measured(1e6, share))) for n in (tokens, tokens * factor))
     assert less.steps.value == max(1, math.ceil(tokens / 500_000))  # all tokens, and no more than they must
-    for name in ("steps", "wall_s", "device_hours", "cost", "energy_kwh", "flops_6n", "passes"):
+    for name in ("steps", "wall_s", "device_hours", "cost", "flops_6n", "passes"):
         assert getattr(more, name).value >= getattr(less, name).value
     assert more.optimal.parameters >= less.optimal.parameters
 
@@ -92,29 +101,25 @@ def test_more_tokens_take_no_less_of_anything(tokens, factor, share):
 @given(amounts, st.floats(0.01, 0.9))
 def test_time_and_cost_are_bounded_by_the_rate(tokens, share):
     found = plan_of(known(amount=tokens, total=measured(1e6, share)))
-    for figure in (found.wall_s, found.device_hours, found.cost, found.energy_kwh):
+    for figure in (found.wall_s, found.device_hours, found.cost):
         assert figure.low <= figure.value <= figure.high
     assert found.wall_s.high == pytest.approx(tokens / (1e6 * (1 - share)))
 
 
 def test_one_assumption_makes_everything_after_it_assumed_and_nothing_before_it():
-    rate = PlanFigure(value=1e6, basis="assumed", source="a share of a peak")
-    found = plan_of(known(total=rate))
+    found = plan_of(known(total=PlanFigure(value=1e6, basis="assumed", source="a share of a peak")))
     assert found.wall_s.low is found.cost.high is None
-    assert {one.basis for one in (found.wall_s, found.device_hours, found.cost, found.energy_kwh)} == {"assumed"}
+    assert {one.basis for one in (found.wall_s, found.device_hours, found.cost)} == {"assumed"}
     assert found.steps.basis == "predicted"
 
 
-def test_without_a_rate_there_is_no_time_and_everything_else():
-    found = plan_of(known(rank_tokens_per_s=None, tokens_per_s=None, rate_missing="nobody knows"))
-    assert found.wall_s is found.cost is found.energy_kwh is found.device_hours is None
+def test_without_a_rate_or_parameters_the_rest_is_known():
+    found = plan_of(known(total=None, rate_missing="nobody knows"))
+    assert found.wall_s is found.cost is found.device_hours is None
     assert found.steps.value == 2000
     assert found.optimal is not None
-
-
-def test_without_parameters_there_is_neither_compute_nor_disk():
-    found = plan_of(known(parameters=None, flops_per_token=None, memory_missing="not traced"))
-    assert found.flops_6n is found.optimal is found.checkpoint_bytes is found.disk_bytes is None
+    found = plan_of(known(memory=None, memory_missing="not traced"))
+    assert found.flops_6n is found.optimal is None
     assert found.wall_s is not None
 
 
@@ -122,11 +127,8 @@ def test_without_parameters_there_is_neither_compute_nor_disk():
     ("changes", "said"),
     [
         ({"kind": "epochs", "tokens_per_pass": None}, "--data"),
-        ({"kind": "flops", "parameters": None, "memory_missing": "not traced"}, "--tokens"),
-        (
-            {"kind": "hours", "rank_tokens_per_s": None, "tokens_per_s": None, "rate_missing": "no peak"},
-            "--tokens-per-s",
-        ),
+        ({"kind": "flops", "memory": None, "memory_missing": "not traced"}, "--tokens"),
+        ({"kind": "hours", "total": None, "rate_missing": "no peak"}, "--tokens-per-s"),
     ],
 )
 def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
@@ -135,12 +137,9 @@ def test_what_cannot_be_turned_into_tokens_says_what_to_give(changes, said):
     assert said in caught.value.next_step
 
 
-def test_a_cpu_counts_its_processors_and_no_energy():
+def test_a_cpu_counts_its_processors():
     fleet = Fleet(device="cpu", name="A CPU", nodes=2, ranks_per_node=2, cpus_per_rank=4.0, memory_bytes=2**30)
-    found = plan_of(known(amount=3.6e9, fleet=fleet, power_w=None, price_per_device_hour=None))
-    assert found.device_hours.value == pytest.approx(16)
-    assert found.energy_kwh is None
-    assert any("no CPU's power" in one for one in found.left_out)
+    assert plan_of(known(amount=3.6e9, fleet=fleet)).device_hours.value == pytest.approx(16)
 
 
 def words(**changes) -> str:
@@ -161,42 +160,21 @@ def test_tokens_far_from_compute_optimal_are_said(amount, said):
 
 def test_inefficient_nodes_are_said_with_how_many_are_useful():
     slow = PlanFigure(value=0.5, basis="assumed", source="lines")
-    said = words(amount=2e9, efficiency=slow, useful_nodes=2)
+    said = words(amount=2e9, ranks={"efficiency": slow, "useful_nodes": 2})
     assert "4 nodes are 50.0 % efficient (assumed)" in said
     assert "2 nodes are useful" in said
     assert "autotune scale" in said
-    assert words(amount=2e9, efficiency=dataclasses.replace(slow, value=0.95)) == ""
+    assert words(amount=2e9, ranks={"efficiency": replace(slow, value=0.95)}) == ""
 
 
 def test_the_same_tokens_are_shown_on_fewer_nodes():
-    there = {"amount": 3.6e9, "efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}, "rank_tokens_per_s": measured(62_500.0)}
-    found = plan_of(known(**there))
+    there = {"amount": 3.6e9, "ranks": {"efficiency_by_nodes": {1: 1.0, 2: 0.8, 4: 0.5}}}
+    found = plan_of(known(**there, rank_tokens_per_s=measured(62_500.0)))
     assert [(one.nodes, one.efficiency) for one in found.by_nodes] == [(1, 1.0), (2, 0.8), (4, 0.5)]
     last = found.by_nodes[-1]
-    assert last.tokens_per_s == pytest.approx(1e6)
-    assert last.wall_s == pytest.approx(found.wall_s.value)
-    assert last.device_hours == pytest.approx(found.device_hours.value)
-    assert last.cost == pytest.approx(found.cost.value)
+    assert [last.tokens_per_s, last.wall_s, last.device_hours, last.cost] == pytest.approx([1e6, 3600, 32, 64])
     assert found.by_nodes[0].device_hours == pytest.approx(last.device_hours / 2)
-    free = plan_of(known(**there, price_per_device_hour=None))
-    assert {one.cost for one in free.by_nodes} == {None}
-
-
-NOTHING_HELD = StateBytes(
-    parameters_bytes=1, gradients_bytes=0, optimizer_bytes=0, activations_bytes=1, head_and_loss_bytes=0,
-    temporaries_bytes=1, outside_bytes=0,
-)  # fmt: skip
-
-
-def memory(**fits):
-    shares = tuple(
-        Share(name=name, total_bytes=3, held=NOTHING_HELD, fits=fit, trains_here=name != "TP 2")
-        for name, fit in fits.items()
-    )
-    return MemoryPlan(
-        shares=shares, micro_batch_rows=1, most_rows=0, source="a trace", parameters=measured(1e8), state=NOTHING_HELD,
-        largest_bytes=1,
-    )  # fmt: skip
+    assert {one.cost for one in plan_of(known(**there, price_per_device_hour=None)).by_nodes} == {None}
 
 
 @pytest.mark.parametrize(

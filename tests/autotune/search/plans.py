@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autotune.core.evidence import Evidence, GpuUse
+from autotune.core.evidence import Evidence
 from autotune.core.plan import Goal
 from autotune.search.plan import PlanRequest
 from autotune.search.prediction import settings_of_step
@@ -38,21 +38,13 @@ def traced(**evidence):
     )
 
 
-def on_gpus(profile, power_w=None):
+def on_gpus(profile):
     """The same, measured on a card."""
-    workers = profile.evidence.workers
-    if power_w is not None:
-        rows = [
-            row.model_copy(update={"gpu": GpuUse(power_w=power_w + 100 * (row.loader_workers != workers.chosen))})
-            for row in workers.rows
-        ]
-        workers = workers.model_copy(update={"rows": rows})
     return profile.model_copy(
         update={
             "fingerprint": profile.fingerprint.model_copy(update=ON_A_CARD),
             "constraints": profile.constraints.model_copy(update={"memory_budget_bytes": 94 * 10**9}),
             "train": profile.train.model_copy(update={"device": "cuda", "precision": "bf16"}),
-            "evidence": profile.evidence.model_copy(update={"workers": workers}),
         }
     )
 

@@ -50,6 +50,15 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
     assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
 
 
+def test_a_micro_batch_that_a_trial_showed_to_fit_fits_whatever_is_predicted(no_trace):
+    profile = traced()
+    budget = profile.constraints.model_copy(update={"memory_budget_bytes": 10**9})
+    found = answer(stored(profile.model_copy(update={"constraints": budget})))
+    assert found.memory.shares[0].total_bytes > found.fleet.memory_bytes
+    assert found.memory.shares[0].fits
+    assert not any("fit" in one for one in found.warnings)
+
+
 def test_a_rate_that_several_ranks_reached_together_is_shared_among_them(no_trace):
     profile = traced()
     workers = profile.evidence.workers.model_copy(update={"local_ranks": 4})
@@ -68,13 +77,15 @@ def test_the_profiles_steps_are_the_default(no_trace):
 def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, tmp_path):
     measured = traced(network=tuned_network(tmp_path).model_copy(update={"scaling": []}))
     found = answer(stored(measured), nodes=8, ranks_per_node=2)
-    assert found.efficiency.basis == "predicted"
-    assert "measured" in found.efficiency.source
-    assert found.tokens_per_s.value == pytest.approx(16 * found.rank_tokens_per_s.value * found.efficiency.value)
+    assert found.all_ranks.efficiency.basis == "predicted"
+    assert "measured" in found.all_ranks.efficiency.source
+    assert found.all_ranks.tokens_per_s.value == pytest.approx(
+        16 * found.rank_tokens_per_s.value * found.all_ranks.efficiency.value
+    )
     assumed = answer(stored(measured), nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9))
-    assert assumed.efficiency.basis == "assumed"
-    assert "25 Gbit/s assumed" in assumed.efficiency.source
-    assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).efficiency.source
+    assert assumed.all_ranks.efficiency.basis == "assumed"
+    assert "25 Gbit/s assumed" in assumed.all_ranks.efficiency.source
+    assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).all_ranks.efficiency.source
 
 
 def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, tmp_path):
@@ -83,21 +94,10 @@ def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace,
     profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
     found = answer(stored(profile), **here)
-    assert found.tokens_per_s.value == 1234.0
-    assert found.tokens_per_s.basis == found.efficiency.basis == "measured"
+    assert found.all_ranks.tokens_per_s.value == 1234.0
+    assert found.all_ranks.tokens_per_s.basis == found.all_ranks.efficiency.basis == "measured"
     other_batch = answer(stored(profile), **here, global_batch_tokens=1e6)
-    assert other_batch.efficiency.basis == "predicted"
-
-
-def test_measured_power_is_energy_and_otherwise_the_limit_is_assumed(no_trace):
-    measured = answer(stored(on_gpus(traced(), power_w=310.0)))
-    assert measured.power_w.value == 310.0
-    assert measured.power_w.basis == "measured"
-    assert measured.energy_kwh.value == pytest.approx(measured.device_hours.value * 0.31)
-    assert measured.energy_kwh.basis == "predicted"
-    limit = answer(stored(on_gpus(traced())))
-    assert limit.power_w.value == 400
-    assert limit.energy_kwh.basis == "assumed"
+    assert other_batch.all_ranks.efficiency.basis == "predicted"
 
 
 def test_a_profile_of_gpus_plans_for_as_many_as_its_nodes_have(no_trace):
@@ -187,7 +187,7 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_pa
     cut = 300 * (12 + 102 + 302 + 512)
     assert found.passes.value == 2
     assert found.tokens.value == pytest.approx(2 * cut, rel=0.02)
-    assert found.parameters.basis == "predicted"
+    assert found.memory.parameters.basis == "predicted"
     assert found.batch_tokens.basis == "predicted"
     short = write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)
     assert answer(shape(), gpu="h200", goal=epochs, data=short).tokens.value == 2 * 100 * (50 + 2)

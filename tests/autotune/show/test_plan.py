@@ -23,18 +23,18 @@ def figure(value, *, share=0.1, basis="assumed", confidence=None):
 WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
 
 
-def example(**changes) -> Plan:
-    """A plan with everything in it, and as much to say as there may be."""
+def example(ranks=None, **changes) -> Plan:
+    """A plan with everything in it, and as much to say as there may be; ``ranks`` replaces figures of all of them."""
     shares = tuple(
         Share(name=name, total_bytes=10**10, held=NOTHING_HELD, fits=name != "DDP", trains_here=number < 2)
         for number, name in enumerate(WAYS)
     )
     plan = plan_of(
         known(
-            amount=45.2e9, total=figure(8e7), model="bert-120m", parameters=figure(109.5e6),
+            amount=45.2e9, total=figure(8e7), model="bert-120m",
             fleet=Fleet(device="cuda", name="NVIDIA H100 NVL", nodes=128, ranks_per_node=2, memory_bytes=94 * 10**9),
-            rank_tokens_per_s=figure(4e5, basis="measured", confidence=0.95), efficiency=figure(0.8),
-            efficiency_by_nodes={1: 1.0, 64: 0.9, 128: 0.8}, price_per_device_hour=2.5, power_w=figure(400),
+            rank_tokens_per_s=figure(4e5, basis="measured", confidence=0.95), price_per_device_hour=2.5,
+            ranks={"efficiency": figure(0.8), "efficiency_by_nodes": {1: 1.0, 64: 0.9, 128: 0.8}},
             memory=replace(memory(), shares=shares), next_command="autotune probe --model bert-120m --data DIR",
         )
     )  # fmt: skip
@@ -42,6 +42,7 @@ def example(**changes) -> Plan:
         "wall_s": figure(500_000),
         "optimal": Optimal(parameters=5e8, tokens=1e10),
         "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
+        "all_ranks": replace(plan.all_ranks, **ranks or {}),
     }
     return replace(plan, **said | changes)
 
@@ -56,7 +57,7 @@ def test_a_plan_fits_a_terminal_and_ends_with_the_next_command():
 def test_every_figure_says_what_it_rests_on():
     text = plan_text(example())
     table = text.split("rate:")[0].splitlines()[2:]
-    assert len(table) == 14
+    assert len(table) == 12
     assert all(line.split()[-1] in ("given", "measured", "predicted", "assumed") for line in table)
     (rate,) = [line for line in table if "of one GPU" in line]
     assert "360,000 to 440,000 (95 %)" in rate
@@ -70,11 +71,10 @@ def test_long_times_have_bounds_in_the_same_unit():
 
 def test_what_is_missing_shows_as_missing():
     nothing = dict.fromkeys(
-        ("parameters", "passes", "rank_tokens_per_s", "efficiency", "tokens_per_s", "wall_s", "device_hours", "cost",
-         "power_w", "energy_kwh", "flops_counted", "flops_6n", "optimal", "checkpoint_bytes",
-         "disk_bytes", "memory"), None,
-    )  # fmt: skip
-    text = plan_text(example(**nothing | {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}))
+        ("passes", "rank_tokens_per_s", "wall_s", "device_hours", "cost", "flops_6n", "optimal", "memory"), None
+    )
+    said = {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}
+    text = plan_text(example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said))
     assert "Memory: n/a, it could not be traced" in text
     assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "passes", "GPU-hours")))
 
@@ -89,7 +89,7 @@ def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be
 
 def test_a_cpu_has_cpu_hours_and_ranks():
     fleet = Fleet(device="cpu", name="A CPU", nodes=1, ranks_per_node=2, cpus_per_rank=2.0, memory_bytes=2**30)
-    text = plan_text(example(fleet=fleet, price_per_device_hour=None, cost=None, energy_kwh=None))
+    text = plan_text(example(fleet=fleet, price_per_device_hour=None, cost=None))
     assert "CPU-hours" in text
     assert "GPU" not in text.split("rate:")[0]
 
