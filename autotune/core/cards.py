@@ -10,6 +10,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from autotune.core.units import exact_bytes, floor_gib, format_bytes
 from autotune.errors import BadInput
 
 _MIB = 2**20
@@ -40,10 +41,19 @@ class Card:
         """Return NVML's first name."""
         return self.names[0]
 
-    @property
-    def default_budget_bytes(self) -> int:
-        """Return the memory budget of a rank that is not given one."""
-        return self.usable_bytes - RESERVE_BYTES
+    def budget_bytes(self, asked_bytes: int | None = None) -> int:
+        """Return the memory budget of a rank: as asked for, as far as a process sees so much; else less the reserve.
+
+        Raises:
+            BadInput: If more is asked for than the card has.
+        """
+        if asked_bytes is not None and asked_bytes > self.total_bytes:
+            raise BadInput(
+                f"--memory {exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)}) is more than {self.name} has: "
+                f"{format_bytes(self.total_bytes)}",
+                next_step=f"Ask for at most {floor_gib(self.total_bytes)}, or leave --memory out.",
+            )
+        return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
 
 
 _MODAL = (

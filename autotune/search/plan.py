@@ -211,7 +211,7 @@ def _subject(asked: PlanRequest) -> _Subject:
 
 
 def _on_card(card: Card, asked: PlanRequest) -> Fleet:
-    ranks, size = asked.ranks_per_node or 1, card.default_budget_bytes
+    ranks, size = asked.ranks_per_node or 1, card.budget_bytes()
     return Fleet(device="cuda", name=card.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
 
 

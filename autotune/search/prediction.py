@@ -10,7 +10,7 @@ from typing import Any, Literal
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.rows import RowContents
-from autotune.core.units import floor_gib, format_bytes, parse_bytes
+from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
 from autotune.decide.memory import largest_rows, ledger, peak_bytes
 from autotune.decide.prediction import Answer, PredictedModel
@@ -130,15 +130,9 @@ def find_target(asked: PredictionRequest) -> Target:
             )
         expected = expected_on_gpu(None, asked.ranks)
         return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
-    if budget is not None and budget > card.total_bytes:
-        raise BadInput(
-            f"--memory {asked.memory} ({format_bytes(budget)}) is more than {card.name} has: "
-            f"{format_bytes(card.total_bytes)}",
-            next_step=f"Ask for at most {floor_gib(card.total_bytes)}, or leave --memory out.",
-        )
     return Target(
         name=card.name,
-        budget_bytes=min(card.usable_bytes, budget or card.default_budget_bytes),
+        budget_bytes=card.budget_bytes(budget),
         reserve_bytes=0 if budget else RESERVE_BYTES,
         expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
-from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
+from autotune.core.network import ELEMENT_BYTES, Exchange, Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
@@ -108,7 +108,9 @@ def known_of(
     )
 
 
-def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], samples_per_epoch: float | None) -> Scaling:
+def predict_scaling(
+    name: str, known: ScalingModel, counts: Sequence[int], rows_per_epoch: float | None = None
+) -> Scaling:
     """Return the efficiency at these numbers of nodes, and how many are useful.
 
     Raises:
@@ -123,11 +125,10 @@ def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], sampl
         )
     rows = []
     for one in predicted:
-        bounds: dict[str, Any] = {}
+        bounds: dict[str, Any] = dict(zip(("limit", "limit_share"), limit_of(one.time), strict=True))
         for end, link in zip(("efficiency_low", "efficiency_high"), known.ends or (), strict=False):
             there = best(load, replace(network, nodes=one.nodes, between=link), among)
             bounds[end] = None if there is None else there.efficiency
-        limit, limit_share = limit_of(one.time)
         rows.append(
             ScalingRow(
                 nodes=one.nodes,
@@ -136,9 +137,6 @@ def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], sampl
                 real_tokens_per_s=one.real_tokens_per_s,
                 efficiency=one.efficiency or 1.0,
                 **bounds,
-                limit=limit,
-                limit_share=limit_share,
-                exposed_share=min(1.0, one.time.exposed_s / one.time.step_s),
                 measured=False,
             )
         )
@@ -150,7 +148,7 @@ def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], sampl
         rows=tuple(rows),
         useful_nodes=useful,
         levers=tuple(f"{change}: {nodes} nodes" for change, nodes in levers(load, network, among, most, useful)),
-        steps_per_epoch=None if samples_per_epoch is None else samples_per_epoch / load.global_batch_rows,
+        steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_rows,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
         least_tokens_per_rank=_least_tokens(load, network),
         sources=known.sources,
@@ -250,13 +248,9 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
     Raises:
         Undecided: If it could not be measured.
     """
-    dealt = Dealt(micro_batches=row.micro_batches, rows=row.rows)
-    few = min(row.micro_batches, MOST_MICRO_BATCHES)
-    exchange = Exchange(
-        strategy=row.strategy,
-        gradient_dtype=row.gradient_dtype if row.gradient_dtype == "fp32" else tuning.request.half,
-        bucket_cap_bytes=row.bucket_cap_mib * MIB,
-    )
+    dealt, few = Dealt(micro_batches=row.micro_batches, rows=row.rows), min(row.micro_batches, MOST_MICRO_BATCHES)
+    wide = row.gradient_dtype == "fp32"
+    exchange = row.exchange if wide else replace(row.exchange, gradient_dtype=tuning.request.half)
     figures = tuning.steps(row.rows, few, exchange, steps=steps)
     further = further_s(known.load.compute, dealt, exchange, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
@@ -333,7 +327,7 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
         known = ScalingModel(load=load, network=tuning.network(), ends=ends, exchanges=among)
         most = min(TABLE_NODES, max(1, load.global_batch_rows // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
-        scaling = predict_scaling(config.model.name, known, counts or powers, None)
+        scaling = predict_scaling(config.model.name, known, counts or powers)
         of_steps |= {
             "scaling": list(scaling.rows), "useful_nodes": scaling.useful_nodes, "levers": list(scaling.levers)
         }  # fmt: skip

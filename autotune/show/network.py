@@ -181,7 +181,7 @@ def _link_cells(link: LinkEvidence) -> list[str | None]:
 def _exchange_cells(row: ExchangeRow) -> list[str | None]:
     """One way to exchange gradients."""
     return [
-        _exchange(row.strategy, row.gradient_dtype, row.bucket_cap_mib, sharded=row.shard_ranks is not None),
+        row.exchange.name,
         str(row.micro_batches),
         str(row.rows),
         format_seconds(row.predicted_step_s),
@@ -198,7 +198,7 @@ def _scaling_cells(row: ScalingRow) -> list[str | None]:
     """One number of nodes."""
     return [
         str(row.nodes),
-        _exchange(row.strategy, row.gradient_dtype, row.bucket_cap_mib, sharded=False),
+        row.exchange.name,
         str(row.micro_batches),
         str(row.rows),
         format_seconds(row.step_s),
@@ -213,8 +213,3 @@ def _scaling_cells(row: ScalingRow) -> list[str | None]:
 def _added(micro_batches: int) -> str:
     """Says that some micro-batches of a measured step were added as predicted."""
     return f" (+{micro_batches} predicted)" if micro_batches else ""
-
-
-def _exchange(strategy: str, dtype: str, cap_mib: int, *, sharded: bool) -> str:
-    kind = "hsdp" if sharded else strategy
-    return f"{kind}, {dtype}" if strategy == "fsdp2" else f"{kind}, {dtype}, {cap_mib} MiB buckets"

@@ -67,7 +67,7 @@ def test_without_a_probe_or_any_link_the_next_step_is_said():
 
 def test_the_prediction_names_useful_nodes_levers_and_steps_of_an_epoch():
     slow = replace(CARD, bits_per_s=1e9)
-    found = predict_scaling("tiny", known(probed(), assumed=slow), [1, 2, 4, 8, 16], samples_per_epoch=10_240)
+    found = predict_scaling("tiny", known(probed(), assumed=slow), [1, 2, 4, 8, 16], rows_per_epoch=10_240)
     assert [row.nodes for row in found.rows] == [1, 2, 4, 8, 16]
     assert found.rows[0].efficiency == pytest.approx(1.0)
     assert 1 <= found.useful_nodes <= 64
@@ -78,11 +78,11 @@ def test_the_prediction_names_useful_nodes_levers_and_steps_of_an_epoch():
 
 def test_more_ranks_than_rows_are_refused_with_a_way_out():
     with pytest.raises(BadInput, match="fewer than the ranks"):
-        predict_scaling("tiny", known(probed(), global_batch_tokens=100), [8], None)
+        predict_scaling("tiny", known(probed(), global_batch_tokens=100), [8])
 
 
 def test_measured_rows_stand_behind_the_predicted_ones_against_the_measured_node():
-    predicted = predict_scaling("tiny", known(probed()), [1, 2, 4], None)
+    predicted = predict_scaling("tiny", known(probed()), [1, 2, 4])
     one, two, _ = predicted.rows
     measured = {
         1: one.model_copy(update={"measured": True, "real_tokens_per_s": 500.0}),
@@ -94,7 +94,7 @@ def test_measured_rows_stand_behind_the_predicted_ones_against_the_measured_node
 
 
 def test_without_a_measured_node_what_was_measured_is_held_against_a_predicted_one_and_it_is_said():
-    predicted = predict_scaling("tiny", known(probed()), [2, 4], None)
+    predicted = predict_scaling("tiny", known(probed()), [2, 4])
     found = with_measured(predicted, {row.nodes: row for row in predicted.rows})
     assert [row.efficiency for row in found.rows[2:]] == pytest.approx([row.efficiency for row in found.rows[:2]])
     assert "as predicted" in found.sources[-1]
@@ -107,7 +107,7 @@ def test_the_batch_is_the_one_that_the_profile_trains_with():
 
 
 def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():
-    found = predict_scaling("tiny", known(probed()), [2], None)
+    found = predict_scaling("tiny", known(probed()), [2])
     # 2·4 bytes of 500,000 gradients over 2.5 GB/s, at 2/3 of (2 ms + 31·10 ms) for 3100 tokens.
     load = known(probed()).load
     seconds_per_token = 2 / 3 * load.compute.forward_backward_s(load.most_rows) / (load.most_rows * 100)
@@ -116,7 +116,7 @@ def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():
 
 def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_as_predicted(tmp_path):
     model = known(probed(network=None), ranks_per_node=1, global_batch_tokens=6400)
-    row = predict_scaling("tiny", model, [2], None).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
+    row = predict_scaling("tiny", model, [2]).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
     cluster = Cluster()
     found = measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
     (trial,) = cluster.trials

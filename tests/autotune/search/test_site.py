@@ -24,7 +24,7 @@ def site(gpus: tuple[GpuFacts, ...]) -> Site:
         slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
         versions={},
         gpu_absent=None if gpus else "none",
-        device_used_bytes=500 * MIB if gpus else None,
+        used_bytes_by_gpu=(500 * MIB,) * len(gpus),
     )
 
 
@@ -42,9 +42,9 @@ def test_a_reserve_is_left_free_unless_the_budget_is_given():
 
 
 def test_where_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
-    silent = replace(site((H200,)), device_used_bytes=None)
+    silent = replace(site((H200,)), used_bytes_by_gpu=(None,))
     assert memory_budget(silent, None) == find_card("h200").usable_bytes - RESERVE_BYTES
-    unknown = replace(site((replace(H200, name="NVIDIA X1"),)), device_used_bytes=None)
+    unknown = replace(site((replace(H200, name="NVIDIA X1"),)), used_bytes_by_gpu=(None,))
     assert memory_budget(unknown, None) == H200.total_bytes - RESERVE_BYTES
 
 
@@ -58,9 +58,9 @@ def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
 
 
 def test_more_than_the_named_card_has_is_refused():
-    with pytest.raises(BadInput, match=r"112 GiB is more than NVIDIA H100 NVL has: 93\.6 GiB") as refused:
+    with pytest.raises(BadInput, match=r"112 GiB\) is more than NVIDIA H100 NVL has: 93\.6 GiB") as refused:
         memory_budget(site((H200,)), 120 * 10**9, find_card("h100-nvl-94gb"))
-    assert refused.value.next_step == "Ask for at most 93.5GiB."
+    assert refused.value.next_step == "Ask for at most 93.5GiB, or leave --memory out."
 
 
 def test_all_that_a_named_card_has_may_be_asked_for():
