@@ -12,6 +12,7 @@ from typing import Any, Literal
 from autotune.core.network import MIB, Exchange, Network, RankCompute
 from autotune.core.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.decide.network import StepTime, hidden_bound_s, step_time
+from trainer.config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9
 BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
@@ -100,22 +101,23 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
     return (worst, min(1.0, share)) if share > 0.01 else ("computation", None)
 
 
-def exchanges(*, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",)) -> tuple[Exchange, ...]:
-    """Return what may be chosen from, the simplest first.
+def exchanges(
+    *, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",), half: GradientDtype = "bf16"
+) -> tuple[Exchange, ...]:
+    """Return what may be chosen from, the simplest first, with gradients of ``half`` as well if 16 bits are allowed.
 
-    Args:
-        sixteen_bit: Whether gradients may travel in 16 bits, which changes the recipe: only after an equal-loss check.
-        strategies: Of ``ddp``, ``zero1``, ``hsdp``, ``fsdp2``; those that need less memory are slower or as fast.
+    These change the recipe: only after an equal-loss check. Strategies (``ddp``, ``zero1``, ``hsdp``, ``fsdp2``) that
+    need less memory are slower or as fast.
     """
     caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - Exchange().bucket_cap_bytes))
-    kinds = [Exchange(strategy="ddp"), Exchange(strategy="zero1")]
-    found = [replace(kind, bucket_cap_bytes=cap) for kind in kinds if kind.strategy in strategies for cap in caps]
+    bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
+    found = [Exchange(strategy=kind, bucket_cap_bytes=cap) for kind in bucketed if kind in strategies for cap in caps]
     if "hsdp" in strategies:
         found.append(Exchange(strategy="fsdp2", shard_within_nodes=True))
     if "fsdp2" in strategies:
         found.append(Exchange(strategy="fsdp2"))
     if sixteen_bit:
-        found += [replace(one, gradient_dtype="bf16") for one in found]
+        found += [replace(one, gradient_dtype=half) for one in found]
     return tuple(found)
 
 
@@ -207,9 +209,12 @@ def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: 
     A larger batch is advice, never chosen.
     """
     wider = replace(network, between=replace(network.between, bytes_per_s=2 * network.between.bytes_per_s))
-    changes = [("twice the bandwidth", load, wider, list(among))]
-    for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
-        changes.append((change, replace(load, global_batch_rows=factor * load.global_batch_rows), network, list(among)))
+    twice, four_times = (replace(load, global_batch_rows=factor * load.global_batch_rows) for factor in (2, 4))
+    changes = [
+        ("twice the bandwidth", load, wider, among),
+        ("twice the global batch", twice, network, among),
+        ("four times the global batch", four_times, network, among),
+    ]
     if all(one.gradient_dtype == "fp32" for one in among):
         halved = [*among, *(replace(one, gradient_dtype="bf16") for one in among)]
         changes.append(("16-bit gradients", load, network, halved))
