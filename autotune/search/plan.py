@@ -229,7 +229,9 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         histogram, count = manifest.train.length_histogram, manifest.train.samples
         samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
         in_all, told = count * contents.mean_real_tokens / contents.mean_samples, "samples by what those laid out hold"
-        if samples.truncated_share(row_tokens - SPECIAL_TOKENS_PER_SAMPLE) == 0:
+        room = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+        is_open = samples.counts[-1] and samples.edges[-1] < room  # how many are longer than a row, it does not say
+        if not is_open and not samples.truncated_share(room):
             in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
         mean = contents.mean_real_tokens

@@ -3,29 +3,25 @@ import pytest
 from autotune.core.plan import Goal
 from autotune.errors import BadInput
 from autotune.search import plan_memory
-from autotune.search.plan import plan
+from autotune.search.plan import PlanRequest, plan
+from autotune.search.prediction import settings_of_step
 from autotune.search.scaling import Assumed, evidence
-from tests.autotune.conftest import Borrowed
 from tests.autotune.search.exchanges import Cluster, tuning_on
-from tests.autotune.search.plans import asked, on_gpus, shape, stored, traced, without_evidence
+from tests.autotune.search.plans import changed, on_gpus, stored, traced, without_evidence
 from tests.conftest import write_dataset
 from trainer import peaks
+from trainer.config import TrainConfig
+from trainer.presets import model_settings
+
+TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 
 
 def answer(source, **changes):
-    return plan(asked(source, **changes), lambda *_: None)
+    return plan(PlanRequest(**{"source": source, "model_argument": "", "goal": TOKENS} | changes), lambda *_: None)
 
 
-def tuned_network(tmp_path):
-    tuning = tuning_on(Cluster(), tmp_path)
-    tuning.run()
-    return evidence(tuning)
-
-
-@pytest.fixture
-def warm_trace(monkeypatch, started_server):
-    """Models are traced by a server that is started."""
-    monkeypatch.setattr(plan_memory, "ForkServerMachine", lambda: Borrowed(started_server))
+def shape(name="bert-mini") -> TrainConfig:
+    return settings_of_step(model_settings(name), "cuda", layout=None, precision=None, seq_length_tokens=512)
 
 
 @pytest.fixture
@@ -36,6 +32,14 @@ def no_trace(monkeypatch):
         raise AssertionError("traced")
 
     monkeypatch.setattr(plan_memory, "ForkServerMachine", refuse)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """What a tuning of two nodes found."""
+    tuning = tuning_on(Cluster(), tmp_path_factory.mktemp("network"))
+    tuning.run()
+    return evidence(tuning)
 
 
 def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trace):
@@ -51,9 +55,7 @@ def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trac
 
 
 def test_a_micro_batch_that_a_trial_showed_to_fit_fits_whatever_is_predicted(no_trace):
-    profile = traced()
-    budget = profile.constraints.model_copy(update={"memory_budget_bytes": 10**9})
-    found = answer(stored(profile.model_copy(update={"constraints": budget})))
+    found = answer(stored(changed(traced(), constraints={"memory_budget_bytes": 10**9})))
     assert found.memory.shares[0].total_bytes > found.fleet.memory_bytes
     assert found.memory.shares[0].fits
     assert not any("fit" in one for one in found.warnings)
@@ -62,9 +64,9 @@ def test_a_micro_batch_that_a_trial_showed_to_fit_fits_whatever_is_predicted(no_
 def test_a_rate_that_several_ranks_reached_together_is_shared_among_them(no_trace):
     profile = traced()
     workers = profile.evidence.workers.model_copy(update={"local_ranks": 4})
-    together = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": workers})})
-    alone = answer(stored(profile)).rank_tokens_per_s
-    shared = answer(stored(together)).rank_tokens_per_s
+    alone, shared = (
+        answer(stored(one)).rank_tokens_per_s for one in (profile, changed(profile, evidence={"workers": workers}))
+    )
     assert [shared.low, shared.value, shared.high] == pytest.approx([alone.low / 4, alone.value / 4, alone.high / 4])
 
 
@@ -74,8 +76,8 @@ def test_the_profiles_steps_are_the_default(no_trace):
     assert "max_steps" in found.goal.source
 
 
-def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, tmp_path):
-    measured = traced(network=tuned_network(tmp_path).model_copy(update={"scaling": []}))
+def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, network):
+    measured = traced(network=network.model_copy(update={"scaling": []}))
     found = answer(stored(measured), nodes=8, ranks_per_node=2)
     assert found.all_ranks.efficiency.basis == "predicted"
     assert "measured" in found.all_ranks.efficiency.source
@@ -88,8 +90,7 @@ def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, t
     assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).all_ranks.efficiency.source
 
 
-def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, tmp_path):
-    network = tuned_network(tmp_path)
+def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, network):
     row = network.scaling[-1].model_copy(update={"measured": True, "real_tokens_per_s": 1234.0, "efficiency": 0.5})
     profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
@@ -107,7 +108,7 @@ def test_a_profile_of_gpus_plans_for_as_many_as_its_nodes_have(no_trace):
 
 
 @pytest.mark.system
-def test_rates_of_one_machine_say_nothing_of_another(warm_trace):
+def test_rates_of_one_machine_say_nothing_of_another(warm_server):
     found = answer(stored(traced()), gpu="h200")
     assert found.rank_tokens_per_s.basis == "assumed"
     assert "MFU" in found.rank_tokens_per_s.source
@@ -116,7 +117,7 @@ def test_rates_of_one_machine_say_nothing_of_another(warm_trace):
 
 
 @pytest.mark.system
-def test_a_profile_without_evidence_has_assumed_rates(warm_trace):
+def test_a_profile_without_evidence_has_assumed_rates(warm_server):
     found = answer(stored(without_evidence(on_gpus(traced()))), nodes=2)
     assert found.rank_tokens_per_s.basis == "assumed"
     assert found.wall_s.low is None  # nothing was measured that could have an interval
@@ -124,7 +125,7 @@ def test_a_profile_without_evidence_has_assumed_rates(warm_trace):
 
 
 @pytest.mark.system
-def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_trace):
+def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_server):
     profile = stored(without_evidence(traced()))
     found = answer(profile)
     assert found.wall_s is None
@@ -135,7 +136,7 @@ def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_trace):
 
 
 @pytest.mark.system
-def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_trace, monkeypatch):
+def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypatch):
     monkeypatch.setattr(peaks, "PEAKS", tuple(one for one in peaks.PEAKS if one.name != "RTX 4090"))
     hours = Goal(kind="hours", amount=2.0, source="--hours 2")
     with pytest.raises(BadInput, match="RTX 4090 is not in the table"):
@@ -145,7 +146,7 @@ def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_trace, monkeypat
 
 
 @pytest.mark.system
-def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
+def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_server):
     large = shape("bert-350m")
     config = large.model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
     large = large.model_copy(update={"model": large.model.model_copy(update={"config": config})})
@@ -160,14 +161,14 @@ def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
 
 
 @pytest.mark.system
-def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_trace):
+def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_server):
     found = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
     assert any("rows cannot be dealt to 2,048 ranks" in one for one in found.warnings)
     assert found.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
 
 
 @pytest.mark.system
-def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_trace, tmp_path):
+def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_server, tmp_path):
     config = tmp_path / "longformer.json"
     config.write_text('{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
                       '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}')  # fmt: skip
@@ -179,7 +180,7 @@ def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_t
 
 
 @pytest.mark.system
-def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_path):
+def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_server, tmp_path):
     samples = [[7] * length for length in (10, 100, 300, 600) for _ in range(300)]
     data = write_dataset(tmp_path / "data", samples, vocab_size=300)
     epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
@@ -193,27 +194,20 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_pa
     assert answer(shape(), gpu="h200", goal=epochs, data=short).tokens.value == 2 * 100 * (50 + 2)
 
 
-def under(profile, strategy, **probe):
-    train = profile.train
-    parallel = train.parallel.model_copy(update={"strategy": strategy})
-    evidence = profile.evidence
-    if evidence.probe is not None:
-        evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update=probe)})
-    return profile.model_copy(update={"train": train.model_copy(update={"parallel": parallel}), "evidence": evidence})
+def under(profile, strategy):
+    return changed(profile, train={"parallel": profile.train.parallel.model_copy(update={"strategy": strategy})})
 
 
-def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_trace):
+def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_server):
     profile = without_evidence(on_gpus(traced()))
     plans = [answer(stored(under(profile, strategy)), nodes=2).memory.shares for strategy in ("ddp", "zero1", "fsdp2")]
     assert plans[0] == plans[1] == plans[2]
-    ddp, zero1 = plans[0][0].held.state_bytes, plans[0][1].held.state_bytes
-    assert zero1 < ddp
+    assert plans[0][1].held.state_bytes < plans[0][0].held.state_bytes
 
 
-def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_trace):
+def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_server):
     profile = on_gpus(traced())
-    (probed, *_), (shared, *_) = (
-        answer(stored(under(profile, strategy, local_ranks=2))).memory.shares for strategy in ("ddp", "fsdp2")
-    )
+    profile = changed(profile, evidence={"probe": profile.evidence.probe.model_copy(update={"local_ranks": 2})})
+    (probed, *_), (shared, *_) = (answer(stored(under(profile, one))).memory.shares for one in ("ddp", "fsdp2"))
     assert probed.held.state_bytes == 8_000_000  # the probe's own
     assert shared.held.state_bytes != 8_000_000

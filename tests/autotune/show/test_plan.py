@@ -8,19 +8,12 @@ from autotune.show.answers import answer_json
 from autotune.show.plan import WIDTH, plan_text
 from tests.autotune.decide.test_plan import NOTHING_HELD, known, memory
 
-
-def figure(value, *, share=0.1, basis="assumed", confidence=None):
-    return PlanFigure(
-        value=value,
-        low=value * (1 - share),
-        high=value * (1 + share),
-        confidence=confidence,
-        basis=basis,
-        source="a source that takes a good part of a line, with its date and whatever else has to be said of it",
-    )
-
-
+SOURCE = "a source that takes a good part of a line, with its date and whatever else has to be said of it"
 WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
+
+
+def figure(value, *, basis="assumed", confidence=None):
+    return PlanFigure(value=value, low=0.9 * value, high=1.1 * value, confidence=confidence, basis=basis, source=SOURCE)
 
 
 def example(ranks=None, **changes) -> Plan:
@@ -47,15 +40,12 @@ def example(ranks=None, **changes) -> Plan:
     return replace(plan, **said | changes)
 
 
-def test_a_plan_fits_a_terminal_and_ends_with_the_next_command():
-    lines = plan_text(example()).splitlines()
+def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next_command():
+    text = plan_text(example())
+    lines = text.splitlines()
     assert len(lines) <= 45
     assert max(len(line) for line in lines) <= WIDTH
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
-
-
-def test_every_figure_says_what_it_rests_on():
-    text = plan_text(example())
     table = text.split("rate:")[0].splitlines()[2:]
     assert len(table) == 12
     assert all(line.split()[-1] in ("given", "measured", "predicted", "assumed") for line in table)
@@ -74,9 +64,11 @@ def test_what_is_missing_shows_as_missing():
         ("passes", "rank_tokens_per_s", "wall_s", "device_hours", "cost", "flops_6n", "optimal", "memory"), None
     )
     said = {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}
-    text = plan_text(example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said))
+    plan = example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said)
+    text = plan_text(plan)
     assert "Memory: n/a, it could not be traced" in text
     assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "passes", "GPU-hours")))
+    assert json.loads(answer_json(plan))["wall_s"] is None
 
 
 def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be_beyond_the_fit():
@@ -98,11 +90,3 @@ def test_no_name_steers_a_terminal():
     text = plan_text(example(model="\x1b[2Jm", warnings=("\x1b[31m",), next_command="a\nb"))
     assert "\x1b" not in text
     assert text.splitlines()[-1] == "next: a b"
-
-
-def test_as_json_every_figure_has_what_it_rests_on_and_what_nothing_tells_is_null():
-    found = json.loads(answer_json(example(wall_s=None)))
-    assert found["rank_tokens_per_s"]["confidence"] == 0.95
-    assert found["cost"]["basis"] == "assumed"
-    assert found["wall_s"] is None
-    assert found["memory"]["shares"][0]["total_bytes"] == 10**10
