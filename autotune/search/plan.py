@@ -16,7 +16,7 @@ from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
 from autotune.decide.plan import MemoryPlan, Plan, plan_of
 from autotune.decide.probe_command import command
 from autotune.decide.rates import expected_rate, tuned_rate
-from autotune.decide.scaling import AllRanks, Load, exchanges, spread
+from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, spread
 from autotune.decide.shape import (
     assumed_lengths,
     flops_per_token,
@@ -352,7 +352,8 @@ def _on_all(
         links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
     strategies = ("fsdp2", "hsdp") if strategy == "fsdp2" else (strategy,)
     among = exchanges(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
-    return spread(rate, load, over, among=among, nodes=fleet.nodes, links=links)
+    model = ScalingModel(load=load, network=over, exchanges=among)
+    return spread(rate, model, nodes=fleet.nodes, links=links)
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:

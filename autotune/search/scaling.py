@@ -6,23 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
-from autotune.core.network import ELEMENT_BYTES, Exchange, Link, Network, RankCompute
+from autotune.core.network import ELEMENT_BYTES, Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
 from autotune.decide.network import least_tokens_per_rank
 from autotune.decide.probe_command import probe_command
-from autotune.decide.scaling import (
-    Dealt,
-    Load,
-    best,
-    efficiency_by_nodes,
-    exchanges,
-    levers,
-    limit_of,
-    scale,
-    useful_nodes,
-)
+from autotune.decide.scaling import Dealt, Load, ScalingModel, exchanges, limit_of, useful_nodes
 from autotune.decide.shape import gradients_of_shape
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
@@ -45,19 +35,6 @@ class Assumed:
     def link(self) -> Link:
         """The link between nodes."""
         return Link(latency_s=self.latency_s, bytes_per_s=ASSUMED_LINE_SHARE * self.bits_per_s / 8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingModel:
-    """A profile's load and network, and where they come from."""
-
-    load: Load
-    network: Network
-    ends: tuple[Link, Link] | None
-    """Links between nodes at the worse and the better end of their bounds; None of what is assumed."""
-    exchanges: tuple[Exchange, ...]
-    sources: tuple[str, ...] = ()
-    """A sentence for each."""
 
 
 def known_of(
@@ -116,8 +93,8 @@ def predict_scaling(
     Raises:
         BadInput: If every one of them has more ranks than the global batch has rows.
     """
-    load, network, among = known.load, known.network, known.exchanges
-    predicted = scale(load, network, among, counts)
+    load, network = known.load, known.network
+    predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
         raise BadInput(
             f"a global batch of {load.global_batch_rows} rows is fewer than the ranks of {min(counts)} nodes",
@@ -127,7 +104,7 @@ def predict_scaling(
     for one in predicted:
         bounds: dict[str, Any] = dict(zip(("limit", "limit_share"), limit_of(one.time), strict=True))
         for end, link in zip(("efficiency_low", "efficiency_high"), known.ends or (), strict=False):
-            there = best(load, replace(network, nodes=one.nodes, between=link), among)
+            there = known.at(one.nodes, link)
             bounds[end] = None if there is None else there.efficiency
         rows.append(
             ScalingRow(
@@ -141,13 +118,13 @@ def predict_scaling(
             )
         )
     most = max(1, min(MOST_NODES, load.global_batch_rows // network.ranks_per_node))
-    useful = useful_nodes(efficiency_by_nodes(load, network, among), most)
+    useful = useful_nodes(known.efficiency, most)
     return Scaling(
         name=name,
         global_batch_tokens=round(load.real_tokens),
         rows=tuple(rows),
         useful_nodes=useful,
-        levers=tuple(f"{change}: {nodes} nodes" for change, nodes in levers(load, network, among, most, useful)),
+        levers=tuple(f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)),
         steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_rows,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
         least_tokens_per_rank=_least_tokens(load, network),
@@ -323,8 +300,8 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
     }
     if between is not None:
         halved = tuning.fastest()[0].candidate.exchange.gradient_dtype != "fp32"
-        among, ends = exchanges(sixteen_bit=halved), between.ends
-        known = ScalingModel(load=load, network=tuning.network(), ends=ends, exchanges=among)
+        among = exchanges(sixteen_bit=halved)
+        known = ScalingModel(load=load, network=tuning.network(), exchanges=among, ends=between.ends)
         most = min(TABLE_NODES, max(1, load.global_batch_rows // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
         scaling = predict_scaling(config.model.name, known, counts or powers)

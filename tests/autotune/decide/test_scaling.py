@@ -10,12 +10,10 @@ from autotune.decide.scaling import (
     USEFUL_EFFICIENCY,
     AllRanks,
     Load,
-    best,
+    ScalingModel,
     exchanges,
-    levers,
     limit_of,
     predict,
-    scale,
     spread,
     useful_nodes,
 )
@@ -34,6 +32,10 @@ def load(rows=1024, most=32):
     return Load(compute=COMPUTE, global_batch_rows=rows, real_tokens_per_row=500.0, most_rows=most)
 
 
+def model(load_=None, network=NETWORK, exchanges=EXCHANGES):
+    return ScalingModel(load=load_ or load(), network=network, exchanges=tuple(exchanges))
+
+
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
 def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit(rows, most, ranks):
     for dealt in load(rows, most).dealings(ranks):
@@ -44,11 +46,12 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit(rows, mo
 def test_fewer_rows_than_ranks_cannot_be_dealt():
     assert load(rows=3).dealings(4) == ()
     assert predict(load(rows=3), NETWORK, Exchange()) is None
-    assert best(load(rows=3), NETWORK, [Exchange()]) is None
+    assert model(load(rows=3)).at(2) is None
+    assert model(load(rows=3)).efficiency(2) is None
 
 
 def test_efficiency_is_against_one_node_and_falls_with_nodes():
-    found = scale(load(), NETWORK, EXCHANGES, [1, 4, 16, 64])
+    found = [model().at(nodes) for nodes in (1, 4, 16, 64)]
     assert found[0].efficiency == pytest.approx(1.0)
     efficiencies = [one.efficiency for one in found]
     assert efficiencies == sorted(efficiencies, reverse=True)
@@ -60,7 +63,9 @@ def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_
     every = exchanges(sixteen_bit=True, strategies=("ddp", "zero1"))
     assert {one.gradient_dtype for one in every} == {"fp32", "bf16"}
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
-    assert best(load(), fast, every).exchange == Exchange(bucket_cap_bytes=25 * MIB)  # nothing to send: the defaults
+    assert model(None, fast, every).at(2).exchange == Exchange(
+        bucket_cap_bytes=25 * MIB
+    )  # nothing to send: the defaults
 
 
 def test_fsdp_cannot_send_sixteen_bits_under_accumulation():
@@ -86,19 +91,18 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
 
 def test_what_limits_is_named():
     slow = Network(nodes=16, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    limit, share = limit_of(best(load(), slow, [Exchange()]).time)
+    limit, share = limit_of(model(None, slow, [Exchange()]).at(16).time)
     assert limit == "network"
     assert 0.1 < share <= 1
-    alone = Network(nodes=1, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    assert limit_of(best(load(), alone, [Exchange()]).time) == ("computation", None)
+    assert limit_of(model(None, slow, [Exchange()]).at(1).time) == ("computation", None)
 
 
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():
-    found = levers(load(), NETWORK, EXCHANGES, 200, 1)
+    found = model().levers(200, 1)
     assert {"16-bit gradients", "four times the global batch"} <= {change for change, _ in found}
     counts = [nodes for _, nodes in found]
     assert counts == sorted(counts, reverse=True)
-    assert "16-bit gradients" not in dict(levers(load(), NETWORK, exchanges(sixteen_bit=True), 200, 1))
+    assert "16-bit gradients" not in dict(model(exchanges=exchanges(sixteen_bit=True)).levers(200, 1))
 
 
 def network(bytes_per_s=1e9, ranks=2):
@@ -106,7 +110,7 @@ def network(bytes_per_s=1e9, ranks=2):
 
 
 def spread_of(rate, nodes, load_=None, over=None):
-    return spread(rate, load_ or load(), over or network(), among=EXCHANGES, nodes=nodes, links=("assumed", "lines"))
+    return spread(rate, model(load_, over or network()), nodes=nodes, links=("assumed", "lines"))
 
 
 def rate(value=50_000.0, share=0.0, basis="measured"):
