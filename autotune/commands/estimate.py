@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from autotune.commands.completion import cards
-from autotune.commands.options import AsJson, AttentionDropout, MaxRows, Models, Precision, SeqLength, request_of
+from autotune.commands.completion import cards, models
+from autotune.commands.options import AsJson, SeqLength, request_of
 from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import AutotuneError, DoesNotFit
 
@@ -14,7 +14,9 @@ from autotune.errors import AutotuneError, DoesNotFit
 def estimate(
     context: typer.Context,
     *,
-    model: Models,
+    model: Annotated[
+        list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
+    ],
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -33,9 +35,11 @@ def estimate(
     vocab_size: Annotated[int, typer.Option(min=8, help="Without --data.")] = VOCAB_SIZE,
     seq_length: SeqLength = SEQ_LENGTH_TOKENS,
     layout: Annotated[Literal["packed", "bucketed", "padded"] | None, typer.Option(help="What a row holds.")] = None,
-    precision: Precision = None,
+    precision: Annotated[Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products.")] = None,
     attention: Annotated[Literal["auto", "varlen", "sdpa"], typer.Option(help="Kernel of the attention.")] = "auto",
-    attention_dropout: AttentionDropout = None,
+    attention_dropout: Annotated[
+        float | None, typer.Option(min=0, max=0.99, help="Instead of the model's: 0 lets GPUs use varlen.")
+    ] = None,
     checkpointing: Annotated[
         Literal["none", "selective", "full"], typer.Option(help="Which activations are computed again in backward.")
     ] = "none",
@@ -48,7 +52,7 @@ def estimate(
     ] = True,
     tensor_ranks: Annotated[int, typer.Option(min=1, help="Also show tensor-parallel shares, as formulas.")] = 1,
     pipeline_stages: Annotated[int, typer.Option(min=1, help="Also show pipeline shares, as formulas.")] = 1,
-    max_rows: MaxRows = MAX_ROWS,
+    max_rows: Annotated[int, typer.Option(min=1, help="Look no further.")] = MAX_ROWS,
     what_if: Annotated[bool, typer.Option("--what-if", help="Also a table of the alternatives.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,12 +64,12 @@ def estimate(
     from trainer.presets import model_settings
     from trainer.progress import progress
 
-    models = {name: model_settings(name) for name in model}
+    named = {name: model_settings(name) for name in model}
     settings = {
         name: context.params[name]
         for name in ("layout", "precision", "attention", "attention_dropout", "checkpointing", "head")
     }
-    configs = (settings_of_step(one, device, seq_length_tokens=seq_length, **settings) for one in models.values())
+    configs = (settings_of_step(one, device, seq_length_tokens=seq_length, **settings) for one in named.values())
     asked = request_of(PredictionRequest, context, configs=tuple(configs))
     target = find_target(asked)
     with progress("estimate") as update:
@@ -73,7 +77,7 @@ def estimate(
     unfit = {name for name, error in refused.items() if isinstance(error, DoesNotFit)}
     probe = command(
         "probe",
-        model=[text for text, one in models.items() if one.name not in unfit],
+        model=[text for text, one in named.items() if one.name not in unfit],
         data=data or "DIR",
         memory=memory,
         device=device if device == "cpu" else None,

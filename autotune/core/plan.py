@@ -72,8 +72,8 @@ class Fleet:
     """GPUs of a node; on a CPU, training processes."""
     cpus_per_rank: float | None = None
     """Of a CPU; None on GPUs."""
-    memory_bytes: int | None
-    """Of a rank; None if nobody says."""
+    memory_bytes: int
+    """Of a rank."""
 
     @property
     def ranks(self) -> int:

@@ -65,7 +65,7 @@ def traced(
         micro_batches=2,
         ranks=fleet.ranks,
     )
-    room = None if budget is None else Room(budget_bytes=budget, surroundings=usual, max_rows=MAX_ROWS)
+    room = Room(budget_bytes=budget, surroundings=usual, max_rows=MAX_ROWS)
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
@@ -75,7 +75,7 @@ def traced(
         except CannotTrace as error:
             return error
     law, parameters = estimate.law, estimate.parameters
-    most = 1 if budget is None else largest_rows(law, budget, usual, max_rows=MAX_ROWS)
+    most = largest_rows(law, budget, usual, max_rows=MAX_ROWS)
     with_headroom = rows_with_headroom(most, HEADROOM_SHARE) if most else 0
     rows = max(1, min(with_headroom, rows_per_rank))
     told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
@@ -96,16 +96,14 @@ def traced(
 def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages: int, *, is_proven: bool) -> MemoryPlan:
     """Return the same with every way of sharing the model among the ranks."""
     tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
-    budget = fleet.memory_bytes
-    if is_proven and budget is not None:  # a trial says that it fits, whatever a trace predicts
-        budget = max(budget, memory.state.total_bytes)
+    proven_bytes = memory.state.total_bytes if is_proven else 0  # a trial says that it fits, whatever a trace predicts
     found = shares(
         memory.state,
         fleet.ranks,
         largest_layer_bytes=memory.largest_bytes,
         tensor_ranks=tensor,
         pipeline_stages=stages,
-        budget_bytes=budget,
+        budget_bytes=max(fleet.memory_bytes, proven_bytes),
     )
     return replace(memory, shares=found)
 
@@ -114,7 +112,7 @@ def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
     """Return the rows of a micro-batch that fit when all ranks share the state; at least one."""
     whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
     of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_rows
-    room = (fleet.memory_bytes or 0) - (whole.total_bytes - of_a_row * memory.micro_batch_rows)
+    room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_rows)
     return max(1, rows_with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
 
 
