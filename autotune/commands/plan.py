@@ -11,7 +11,7 @@ from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.core.plan import Goal, GoalKind
+    from autotune.core.plan import Goal
     from autotune.search.profiles import StoredProfile
     from trainer.config import TrainConfig
 
@@ -79,21 +79,12 @@ def plan(
     def amount(text: str | None, option: str) -> float | None:
         return None if text is None else parsed(parse_amount, text, option)
 
-    goal = _goal(
-        {
-            "tokens": (tokens, amount(tokens, "--tokens")),
-            "epochs": (epochs, epochs),
-            "flops": (flops, amount(flops, "--flops")),
-            "hours": (hours, hours),
-            "steps": (steps, steps),
-        }
-    )
     asked = request_of(
         PlanRequest,
         context,
         source=_source(model, profile, seq_length, precision),
         model_argument=model or "",
-        goal=goal,
+        goal=_goal(context),
         ranks_per_node=gpus_per_node,
         price_per_device_hour=price_per_gpu_hour,
         global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
@@ -105,17 +96,19 @@ def plan(
     print(answer_json(found) if as_json else plan_text(found))
 
 
-def _goal(said: "dict[GoalKind, tuple[object, float | None]]") -> "Goal | None":
-    from autotune.core.plan import Goal
+def _goal(context: typer.Context) -> "Goal | None":
+    from autotune.core.plan import GOALS, Goal
+    from autotune.core.units import parse_amount
 
-    given = [(kind, text, amount) for kind, (text, amount) in said.items() if amount is not None]
+    given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
     if len(given) > 1:
         raise UsageError(
-            f"{' and '.join(f'--{kind}' for kind, _, _ in given)} each say how long to train",
+            f"{' and '.join(f'--{kind}' for kind in given)} each say how long to train",
             next_step="Give one of them; the plan says what the others come to.",
         )
-    for kind, text, amount in given:
-        source = f"--{kind} {text:g}" if isinstance(text, float) else f"--{kind} {text}"
+    for kind, said in given.items():
+        amount = parsed(parse_amount, said, f"--{kind}") if isinstance(said, str) else said
+        source = f"--{kind} {said:g}" if isinstance(said, float) else f"--{kind} {said}"
         if not 0 < amount < float("inf"):
             raise UsageError(f"{source}: not a positive number", next_step=f"Correct --{kind}.")
         return Goal(kind=kind, amount=amount, source=source)

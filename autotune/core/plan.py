@@ -7,15 +7,16 @@ that nobody measured here goes into it; what is computed from such a figure is a
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from autotune.core.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
-BASES: tuple[Basis, ...] = ("given", "measured", "predicted", "assumed")
+BASES: tuple[Basis, ...] = get_args(Basis)
 """From the best known to the least."""
 
 GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
+GOALS: tuple[GoalKind, ...] = get_args(GoalKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

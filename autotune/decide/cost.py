@@ -1,5 +1,6 @@
 """What a tuning cost, and when that is paid back. Pure arithmetic on trials and on the comparison with the default."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,27 +36,25 @@ class PayBack:
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
     """By kind of trial, the most expensive first."""
-    rows = []
-    for job in dict.fromkeys(done.trial.job for done in trials):
-        some = [done for done in trials if done.trial.job == job]
-        rows.append(
-            CostRow(
-                job=job,
-                trials=len(some),
-                seconds=sum(done.seconds for done in some),
-                rank_seconds=sum(done.seconds * ranks_of(done.trial.measured) for done in some),
-            )
+    by_job: dict[str, list[FinishedTrial]] = {}
+    for done in trials:
+        by_job.setdefault(done.trial.job, []).append(done)
+    rows = [
+        CostRow(
+            job=job,
+            trials=len(some),
+            seconds=sum(done.seconds for done in some),
+            rank_seconds=sum(done.seconds * ranks_of(done.trial.measured) for done in some),
         )
+        for job, some in by_job.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
 
 
 def ranks_of(measured: dict[str, Any]) -> int:
     """Ranks that a trial kept busy; one where it does not say."""
     counts = [measured.get(name) for name in ("local_ranks", "nodes", "ranks_per_node")]
-    product = 1
-    for count in counts:
-        product *= count if isinstance(count, int) and count > 0 else 1
-    return product
+    return math.prod(count for count in counts if isinstance(count, int) and count > 0)
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
@@ -66,18 +65,13 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
     default = row_of(baseline, "default")
     if default is None or default.ratio_to_tuned is None:
         return None
-    hours = cost_rank_s / 3600
-    return PayBack(
-        rank_hours=_hours(hours, default.ratio_to_tuned),
-        rank_hours_low=None if default.ratio_low is None else _hours(hours, default.ratio_low),
-        rank_hours_high=None if default.ratio_high is None else _hours(hours, default.ratio_high),
+    ratios = (default.ratio_to_tuned, default.ratio_low, default.ratio_high)
+    value, low, high = (
+        None if ratio is None or ratio >= 1 else cost_rank_s / 3600 / (1 / ratio - 1) for ratio in ratios
     )
+    return PayBack(rank_hours=value, rank_hours_low=low, rank_hours_high=high)
 
 
 def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
     """One of the ways that were compared; None where it was not."""
     return next((row for row in baseline.rows if row.name == name), None) if baseline else None
-
-
-def _hours(cost_hours: float, ratio: float) -> float | None:
-    return None if ratio >= 1 else cost_hours / (1 / ratio - 1)

@@ -9,7 +9,7 @@ and the 0.46. ``docs/plan.md`` says for which models it was fitted.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autotune.core.plan import Fleet, Goal, GoalKind, PlanFigure, derived
 from autotune.core.units import format_amount, format_share
@@ -95,18 +95,18 @@ class Plan:
     """Non-padding ones of one pass over the dataset."""
     batch_rows: int
     """Of a step over all ranks."""
-    rank_tokens_per_s: PlanFigure | None
+    price_per_device_hour: float | None
+    """The user's."""
+    rank_tokens_per_s: PlanFigure | None = None
     """Non-padding tokens/s of one rank, on one node."""
     rate_missing: str = ""
     """Why there is no rate."""
-    all_ranks: AllRanks
-    price_per_device_hour: float | None
-    """The user's."""
-    memory: MemoryPlan | None
-    memory_missing: str | None = None
+    all_ranks: AllRanks = field(default_factory=AllRanks)
+    memory: MemoryPlan | None = None
+    memory_missing: str = ""
     """Why there is none."""
     warnings: tuple[str, ...] = ()
-    next_command: str
+    next_command: str = ""
 
     tokens: PlanFigure | None = None
     """Non-padding ones, special tokens included."""

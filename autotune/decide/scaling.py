@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from autotune.core.network import MIB, Exchange, Link, Network, RankCompute
+from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
 from autotune.core.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.decide.network import StepTime, hidden_bound_s, step_time
 from trainer.config import GradientDtype, Strategy
@@ -207,6 +207,19 @@ class ScalingModel:
         """Return the efficiency of so many nodes; None if the batch cannot be dealt to them."""
         found = self.at(nodes)
         return None if found is None else found.efficiency
+
+    @property
+    def least_tokens_per_rank(self) -> float:
+        """T_min: non-padding tokens of a step and rank whose whole backward takes as long as a ring all-reduce of fp32.
+
+        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N; F is achieved by one rank, b
+        is of an element of a gradient, B of a node's NIC. A bound, not what DDP does: under accumulation only the last
+        micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
+        """
+        load, compute = self.load, self.load.compute
+        backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.most_rows)
+        flops_per_s = 4 * compute.elements * load.most_rows * load.real_tokens_per_row / backward_s
+        return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
 
     def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
         """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first.

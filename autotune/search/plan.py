@@ -1,6 +1,6 @@
 """Answer ``autotune plan``: put together what is known of model, data and machines, and have the arithmetic done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.cluster.training import default_ranks
@@ -114,58 +114,60 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
             f"--price-per-gpu-hour: {fleet.name} has no GPU", next_step="Leave it out, or name a card with --gpu."
         )
     rows = _rows(subject, asked)
-    per_row = rows.tokens.value
-    wanted = _batch_rows(subject, per_row, asked.global_batch_tokens)
-    dealt = max(wanted, fleet.ranks)
+    wanted = _batch_rows(subject, rows.tokens.value, asked.global_batch_tokens)
+    known = Plan(
+        model=train.model.name,
+        goal=goal,
+        fleet=fleet,
+        tokens_per_row=rows.tokens,
+        tokens_per_pass=rows.tokens_per_pass,
+        batch_rows=max(wanted, fleet.ranks),
+        price_per_device_hour=asked.price_per_device_hour,
+    )
     proven = None if measured is None else memory_of_probe(measured)
-    found = proven or traced(train, fleet, subject.card, rows.contents, update, rows_per_rank=-(-dealt // fleet.ranks))
-    memory, most_rows, strategy = None, train.micro_batch_rows, train.parallel.strategy
+    found = proven or traced(
+        train, fleet, subject.card, rows.contents, update, rows_per_rank=-(-known.batch_rows // fleet.ranks)
+    )
     if isinstance(found, MemoryPlan):
         memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_proven=proven is not None)
-        strategy, most_rows = strategy_that_fits(memory, strategy), max(1, memory.most_rows)
-        if strategy == "fsdp2":
-            most_rows = max(most_rows, most_rows_shared(memory, fleet))
-    rate = _rank_rate(subject, rows, memory)
+        known = replace(known, memory=memory)
+    else:
+        known = replace(known, memory_missing=found.message)
+    own_batch = asked.global_batch_tokens is None and known.batch_rows == wanted
+    known = _with_rate(known, subject, rows, asked, own_batch=own_batch)
+    if known.batch_rows != wanted:
+        least = format_amount(known.batch_rows * rows.tokens.value)
+        cannot = (
+            f"A global batch of {wanted:,} rows cannot be dealt to {fleet.ranks:,} ranks. The figures are for "
+            f"{fleet.ranks:,} rows, {least} real tokens: the least there can be. Choose: --global-batch-tokens."
+        )
+        known = replace(known, warnings=(cannot, *known.warnings))
+    differs = (one for one in (subject.said, rows.said) if one)
+    following = _next(asked, subject, known.memory)
+    return plan_of(replace(known, warnings=(*differs, *known.warnings), next_command=following))
+
+
+def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, *, own_batch: bool) -> Plan:
+    """Return what is known with the rates of one rank and of all, or why there are none."""
+    rate, memory = _rank_rate(subject, rows, known.memory), known.memory
     if asked.tokens_per_s is not None:
         rate = PlanFigure(value=asked.tokens_per_s, basis="given", source="--tokens-per-s")
-    every, known_rate = AllRanks(), rate if isinstance(rate, PlanFigure) else None
-    if known_rate is not None:
-        own_batch = asked.global_batch_tokens is None and dealt == wanted and asked.links is None
-        every = (_as_measured(subject) if own_batch else None) or _on_all(
-            subject, asked.links, known_rate, strategy=strategy,
-            parameters=1 if memory is None else round(memory.parameters.value),
-            batch_rows=dealt, tokens_per_row=per_row, most_rows=most_rows,
-        )  # fmt: skip
-    warnings = [one for one in (subject.said, rows.said) if one]
-    if wanted != dealt:
-        warnings.append(
-            f"A global batch of {wanted:,} rows cannot be dealt to {dealt:,} ranks. The figures are for {dealt:,} "
-            f"rows, {format_amount(dealt * per_row)} real tokens: the least there can be. Choose: "
-            "--global-batch-tokens."
-        )
-    if known_rate is None:
-        warnings.append(f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank.")
-    elif known_rate.basis == "assumed" and 0 < every.rows < min(most_rows, FILLING_TOKENS / per_row):
+    if isinstance(rate, str):
+        told = f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank."
+        return replace(known, rate_missing=rate, warnings=(told,))
+    most_rows, strategy = subject.train.micro_batch_rows, subject.train.parallel.strategy
+    if memory is not None:
+        strategy, most_rows = strategy_that_fits(memory, strategy), max(1, memory.most_rows)
+        if strategy == "fsdp2":
+            most_rows = max(most_rows, most_rows_shared(memory, known.fleet))
+    every = _as_measured(subject) if own_batch and asked.links is None else None
+    every = every or _on_all(known, subject, asked.links, rate, strategy=strategy, most_rows=most_rows)
+    known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
+    if rate.basis == "assumed" and 0 < every.rows < min(most_rows, FILLING_TOKENS / rows.tokens.value):
         few = "1 row" if every.rows == 1 else f"{every.rows} rows"
-        warnings.append(f"Micro-batches are of {few} where {most_rows:,} fit: the assumed MFU is of full ones.")
-    return plan_of(
-        Plan(
-            model=train.model.name,
-            goal=goal,
-            fleet=fleet,
-            tokens_per_row=rows.tokens,
-            tokens_per_pass=rows.tokens_per_pass,
-            batch_rows=dealt,
-            rank_tokens_per_s=known_rate,
-            rate_missing=rate if isinstance(rate, str) else "",
-            all_ranks=every,
-            price_per_device_hour=asked.price_per_device_hour,
-            memory=memory,
-            memory_missing=None if isinstance(found, MemoryPlan) else found.message,
-            warnings=tuple(warnings),
-            next_command=_next(asked, subject, memory),
-        )
-    )
+        told = f"Micro-batches are of {few} where {most_rows:,} fit: the assumed MFU is of full ones."
+        return replace(known, warnings=(told,))
+    return known
 
 
 def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
@@ -257,14 +259,12 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
 
 def _batch_rows(subject: _Subject, tokens_per_row: float, tokens: float | None) -> int:
     """Return rows of a step over all ranks: as asked for, else as the profile says, else as ``probe`` would choose."""
-    train = subject.train
-    if tokens is None and subject.stored is None:
-        tokens = DEFAULT_GLOBAL_BATCH_TOKENS
-    elif tokens is None and subject.stored is not None:
+    train, stored = subject.train, subject.stored
+    if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
             return train.global_batch_rows
-        tokens = train.global_batch_tokens or subject.stored.profile.constraints.global_batch_tokens
-    return max(1, round((tokens or 0.0) / tokens_per_row))
+        tokens = train.global_batch_tokens or stored.profile.constraints.global_batch_tokens
+    return max(1, round((tokens or DEFAULT_GLOBAL_BATCH_TOKENS) / tokens_per_row))
 
 
 def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> PlanFigure | str:
@@ -317,31 +317,31 @@ def _as_measured(subject: _Subject) -> AllRanks | None:
 
 
 def _on_all(
-    subject: _Subject, assumed: Assumed | None, rate: PlanFigure, *, strategy: Strategy, parameters: int,
-    batch_rows: int, tokens_per_row: float, most_rows: int,
-) -> AllRanks:  # fmt: skip
+    known: Plan, subject: _Subject, assumed: Assumed | None, rate: PlanFigure, *, strategy: Strategy, most_rows: int
+) -> AllRanks:
     """Predict all ranks together: from measured links if there are any, else from a line that is assumed."""
     train, fleet, profile = subject.train, subject.fleet, subject.measured
-    network, probe, known = None, None, None
+    network, probe, scaled = None, None, None
     if profile is not None:
         network, probe = profile.evidence.network, profile.evidence.probe
     line = assumed or (None if joins_nodes(network) else Assumed(bits_per_s=LINE_BITS_PER_S))
     computed = network is not None and network.compute is not None
     if profile is not None and probe is not None and (computed or (probe.curve and probe.parameters is not None)):
-        known = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
+        scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
+    per_row, parameters = known.tokens_per_row.value, 1 if known.memory is None else known.memory.parameters.value
     compute = RankCompute(  # a rank whose rows cost what the rate says, and nothing else
-        row_s=tokens_per_row / rate.value, micro_batch_s=0.0, update_s=0.0,
-        gradients=gradients_of_shape(train, parameters),
+        row_s=per_row / rate.value, micro_batch_s=0.0, update_s=0.0,
+        gradients=gradients_of_shape(train, round(parameters)),
     )  # fmt: skip
     load = Load(
-        compute=compute if known is None else known.load.compute,
-        global_batch_rows=batch_rows,
-        real_tokens_per_row=tokens_per_row,
+        compute=compute if scaled is None else scaled.load.compute,
+        global_batch_rows=known.batch_rows,
+        real_tokens_per_row=per_row,
         most_rows=most_rows,
     )
     links: tuple[Basis, str]
-    if known is not None and line is None:
-        links, over = ("predicted", f"predicted: {known.sources[1]}"), known.network
+    if scaled is not None and line is None:
+        links, over = ("predicted", f"predicted: {scaled.sources[1]}"), scaled.network
     else:
         line = line or Assumed(bits_per_s=LINE_BITS_PER_S)
         told = (

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
-from autotune.core.network import ELEMENT_BYTES, Link, Network, RankCompute
+from autotune.core.network import Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
-from autotune.decide.network import least_tokens_per_rank
 from autotune.decide.probe_command import probe_command
 from autotune.decide.scaling import Dealt, Load, ScalingModel, exchanges, limit_of, useful_nodes
 from autotune.decide.shape import gradients_of_shape
@@ -127,18 +126,9 @@ def predict_scaling(
         levers=tuple(f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)),
         steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_rows,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
-        least_tokens_per_rank=_least_tokens(load, network),
+        least_tokens_per_rank=known.least_tokens_per_rank,
         sources=known.sources,
     )
-
-
-def _least_tokens(load: Load, network: Network) -> float:
-    """Return T_min of what is to be trained, in real tokens, with 32-bit gradients."""
-    compute = load.compute
-    backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.most_rows)
-    # A backward pass has 4 FLOPs for each parameter and token.
-    flops_per_s = 4 * compute.elements * load.most_rows * load.real_tokens_per_row / backward_s
-    return least_tokens_per_rank(flops_per_s, ELEMENT_BYTES["fp32"], network.between.bytes_per_s)
 
 
 def ranks_of(profile: Profile) -> int:

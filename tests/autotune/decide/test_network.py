@@ -11,7 +11,6 @@ from autotune.decide.network import (
     buckets,
     expected_largest,
     hidden_bound_s,
-    least_tokens_per_rank,
     merged,
     step_time,
 )
@@ -116,10 +115,6 @@ def test_computing_is_slower_while_something_travels():
     time = step(of=compute(slowdown_share=0.1), over=network(2, between=replace(SLOW, bytes_per_s=40e6)),
                 bucket_cap_bytes=MIB)  # fmt: skip
     assert time.slowdown_s == pytest.approx(0.01)  # a tenth of the 0.1 s under which the first part travels
-
-
-def test_the_least_tokens_follow_from_the_ratio_alone():
-    assert least_tokens_per_rank(36e12, 4, 2.5e9) == pytest.approx(28_800)
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(2, 200), st.sampled_from(["ddp", "zero1", "fsdp2"]))
