@@ -25,7 +25,6 @@ class PlanFigure(Interval):
 
     basis: Basis
     source: str
-    """Where it comes from, in words."""
 
     @classmethod
     def on(cls, basis: Basis, known: Interval, source: str) -> "PlanFigure":
@@ -67,7 +66,6 @@ class Fleet:
 
     device: Literal["cuda", "cpu"]
     name: str
-    """Of the GPU, or of the CPU."""
     nodes: int
     ranks_per_node: int
     """GPUs of a node; on a CPU, training processes."""

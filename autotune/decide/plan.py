@@ -64,9 +64,7 @@ class MemoryPlan:
     most_rows: int
     """That fit a rank alone with the headroom left; 0 if not one does."""
     source: str
-    """Where the prediction comes from, in words."""
     shares: tuple[Share, ...] = ()
-    """One for each way of sharing the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,6 @@ class NodesRow:
 
     nodes: int
     efficiency: float
-    """Against as many times one node."""
     tokens_per_s: float
     wall_s: float
     device_hours: float
@@ -96,15 +93,12 @@ class Plan:
     batch_rows: int
     """Of a step over all ranks."""
     price_per_device_hour: float | None
-    """The user's."""
     rank_tokens_per_s: PlanFigure | None = None
     """Non-padding tokens/s of one rank, on one node."""
     rate_missing: str = ""
-    """Why there is no rate."""
     all_ranks: AllRanks = field(default_factory=AllRanks)
     memory: MemoryPlan | None = None
     memory_missing: str = ""
-    """Why there is none."""
     warnings: tuple[str, ...] = ()
     next_command: str = ""
 
@@ -113,17 +107,13 @@ class Plan:
     batch_tokens: PlanFigure | None = None
     """Non-padding tokens of a step over all ranks."""
     steps: PlanFigure | None = None
-    """Of the optimizer."""
     passes: PlanFigure | None = None
-    """Over the dataset."""
     wall_s: PlanFigure | None = None
     """Of all training steps."""
     device_hours: PlanFigure | None = None
     """GPU-hours; on a CPU, CPU-hours."""
     cost: PlanFigure | None = None
-    """In the currency of the price."""
     flops_6n: PlanFigure | None = None
-    """Six operations for each parameter and token."""
     optimal: Optimal | None = None
     """Model and tokens of the lowest loss for ``flops_6n``."""
     by_nodes: tuple[NodesRow, ...] = ()

@@ -151,12 +151,11 @@ class NetworkTuning:
         sizes = list(SIZES_BYTES[self.request.config.device])
         outcome = self._run("links", {"sizes_bytes": sizes, "repeats": REPEATS, "seconds": SIZE_SECONDS}, "links")
         self.links = links = LinkFigures.of(_measured(outcome, "the links"))
+        trees = self._has_trees
         if links.within:
-            self.fits["within nodes"] = fit_link(
-                links.within, links.ranks_per_node, "within nodes", trees=self._has_trees
-            )
+            self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
         if links.between:
-            self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=self._has_trees)
+            self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=trees)
         self.all_reduce_factor = all_reduce_factor(links.all, self.network())
         self.slowdown_share = links.slowdown_share
 
@@ -181,11 +180,10 @@ class NetworkTuning:
         """Measure steps in which nothing travels, at the profile's micro-batch and at half of it."""
         rows = self.request.config.micro_batch_rows
         whole = self.steps(rows)
-        fixed_s = 0.0
+        fixed_s, whole_s = 0.0, computed_s(whole)
         if rows > 1:
-            half = self.steps(rows // 2)
-            row_s = (computed_s(whole) - computed_s(half)) / (rows - rows // 2)
-            fixed_s = min(max(0.0, computed_s(whole) - rows * row_s), computed_s(whole))
+            row_s = (whole_s - computed_s(self.steps(rows // 2))) / (rows - rows // 2)
+            fixed_s = min(max(0.0, whole_s - rows * row_s), whole_s)
         self.compute = compute_of(whole, fixed_s)
 
     def load(self) -> Load:
@@ -328,22 +326,20 @@ class NetworkTuning:
         self, exchange: Exchange, dealt: Dealt, steps: int, label: str, number: int = 0, *, travels: bool = True,
         **train: object,
     ) -> Outcome:  # fmt: skip
-        config = self._config(dealt.rows, min(MOST_MICRO_BATCHES, dealt.micro_batches), exchange) | train
-        return self._run("exchange", {"config": config, "steps": steps, "travels": travels, "round": number}, label)
-
-    def _config(self, rows: int, micro_batches: int, exchange: Exchange) -> dict[str, Any]:
+        rows, settings = dealt.rows, self.request.config
         parallel = parallel_settings(exchange, self.request.ranks_per_node)
-        changed = self.request.config.model_copy(
+        changed = settings.model_copy(
             update={
                 "micro_batch_rows": rows,
-                "global_batch_rows": rows * micro_batches * self.request.ranks,
+                "global_batch_rows": rows * min(MOST_MICRO_BATCHES, dealt.micro_batches) * self.request.ranks,
                 "global_batch_tokens": None,
                 "global_batch_samples": None,
                 "max_epochs": None,
-                "parallel": self.request.config.parallel.model_copy(update=parallel),
+                "parallel": settings.parallel.model_copy(update=parallel),
             }
         )
-        return changed.model_dump(mode="json", exclude_none=True)
+        config = changed.model_dump(mode="json", exclude_none=True) | train
+        return self._run("exchange", {"config": config, "steps": steps, "travels": travels, "round": number}, label)
 
     def _run(self, job: Any, measured: Mapping[str, Any], label: str) -> Outcome:  # noqa: ANN401 - a literal
         asked = self.request

@@ -44,14 +44,10 @@ def known_of(
     global_batch_tokens: float | None = None,
     sixteen_bit: bool = False,
 ) -> ScalingModel:
-    """Put together what is known.
+    """Put together what is known of a probed profile, or measured: None takes what it says.
 
-    Args:
-        profile: Probed, and better with its network measured.
-        assumed: Instead of measured links between nodes.
-        ranks_per_node: None takes what was measured.
-        global_batch_tokens: In real tokens; None takes the profile's.
-        sixteen_bit: Whether gradients may travel in 16 bits, as if the loss had been found equal.
+    ``assumed`` stands for measured links between nodes; ``sixteen_bit`` lets gradients travel in 16 bits, as if the
+    loss had been found equal.
 
     Raises:
         ProfileRefused: If the profile was not probed.

@@ -82,14 +82,8 @@ def open_site(
 ) -> Site:
     """Look at this machine and settle on a device.
 
-    Args:
-        choice: The device.
-        data_dir: Whose disk is looked at.
-        host: Describes the host.
-        monitor: Describes the GPUs.
-        without_gpu: What to do if a GPU is asked for and there is none; None for the usual advice.
-        measures: Whether the device is to be measured, and not only described.
-        torch_gpus: Names the GPUs that PyTorch sees; asked only if NVML describes none.
+    ``without_gpu`` says what to do if a GPU is asked for and there is none; ``measures``, whether the device is to be
+    measured and not only described. ``torch_gpus`` is asked only if NVML describes no GPU.
 
     Raises:
         MachineLacks: If CUDA is asked for and there is no GPU; or a GPU is to be measured that NVML does not describe,

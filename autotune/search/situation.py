@@ -41,14 +41,8 @@ def situation_of(
 ) -> Situation:
     """Return what is known of a profile (a file), a run, or a directory with data.
 
-    Args:
-        place: Path of one of these.
-        host: Describes the file system that the data lies on.
-        profile: Profile that a run was started from; None looks for it among the ``candidates``.
-        data: Directory of the dataset; None looks where the profile says.
-        nodes: Number of nodes to predict a profile for; None takes what was measured.
-        reports: Directory of ledgers.
-        candidates: Profiles.
+    A run's ``profile`` is looked for among the ``candidates`` if none is named, the dataset where the profile says; a
+    profile is predicted for as many ``nodes`` as its network was measured on unless told otherwise.
 
     Raises:
         BadInput, TrainerError: If it is none of these, or cannot be read.

@@ -18,12 +18,7 @@ _MUCH_SHARE = 0.05
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
-    """Return the answer for people; empty if every model was refused and nothing else was asked.
-
-    Args:
-        answer: What was predicted.
-        next_command: Measures it.
-    """
+    """Return the answer for people, then ``next_command``; empty if all models were refused and no more was asked."""
     if not (answer.models or answer.what_if):
         return ""
     reserve = f", of which {format_bytes(answer.reserve_bytes)} are left free" if answer.reserve_bytes else ""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.core.plan import Fleet, Goal, PlanFigure
-from autotune.decide.plan import MemoryPlan, Optimal, Plan, optimal_for, plan_of
+from autotune.decide.plan import MemoryPlan, Plan, optimal_for, plan_of
 from autotune.decide.scaling import AllRanks
 from autotune.decide.sharding import Share, StateBytes
 from autotune.errors import BadInput
@@ -154,8 +154,3 @@ def test_the_compute_optimum_has_known_sizes_and_takes_just_that_compute(compute
     assert [found.parameters, found.tokens] == pytest.approx([parameters, tokens], rel=0.004)
     assert 6 * found.parameters * found.tokens == pytest.approx(compute)
     assert [twice.parameters, twice.tokens] == pytest.approx([2 * found.parameters, 2 * found.tokens])
-
-
-def test_small_models_were_not_fitted():
-    assert not Optimal(parameters=1e6, tokens=2e7).was_fitted
-    assert Optimal(parameters=1e9, tokens=2e10).was_fitted
