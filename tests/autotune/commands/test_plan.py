@@ -33,6 +33,7 @@ def test_a_shipped_profile_is_planned_from_what_was_measured(capsys):
     text = plan(capsys, "--profile", str(SHIPPED))
     assert "measured" in text
     assert "CPU-hours" in text
+    assert "GPU" not in text.split("rate:")[0]
     assert len(text.splitlines()) <= 45
     assert text.splitlines()[-1].startswith("next: autotune launch local")
 

@@ -89,74 +89,62 @@ def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
         local_ranks(two, 3)
 
 
-def opened(tmp_path, choice="auto", *, gpus=(H200,), visible=None, torch_gpus=(), monkeypatch, **monitor):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    fake = FakeGpuMonitor([FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor)
-    return open_site(choice, tmp_path, FakeHost(), fake, torch_gpus=lambda: torch_gpus)
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    def open_here(choice="auto", *, gpus=(H200,), visible=None, torch_gpus=(), unreadable=(), without=None, **monitor):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: unreadable)
+        fake = FakeGpuMonitor([FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor)
+        return open_site(choice, tmp_path, FakeHost(), fake, without_gpu=without, torch_gpus=lambda: torch_gpus)
+
+    return open_here
+
+
+SECOND = replace(H200, index=1)
+UNREADABLE = {"gpus": (SECOND,), "unreadable": ("GPU 0: NVML: Not Supported",)}
+"""PyTorch may count the other one first: its figures would be joined with this one's counters."""
+NO_GPU = {"choice": "cuda", "gpus": (), "absent": "no driver"}
+ONLY_TORCH = {"gpus": (), "torch_gpus": ("NVIDIA H200",), "absent": "broken"}
+ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, and NVML .*: broken", ("nvidia-smi", "--device cpu"))
+ON = {"gpus": (replace(H200, mig_enabled=True),)}
+SLICE = ("MIG is on", ("-mig 0",))
 
 
 @pytest.mark.parametrize(
-    ("without_gpu", "next_step"),
-    [("Replay it.", "Replay it."),
-     (None, "Use --device cpu, or run this where there is one: autotune doctor")],
-)  # fmt: skip
-def test_without_the_gpu_that_is_asked_for_the_next_step_is_the_callers(tmp_path, without_gpu, next_step):
-    monitor = FakeGpuMonitor(absent="no driver")
-    with pytest.raises(MachineLacks, match="no GPU here: no driver") as refused:
-        open_site("cuda", tmp_path, FakeHost(), monitor, without_gpu=without_gpu)
-    assert refused.value.next_step == next_step
-
-
-@pytest.mark.parametrize("choice", ["auto", "cuda"])
-def test_a_gpu_that_only_torch_sees_is_never_replaced_by_the_cpu(tmp_path, monkeypatch, choice):
-    with pytest.raises(MachineLacks, match=r"PyTorch sees NVIDIA H200, and NVML .*: broken") as refused:
-        opened(tmp_path, choice, gpus=(), torch_gpus=("NVIDIA H200",), absent="broken", monkeypatch=monkeypatch)
+    ("machine", "said", "next_steps"),
+    [
+        (NO_GPU, "no GPU here: no driver", ("Use --device cpu, or run this where there is one: autotune doctor",)),
+        (NO_GPU | {"without": "Replay it."}, "no GPU here: no driver", ("Replay it.",)),
+        (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
+        (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
+        ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 names no GPU here", ("GPU-1",)),
+        (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
+        (ON, *SLICE),
+        ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),
+        ({"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"}, *SLICE),
+        ({"visible": "MIG-7"}, *SLICE),
+    ],
+)
+def test_a_gpu_that_cannot_be_measured_is_rejected_with_what_to_do(opened, machine, said, next_steps):
+    with pytest.raises(MachineLacks, match=said) as refused:
+        opened(**machine)
     assert refused.value.exit_code == 5
-    assert "nvidia-smi" in refused.value.next_step
-    assert "--device cpu" in refused.value.next_step
+    assert all(words in refused.value.next_step for words in next_steps)
 
 
-def test_the_cpu_is_measured_where_it_is_asked_for_or_nothing_else_is_there(tmp_path, monkeypatch):
-    on_purpose = opened(tmp_path, "cpu", gpus=(), torch_gpus=("NVIDIA H200",), absent="broken", monkeypatch=monkeypatch)
+def test_the_cpu_is_measured_if_it_is_asked_for_or_nothing_else_is_there(opened):
+    on_purpose = opened("cpu", **ONLY_TORCH)
     assert (on_purpose.device, on_purpose.words) == ("cpu", "the CPU (broken)")
-    assert opened(tmp_path, gpus=(), absent="no driver", monkeypatch=monkeypatch).words == "the CPU (no driver)"
-    assert opened(tmp_path, visible="", monkeypatch=monkeypatch).words.startswith("the CPU (CUDA_VISIBLE_DEVICES=")
-    assert opened(tmp_path, "cpu", monkeypatch=monkeypatch).words == "the CPU"
+    assert opened(gpus=(), absent="no driver").words == "the CPU (no driver)"
+    assert opened(visible="").words.startswith("the CPU (CUDA_VISIBLE_DEVICES=")
+    assert opened("cpu").words == "the CPU"
 
 
-def test_a_named_gpu_that_nvml_does_not_know_is_rejected(tmp_path, monkeypatch):
-    with pytest.raises(MachineLacks, match="CUDA_VISIBLE_DEVICES=GPU-9 names no GPU here") as refused:
-        opened(tmp_path, visible="GPU-9", monkeypatch=monkeypatch)
-    assert "GPU-1" in refused.value.next_step
-
-
-def test_a_gpu_beside_one_that_cannot_be_described_has_to_be_named(tmp_path, monkeypatch):
-    """PyTorch may count the other one first: its figures would be joined with this one's counters."""
-    monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: ("GPU 0: NVML: Not Supported",))
-    second = replace(H200, index=1)
-    with pytest.raises(MachineLacks, match="GPU 0: NVML: Not Supported") as refused:
-        opened(tmp_path, gpus=(second,), monkeypatch=monkeypatch)
-    assert "CUDA_VISIBLE_DEVICES=1" in refused.value.next_step
-    assert opened(tmp_path, gpus=(second,), visible="1", monkeypatch=monkeypatch).gpu == second
-
-
-@pytest.mark.parametrize(
-    ("changes", "visible"),
-    [({"mig_enabled": True}, None), ({"mig_enabled": True, "mig_uuids": ("MIG-7",)}, "MIG-7"),
-     ({"mig_enabled": None}, "MIG-GPU-1/3/0"), ({}, "MIG-7")],
-)  # fmt: skip
-def test_a_slice_of_a_gpu_is_rejected(tmp_path, monkeypatch, changes, visible):
-    with pytest.raises(MachineLacks, match="MIG is on") as refused:
-        opened(tmp_path, gpus=(replace(H200, **changes),), visible=visible, monkeypatch=monkeypatch)
-    assert refused.value.exit_code == 5
-    assert "-mig 0" in refused.value.next_step
-
-
-def test_the_gpu_that_is_measured_is_named(tmp_path, monkeypatch):
-    one = opened(tmp_path, "cuda", monkeypatch=monkeypatch)
+def test_the_gpu_that_is_measured_is_named(opened):
+    one = opened("cuda")
     assert (one.device, one.gpu, one.used_bytes_by_gpu) == ("cuda", H200, (500 * MIB,))
     assert one.words == "NVIDIA H200, 140 GiB"
-    two = opened(tmp_path, gpus=(H200, replace(H200, uuid="GPU-2", index=1)), monkeypatch=monkeypatch)
-    assert two.words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
+    assert opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
+    assert opened(**UNREADABLE, visible="1").gpu == SECOND

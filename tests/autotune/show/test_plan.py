@@ -79,13 +79,6 @@ def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be
     assert "no model of that size" not in " ".join(plan_text(example()).split())
 
 
-def test_a_cpu_has_cpu_hours_and_ranks():
-    fleet = Fleet(device="cpu", name="A CPU", nodes=1, ranks_per_node=2, cpus_per_rank=2.0, memory_bytes=2**30)
-    text = plan_text(example(fleet=fleet, price_per_device_hour=None, cost=None))
-    assert "CPU-hours" in text
-    assert "GPU" not in text.split("rate:")[0]
-
-
 def test_no_name_steers_a_terminal():
     text = plan_text(example(model="\x1b[2Jm", warnings=("\x1b[31m",), next_command="a\nb"))
     assert "\x1b" not in text
