@@ -1,5 +1,6 @@
 """Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise."""
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
@@ -122,28 +123,25 @@ def find_target(asked: PredictionRequest) -> Target:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
     card = find_card(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
-    if card is None:
-        if budget is None:
-            raise UsageError(
-                "there is no GPU here that is known by name, so the card has to be named",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 24GiB.",
-            )
-        expected = expected_on_gpu(None, asked.ranks)
-        return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
-    return Target(
-        name=card.name,
-        budget_bytes=card.budget_bytes(budget),
-        reserve_bytes=0 if budget else RESERVE_BYTES,
-        expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
-    )
+    if card is not None:
+        return Target(
+            name=card.name,
+            budget_bytes=card.budget_bytes(budget),
+            reserve_bytes=0 if budget else RESERVE_BYTES,
+            expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
+        )
+    if budget is None:
+        raise UsageError(
+            "there is no GPU here that is known by name, so the card has to be named",
+            next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 24GiB.",
+        )
+    expected = expected_on_gpu(None, asked.ranks)
+    return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
 
 
 def _card_here() -> Card | None:
-    monitor = NvmlMonitor()
-    try:
+    with contextlib.closing(NvmlMonitor()) as monitor:
         gpus = visible_devices(monitor.devices(), os.environ)
-    finally:
-        monitor.close()
     return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
 
 
