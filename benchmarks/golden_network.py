@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from autotune.core.network import Exchange, GradientPart, Link, Network, RankCompute
 from autotune.decide.network import hidden_bound_s, step_time
-from autotune.decide.scaling import Load, PredictedStep, best, exchanges
+from autotune.decide.scaling import Load, PredictedStep, ScalingModel, exchanges
 from benchmarks.bars import Bar
 
 ROW_TOKENS = 512
@@ -73,7 +73,7 @@ def tuned(sequences: int, nodes: int = 128) -> PredictedStep:
         real_tokens_per_row=ROW_TOKENS,
         most_rows=184,
     )
-    found = best(load, network(nodes), exchanges(sixteen_bit=True))
+    found = ScalingModel(load=load, network=network(nodes), exchanges=exchanges(sixteen_bit=True)).at(nodes)
     if found is None or found.efficiency is None:
         raise ValueError(f"{sequences} sequences leave ranks without a row")
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.core.network import MIB, Exchange, GradientPart, Network, RankCompute
 from autotune.decide.links import fit_link
 from autotune.decide.network import step_time
-from autotune.decide.scaling import BUCKET_CAPS_BYTES, Load, efficiency_by_nodes, exchanges, useful_nodes
+from autotune.decide.scaling import BUCKET_CAPS_BYTES, Load, ScalingModel, exchanges, useful_nodes
 from tests.simulators.cluster import CLUSTERS, MODELS, Recipe, SimulatedCluster, SimulatedModel, Simulator
 
 GLOBAL_TOKENS = 4 * 2**20
@@ -86,7 +86,8 @@ def run_far(
 
 def _case(model: SimulatedModel, cluster: SimulatedCluster) -> Case:
     load, network = observed(Simulator(model, cluster, seed=1))
-    predicted = useful_nodes(efficiency_by_nodes(load, network, exchanges(sixteen_bit=True)), MOST_NODES)
+    known = ScalingModel(load=load, network=network, exchanges=exchanges(sixteen_bit=True))
+    predicted = useful_nodes(known.efficiency, MOST_NODES)
     true, efficiency = _brute_force(Simulator(model, cluster, seed=2), predicted)
     return Case(model=model.name, cluster=cluster.name, predicted=predicted, true=true, efficiency_at_true=efficiency)
 

@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 import typer
 
 from autotune.commands.completion import cards, models
-from autotune.commands.options import AsJson, SeqLength
+from autotune.commands.options import AsJson, SeqLength, request_of
 from autotune.core.defaults import MAX_ROWS, SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import AutotuneError, DoesNotFit
 
 
 def estimate(
+    context: typer.Context,
     *,
     model: Annotated[
         list[str], typer.Option(help="Preset or config.json; repeat for several models.", autocompletion=models)
@@ -63,39 +64,20 @@ def estimate(
     from trainer.presets import model_settings
     from trainer.progress import progress
 
-    models = {name: model_settings(name) for name in model}
-    asked = PredictionRequest(
-        configs=tuple(
-            settings_of_step(
-                one,
-                device,
-                layout=layout,
-                precision=precision,
-                seq_length_tokens=seq_length,
-                attention=attention,
-                attention_dropout=attention_dropout,
-                checkpointing=checkpointing,
-                head=head,
-            )
-            for one in models.values()
-        ),
-        gpu=gpu,
-        memory=memory,
-        data=data,
-        vocab_size=vocab_size,
-        ranks=ranks,
-        accumulate=accumulate,
-        tensor_ranks=tensor_ranks,
-        pipeline_stages=pipeline_stages,
-        max_rows=max_rows,
-    )
+    named = {name: model_settings(name) for name in model}
+    settings = {
+        name: context.params[name]
+        for name in ("layout", "precision", "attention", "attention_dropout", "checkpointing", "head")
+    }
+    configs = (settings_of_step(one, device, seq_length_tokens=seq_length, **settings) for one in named.values())
+    asked = request_of(PredictionRequest, context, configs=tuple(configs))
     target = find_target(asked)
     with progress("estimate") as update:
         answer, refused = predict(asked, target, what_if=what_if, update=update)
     unfit = {name for name, error in refused.items() if isinstance(error, DoesNotFit)}
     probe = command(
         "probe",
-        model=[text for text, one in models.items() if one.name not in unfit],
+        model=[text for text, one in named.items() if one.name not in unfit],
         data=data or "DIR",
         memory=memory,
         device=device if device == "cpu" else None,

@@ -1,6 +1,7 @@
 """Options that several commands have, each said once."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -69,3 +70,9 @@ def parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
 
 
 Window = Annotated[float, typer.Option("--window", min=0.1, help="Seconds of one measured window.")]
+
+
+def request_of(kind: Callable[..., _T], context: typer.Context, **others: object) -> _T:
+    """Return a request: each field that ``others`` does not set is the option of the same name, if there is one."""
+    names = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass is what constructs it
+    return kind(**{name: value for name, value in context.params.items() if name in names} | others)

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from autotune.commands.completion import cards, models, profiles
-from autotune.commands.options import AsJson, ProfileData, parsed
+from autotune.commands.options import AsJson, ProfileData, parsed, request_of
 from autotune.core.defaults import SEQ_LENGTH_TOKENS, VOCAB_SIZE
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.core.plan import Goal, GoalKind
+    from autotune.core.plan import Goal
     from autotune.search.profiles import StoredProfile
     from trainer.config import TrainConfig
 
 
 def plan(
+    context: typer.Context,
     *,
     model: Annotated[
         str | None, typer.Option(help="Preset or config.json; or give --profile.", autocompletion=models)
@@ -63,10 +64,8 @@ def plan(
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option(help="Of the matrix products, with --model. Default: bf16.")
     ] = None,
-    tensor_ranks: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of the tensor-parallel formula. Default: 2.")
-    ] = None,
-    pipeline_stages: Annotated[int | None, typer.Option(min=1, help="Of the pipeline formula. Default: 2.")] = None,
+    tensor_ranks: Annotated[int, typer.Option(min=1, help="GPUs of the tensor-parallel formula.")] = 2,
+    pipeline_stages: Annotated[int, typer.Option(min=1, help="Of the pipeline formula.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Say what a training takes before it is paid for: each figure given, measured, predicted or assumed."""
@@ -80,47 +79,36 @@ def plan(
     def amount(text: str | None, option: str) -> float | None:
         return None if text is None else parsed(parse_amount, text, option)
 
-    goal = _goal(
-        {
-            "tokens": (tokens, amount(tokens, "--tokens")),
-            "epochs": (epochs, epochs),
-            "flops": (flops, amount(flops, "--flops")),
-            "hours": (hours, hours),
-            "steps": (steps, steps),
-        }
-    )
-    asked = PlanRequest(
+    asked = request_of(
+        PlanRequest,
+        context,
         source=_source(model, profile, seq_length, precision),
         model_argument=model or "",
-        goal=goal,
-        gpu=gpu,
-        nodes=nodes,
+        goal=_goal(context),
         ranks_per_node=gpus_per_node,
         price_per_device_hour=price_per_gpu_hour,
-        data=data,
-        vocab_size=vocab_size,
         global_batch_tokens=amount(global_batch_tokens, "--global-batch-tokens"),
         links=None if bandwidth is None else Assumed(bits_per_s=parsed(parse_bits_per_s, bandwidth, "--bandwidth")),
         tokens_per_s=amount(tokens_per_s, "--tokens-per-s"),
-        tensor_ranks=tensor_ranks,
-        pipeline_stages=pipeline_stages,
     )
     with progress("plan") as update:
         found = plan(asked, update)
     print(answer_json(found) if as_json else plan_text(found))
 
 
-def _goal(said: "dict[GoalKind, tuple[object, float | None]]") -> "Goal | None":
-    from autotune.core.plan import Goal
+def _goal(context: typer.Context) -> "Goal | None":
+    from autotune.core.plan import GOALS, Goal
+    from autotune.core.units import parse_amount
 
-    given = [(kind, text, amount) for kind, (text, amount) in said.items() if amount is not None]
+    given = {kind: context.params[kind] for kind in GOALS if context.params[kind] is not None}
     if len(given) > 1:
         raise UsageError(
-            f"{' and '.join(f'--{kind}' for kind, _, _ in given)} each say how long to train",
+            f"{' and '.join(f'--{kind}' for kind in given)} each say how long to train",
             next_step="Give one of them; the plan says what the others come to.",
         )
-    for kind, text, amount in given:
-        source = f"--{kind} {text:g}" if isinstance(text, float) else f"--{kind} {text}"
+    for kind, said in given.items():
+        amount = parsed(parse_amount, said, f"--{kind}") if isinstance(said, str) else said
+        source = f"--{kind} {said:g}" if isinstance(said, float) else f"--{kind} {said}"
         if not 0 < amount < float("inf"):
             raise UsageError(f"{source}: not a positive number", next_step=f"Correct --{kind}.")
         return Goal(kind=kind, amount=amount, source=source)

@@ -1,8 +1,7 @@
 """``autotune scale``: how many nodes are useful at the user's global batch, predicted, and measured where they are."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +10,6 @@ from autotune.commands.jobs import DryRun, JobRequest, Slurm, Wait, submitted
 from autotune.commands.options import REPORTS, AsJson, ProfileData, Reports, TrialTimeout, parsed
 from autotune.core.defaults import TRIAL_TIMEOUT_S
 from autotune.errors import UsageError
-
-if TYPE_CHECKING:
-    from autotune.search.profiles import StoredProfile
 
 DEFAULT_NODES = "1,2,4,8,16,32,64,128"
 _MINUTES_PER_COUNT = 1.5
@@ -52,7 +48,7 @@ def scale(
     """Predict tokens/s from one node to many under the same global batch, and measure what this job's nodes can."""
     from autotune.core.units import parse_bits_per_s, parse_seconds
     from autotune.search.profiles import read_profile
-    from autotune.search.scaling import Assumed, known_of
+    from autotune.search.scaling import Assumed, known_of, ranks_of
     from autotune.show.answers import answer_json
     from autotune.show.network import scaling_text
     from autotune.tuning.network import scale_profile
@@ -64,7 +60,20 @@ def scale(
         )
     counts = _counts(nodes or DEFAULT_NODES)
     every = [read_profile(path) for path in profile]
-    job = _job(every, counts, ranks, trial_timeout, reports)
+    first = every[0].profile
+    job = JobRequest(
+        name="scale",
+        purpose=f"Measures {', '.join(one.profile.train.model.name for one in every)} on up to {max(counts)} nodes.",
+        ledger=", ".join(str(reports / one.path.stem / "ledger") for one in every),
+        expected_minutes=1 + _MINUTES_PER_COUNT * len(counts) * len(every),
+        trial_timeout_s=trial_timeout,
+        nodes=max(counts),
+        ranks=ranks or ranks_of(first),
+        on_gpus=first.train.device == "cuda",
+        cpus=first.fingerprint.allotted_cpus,
+        with_srun=False,
+        reports=reports,
+    )
     if submitted(context, job, slurm, wait=wait, dry_run=dry_run, as_json=as_json):
         return
     assumed = None
@@ -84,27 +93,6 @@ def scale(
         )
         found.append(scale_profile(stored, known, counts, data=data, reports=reports, trial_timeout_s=trial_timeout))
     print(answer_json(found) if as_json else scaling_text(found))
-
-
-def _job(
-    every: Sequence["StoredProfile"], counts: Sequence[int], ranks: int | None, trial_timeout_s: float, reports: Path
-) -> JobRequest:
-    from autotune.search.scaling import ranks_of
-
-    first = every[0].profile
-    return JobRequest(
-        name="scale",
-        purpose=f"Measures {', '.join(one.profile.train.model.name for one in every)} on up to {max(counts)} nodes.",
-        ledger=", ".join(str(reports / one.path.stem / "ledger") for one in every),
-        expected_minutes=1 + _MINUTES_PER_COUNT * len(counts) * len(every),
-        trial_timeout_s=trial_timeout_s,
-        nodes=max(counts),
-        ranks=ranks or ranks_of(first),
-        on_gpus=first.train.device == "cuda",
-        cpus=first.fingerprint.allotted_cpus,
-        with_srun=False,
-        reports=reports,
-    )
 
 
 def _counts(text: str) -> list[int]:

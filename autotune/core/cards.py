@@ -2,15 +2,15 @@
 
 NVML counts what the driver manages; a CUDA process sees less, because the driver keeps a part. What CUDA sees differs
 between drivers by up to a few hundred MiB: of the figures found, the smallest is in the table, so that what fits by it
-fits. "Secondary source" means that somebody other than NVIDIA printed what their machine said. A board's power limit
-is what it may take at most, and what dense work on it takes in the long run. Compute capabilities are by NVIDIA's
-table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
+fits. "Secondary source" means that somebody other than NVIDIA printed what their machine said. Compute capabilities
+are by NVIDIA's table, https://developer.nvidia.com/cuda-gpus, read 2026-11-21.
 """
 
 import difflib
 import re
 from dataclasses import dataclass
 
+from autotune.core.units import exact_bytes, floor_gib, format_bytes
 from autotune.errors import BadInput
 
 _MIB = 2**20
@@ -35,19 +35,25 @@ class Card:
     usable_bytes: int
     """What a CUDA process sees: torch's ``total_memory``."""
     usable_source: str
-    power_limit_w: int
-    """As delivered; the highest if boards of this memory differ or it may be configured."""
-    power_source: str
 
     @property
     def name(self) -> str:
         """Return NVML's first name."""
         return self.names[0]
 
-    @property
-    def default_budget_bytes(self) -> int:
-        """Return the memory budget of a rank that is not given one."""
-        return self.usable_bytes - RESERVE_BYTES
+    def budget_bytes(self, asked_bytes: int | None = None) -> int:
+        """Return the memory budget of a rank: as asked for, as far as a process sees so much; else less the reserve.
+
+        Raises:
+            BadInput: If more is asked for than the card has.
+        """
+        if asked_bytes is not None and asked_bytes > self.total_bytes:
+            raise BadInput(
+                f"--memory {exact_bytes(asked_bytes)} ({format_bytes(asked_bytes)}) is more than {self.name} has: "
+                f"{format_bytes(self.total_bytes)}",
+                next_step=f"Ask for at most {floor_gib(self.total_bytes)}, or leave --memory out.",
+            )
+        return min(self.usable_bytes, asked_bytes or self.usable_bytes - RESERVE_BYTES)
 
 
 _MODAL = (
@@ -67,84 +73,71 @@ CARDS = (
         40 * _GIB, _MODAL,
         42_298_834_944, "deviceQuery in https://github.com/bottlerocket-os/bottlerocket/pull/3873; secondary "
             "source; 2026-11-21",
-        400, "NVIDIA A100 data sheet, SXM4 (the PCIe board has 250 W); 2026-11-22",
     ),
     Card(
         "a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), (8, 0),
         80 * _GIB, _MODAL,
         81_049 * _MIB, "PCIe board in https://github.com/ekondis/mixbench/issues/47; secondary source; 2023-11-30",
-        400, "NVIDIA A100 data sheet, SXM4 (the PCIe board has 300 W); 2026-11-22",
     ),
     Card(
         "l40s-48gb", ("NVIDIA L40S",), (8, 9),
         46_068 * _MIB, _MODAL,
         int(44.42 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/stepfun-ai/Step-Video-T2V/issues/8; secondary source; 2025-02-17",
-        350, "NVIDIA L40S data sheet; 2026-11-22",
     ),
     Card(
         "rtx-4090-24gb", ("NVIDIA GeForce RTX 4090",), (8, 9),
         24_564 * _MIB, "nvidia-smi in https://github.com/RLinf/RLinf/issues/255; secondary source; 2025-11-12",
         int(23.64 * _GIB), "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/ali-vilab/VGen/issues/104; secondary source; 2024-04-02",
-        450, "NVIDIA GeForce RTX 4090 specifications; 2026-11-22",
     ),
     Card(
         "h100-sxm-80gb", ("NVIDIA H100 80GB HBM3",), (9, 0),
         81_559 * _MIB, "nvidia-smi in https://github.com/NVIDIA/nccl/issues/1264; secondary source; 2026-11-21",
         81_082 * _MIB, _TORCH,
-        700, "NVIDIA H100 data sheet, SXM; 2026-11-22",
     ),
     Card(
         "h100-pcie-80gb", ("NVIDIA H100 PCIe",), (9, 0),
         81_559 * _MIB, _SMI,
         81_008 * _MIB, _TORCH,
-        350, "NVIDIA H100 PCIe product brief PB-11133-001; 2026-11-22",
     ),
     Card(
         "h100-nvl-94gb", ("NVIDIA H100 NVL",), (9, 0),
         95_830 * _MIB, _SMI,
         93 * _GIB, "torch's out-of-memory message, two decimals of GiB, in "
             "https://github.com/ali-vilab/VACE/issues/56; secondary source; 2025-05-16",
-        400, "NVIDIA H100 data sheet, NVL: 350 to 400 W; 2026-11-22",
     ),
         # No board's own total was found; all Hopper GPUs with 96 GB that were show the same.
     Card(
         "h100-96gb", ("NVIDIA H100 96GB HBM3",), (9, 0),
         97_871 * _MIB, "nvidia-smi outputs of NVIDIA H20 and GH200; secondary source; 2026-11-22",
         96_768 * _MIB, _TORCH_OF_96GB,
-        700, "NVIDIA H100 data sheet, SXM, of the board with 80 GB; 2026-11-22",
     ),
     Card(
         "h20-96gb", ("NVIDIA H20",), (9, 0),
         97_871 * _MIB, _SMI,
         97_285 * _MIB, _TORCH,
-        500, _SMI,
     ),
     Card(
         "gh200-96gb", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), (9, 0),
         97_871 * _MIB, _SMI,
         96_768 * _MIB, _TORCH_OF_96GB,
-        900, _SMI,
     ),
     Card(
         "gh200-144gb", ("NVIDIA GH200 144G HBM3e",), (9, 0),
         146_831 * _MIB, _SMI,
         145_920 * _MIB, "the driver's cuDeviceTotalMem in a public repository's test; secondary source; 2026-11-22",
-        900, _SMI,
     ),
     Card(
         "h200-141gb", ("NVIDIA H200", "NVIDIA H200 NVL"), (9, 0),
         143_771 * _MIB, _MODAL,
         143_156 * _MIB, _TORCH,
-        700, "NVIDIA H200 data sheet, SXM (the NVL board has 600 W); 2026-11-22",
     ),
     Card(
         "b200-180gb", ("NVIDIA B200",), (10, 0),
         183_359 * _MIB, _SMI,
         int(178.35 * _GIB), "device query, two decimals of GiB, in https://github.com/pytorch/ao/pull/4002; "
             "secondary source; 2026-03-05",
-        1000, "NVIDIA Blackwell architecture brief, HGX B200; 2026-11-22",
     ),
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from autotune.core.exploration import ExploreEvidence
 from autotune.core.interval import CONFIDENCE, SHOWN_CONFIDENCE, Interval
-from autotune.core.network import GradientPart, Link, RankCompute, Scope
+from autotune.core.network import MIB, Exchange, GradientPart, Link, RankCompute, Scope
 from trainer.config import GradientDtype, Strategy
 from trainer.schema import Table
 
@@ -279,8 +279,8 @@ class ComputeEvidence(Table):
         )
 
 
-class ExchangeRow(Table):
-    """One way to exchange gradients: what it was predicted to take, and took."""
+class DealtRow(Table):
+    """How a step is trained: the exchange of gradients, and the split of the global batch."""
 
     strategy: Strategy
     """As in ``train.parallel``, and so the next three."""
@@ -291,6 +291,23 @@ class ExchangeRow(Table):
     """Of an optimizer step, on each rank."""
     rows: Positive
     """Of a micro-batch."""
+    added_micro_batches: NonNegative = 0
+    """Of a measured step, which were not measured but added as predicted."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """How gradients are exchanged."""
+        return Exchange(
+            strategy=self.strategy,
+            gradient_dtype=self.gradient_dtype,
+            bucket_cap_bytes=self.bucket_cap_mib * MIB,
+            shard_within_nodes=self.shard_ranks is not None,
+        )
+
+
+class ExchangeRow(DealtRow):
+    """One way to exchange gradients: what it was predicted to take, and took."""
+
     predicted_step_s: Annotated[float, Field(gt=0)] | None = None
     """Before it was measured."""
     step_s: Annotated[float, Field(gt=0)] | None = None
@@ -305,8 +322,6 @@ class ExchangeRow(Table):
     """Of the step, in which ranks waited for gradients or weights."""
     peak_bytes: Positive | None = None
     """Memory of the rank that needed most."""
-    added_micro_batches: NonNegative = 0
-    """Of the step, which were not measured but added as predicted."""
     ratio_to_default: Annotated[float, Field(gt=0)] | None = None
     """Real tokens/s, rounds against each other; None for the default itself, and where that was not repeated."""
     ratio_low: Annotated[float, Field(gt=0)] | None = None
@@ -322,18 +337,10 @@ class ExchangeRow(Table):
         return None if known is None else Interval.of(known, self.ratio_low, self.ratio_high, CONFIDENCE)
 
 
-class ScalingRow(Table):
+class ScalingRow(DealtRow):
     """Training the same global batch on so many nodes."""
 
     nodes: Positive
-    strategy: Strategy
-    """As in ``train.parallel``, and so the next two."""
-    gradient_dtype: GradientDtype
-    bucket_cap_mib: Positive
-    micro_batches: Positive
-    """Of an optimizer step, on each rank."""
-    rows: Positive
-    """Of a micro-batch."""
     step_s: Annotated[float, Field(gt=0)]
     """Of an optimizer step."""
     real_tokens_per_s: Annotated[float, Field(gt=0)]
@@ -347,12 +354,8 @@ class ScalingRow(Table):
     """What costs most beside computing."""
     limit_share: Share | None = None
     """Part of the step that it costs; None where that is next to nothing, or where a figure was measured."""
-    exposed_share: Share
-    """Part of the step that waits for the network."""
     measured: bool
     """Whether it ran, or is predicted."""
-    added_micro_batches: NonNegative = 0
-    """Of a measured step, which were not measured but added as predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,16 @@ that nobody measured here goes into it; what is computed from such a figure is a
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from autotune.core.interval import Interval
 
 Basis = Literal["given", "measured", "predicted", "assumed"]
-BASES: tuple[Basis, ...] = ("given", "measured", "predicted", "assumed")
+BASES: tuple[Basis, ...] = get_args(Basis)
 """From the best known to the least."""
 
 GoalKind = Literal["tokens", "epochs", "flops", "hours", "steps"]
+GOALS: tuple[GoalKind, ...] = get_args(GoalKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,6 @@ class PlanFigure(Interval):
 
     basis: Basis
     source: str
-    """Where it comes from, in words."""
 
     @classmethod
     def on(cls, basis: Basis, known: Interval, source: str) -> "PlanFigure":
@@ -66,14 +66,13 @@ class Fleet:
 
     device: Literal["cuda", "cpu"]
     name: str
-    """Of the GPU, or of the CPU."""
     nodes: int
     ranks_per_node: int
     """GPUs of a node; on a CPU, training processes."""
     cpus_per_rank: float | None = None
     """Of a CPU; None on GPUs."""
-    memory_bytes: int | None
-    """Of a rank; None if nobody says."""
+    memory_bytes: int
+    """Of a rank."""
 
     @property
     def ranks(self) -> int:

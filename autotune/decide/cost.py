@@ -1,5 +1,6 @@
 """What a tuning cost, and when that is paid back. Pure arithmetic on trials and on the comparison with the default."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,27 +36,25 @@ class PayBack:
 
 def cost_rows(trials: Sequence[FinishedTrial]) -> tuple[CostRow, ...]:
     """By kind of trial, the most expensive first."""
-    rows = []
-    for job in dict.fromkeys(done.trial.job for done in trials):
-        some = [done for done in trials if done.trial.job == job]
-        rows.append(
-            CostRow(
-                job=job,
-                trials=len(some),
-                seconds=sum(done.seconds for done in some),
-                rank_seconds=sum(done.seconds * ranks_of(done.trial.measured) for done in some),
-            )
+    by_job: dict[str, list[FinishedTrial]] = {}
+    for done in trials:
+        by_job.setdefault(done.trial.job, []).append(done)
+    rows = [
+        CostRow(
+            job=job,
+            trials=len(some),
+            seconds=sum(done.seconds for done in some),
+            rank_seconds=sum(done.seconds * ranks_of(done.trial.measured) for done in some),
         )
+        for job, some in by_job.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.rank_seconds))
 
 
 def ranks_of(measured: dict[str, Any]) -> int:
     """Ranks that a trial kept busy; one where it does not say."""
     counts = [measured.get(name) for name in ("local_ranks", "nodes", "ranks_per_node")]
-    product = 1
-    for count in counts:
-        product *= count if isinstance(count, int) and count > 0 else 1
-    return product
+    return math.prod(count for count in counts if isinstance(count, int) and count > 0)
 
 
 def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack | None:
@@ -66,18 +65,13 @@ def pay_back(cost_rank_s: float, baseline: BaselineEvidence | None) -> PayBack |
     row = row_of(baseline, "hf-trainer")
     if row is None or row.speedup is None:
         return None
-    hours = cost_rank_s / 3600
-    return PayBack(
-        rank_hours=_hours(hours, row.speedup),
-        rank_hours_low=None if row.speedup_high is None else _hours(hours, row.speedup_high),
-        rank_hours_high=None if row.speedup_low is None else _hours(hours, row.speedup_low),
+    speedups = (row.speedup, row.speedup_high, row.speedup_low)
+    value, low, high = (
+        None if speedup is None or speedup <= 1 else cost_rank_s / 3600 / (speedup - 1) for speedup in speedups
     )
+    return PayBack(rank_hours=value, rank_hours_low=low, rank_hours_high=high)
 
 
 def row_of(baseline: BaselineEvidence | None, name: str) -> RecipeRow | None:
     """One of the ways that were compared; None where it was not."""
     return next((row for row in baseline.rows if row.name == name), None) if baseline else None
-
-
-def _hours(cost_hours: float, speedup: float) -> float | None:
-    return None if speedup <= 1 else cost_hours / (speedup - 1)

@@ -22,12 +22,7 @@ class LossVerdict:
 
 
 def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
-    """What to say of a reference whose loss did not fall, so that nothing could show; None where it did.
-
-    Args:
-        losses: Of each step.
-        name: What it trained with.
-    """
+    """Return what to say of a reference, trained with ``name``, whose loss did not fall; None if it did."""
     last = _last(losses)
     if last < (1 - LEAST_FALL_SHARE) * losses[0]:
         return None
@@ -39,13 +34,7 @@ def fell_too_little(losses: Sequence[float], name: str) -> LossVerdict | None:
 
 
 def compare_losses(reference: Sequence[float], other: Sequence[float], names: tuple[str, str]) -> LossVerdict:
-    """Hold the last quarter of the steps against each other.
-
-    Args:
-        reference: Losses of each step.
-        other: The same of the other way to round.
-        names: What they trained with, the reference first.
-    """
+    """Compare the losses of the last quarter of the steps; ``names`` say what they trained with."""
     first, second = _last(reference), _last(other)
     apart = abs(second / first - 1)
     equal = apart <= EQUAL_LOSS_SHARE

@@ -49,11 +49,8 @@ def fit_link(
     errors of their medians. What lies between may differ: caches, and protocols for small messages. Bounds are those
     of repeats drawn again, size by size; there are none if no size was repeated.
 
-    Args:
-        times: Bytes and seconds, one pair for each repeat.
-        members: Ranks of one node, or nodes with one rank each; two at least.
-        scope: Which ranks the link joins.
-        trees: Whether the smallest message may have gone down a tree, in fewer hops.
+    ``times`` are bytes and seconds of each repeat, ``members`` ranks of one node or nodes with one rank each; ``trees``
+    says whether the smallest message may have gone down a tree, in fewer hops.
 
     Raises:
         ValueError: If there are fewer than two members or sizes: no line can be told.

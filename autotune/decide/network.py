@@ -225,16 +225,6 @@ def expected_largest(ranks: int) -> float:
     return (sum(above) - above[0] / 2 - sum(below) + below[0] / 2) / 100
 
 
-def least_tokens_per_rank(flops_per_s: float, element_bytes: int, bytes_per_s: float) -> float:
-    """T_min: tokens of a step and rank whose whole backward takes as long as a ring all-reduce over many nodes.
-
-    4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N; F is achieved by one rank, b is of an element of a
-    gradient, B of a node's NIC. A bound, not what DDP does: under accumulation
-    only the last micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
-    """
-    return flops_per_s * element_bytes / (2 * bytes_per_s)
-
-
 def hidden_bound_s(
     compute: RankCompute, rows: float, micro_batches: int, exchange: Exchange, network: Network
 ) -> float:

@@ -9,14 +9,13 @@ and the 0.46. ``docs/plan.md`` says for which models it was fitted.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 
-from autotune.core.plan import Fleet, Goal, PlanFigure, derived
+from autotune.core.plan import Fleet, Goal, GoalKind, PlanFigure, derived
 from autotune.core.units import format_amount, format_share
 from autotune.decide.scaling import USEFUL_EFFICIENCY, AllRanks
 from autotune.decide.sharding import Share, StateBytes
 from autotune.errors import BadInput
-from trainer.config import CheckpointSettings
 
 FLOPS_PER_PARAMETER_AND_TOKEN = 6
 TOKENS_PER_PARAMETER = 20
@@ -29,12 +28,7 @@ OPTIMUM_LIMITS = "fitted on decoder models, under one pass"
 
 SECONDS_PER_HOUR = 3600.0
 MOST_PASSES = 40
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""The weight and both of AdamW's averages, in 32 bits whatever the precision. Left out: headers, manifests and the
-optimizer's step counts, some KiB; the tokenizer; logs."""
-EXPORTED_BYTES_PER_PARAMETER = 4
-"""The model that a finished run leaves beside its checkpoints."""
-LEFT_OUT = "queues, starts, restarts, compiling, validation, saving, nodes that fail"
+LEFT_OUT = "queues, starts, restarts, compiling, validation, saving, nodes that fail, energy, disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +64,7 @@ class MemoryPlan:
     most_rows: int
     """That fit a rank alone with the headroom left; 0 if not one does."""
     source: str
-    """Where the prediction comes from, in words."""
     shares: tuple[Share, ...] = ()
-    """One for each way of sharing the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +73,6 @@ class NodesRow:
 
     nodes: int
     efficiency: float
-    """Against as many times one node."""
     tokens_per_s: float
     wall_s: float
     device_hours: float
@@ -89,132 +80,89 @@ class NodesRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs(AllRanks):
-    """All that a plan is computed from. What nothing tells is None."""
+class Plan:
+    """What a training takes, behind what that is computed from. A figure that nothing tells is None."""
 
     model: str
     goal: Goal
     fleet: Fleet
-    parameters: PlanFigure | None
-    """Of the model, shared ones once."""
-    flops_per_token: PlanFigure | None
-    """As the mathematics asks for."""
     tokens_per_row: PlanFigure
-    """Real ones, on average."""
+    """Non-padding ones, on average."""
     tokens_per_pass: PlanFigure | None
-    """Real ones of one pass over the dataset."""
+    """Non-padding ones of one pass over the dataset."""
     batch_rows: int
     """Of a step over all ranks."""
-    rank_tokens_per_s: PlanFigure | None
-    """Real tokens/s of one rank, on one node."""
-    rate_missing: str = ""
-    """Why there is none, and what to do."""
-    checkpoint: CheckpointSettings
-    power_w: PlanFigure | None
-    """Of one GPU."""
     price_per_device_hour: float | None
-    """The user's."""
-    memory: MemoryPlan | None
-    memory_missing: str | None = None
-    """Why there is none."""
+    rank_tokens_per_s: PlanFigure | None = None
+    """Non-padding tokens/s of one rank, on one node."""
+    rate_missing: str = ""
+    all_ranks: AllRanks = field(default_factory=AllRanks)
+    memory: MemoryPlan | None = None
+    memory_missing: str = ""
     warnings: tuple[str, ...] = ()
-    next_command: str
+    next_command: str = ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(PlanInputs):
-    """What a training takes. A figure that nothing tells is None."""
-
-    tokens: PlanFigure
-    """Real ones, special tokens included."""
-    batch_tokens: PlanFigure
-    """Real tokens of a step over all ranks."""
-    steps: PlanFigure
-    """Of the optimizer."""
-    passes: PlanFigure | None
-    """Over the dataset."""
-    wall_s: PlanFigure | None
+    tokens: PlanFigure | None = None
+    """Non-padding ones, special tokens included."""
+    batch_tokens: PlanFigure | None = None
+    """Non-padding tokens of a step over all ranks."""
+    steps: PlanFigure | None = None
+    passes: PlanFigure | None = None
+    wall_s: PlanFigure | None = None
     """Of all training steps."""
-    device_hours: PlanFigure | None
+    device_hours: PlanFigure | None = None
     """GPU-hours; on a CPU, CPU-hours."""
-    cost: PlanFigure | None
-    """In the currency of the price."""
-    energy_kwh: PlanFigure | None
-    """Of the GPUs alone."""
-    flops_counted: PlanFigure | None
-    """What the mathematics of the real tokens asks for, as for MFU."""
-    flops_6n: PlanFigure | None
-    """Six operations for each parameter and token."""
-    optimal: Optimal | None
+    cost: PlanFigure | None = None
+    flops_6n: PlanFigure | None = None
+    optimal: Optimal | None = None
     """Model and tokens of the lowest loss for ``flops_6n``."""
-    checkpoint_bytes: PlanFigure | None
-    """Of one checkpoint, of all ranks' files together."""
-    disk_bytes: PlanFigure | None
-    """At most at once: checkpoints that are kept, the one being written, the one a rollback would take, the export."""
-    by_nodes: tuple[NodesRow, ...]
+    by_nodes: tuple[NodesRow, ...] = ()
     """The same tokens on fewer nodes, and on those that are meant; empty on one."""
-    left_out: tuple[str, ...]
+
+    @property
+    def parameters(self) -> PlanFigure | None:
+        """Of the model, shared ones once."""
+        return None if self.memory is None else self.memory.parameters
 
 
-def plan_of(known: PlanInputs) -> Plan:
-    """Return everything that follows.
+def plan_of(known: Plan) -> Plan:
+    """Return a plan with everything that follows from what is known.
 
     Raises:
         BadInput: If what was asked for cannot be turned into tokens: passes over a dataset that is not here, hours at
             a rate that nobody knows, operations of a model whose size nobody knows.
     """
-    goal, fleet, size, per_row, rows = known.goal, known.fleet, known.parameters, known.tokens_per_row, known.batch_rows
+    goal, fleet, per_row, rows = known.goal, known.fleet, known.tokens_per_row, known.batch_rows
     told = f"{rows:,} rows of {per_row.value:,.4g} real tokens ({per_row.source})"
     batch = derived(lambda tokens: tokens * rows, per_row, source=told)
     asked = PlanFigure(value=goal.amount, basis="given", source=goal.source)
     tokens = _tokens(known, asked, batch)
     told = f"{format_amount(batch.value)} real tokens a step"
-    steps = asked
-    if goal.kind != "steps":
-        steps = derived(lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told)
+    steps = derived(lambda all_, one: max(1.0, math.ceil(all_ / one)), tokens, batch, source=told)
     passes = _if_known(lambda all_, one: all_ / one, tokens, known.tokens_per_pass, source="tokens of the dataset")
-    if goal.kind == "epochs":
-        passes = asked
-    wall = _if_known(
-        lambda all_, rate: all_ / rate, tokens, known.tokens_per_s, source="tokens by the rate of all ranks"
-    )
+    told = "tokens by the rate of all ranks"
+    wall = _if_known(lambda all_, rate: all_ / rate, tokens, known.all_ranks.tokens_per_s, source=told)
     if goal.kind == "hours":
         wall = derived(lambda hours: hours * SECONDS_PER_HOUR, asked, source=goal.source)
-    price, power, on_gpus = known.price_per_device_hour, known.power_w, fleet.device == "cuda"
-    devices = fleet.ranks * (fleet.cpus_per_rank or 1.0)
-    told = f"wall time of {devices:g} {'GPUs' if on_gpus else 'CPUs'}"
-    device_hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
-    cost = None
-    if price is not None:
-        cost = _if_known(lambda hours: hours * price, device_hours, source="at the price that you gave")
-    energy = _if_known(
-        lambda hours, watt: hours * watt / 1000, device_hours, power, source="" if power is None else power.source
-    )
-    told = "layers, attention within documents, head at predicted tokens"
-    by_6n = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, size, tokens, source="6·N·D")
-    on_disk = disk_of(size, known.checkpoint, steps.value) if size is not None else (None, None)
-    plan = Plan(
-        **{one.name: getattr(known, one.name) for one in fields(known)},
+    devices, price = fleet.ranks * (fleet.cpus_per_rank or 1.0), known.price_per_device_hour
+    told = f"wall time of {devices:g} {'GPUs' if fleet.device == 'cuda' else 'CPUs'}"
+    hours = _if_known(lambda seconds: seconds * devices / SECONDS_PER_HOUR, wall, source=told)
+    told = "at the price that you gave"
+    by_6n = _if_known(lambda n, d: FLOPS_PER_PARAMETER_AND_TOKEN * n * d, known.parameters, tokens, source="6·N·D")
+    plan = replace(
+        known,
         tokens=tokens,
         batch_tokens=batch,
-        steps=steps,
-        passes=passes,
+        steps=asked if goal.kind == "steps" else steps,
+        passes=asked if goal.kind == "epochs" else passes,
         wall_s=wall,
-        device_hours=device_hours,
-        cost=cost,
-        energy_kwh=energy,
-        flops_counted=_if_known(lambda one, d: one * d, known.flops_per_token, tokens, source=told),
+        device_hours=hours,
+        cost=None if price is None else _if_known(lambda one: one * price, hours, source=told),
         flops_6n=by_6n,
         optimal=None if by_6n is None else optimal_for(by_6n.value),
-        checkpoint_bytes=on_disk[0],
-        disk_bytes=on_disk[1],
         by_nodes=tuple(_by_nodes(known, tokens.value)),
-        left_out=(
-            LEFT_OUT,
-            "energy of hosts, network and cooling (PUE)" if on_gpus else "energy, as no CPU's power was measured",
-        ),
     )
-    return replace(plan, warnings=(*known.warnings, *_warnings(plan)))
+    return replace(plan, warnings=(*known.warnings, *_warnings(plan, tokens.value)))
 
 
 def _if_known(compute: Callable[..., float], *of: PlanFigure | None, source: str) -> PlanFigure | None:
@@ -222,57 +170,44 @@ def _if_known(compute: Callable[..., float], *of: PlanFigure | None, source: str
     return derived(compute, *there, source=source) if len(there) == len(of) else None
 
 
-def _tokens(known: PlanInputs, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
-    goal, size, total = known.goal, known.parameters, known.tokens_per_s
-    if goal.kind == "tokens":
+def _tokens(known: Plan, amount: PlanFigure, batch: PlanFigure) -> PlanFigure:
+    if known.goal.kind == "tokens":
         return amount
-    if goal.kind == "steps":
-        return derived(lambda steps, one: steps * one, amount, batch, source=f"{goal.source}, of such batches")
-    if goal.kind == "epochs":
-        if known.tokens_per_pass is None:
-            raise BadInput(
-                f"{goal.source}: how many tokens a pass has, only the dataset says, and none is here",
-                next_step="Name it: --data DIR; or say how many tokens: --tokens 45.2B",
-            )
-        told = f"{goal.source} of the dataset"
-        return derived(lambda passes, one: passes * one, amount, known.tokens_per_pass, source=told)
-    if goal.kind == "flops":
-        if size is None:
-            raise BadInput(
-                f"{goal.source}: how many parameters {known.model} has is not known ({known.memory_missing})",
-                next_step="Say how many tokens instead: --tokens 10B",
-            )
-        told = f"{goal.source}, by 6·N·D"
-        return derived(lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n, amount, size, source=told)
-    if total is None:
-        raise BadInput(
-            f"{goal.source}: {known.rate_missing}", next_step="Say the rate: --tokens-per-s 100k, of one GPU"
-        )
-    told = f"{goal.source} at that rate"
-    return derived(lambda rate, hours: rate * hours * SECONDS_PER_HOUR, total, amount, source=told)
+    ways: dict[GoalKind, tuple[PlanFigure | None, Callable[..., float], str, str, str]] = {
+        "steps": (batch, lambda steps, one: steps * one, "of such batches", "", ""),
+        "epochs": (
+            known.tokens_per_pass,
+            lambda passes, one: passes * one,
+            "of the dataset",
+            "how many tokens a pass has, only the dataset says, and none is here",
+            "Name it: --data DIR; or say how many tokens: --tokens 45.2B",
+        ),
+        "flops": (
+            known.parameters,
+            lambda flops, n: flops / FLOPS_PER_PARAMETER_AND_TOKEN / n,
+            "by 6·N·D",
+            f"how many parameters {known.model} has is not known ({known.memory_missing})",
+            "Say how many tokens instead: --tokens 10B",
+        ),
+        "hours": (
+            known.all_ranks.tokens_per_s,
+            lambda hours, rate: rate * hours * SECONDS_PER_HOUR,
+            "at that rate",
+            known.rate_missing,
+            "Say the rate: --tokens-per-s 100k, of one GPU",
+        ),
+    }
+    of, compute, told, missing, next_step = ways[known.goal.kind]
+    if of is None:
+        raise BadInput(f"{known.goal.source}: {missing}", next_step=next_step)
+    return derived(compute, amount, of, source=f"{known.goal.source}, {told}")
 
 
-def disk_of(parameters: PlanFigure, settings: CheckpointSettings, steps: float) -> tuple[PlanFigure, PlanFigure]:
-    """Return the bytes of one checkpoint, and of all that lie on the disk at once."""
-    each = CHECKPOINT_BYTES_PER_PARAMETER
-    told = f"{each} bytes for each parameter: weights and two averages of AdamW, 32 bits"
-    one = derived(lambda count: count * each, parameters, source=told)
-    at_once = 0
-    if settings.enabled:
-        # Before the oldest goes, the new one is written; and the newest good one stays however old it is.
-        at_once = settings.keep_last + 2
-        if settings.keep_every_steps is not None:
-            at_once += int(steps // settings.keep_every_steps)
-    told = f"at most {at_once} checkpoints at once (keep_last = {settings.keep_last}) and the exported model"
-    per_parameter = at_once * each + EXPORTED_BYTES_PER_PARAMETER
-    return one, derived(lambda count: count * per_parameter, parameters, source=told)
-
-
-def _by_nodes(known: PlanInputs, tokens: float) -> Iterator[NodesRow]:
+def _by_nodes(known: Plan, tokens: float) -> Iterator[NodesRow]:
     if known.rank_tokens_per_s is None:
         return
     fleet, price = known.fleet, known.price_per_device_hour
-    for nodes, efficiency in known.efficiency_by_nodes.items():
+    for nodes, efficiency in known.all_ranks.efficiency_by_nodes.items():
         ranks = nodes * fleet.ranks_per_node
         rate = known.rank_tokens_per_s.value * ranks * efficiency
         hours = tokens / rate * ranks * (fleet.cpus_per_rank or 1.0) / SECONDS_PER_HOUR
@@ -286,10 +221,9 @@ def _by_nodes(known: PlanInputs, tokens: float) -> Iterator[NodesRow]:
         )
 
 
-def _warnings(plan: Plan) -> Iterator[str]:
-    efficiency = plan.efficiency
+def _warnings(plan: Plan, tokens: float) -> Iterator[str]:
+    efficiency, useful = plan.all_ranks.efficiency, plan.all_ranks.useful_nodes or 1
     if efficiency is not None and efficiency.value < USEFUL_EFFICIENCY:
-        useful = plan.useful_nodes or 1
         are = "one node is" if useful == 1 else f"{useful} nodes are"
         yield (
             f"{plan.fleet.nodes} nodes are {format_share(efficiency.value)} efficient ({efficiency.basis}), below "
@@ -305,7 +239,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
         )
     if plan.parameters is None:
         return
-    ratio = plan.tokens.value / plan.parameters.value / TOKENS_PER_PARAMETER
+    ratio = tokens / plan.parameters.value / TOKENS_PER_PARAMETER
     if not 1 / FAR_RATIO <= ratio <= FAR_RATIO:
         more = ratio > 1
         means = (

@@ -39,15 +39,6 @@ class PredictedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedModel:
-    """Why nothing is predicted of a model."""
-
-    exit_code: int
-    message: str
-    next_step: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Predictions for one GPU; nothing of it was measured."""
 
@@ -56,8 +47,8 @@ class Answer:
     reserve_bytes: int
     """Of the GPU's memory, left out of the budget."""
     models: tuple[PredictedModel, ...]
-    refused: Mapping[str, RefusedModel]
-    """Models that do not fit or cannot be predicted, and why."""
+    refused: Mapping[str, Mapping[str, Any]]
+    """Models that do not fit or cannot be predicted, each with its ``exit_code``, ``message`` and ``next_step``."""
     what_if: tuple[Mapping[str, Any], ...]
     """Alternatives, each with its settings, ``rows`` that fit, ``real_tokens`` of them and a ``note``; ``rows`` is null
     if the note says why there is no answer."""

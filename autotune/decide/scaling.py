@@ -4,14 +4,16 @@ The global batch is the user's: more nodes mean fewer rows for each rank, and it
 which ends the scaling of a fixed batch. Efficiency is always against one node with the same global batch.
 """
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from autotune.core.network import MIB, Exchange, Network, RankCompute
+from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
 from autotune.core.plan import Basis, PlanFigure, derived, derived_basis
 from autotune.decide.network import StepTime, hidden_bound_s, step_time
+from trainer.config import GradientDtype, Strategy
 
 USEFUL_EFFICIENCY = 0.9
 BUCKET_CAPS_BYTES = (5 * MIB, 10 * MIB, 25 * MIB, 50 * MIB, 100 * MIB)
@@ -100,22 +102,23 @@ def limit_of(time: StepTime) -> tuple[Limit, float | None]:
     return (worst, min(1.0, share)) if share > 0.01 else ("computation", None)
 
 
-def exchanges(*, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",)) -> tuple[Exchange, ...]:
-    """Return what may be chosen from, the simplest first.
+def exchanges(
+    *, sixteen_bit: bool, strategies: Sequence[str] = ("ddp",), half: GradientDtype = "bf16"
+) -> tuple[Exchange, ...]:
+    """Return what may be chosen from, the simplest first, with gradients of ``half`` as well if 16 bits are allowed.
 
-    Args:
-        sixteen_bit: Whether gradients may travel in 16 bits, which changes the recipe: only after an equal-loss check.
-        strategies: Of ``ddp``, ``zero1``, ``hsdp``, ``fsdp2``; those that need less memory are slower or as fast.
+    These change the recipe: only after an equal-loss check. Strategies (``ddp``, ``zero1``, ``hsdp``, ``fsdp2``) that
+    need less memory are slower or as fast.
     """
     caps = sorted(BUCKET_CAPS_BYTES, key=lambda cap: abs(cap - Exchange().bucket_cap_bytes))
-    kinds = [Exchange(strategy="ddp"), Exchange(strategy="zero1")]
-    found = [replace(kind, bucket_cap_bytes=cap) for kind in kinds if kind.strategy in strategies for cap in caps]
+    bucketed: tuple[Strategy, ...] = ("ddp", "zero1")
+    found = [Exchange(strategy=kind, bucket_cap_bytes=cap) for kind in bucketed if kind in strategies for cap in caps]
     if "hsdp" in strategies:
         found.append(Exchange(strategy="fsdp2", shard_within_nodes=True))
     if "fsdp2" in strategies:
         found.append(Exchange(strategy="fsdp2"))
     if sixteen_bit:
-        found += [replace(one, gradient_dtype="bf16") for one in found]
+        found += [replace(one, gradient_dtype=half) for one in found]
     return tuple(found)
 
 
@@ -136,48 +139,6 @@ def predict(
     time, dealt = min(found, key=lambda one: one[0].step_s)
     rate = load.real_tokens / time.step_s
     return PredictedStep(nodes=network.nodes, dealt=dealt, exchange=exchange, time=time, real_tokens_per_s=rate)
-
-
-def one_node_rate(load: Load, network: Network, among: Sequence[Exchange]) -> float | None:
-    """Return real tokens/s of the fastest exchange on one node, against which efficiency is."""
-    alone = [predict(load, replace(network, nodes=1), exchange) for exchange in among]
-    return max((one.real_tokens_per_s for one in alone if one is not None), default=None)
-
-
-def best(load: Load, network: Network, among: Sequence[Exchange], of_one: float | None = None) -> PredictedStep | None:
-    """Return the fastest exchange; of those that are as fast, the first."""
-    found = [one for one in (predict(load, network, exchange) for exchange in among) if one is not None]
-    if not found:
-        return None
-    fastest = max(one.real_tokens_per_s for one in found)
-    chosen = next(one for one in found if one.real_tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
-    of_one = of_one or one_node_rate(load, network, among)
-    if of_one is None:
-        return chosen
-    bound_s = hidden_bound_s(load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.exchange, network)
-    return replace(
-        chosen,
-        efficiency=chosen.real_tokens_per_s / (network.nodes * of_one),
-        bound_efficiency=load.real_tokens / bound_s / (network.nodes * of_one),
-    )
-
-
-def scale(load: Load, network: Network, among: Sequence[Exchange], counts: Iterable[int]) -> list[PredictedStep]:
-    """Return the best at each of these numbers of nodes, left out where there are more ranks than rows."""
-    of_one = one_node_rate(load, network, among)
-    found = (best(load, replace(network, nodes=nodes), among, of_one) for nodes in counts)
-    return [one for one in found if one is not None]
-
-
-def efficiency_by_nodes(load: Load, network: Network, among: Sequence[Exchange]) -> Callable[[int], float | None]:
-    """Return the efficiency by nodes; None where the batch cannot be dealt to them."""
-    of_one = one_node_rate(load, network, among)
-
-    def efficient(nodes: int) -> float | None:
-        found = best(load, replace(network, nodes=nodes), among, of_one)
-        return None if found is None else found.efficiency
-
-    return efficient
 
 
 ALWAYS_LOOKED_AT = 64
@@ -201,23 +162,81 @@ def useful_nodes(efficient: Callable[[int], float | None], most_nodes: int, know
     return useful
 
 
-def levers(load: Load, network: Network, among: Sequence[Exchange], most_nodes: int, now: int) -> list[tuple[str, int]]:
-    """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first.
+@dataclass(frozen=True, kw_only=True)
+class ScalingModel:
+    """What is trained, over which network, with which exchanges to choose from."""
 
-    A larger batch is advice, never chosen.
-    """
-    wider = replace(network, between=replace(network.between, bytes_per_s=2 * network.between.bytes_per_s))
-    changes = [("twice the bandwidth", load, wider, list(among))]
-    for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
-        changes.append((change, replace(load, global_batch_rows=factor * load.global_batch_rows), network, list(among)))
-    if all(one.gradient_dtype == "fp32" for one in among):
-        halved = [*among, *(replace(one, gradient_dtype="bf16") for one in among)]
-        changes.append(("16-bit gradients", load, network, halved))
-    found = [
-        (change, useful_nodes(efficiency_by_nodes(of, over, exchanges_), most_nodes, now))
-        for change, of, over, exchanges_ in changes
-    ]
-    return sorted(((change, nodes) for change, nodes in found if nodes > now), key=lambda one: -one[1])
+    load: Load
+    network: Network
+    """Its number of nodes does not matter."""
+    exchanges: tuple[Exchange, ...]
+    """The simplest first."""
+    ends: tuple[Link, Link] | None = None
+    """Links between nodes at the worse and the better end of their bounds; None of what is assumed."""
+    sources: tuple[str, ...] = ()
+    """Where load and network come from, a sentence for each."""
+
+    @functools.cached_property
+    def one_node_rate(self) -> float | None:
+        """Non-padding tokens/s of the fastest exchange on one node, against which efficiency is."""
+        alone = [predict(self.load, replace(self.network, nodes=1), exchange) for exchange in self.exchanges]
+        return max((one.real_tokens_per_s for one in alone if one is not None), default=None)
+
+    def at(self, nodes: int, between: Link | None = None) -> PredictedStep | None:
+        """Return the fastest step on so many nodes, of those as fast the first; None if ranks outnumber rows.
+
+        ``between`` is another link between nodes.
+        """
+        load, network = self.load, replace(self.network, nodes=nodes, between=between or self.network.between)
+        found = [one for one in (predict(load, network, exchange) for exchange in self.exchanges) if one is not None]
+        if not found:
+            return None
+        fastest = max(one.real_tokens_per_s for one in found)
+        chosen = next(one for one in found if one.real_tokens_per_s >= (1 - AS_FAST_SHARE) * fastest)
+        if self.one_node_rate is None:
+            return chosen
+        bound_s = hidden_bound_s(load.compute, chosen.dealt.rows, chosen.dealt.micro_batches, chosen.exchange, network)
+        ideal = nodes * self.one_node_rate
+        return replace(
+            chosen,
+            efficiency=chosen.real_tokens_per_s / ideal,
+            bound_efficiency=load.real_tokens / bound_s / ideal,
+        )
+
+    def efficiency(self, nodes: int) -> float | None:
+        """Return the efficiency of so many nodes; None if the batch cannot be dealt to them."""
+        found = self.at(nodes)
+        return None if found is None else found.efficiency
+
+    @property
+    def least_tokens_per_rank(self) -> float:
+        """T_min: non-padding tokens of a step and rank whose whole backward takes as long as a ring all-reduce of fp32.
+
+        Over many nodes 4NT/F = 2bN/B, so T = F·b/(2B), whatever the size of the model N; F is achieved by one rank, b
+        is of an element of a gradient, B of a node's NIC. A bound, not what DDP does: under accumulation only the last
+        micro-batch's backward hides anything. Left out: latency, gradients without FLOPs, (k - 1)/k.
+        """
+        load, compute = self.load, self.load.compute
+        backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.most_rows)
+        flops_per_s = 4 * compute.elements * load.most_rows * load.real_tokens_per_row / backward_s
+        return flops_per_s * ELEMENT_BYTES["fp32"] / (2 * self.network.between.bytes_per_s)
+
+    def levers(self, most_nodes: int, now: int) -> list[tuple[str, int]]:
+        """Return what lifts the number of useful nodes, each alone, and to how many, the strongest first.
+
+        A larger batch is advice, never chosen.
+        """
+        between = self.network.between
+        wider = replace(self.network, between=replace(between, bytes_per_s=2 * between.bytes_per_s))
+        changes = {"twice the bandwidth": replace(self, network=wider)}
+        for factor, change in ((2, "twice the global batch"), (4, "four times the global batch")):
+            larger = replace(self.load, global_batch_rows=factor * self.load.global_batch_rows)
+            changes[change] = replace(self, load=larger)
+        if all(one.gradient_dtype == "fp32" for one in self.exchanges):
+            halved = (replace(one, gradient_dtype="bf16") for one in self.exchanges)
+            changes["16-bit gradients"] = replace(self, exchanges=(*self.exchanges, *halved))
+        found = [(change, useful_nodes(model.efficiency, most_nodes, now)) for change, model in changes.items()]
+        return sorted(((change, nodes) for change, nodes in found if nodes > now), key=lambda one: -one[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +247,6 @@ class AllRanks:
     """Real ones, of all ranks."""
     efficiency: PlanFigure | None = None
     """Of all nodes, against as many times one; None on one."""
-    micro_batches: int = 1
-    """Of a step on each rank."""
     rows: int = 0
     """Of a micro-batch of the fullest rank."""
     efficiency_by_nodes: Mapping[int, float] = field(default_factory=dict)
@@ -238,44 +255,33 @@ class AllRanks:
     """At this batch, looked for up to the number that is meant; None if that is efficient enough."""
 
 
-def spread(
-    rate: PlanFigure, load: Load, network: Network, *, among: Sequence[Exchange], nodes: int, links: tuple[Basis, str]
-) -> AllRanks:
+def spread(rate: PlanFigure, known: ScalingModel, *, nodes: int, links: tuple[Basis, str]) -> AllRanks:
     """Return all ranks together.
 
     ``rate`` is of one rank on one node, and the load is set to it; ``links`` say what the network rests on, and its
-    source. The network's number of nodes does not matter.
+    source.
     """
-    ranks = nodes * network.ranks_per_node
-    dealings = load.dealings(ranks)
+    ranks = nodes * known.network.ranks_per_node
+    dealings = known.load.dealings(ranks)
     if not dealings:
         return AllRanks()
     if nodes == 1:
         total = derived(lambda one: one * ranks, rate, source=f"{ranks} ranks of one node, as fast as that each")
-        return AllRanks(tokens_per_s=total, micro_batches=dealings[0].micro_batches, rows=dealings[0].rows)
-    paced = _paced(rate.value, load, network, among)
-    efficient = efficiency_by_nodes(paced, network, among)
-    found = best(paced, replace(network, nodes=nodes), among)
+        return AllRanks(tokens_per_s=total, rows=dealings[0].rows)
+    assert known.one_node_rate is not None  # more nodes were dealt the batch
+    factor, compute = known.one_node_rate / (rate.value * known.network.ranks_per_node), known.load.compute
+    paced_s = {name: factor * getattr(compute, name) for name in ("row_s", "micro_batch_s", "update_s")}
+    paced = replace(known, load=replace(known.load, compute=replace(compute, **paced_s)))
+    found = paced.at(nodes)
     assert found is not None  # there are rows for all ranks
-    known = PlanFigure(value=min(1.0, found.efficiency or 1.0), basis=links[0], source=links[1])
-    useful = None if known.value >= USEFUL_EFFICIENCY else useful_nodes(efficient, nodes)
-    counts = sorted({1, useful or nodes // 2, nodes})
+    share = PlanFigure(value=min(1.0, found.efficiency or 1.0), basis=links[0], source=links[1])
+    useful = None if share.value >= USEFUL_EFFICIENCY else useful_nodes(paced.efficiency, nodes)
+    by_nodes = {count: paced.efficiency(count) for count in sorted({1, useful or nodes // 2, nodes})}
     told = f"{ranks} ranks at that rate and efficiency"
     return AllRanks(
-        tokens_per_s=derived(lambda one, share: one * ranks * share, rate, known, source=told),
-        efficiency=replace(known, basis=derived_basis(rate, known)),
-        micro_batches=found.dealt.micro_batches,
+        tokens_per_s=derived(lambda one, part: one * ranks * part, rate, share, source=told),
+        efficiency=replace(share, basis=derived_basis(rate, share)),
         rows=found.dealt.rows,
-        efficiency_by_nodes={count: min(1.0, share) for count in counts if (share := efficient(count)) is not None},
+        efficiency_by_nodes={count: min(1.0, one) for count, one in by_nodes.items() if one is not None},
         useful_nodes=useful,
     )
-
-
-def _paced(rate: float, load: Load, network: Network, among: Sequence[Exchange]) -> Load:
-    """Return the load, computing as fast as is said of one rank on one node."""
-    # Of a batch that one node can be dealt: the smallest there is has a row for each rank.
-    now = one_node_rate(load, network, among)
-    assert now is not None  # more nodes were dealt it
-    factor, one = now / (rate * network.ranks_per_node), load.compute
-    seconds = {name: factor * getattr(one, name) for name in ("row_s", "micro_batch_s", "update_s")}
-    return replace(load, compute=replace(one, **seconds))

@@ -45,8 +45,8 @@ class Share:
     trains_here: bool
     """Whether this project's trainer can; the others are formulas for comparison."""
     total_bytes: int
-    fits: bool | None
-    """Whether that is within the budget; None without one."""
+    fits: bool
+    """Whether that is within the budget."""
     held: StateBytes
 
 
@@ -118,9 +118,9 @@ def shares(
     ranks: int,
     *,
     largest_layer_bytes: int,
+    budget_bytes: int,
     tensor_ranks: int = 1,
     pipeline_stages: int = 1,
-    budget_bytes: int | None = None,
 ) -> tuple[Share, ...]:
     """Return each way of sharing: ZeRO among all ranks, then tensor and pipeline parallelism, each alone."""
     names = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)") if ranks > 1 else ("one rank alone",)
@@ -137,7 +137,7 @@ def shares(
             name=name,
             trains_here=here,
             total_bytes=held.total_bytes,
-            fits=None if budget_bytes is None else held.total_bytes <= budget_bytes,
+            fits=held.total_bytes <= budget_bytes,
             held=held,
         )
         for name, here, held in found

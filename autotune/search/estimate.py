@@ -2,14 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.core.allocations import Trace
 from autotune.core.outcome import Measured, TimedOut
 from autotune.core.trial import Trial
 from autotune.decide.memory import Law, Surroundings, largest_rows, law_of, peak_bytes
-from autotune.decide.surroundings import UNTRACED_SHARE, Expected
 from autotune.errors import NotCheckable
 from autotune.measure.machine import Machine
 from trainer.config import TrainConfig
@@ -47,12 +46,10 @@ class EstimateRequest:
 class MemoryEstimate:
     """The law of one model's memory, and where it comes from."""
 
-    request: EstimateRequest
     law: Law
     parameters: int
     attention: str
     attention_reason: str
-    traces: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,29 +103,13 @@ def _extended(
             break
     else:
         raise _cannot(request, "it allocates in another order at another size")
-    estimate = MemoryEstimate(
-        request=request,
-        law=law,
-        parameters=found["parameters"],
-        attention=found["attention"],
-        attention_reason=found["attention_reason"],
-        traces=len(law.rows),
-    )
-    return estimate, tuple(alike)
+    told = {name: found[name] for name in ("parameters", "attention", "attention_reason")}
+    return MemoryEstimate(law=law, **told), tuple(alike)
 
 
 def predicted_rows(estimate: MemoryEstimate, budget_bytes: float, surroundings: Surroundings, *, max_rows: int) -> int:
     """Return the largest micro-batch that is predicted to fit."""
     return largest_rows(estimate.law, budget_bytes, surroundings, max_rows=max_rows)
-
-
-def rows_range(estimate: MemoryEstimate, budget_bytes: float, expected: Expected, *, max_rows: int) -> tuple[int, int]:
-    """Return the same with everything that is assumed at its most, and at its least."""
-    share = UNTRACED_SHARE[expected.usual.kind]
-    room = max(0, budget_bytes - peak_bytes(estimate.law, 1, expected.usual))
-    low = predicted_rows(estimate, budget_bytes - share * room, expected.most, max_rows=max_rows)
-    high = predicted_rows(estimate, budget_bytes + share * room, expected.least, max_rows=max_rows)
-    return low, high
 
 
 def predicted_bytes(estimate: MemoryEstimate, surroundings: Surroundings) -> Callable[[int], float]:
@@ -137,22 +118,17 @@ def predicted_bytes(estimate: MemoryEstimate, surroundings: Surroundings) -> Cal
 
 
 def _traced(request: EstimateRequest, machine: Machine, rows: tuple[int, ...]) -> Mapping[str, Any]:
-    measured = {
+    measured = asdict(request) | {
         "config": request.config.model_dump(mode="json"),
-        "vocab_size": request.vocab_size,
         "special_ids": request.special_ids.model_dump(),
         "sizes": list(rows),
-        "micro_batches": request.micro_batches,
-        "documents_per_row": request.documents_per_row,
-        "ranks": request.ranks,
     }
     outcome = machine.run(Trial(job="trace", measured=measured, timeout_s=TRACE_TIMEOUT_S))
-    if not isinstance(outcome, Measured):
-        why = (outcome.detail.strip().splitlines() or [outcome.kind])[-1]
-        if isinstance(outcome, TimedOut):
-            why = f"tracing took longer than {TRACE_TIMEOUT_S:g} s"
-        raise _cannot(request, why)
-    return outcome.figures
+    if isinstance(outcome, Measured):
+        return outcome.figures
+    if isinstance(outcome, TimedOut):
+        raise _cannot(request, f"tracing took longer than {TRACE_TIMEOUT_S:g} s")
+    raise _cannot(request, (outcome.detail.strip().splitlines() or [outcome.kind])[-1])
 
 
 def _cannot(request: EstimateRequest, why: str) -> CannotTrace:

@@ -151,12 +151,11 @@ class NetworkTuning:
         sizes = list(SIZES_BYTES[self.request.config.device])
         outcome = self._run("links", {"sizes_bytes": sizes, "repeats": REPEATS, "seconds": SIZE_SECONDS}, "links")
         self.links = links = LinkFigures.of(_measured(outcome, "the links"))
+        trees = self._has_trees
         if links.within:
-            self.fits["within nodes"] = fit_link(
-                links.within, links.ranks_per_node, "within nodes", trees=self._has_trees
-            )
+            self.fits["within nodes"] = fit_link(links.within, links.ranks_per_node, "within nodes", trees=trees)
         if links.between:
-            self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=self._has_trees)
+            self.fits["between nodes"] = fit_link(links.between, links.nodes, trees=trees)
         self.all_reduce_factor = all_reduce_factor(links.all, self.network())
         self.slowdown_share = links.slowdown_share
 
@@ -181,11 +180,10 @@ class NetworkTuning:
         """Measure steps in which nothing travels, at the profile's micro-batch and at half of it."""
         rows = self.request.config.micro_batch_rows
         whole = self.steps(rows)
-        fixed_s = 0.0
+        fixed_s, whole_s = 0.0, computed_s(whole)
         if rows > 1:
-            half = self.steps(rows // 2)
-            row_s = (computed_s(whole) - computed_s(half)) / (rows - rows // 2)
-            fixed_s = min(max(0.0, computed_s(whole) - rows * row_s), computed_s(whole))
+            row_s = (whole_s - computed_s(self.steps(rows // 2))) / (rows - rows // 2)
+            fixed_s = min(max(0.0, whole_s - rows * row_s), whole_s)
         self.compute = compute_of(whole, fixed_s)
 
     def load(self) -> Load:
@@ -204,24 +202,17 @@ class NetworkTuning:
         by_kind: dict[tuple[str, str, bool], PredictedStep] = {}
         two_levels = self.request.nodes > 1 and self.request.ranks_per_node > 1
         strategies = [one for one in self.request.strategies if one != "hsdp" or two_levels]
-        for exchange in exchanges(sixteen_bit=sixteen_bit, strategies=strategies):
-            wide = exchange.gradient_dtype == "fp32"
-            one = exchange if wide else replace(exchange, gradient_dtype=self.request.half)
-            predicted = predict(load, network, one)
-            if predicted is None:
-                continue
-            kind = (one.strategy, one.gradient_dtype, one.shard_within_nodes)
+        for one in exchanges(sixteen_bit=sixteen_bit, strategies=strategies, half=self.request.half):
+            predicted, kind = predict(load, network, one), (one.strategy, one.gradient_dtype, one.shard_within_nodes)
             before = by_kind.get(kind)
-            if before is None or predicted.time.step_s < 0.995 * before.time.step_s:
+            if predicted and (before is None or predicted.time.step_s < 0.995 * before.time.step_s):
                 by_kind[kind] = predicted
-        promising = sorted(by_kind.values(), key=lambda one: one.time.step_s)
-        # One of each strategy is shown, whatever is predicted of it.
-        kept = [
-            one
-            for number, one in enumerate(promising)
-            if number < CANDIDATES
-            or one.exchange.strategy not in {other.exchange.strategy for other in promising[:number]}
-        ]
+        kept, shown = [], set()
+        for number, best in enumerate(sorted(by_kind.values(), key=lambda one: one.time.step_s)):
+            # One of each strategy is shown, whatever is predicted of it.
+            if number < CANDIDATES or best.exchange.strategy not in shown:
+                kept.append(best)
+            shown.add(best.exchange.strategy)
         same = default.exchange, default.dealt
         return [default, *(one for one in kept if (one.exchange, one.dealt) != same)]
 
@@ -322,49 +313,38 @@ class NetworkTuning:
             self.slowdown_share = min(0.5, max(0.0, (default.step_s - time.step_s) / hidden))
 
     def steps(
-        self,
-        rows: int,
-        micro_batches: int = 1,
-        exchange: Exchange | None = None,
-        *,
-        steps: int = COMPUTE_STEPS,
+        self, rows: int, micro_batches: int = 1, exchange: Exchange | None = None, *, steps: int = COMPUTE_STEPS,
         number: int = 0,
-    ) -> ExchangeFigures:
+    ) -> ExchangeFigures:  # fmt: skip
         """Measure steps whose gradients travel, or of one micro-batch in which nothing does: without an exchange."""
-        if exchange is not None:
-            label, dealt = f"steps with {exchange.name}", Dealt(micro_batches=micro_batches, rows=rows)
-            outcome = self._exchange(exchange, dealt, steps, exchange.name, number)
-        else:
-            label = f"steps of {rows} rows"
-            measured = {"config": self._config(rows, 1, Exchange()), "steps": steps, "travels": False, "round": number}
-            outcome = self._run("exchange", measured, f"{rows} rows, nothing travels")
-        return ExchangeFigures.of(_measured(outcome, label))
+        label = f"{rows} rows, nothing travels" if exchange is None else exchange.name
+        dealt, travels = Dealt(micro_batches=micro_batches, rows=rows), exchange is not None
+        outcome = self._exchange(exchange or Exchange(), dealt, steps, label, number, travels=travels)
+        return ExchangeFigures.of(_measured(outcome, f"steps ({label})"))
 
     def _exchange(
-        self, exchange: Exchange, dealt: Dealt, steps: int, label: str, number: int = 0, **train: object
-    ) -> Outcome:
-        config = self._config(dealt.rows, min(MOST_MICRO_BATCHES, dealt.micro_batches), exchange) | train
-        return self._run("exchange", {"config": config, "steps": steps, "travels": True, "round": number}, label)
-
-    def _config(self, rows: int, micro_batches: int, exchange: Exchange) -> dict[str, Any]:
+        self, exchange: Exchange, dealt: Dealt, steps: int, label: str, number: int = 0, *, travels: bool = True,
+        **train: object,
+    ) -> Outcome:  # fmt: skip
+        rows, settings = dealt.rows, self.request.config
         parallel = parallel_settings(exchange, self.request.ranks_per_node)
-        changed = self.request.config.model_copy(
+        changed = settings.model_copy(
             update={
                 "micro_batch_rows": rows,
-                "global_batch_rows": rows * micro_batches * self.request.ranks,
+                "global_batch_rows": rows * min(MOST_MICRO_BATCHES, dealt.micro_batches) * self.request.ranks,
                 "global_batch_tokens": None,
                 "global_batch_samples": None,
                 "max_epochs": None,
-                "parallel": self.request.config.parallel.model_copy(update=parallel),
+                "parallel": settings.parallel.model_copy(update=parallel),
             }
         )
-        return changed.model_dump(mode="json", exclude_none=True)
+        config = changed.model_dump(mode="json", exclude_none=True) | train
+        return self._run("exchange", {"config": config, "steps": steps, "travels": travels, "round": number}, label)
 
     def _run(self, job: Any, measured: Mapping[str, Any], label: str) -> Outcome:  # noqa: ANN401 - a literal
         asked = self.request
-        measured = {**measured, "nodes": asked.nodes, "ranks_per_node": asked.ranks_per_node}
-        place = {"data_dir": asked.data_dir}
-        trial = Trial(job=job, measured=measured, place=place, timeout_s=asked.trial_timeout_s)
+        ranks, place = {"nodes": asked.nodes, "ranks_per_node": asked.ranks_per_node}, {"data_dir": asked.data_dir}
+        trial = Trial(job=job, measured={**measured, **ranks}, place=place, timeout_s=asked.trial_timeout_s)
         return Rounds(runner=self.runner).run(trial, label)
 
 

@@ -1,38 +1,49 @@
 """Answer ``autotune plan``: put together what is known of model, data and machines, and have the arithmetic done."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from autotune.cluster.training import default_ranks
 from autotune.core.cards import CARDS, Card, card_of, find_card
 from autotune.core.dataset import SPECIAL_TOKENS_PER_SAMPLE, LengthDistribution
 from autotune.core.defaults import VOCAB_SIZE
-from autotune.core.plan import Fleet, Goal, PlanFigure
+from autotune.core.network import Network, RankCompute
+from autotune.core.plan import Basis, Fleet, Goal, PlanFigure
 from autotune.core.profile import Profile
 from autotune.core.rows import RowContents
 from autotune.core.units import format_amount
 from autotune.decide.choose import DEFAULT_GLOBAL_BATCH_TOKENS
-from autotune.decide.plan import MemoryPlan, Plan, PlanInputs, plan_of
+from autotune.decide.plan import MemoryPlan, Plan, plan_of
 from autotune.decide.probe_command import command
-from autotune.decide.scaling import AllRanks
-from autotune.decide.shape import assumed_lengths, flops_per_token, typical_lengths, vocab_size_of, work_of_shape
-from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
+from autotune.decide.rates import expected_rate, tuned_rate
+from autotune.decide.scaling import AllRanks, Load, ScalingModel, exchanges, spread
+from autotune.decide.shape import (
+    assumed_lengths,
+    flops_per_token,
+    gradients_of_shape,
+    typical_lengths,
+    vocab_size_of,
+    work_of_shape,
+)
 from autotune.errors import UsageError
-from autotune.search.plan_memory import memory_of_probe, most_rows_shared, shared, traced
-from autotune.search.plan_speed import Work, on_all, rank_rate
+from autotune.search.plan_memory import memory_of_probe, most_rows_shared, shared, strategy_that_fits, traced
 from autotune.search.profiles import StoredProfile
 from autotune.search.row_contents import assumed_contents, contents_of
-from autotune.search.scaling import Assumed, joins_nodes
-from trainer.config import TrainConfig
-from trainer.dataset import Manifest, read_manifest
+from autotune.search.scaling import ASSUMED_LINE_SHARE, Assumed, joins_nodes, known_of
+from trainer.config import Strategy, TrainConfig
+from trainer.dataset import read_manifest
+from trainer.peaks import peak_flops_per_s, product_format
 from trainer.progress import Update
 
 FILLING_TOKENS = 8192
 """Of a micro-batch; assumed: fewer leave the Tensor Cores of a large GPU waiting."""
+MFU = (0.256 * 0.327) ** 0.5
+MFU_SOURCE = (
+    f"MFU of {100 * MFU:.1f} %: between the 25.6 and 32.7 % of ModernBERT base and large on 8 H100, the best published "
+    "in bf16 up to 400 M parameters; 45 % is this project's aim, and not measured"
+)
+LINE_BITS_PER_S = 100e9
+"""If nothing is said of a node's NIC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +66,9 @@ class PlanRequest:
     links: Assumed | None = None
     tokens_per_s: float | None = None
     """Of one rank, by the user."""
-    tensor_ranks: int | None = None
-    pipeline_stages: int | None = None
+    tensor_ranks: int = 2
+    """Of the formula for tensor parallelism, and so the next."""
+    pipeline_stages: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +83,8 @@ class _Subject:
     card: Card | None
     """None of a CPU, and of a GPU that is not in the table."""
     fleet: Fleet
-    said: tuple[str, ...] = ()
+    said: str = ""
     """What differs from the profile."""
-
-    @property
-    def profile(self) -> Profile | None:
-        return None if self.stored is None else self.stored.profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +93,11 @@ class _Rows:
 
     contents: RowContents
     tokens: PlanFigure
-    """Real ones of a row, on average."""
+    """Non-padding ones of a row, on average."""
     tokens_per_pass: PlanFigure | None = None
+    samples: LengthDistribution | None = None
     """None without a dataset."""
-    lengths: npt.NDArray[np.int64]
-    """Typical ones of documents, special tokens included; shape (N,)."""
-    vocab_assumed: bool
-    said: tuple[str, ...] = ()
+    said: str = ""
 
 
 def plan(asked: PlanRequest, update: Update) -> Plan:
@@ -102,70 +108,66 @@ def plan(asked: PlanRequest, update: Update) -> Plan:
     """
     goal = asked.goal or _goal_of(asked.source)
     subject = _subject(asked)
-    train, fleet = subject.train, subject.fleet
+    train, fleet, measured = subject.train, subject.fleet, subject.measured
     if fleet.device == "cpu" and asked.price_per_device_hour is not None:
         raise UsageError(
             f"--price-per-gpu-hour: {fleet.name} has no GPU", next_step="Leave it out, or name a card with --gpu."
         )
     rows = _rows(subject, asked)
-    wanted = _batch_rows(subject, rows, asked.global_batch_tokens)
-    dealt = max(wanted, fleet.ranks)
-    found = (None if subject.measured is None else memory_of_probe(subject.measured)) or traced(
-        train,
-        fleet,
-        _expected(subject),
-        rows.contents,
-        update,
-        vocab_assumed=rows.vocab_assumed,
-        rows_per_rank=-(-dealt // fleet.ranks),
-    )
-    memory, parameters, most_rows = None, None, train.micro_batch_rows
-    if isinstance(found, MemoryPlan):
-        memory = shared(found, fleet, tensor_ranks=asked.tensor_ranks, pipeline_stages=asked.pipeline_stages)
-        parameters, most_rows = memory.parameters, max(1, memory.most_rows)
-    strategy = _strategy(memory, train)
-    if memory is not None and strategy == "fsdp2":
-        most_rows = max(memory.most_rows, most_rows_shared(memory, fleet))
-    work = Work(
-        train=train,
+    wanted = _batch_rows(subject, rows.tokens.value, asked.global_batch_tokens)
+    known = Plan(
+        model=train.model.name,
+        goal=goal,
         fleet=fleet,
-        profile=subject.measured,
-        flops_per_token=None if parameters is None else _flops(train, rows, parameters),
-        tokens_per_row=rows.tokens.value,
-        batch_rows=dealt,
-        most_rows=most_rows,
-        parameters=None if parameters is None else round(parameters.value),
-        strategy=strategy,
+        tokens_per_row=rows.tokens,
+        tokens_per_pass=rows.tokens_per_pass,
+        batch_rows=max(wanted, fleet.ranks),
+        price_per_device_hour=asked.price_per_device_hour,
     )
-    rate = rank_rate(work)
+    proven = None if measured is None else memory_of_probe(measured)
+    found = proven or traced(
+        train, fleet, subject.card, rows.contents, update, rows_per_rank=-(-known.batch_rows // fleet.ranks)
+    )
+    if isinstance(found, MemoryPlan):
+        memory = shared(found, fleet, asked.tensor_ranks, asked.pipeline_stages, is_proven=proven is not None)
+        known = replace(known, memory=memory)
+    else:
+        known = replace(known, memory_missing=found.message)
+    own_batch = asked.global_batch_tokens is None and known.batch_rows == wanted
+    known = _with_rate(known, subject, rows, asked, own_batch=own_batch)
+    if known.batch_rows != wanted:
+        least = format_amount(known.batch_rows * rows.tokens.value)
+        cannot = (
+            f"A global batch of {wanted:,} rows cannot be dealt to {fleet.ranks:,} ranks. The figures are for "
+            f"{fleet.ranks:,} rows, {least} real tokens: the least there can be. Choose: --global-batch-tokens."
+        )
+        known = replace(known, warnings=(cannot, *known.warnings))
+    differs = (one for one in (subject.said, rows.said) if one)
+    following = _next(asked, subject, known.memory)
+    return plan_of(replace(known, warnings=(*differs, *known.warnings), next_command=following))
+
+
+def _with_rate(known: Plan, subject: _Subject, rows: _Rows, asked: PlanRequest, *, own_batch: bool) -> Plan:
+    """Return what is known with the rates of one rank and of all, or why there are none."""
+    rate, memory = _rank_rate(subject, rows, known.memory), known.memory
     if asked.tokens_per_s is not None:
         rate = PlanFigure(value=asked.tokens_per_s, basis="given", source="--tokens-per-s")
-    every = AllRanks()
-    if isinstance(rate, PlanFigure):
-        own_batch = asked.global_batch_tokens is None and dealt == wanted
-        every = on_all(work, rate=rate, assumed=asked.links, own_batch=own_batch)
-    return plan_of(
-        PlanInputs(
-            **{one.name: getattr(every, one.name) for one in fields(every)},
-            model=train.model.name,
-            goal=goal,
-            fleet=fleet,
-            parameters=parameters,
-            flops_per_token=work.flops_per_token,
-            tokens_per_row=rows.tokens,
-            tokens_per_pass=rows.tokens_per_pass,
-            batch_rows=dealt,
-            rank_tokens_per_s=rate if isinstance(rate, PlanFigure) else None,
-            rate_missing=rate if isinstance(rate, str) else "",
-            checkpoint=train.checkpoint,
-            power_w=_power(subject),
-            price_per_device_hour=asked.price_per_device_hour,
-            memory=memory,
-            memory_missing=None if isinstance(found, MemoryPlan) else found.message,
-            warnings=(*subject.said, *rows.said, *_said(work, wanted, rate, every)),
-            next_command=_next(asked, subject, memory),
-        )
-    )
+    if isinstance(rate, str):
+        told = f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank."
+        return replace(known, rate_missing=rate, warnings=(told,))
+    most_rows, strategy = subject.train.micro_batch_rows, subject.train.parallel.strategy
+    if memory is not None:
+        strategy, most_rows = strategy_that_fits(memory, strategy), max(1, memory.most_rows)
+        if strategy == "fsdp2":
+            most_rows = max(most_rows, most_rows_shared(memory, known.fleet))
+    every = _as_measured(subject) if own_batch and asked.links is None else None
+    every = every or _on_all(known, subject, asked.links, rate, strategy=strategy, most_rows=most_rows)
+    known = replace(known, rank_tokens_per_s=rate, all_ranks=every)
+    if rate.basis == "assumed" and 0 < every.rows < min(most_rows, FILLING_TOKENS / rows.tokens.value):
+        few = "1 row" if every.rows == 1 else f"{every.rows} rows"
+        told = f"Micro-batches are of {few} where {most_rows:,} fit: the assumed MFU is of full ones."
+        return replace(known, warnings=(told,))
+    return known
 
 
 def _goal_of(source: StoredProfile | TrainConfig) -> Goal:
@@ -197,7 +199,7 @@ def _subject(asked: PlanRequest) -> _Subject:
         if train.device == "cpu":
             train = train.model_copy(update={"device": "cuda", "precision": "bf16"})
             said += " It is planned with bf16 there."
-        return _Subject(train=train, stored=source, card=card, fleet=_on_card(card, asked), said=(said,))
+        return _Subject(train=train, stored=source, card=card, fleet=_on_card(card, asked), said=said)
     on_cpu = there.device == "cpu"
     fleet = Fleet(
         device=there.device,
@@ -211,7 +213,7 @@ def _subject(asked: PlanRequest) -> _Subject:
 
 
 def _on_card(card: Card, asked: PlanRequest) -> Fleet:
-    ranks, size = asked.ranks_per_node or 1, card.default_budget_bytes
+    ranks, size = asked.ranks_per_node or 1, card.budget_bytes()
     return Fleet(device="cuda", name=card.name, nodes=asked.nodes, ranks_per_node=ranks, memory_bytes=size)
 
 
@@ -221,23 +223,28 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
     Raises:
         BadConfig: If what is named is no dataset.
     """
-    train, profile = subject.train, subject.profile
-    row_tokens, probe = train.seq_length_tokens, None if profile is None else profile.evidence.probe
+    train, row_tokens = subject.train, subject.train.seq_length_tokens
+    profile = None if subject.stored is None else subject.stored.profile
     directory = asked.data or (None if subject.stored is None else subject.stored.data_here())
     if directory is not None:
         contents, manifest = contents_of(directory, train.layout, row_tokens), read_manifest(directory)
-        histogram = manifest.train.length_histogram
+        histogram, count = manifest.train.length_histogram, manifest.train.samples
         samples = LengthDistribution(edges=histogram.edges, counts=histogram.counts)
+        in_all, told = count * contents.mean_real_tokens / contents.mean_samples, "samples by what those laid out hold"
+        room = row_tokens - SPECIAL_TOKENS_PER_SAMPLE
+        is_open = samples.counts[-1] and samples.edges[-1] < room  # how many are longer than a row, it does not say
+        if not is_open and not samples.truncated_share(room):
+            in_all, told = manifest.train.tokens + SPECIAL_TOKENS_PER_SAMPLE * count, "the manifest"
         other = profile is not None and manifest.dataset_hash != profile.fingerprint.dataset_hash
-        told = "rows of the dataset, a part of it laid out"
+        mean = contents.mean_real_tokens
         return _Rows(
             contents=contents,
-            tokens=PlanFigure(value=contents.mean_real_tokens, basis="measured", source=told),
-            tokens_per_pass=_pass(manifest, samples, contents, row_tokens),
-            lengths=typical_lengths(samples, row_tokens),
-            vocab_assumed=False,
-            said=("The dataset is not the one that the profile was tuned on.",) if other else (),
+            tokens=PlanFigure(value=mean, basis="measured", source="rows of the dataset, a part of it laid out"),
+            tokens_per_pass=PlanFigure(value=in_all, basis="measured", source=told) if count else None,
+            samples=samples,
+            said="The dataset is not the one that the profile was tuned on." if other else "",
         )
+    probe = None if profile is None else profile.evidence.probe
     of_probe = None if probe is None or probe.parameters is None else vocab_size_of(train, probe.parameters)
     contents = assumed_contents(asked.vocab_size or of_probe or VOCAB_SIZE, train.layout, row_tokens)
     if probe is not None:
@@ -247,97 +254,106 @@ def _rows(subject: _Subject, asked: PlanRequest) -> _Rows:
         packed = train.layout == "packed"
         told = "packed rows of functions are 99.7 % full" if packed else "rows without padding, for want of a dataset"
         tokens = PlanFigure(value=contents.mean_real_tokens, basis="assumed", source=told)
-    return _Rows(contents=contents, tokens=tokens, lengths=assumed_lengths(row_tokens), vocab_assumed=True)
+    return _Rows(contents=contents, tokens=tokens)
 
 
-def _pass(
-    manifest: Manifest, samples: LengthDistribution, contents: RowContents, row_tokens: int
-) -> PlanFigure | None:  # fmt: skip
-    count, room = manifest.train.samples, row_tokens - SPECIAL_TOKENS_PER_SAMPLE
-    if not count:
-        return None
-    if samples.counts[-1] and samples.edges[-1] < room:  # the last bin is open: how many are longer, it does not say
-        of_a_sample = contents.mean_real_tokens / contents.mean_samples
-        return PlanFigure(value=count * of_a_sample, basis="measured", source="samples by what those laid out hold")
-    cut = samples.truncated_share(room) or 0.0
-    stored = manifest.train.tokens if not cut else count * (samples.mean_tokens(room) or 0.0)
-    told = "the manifest" if not cut else f"the manifest's lengths; {cut:.0%} of the samples are cut to a row"
-    return PlanFigure(value=stored + SPECIAL_TOKENS_PER_SAMPLE * count, basis="measured", source=told)
-
-
-def _batch_rows(subject: _Subject, rows: _Rows, tokens: float | None) -> int:
+def _batch_rows(subject: _Subject, tokens_per_row: float, tokens: float | None) -> int:
     """Return rows of a step over all ranks: as asked for, else as the profile says, else as ``probe`` would choose."""
-    train, profile = subject.train, subject.profile
-    if tokens is None and profile is None:
-        tokens = DEFAULT_GLOBAL_BATCH_TOKENS
-    elif tokens is None and profile is not None:
+    train, stored = subject.train, subject.stored
+    if tokens is None and stored is not None:
         if train.global_batch_tokens is None and train.global_batch_samples is None:
             return train.global_batch_rows
-        tokens = train.global_batch_tokens or profile.constraints.global_batch_tokens
-    return max(1, round((tokens or 0.0) / rows.tokens.value))
+        tokens = train.global_batch_tokens or stored.profile.constraints.global_batch_tokens
+    return max(1, round((tokens or DEFAULT_GLOBAL_BATCH_TOKENS) / tokens_per_row))
 
 
-def _flops(train: TrainConfig, rows: _Rows, parameters: PlanFigure) -> PlanFigure:
-    work = work_of_shape(train, rows.contents.vocab_size, round(parameters.value))
-    if work is None:
-        told = "6·N: the architecture is not known"
-        return PlanFigure(value=6 * parameters.value, basis=parameters.basis, source=told)
-    known = rows.tokens_per_pass is not None
+def _rank_rate(subject: _Subject, rows: _Rows, memory: MemoryPlan | None) -> PlanFigure | str:
+    """Return the non-padding tokens/s of one rank on one node; without one, why."""
+    train, fleet, tokens_per_row = subject.train, subject.fleet, rows.tokens.value
+    measured = None if subject.measured is None else tuned_rate(subject.measured)
+    if measured is not None:
+        ranks = measured.ranks
+        source = f"{measured.source}, {ranks} rank{'s' if ranks > 1 else ''}"
+        return PlanFigure.on("measured", measured.interval.scaled(1 / ranks), source)
+    if fleet.device == "cpu":
+        return "no rate was measured on this CPU, and none can be assumed of a CPU"
+    kind = product_format(train.precision, tf32=train.tf32)
+    peak = peak_flops_per_s(fleet.name, kind)
+    if peak is None:
+        return f"the dense {kind} peak of {fleet.name} is not in the table"
+    if memory is None:
+        return f"what {train.model.name} computes for a token is not known"
+    flops = 6 * memory.parameters.value  # of an architecture that is not known
+    work = work_of_shape(train, rows.contents.vocab_size, round(memory.parameters.value))
+    if work is not None:
+        length = train.seq_length_tokens
+        lengths = assumed_lengths(length) if rows.samples is None else typical_lengths(rows.samples, length)
+        flops = flops_per_token(work, lengths, train.masking_probability)
+    # That share is of tokens without padding; padded rows cost their padding as well.
+    full = tokens_per_row / train.seq_length_tokens if train.layout == "padded" else 1.0
     return PlanFigure(
-        value=flops_per_token(work, rows.lengths, train.masking_probability),
-        basis="predicted" if known else "assumed",
-        source="the model's shape" + ("" if known else "; documents of half a row assumed"),
+        value=full * MFU * peak / flops,
+        basis="assumed",
+        source=f"{peak / 1e12:g} TFLOP/s {kind} (dense, data sheet) times an assumed {MFU_SOURCE}",
     )
 
 
-def _expected(subject: _Subject) -> Expected:
-    if subject.fleet.device == "cpu":
-        return expected_on_cpu()
-    if subject.card is None:
-        return expected_on_gpu(None, subject.fleet.ranks_per_node)
-    return expected_on_gpu(subject.card.compute_capability, subject.fleet.ranks_per_node, subject.card.usable_bytes)
-
-
-def _strategy(memory: MemoryPlan | None, train: TrainConfig) -> str:
-    """Return the profile's; if the model does not fit so, the first of the trainer's ways in which it does."""
-    said = train.parallel.strategy
-    if memory is None or memory.most_rows > 0 or said != "ddp":
-        return said
-    names = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
-    return next((names[one.name] for one in memory.shares if one.fits and one.name in names), "fsdp2")
-
-
-def _power(subject: _Subject) -> PlanFigure | None:
-    if subject.fleet.device == "cpu":
+def _as_measured(subject: _Subject) -> AllRanks | None:
+    """Return a step of the same batch on as many nodes, if it ran."""
+    profile, fleet = subject.measured, subject.fleet
+    network = None if profile is None else profile.evidence.network
+    if profile is None or network is None or network.ranks_per_node != fleet.ranks_per_node:
         return None
-    profile, card = subject.measured, subject.card
-    workers = None if profile is None else profile.evidence.workers
-    for row in [] if workers is None else workers.rows:
-        if workers is not None and row.loader_workers == workers.chosen and row.gpu is not None and row.gpu.power_w:
-            told = "mean of the worker sweep's windows, by NVML"
-            return PlanFigure(value=row.gpu.power_w, basis="measured", source=told)
-    cap = None if profile is None else profile.fingerprint.gpu_power_cap_w
-    if cap is not None:
-        return PlanFigure(value=cap, basis="assumed", source=f"all GPUs at their power cap of {cap:g} W")
-    if card is None:
+    row = next((row for row in network.scaling if row.nodes == fleet.nodes and row.measured), None)
+    rate = expected_rate(profile, fleet.ranks)
+    if row is None or rate is None or rate.read_from != "scaling":
         return None
-    told = f"all GPUs at the card's limit, {card.power_limit_w} W: {card.power_source}"
-    return PlanFigure(value=card.power_limit_w, basis="assumed", source=told)
+    source = f"measured on {row.nodes} nodes"
+    return AllRanks(
+        tokens_per_s=PlanFigure.on("measured", rate.interval, source),
+        efficiency=PlanFigure(value=min(1.0, row.efficiency), basis="measured", source=source),
+        rows=row.rows,
+    )
 
 
-def _said(work: Work, wanted: int, rate: PlanFigure | str, every: AllRanks) -> Iterator[str]:
-    dealt, per_row = work.batch_rows, work.tokens_per_row
-    if wanted != dealt:
-        yield (
-            f"A global batch of {wanted:,} rows cannot be dealt to {dealt:,} ranks. The figures are for {dealt:,} "
-            f"rows, {format_amount(dealt * per_row)} real tokens: the least there can be. Choose: "
-            "--global-batch-tokens."
+def _on_all(
+    known: Plan, subject: _Subject, assumed: Assumed | None, rate: PlanFigure, *, strategy: Strategy, most_rows: int
+) -> AllRanks:
+    """Predict all ranks together: from measured links if there are any, else from a line that is assumed."""
+    train, fleet, profile = subject.train, subject.fleet, subject.measured
+    network, probe, scaled = None, None, None
+    if profile is not None:
+        network, probe = profile.evidence.network, profile.evidence.probe
+    line = assumed or (None if joins_nodes(network) else Assumed(bits_per_s=LINE_BITS_PER_S))
+    computed = network is not None and network.compute is not None
+    if profile is not None and probe is not None and (computed or (probe.curve and probe.parameters is not None)):
+        scaled = known_of(profile, assumed=line, ranks_per_node=fleet.ranks_per_node)  # as ``scale`` would
+    per_row, parameters = known.tokens_per_row.value, 1 if known.memory is None else known.memory.parameters.value
+    compute = RankCompute(  # a rank whose rows cost what the rate says, and nothing else
+        row_s=per_row / rate.value, micro_batch_s=0.0, update_s=0.0,
+        gradients=gradients_of_shape(train, round(parameters)),
+    )  # fmt: skip
+    load = Load(
+        compute=compute if scaled is None else scaled.load.compute,
+        global_batch_rows=known.batch_rows,
+        real_tokens_per_row=per_row,
+        most_rows=most_rows,
+    )
+    links: tuple[Basis, str]
+    if scaled is not None and line is None:
+        links, over = ("predicted", f"predicted: {scaled.sources[1]}"), scaled.network
+    else:
+        line = line or Assumed(bits_per_s=LINE_BITS_PER_S)
+        told = (
+            f"node links of {line.bits_per_s / 1e9:g} Gbit/s assumed, {100 * ASSUMED_LINE_SHARE:.0f} % of it reached; "
+            "nothing is lost within nodes"
         )
-    if isinstance(rate, str):
-        yield f"No time and no cost: {rate}. Say it: --tokens-per-s, of one rank."
-    elif rate.basis == "assumed" and 0 < every.rows < min(work.most_rows, FILLING_TOKENS / per_row):
-        rows = "1 row" if every.rows == 1 else f"{every.rows} rows"
-        yield f"Micro-batches are of {rows} where {work.most_rows:,} fit: the assumed MFU is of full ones."
+        trees, ranks = fleet.device == "cuda", fleet.ranks_per_node
+        links, over = ("assumed", told), Network(nodes=2, ranks_per_node=ranks, between=line.link, trees=trees)
+    strategies = ("fsdp2", "hsdp") if strategy == "fsdp2" else (strategy,)
+    among = exchanges(sixteen_bit=train.parallel.gradient_dtype != "fp32", strategies=strategies)
+    model = ScalingModel(load=load, network=over, exchanges=among)
+    return spread(rate, model, nodes=fleet.nodes, links=links)
 
 
 def _next(asked: PlanRequest, subject: _Subject, memory: MemoryPlan | None) -> str:

@@ -2,42 +2,21 @@
 
 from dataclasses import replace
 
+from autotune.core.cards import Card
 from autotune.core.defaults import HEADROOM_SHARE, MAX_ROWS
 from autotune.core.plan import Fleet, PlanFigure
 from autotune.core.profile import Profile
 from autotune.core.rows import RowContents
 from autotune.decide.choose import rows_with_headroom
-from autotune.decide.memory import ledger
+from autotune.decide.memory import largest_rows, ledger
 from autotune.decide.plan import MemoryPlan
 from autotune.decide.shape import largest_parameter_bytes
 from autotune.decide.sharding import shares, state_of_terms, zero_share
-from autotune.decide.surroundings import Expected
+from autotune.decide.surroundings import expected_on_cpu, expected_on_gpu
 from autotune.measure.machine import ForkServerMachine
-from autotune.search.estimate import CannotTrace, EstimateRequest, Room, estimate_model, predicted_rows
-from trainer.config import TrainConfig
+from autotune.search.estimate import CannotTrace, EstimateRequest, Room, estimate_model
+from trainer.config import Strategy, TrainConfig
 from trainer.progress import Update
-
-
-def shared(memory: MemoryPlan, fleet: Fleet, *, tensor_ranks: int | None, pipeline_stages: int | None) -> MemoryPlan:
-    """Return the same with every way of sharing the model among the ranks."""
-    tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks or 2, pipeline_stages or 2))
-    found = shares(
-        memory.state,
-        fleet.ranks,
-        largest_layer_bytes=memory.largest_bytes,
-        tensor_ranks=tensor,
-        pipeline_stages=stages,
-        budget_bytes=fleet.memory_bytes,
-    )
-    return replace(memory, shares=found)
-
-
-def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
-    """Return the rows of a micro-batch that fit when all ranks share the state; at least one."""
-    whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
-    of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_rows
-    room = (fleet.memory_bytes or 0) - (whole.total_bytes - of_a_row * memory.micro_batch_rows)
-    return max(1, rows_with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
 
 
 def memory_of_probe(profile: Profile) -> MemoryPlan | None:
@@ -62,20 +41,20 @@ def memory_of_probe(profile: Profile) -> MemoryPlan | None:
 
 
 def traced(
-    train: TrainConfig,
-    fleet: Fleet,
-    expected: Expected,
-    contents: RowContents,
-    update: Update,
-    *,
-    vocab_assumed: bool,
-    rows_per_rank: int,
+    train: TrainConfig, fleet: Fleet, card: Card | None, contents: RowContents, update: Update, *, rows_per_rank: int
 ) -> MemoryPlan | CannotTrace:
     """Trace the trainer's step now, as ``autotune estimate`` does.
 
     Raises:
         BadInput: If transformers cannot build the model.
     """
+    budget = fleet.memory_bytes
+    if fleet.device == "cpu":
+        usual = expected_on_cpu().usual
+    elif card is None:
+        usual = expected_on_gpu(None, fleet.ranks_per_node).usual
+    else:
+        usual = expected_on_gpu(card.compute_capability, fleet.ranks_per_node, card.usable_bytes).usual
     # Under any other strategy a rank's share is traced, and formulas would divide it once more.
     whole = train.parallel.model_copy(update={"strategy": "ddp", "shard_ranks": None})
     request = EstimateRequest(
@@ -86,8 +65,7 @@ def traced(
         micro_batches=2,
         ranks=fleet.ranks,
     )
-    budget, usual = fleet.memory_bytes, expected.usual
-    room = None if budget is None else Room(budget_bytes=budget, surroundings=usual, max_rows=MAX_ROWS)
+    room = Room(budget_bytes=budget, surroundings=usual, max_rows=MAX_ROWS)
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
@@ -96,15 +74,15 @@ def traced(
             estimate = estimate_model(request, machine, room)
         except CannotTrace as error:
             return error
-    most = 1 if budget is None else predicted_rows(estimate, budget, usual, max_rows=MAX_ROWS)
+    law, parameters = estimate.law, estimate.parameters
+    most = largest_rows(law, budget, usual, max_rows=MAX_ROWS)
     with_headroom = rows_with_headroom(most, HEADROOM_SHARE) if most else 0
     rows = max(1, min(with_headroom, rows_per_rank))
-    law, parameters = estimate.law, estimate.parameters
-    told = f"; vocabulary of {contents.vocab_size:,} assumed" if vocab_assumed else ""
+    told = f"; vocabulary of {contents.vocab_size:,} assumed" if contents.assumed else ""
     return MemoryPlan(
         parameters=PlanFigure(
             value=parameters,
-            basis="assumed" if vocab_assumed else "predicted",
+            basis="assumed" if contents.assumed else "predicted",
             source=f"counted in the model as it would be built{told}",
         ),
         state=state_of_terms(ledger(law, rows, usual).terms_bytes),
@@ -113,3 +91,34 @@ def traced(
         largest_bytes=max(int(law.largest_parameter_bytes), largest_parameter_bytes(train, parameters)),
         source="a trace of the trainer's step; what lies around it is assumed",
     )
+
+
+def shared(memory: MemoryPlan, fleet: Fleet, tensor_ranks: int, pipeline_stages: int, *, is_proven: bool) -> MemoryPlan:
+    """Return the same with every way of sharing the model among the ranks."""
+    tensor, stages = (count if count <= fleet.ranks else 1 for count in (tensor_ranks, pipeline_stages))
+    proven_bytes = memory.state.total_bytes if is_proven else 0  # a trial says that it fits, whatever a trace predicts
+    found = shares(
+        memory.state,
+        fleet.ranks,
+        largest_layer_bytes=memory.largest_bytes,
+        tensor_ranks=tensor,
+        pipeline_stages=stages,
+        budget_bytes=max(fleet.memory_bytes, proven_bytes),
+    )
+    return replace(memory, shares=found)
+
+
+def most_rows_shared(memory: MemoryPlan, fleet: Fleet) -> int:
+    """Return the rows of a micro-batch that fit when all ranks share the state; at least one."""
+    whole = zero_share(memory.state, 3, fleet.ranks, largest_layer_bytes=memory.largest_bytes)
+    of_a_row = (whole.activations_bytes + whole.head_and_loss_bytes) / memory.micro_batch_rows
+    room = fleet.memory_bytes - (whole.total_bytes - of_a_row * memory.micro_batch_rows)
+    return max(1, rows_with_headroom(int(room // max(1.0, of_a_row)), HEADROOM_SHARE))
+
+
+def strategy_that_fits(memory: MemoryPlan, said: Strategy) -> Strategy:
+    """Return the profile's; if the model does not fit so, the first of the trainer's ways in which it does."""
+    if memory.most_rows > 0 or said != "ddp":
+        return said
+    names: dict[str, Strategy] = {"ZeRO-1": "zero1", "ZeRO-3 (FSDP2)": "fsdp2"}
+    return next((names[one.name] for one in memory.shares if one.fits and one.name in names), "fsdp2")

@@ -1,5 +1,6 @@
 """Answer ``autotune estimate``: which card, which settings, what fits, and what would fit otherwise."""
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping
@@ -10,12 +11,12 @@ from typing import Any, Literal
 from autotune.core.cards import CARDS, RESERVE_BYTES, Card, card_of, find_card
 from autotune.core.hardware import visible_devices
 from autotune.core.rows import RowContents
-from autotune.core.units import floor_gib, format_bytes, parse_bytes
+from autotune.core.units import format_bytes, parse_bytes
 from autotune.decide.choose import default_layout, default_precision
-from autotune.decide.memory import ledger
-from autotune.decide.prediction import Answer, PredictedModel, RefusedModel
+from autotune.decide.memory import largest_rows, ledger, peak_bytes
+from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share, fewest_that_share, shares, state_of_terms
-from autotune.decide.surroundings import Expected, expected_on_cpu, expected_on_gpu
+from autotune.decide.surroundings import UNTRACED_SHARE, Expected, expected_on_cpu, expected_on_gpu
 from autotune.errors import AutotuneError, BadInput, DoesNotFit, UsageError
 from autotune.measure.machine import ForkServerMachine, Machine
 from autotune.measure.nvml import NvmlMonitor
@@ -25,8 +26,6 @@ from autotune.search.estimate import (
     MemoryEstimate,
     Room,
     estimate_model,
-    predicted_rows,
-    rows_range,
 )
 from autotune.search.row_contents import assumed_contents, contents_of
 from trainer.config import ModelSettings, TrainConfig
@@ -74,8 +73,6 @@ class Target:
     name: str
     budget_bytes: int
     expected: Expected
-    card: Card | None = None
-    """None on a CPU, and where only an amount of memory was named."""
     reserve_bytes: int = 0
     """Of the card's memory, left out of the budget."""
 
@@ -89,12 +86,12 @@ def predict(
         BadInput: If the model cannot be built.
         TrainerError: If the dataset is none.
     """
+    predicted: list[PredictedModel] = []
+    refused: dict[str, AutotuneError] = {}
     with ForkServerMachine() as machine:
         update(0, None, "loading torch")
         machine.start()
         tracer = _Tracer(asked=asked, target=target, machine=machine)
-        predicted: list[PredictedModel] = []
-        refused: dict[str, AutotuneError] = {}
         for number, config in enumerate(asked.configs):
             update(number, len(asked.configs), f"tracing {config.model.name}")
             try:
@@ -102,14 +99,12 @@ def predict(
             except (CannotTrace, DoesNotFit) as error:
                 refused[config.model.name] = error
         alternatives = tuple(tracer.what_ifs(update)) if what_if else ()
+    told = ("exit_code", "message", "next_step")
     answer = Answer(
         target=target.name,
         reserve_bytes=target.reserve_bytes,
         models=tuple(predicted),
-        refused={
-            name: RefusedModel(exit_code=error.exit_code, message=error.message, next_step=error.next_step)
-            for name, error in refused.items()
-        },
+        refused={name: {one: getattr(error, one) for one in told} for name, error in refused.items()},
         what_if=alternatives,
     )
     return answer, refused
@@ -128,43 +123,26 @@ def find_target(asked: PredictionRequest) -> Target:
             raise UsageError("a CPU needs a budget, and has no card", next_step="Try --device cpu --memory 2GiB.")
         return Target(name=f"a CPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected_on_cpu())
     card = find_card(asked.gpu) if asked.gpu is not None else _card_here() if budget is None else None
-    if card is None:
-        if budget is None:
-            raise UsageError(
-                "there is no GPU here that is known by name, so the card has to be named",
-                next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 24GiB.",
-            )
-        expected = expected_on_gpu(None, asked.ranks)
-        return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
-    if budget is not None and budget > card.total_bytes:
-        raise BadInput(
-            f"--memory {asked.memory} ({format_bytes(budget)}) is more than {card.name} has: "
-            f"{format_bytes(card.total_bytes)}",
-            next_step=f"Ask for at most {floor_gib(card.total_bytes)}, or leave --memory out.",
+    if card is not None:
+        return Target(
+            name=card.name,
+            budget_bytes=card.budget_bytes(budget),
+            reserve_bytes=0 if budget else RESERVE_BYTES,
+            expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
         )
-    return Target(
-        name=card.name,
-        budget_bytes=min(card.usable_bytes, budget or card.default_budget_bytes),
-        reserve_bytes=0 if budget else RESERVE_BYTES,
-        expected=expected_on_gpu(card.compute_capability, asked.ranks, card.usable_bytes),
-        card=card,
-    )
+    if budget is None:
+        raise UsageError(
+            "there is no GPU here that is known by name, so the card has to be named",
+            next_step=f"Use --gpu with one of {', '.join(one.key for one in CARDS)}; or --memory 24GiB.",
+        )
+    expected = expected_on_gpu(None, asked.ranks)
+    return Target(name=f"a GPU with {format_bytes(budget)}", budget_bytes=budget, expected=expected)
 
 
 def _card_here() -> Card | None:
-    monitor = NvmlMonitor()
-    try:
+    with contextlib.closing(NvmlMonitor()) as monitor:
         gpus = visible_devices(monitor.devices(), os.environ)
-    finally:
-        monitor.close()
     return card_of(gpus[0].name, gpus[0].total_bytes) if gpus else None
-
-
-def _contents(asked: PredictionRequest, config: TrainConfig) -> RowContents:
-    """Return what rows hold with these settings: of the dataset that is named, else assumed."""
-    if asked.data is None:
-        return assumed_contents(asked.vocab_size, config.layout, config.seq_length_tokens)
-    return contents_of(asked.data, config.layout, config.seq_length_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,31 +154,33 @@ class _Tracer:
     machine: Machine
 
     def predict(self, config: TrainConfig) -> PredictedModel:
-        asked, target, hold = self.asked, self.target, _contents(self.asked, config)
+        asked, target, hold, expected = self.asked, self.target, self.contents(config), self.target.expected
         estimate, rows = self._traced(config)
         if not rows:
             raise self._does_not_fit(config, estimate)
-        found = ledger(estimate.law, rows, target.expected.usual)
-        low, high = rows_range(estimate, target.budget_bytes, target.expected, max_rows=asked.max_rows)
+        law, budget, found = estimate.law, target.budget_bytes, ledger(estimate.law, rows, expected.usual)
+        # With everything that is assumed at its most, and at its least.
+        unsure = UNTRACED_SHARE[expected.usual.kind] * max(0, budget - peak_bytes(law, 1, expected.usual))
+        low = largest_rows(law, budget - unsure, expected.most, max_rows=asked.max_rows)
+        high = largest_rows(law, budget + unsure, expected.least, max_rows=asked.max_rows)
         # Between so many rows and twice as many: of few rows the peak may lie where rows do not count.
-        peaks = [float(estimate.law.running_bytes(count).max()) for count in (rows, 2 * rows)]
+        peaks = [float(law.running_bytes(count).max()) for count in (rows, 2 * rows)]
         shared: tuple[Share, ...] = ()
         if asked.ranks * asked.tensor_ranks * asked.pipeline_stages > 1:
             shared = shares(
                 state_of_terms(found.terms_bytes),
                 asked.ranks,
-                largest_layer_bytes=int(estimate.law.largest_parameter_bytes),
+                largest_layer_bytes=int(law.largest_parameter_bytes),
                 tensor_ranks=asked.tensor_ranks,
                 pipeline_stages=asked.pipeline_stages,
-                budget_bytes=target.budget_bytes,
+                budget_bytes=budget,
             )
+        told = {name: getattr(estimate, name) for name in ("parameters", "attention", "attention_reason")}
         return PredictedModel(
             model=config.model.name,
             config=config,
-            parameters=estimate.parameters,
-            attention=estimate.attention,
-            attention_reason=estimate.attention_reason,
-            budget_bytes=target.budget_bytes,
+            **told,
+            budget_bytes=budget,
             rows=rows,
             rows_low=min(low, rows),
             rows_high=max(high, rows),
@@ -209,13 +189,19 @@ class _Tracer:
             per_row_bytes=(peaks[1] - peaks[0]) / rows,
             real_tokens=None if hold.assumed else rows * hold.mean_real_tokens,
             samples=None if hold.assumed else rows * hold.mean_samples,
-            traces=estimate.traces,
+            traces=len(law.rows),
             shares=shared,
         )
 
+    def contents(self, config: TrainConfig) -> RowContents:
+        """Return what rows hold with these settings: of the dataset that is named, else assumed."""
+        if self.asked.data is None:
+            return assumed_contents(self.asked.vocab_size, config.layout, config.seq_length_tokens)
+        return contents_of(self.asked.data, config.layout, config.seq_length_tokens)
+
     def _traced(self, config: TrainConfig) -> tuple[MemoryEstimate, int]:
         """Return the estimate with these settings, and the rows that fit."""
-        asked, target, hold = self.asked, self.target, _contents(self.asked, config)
+        asked, target, hold = self.asked, self.target, self.contents(config)
         request = EstimateRequest(
             config=config,
             vocab_size=hold.vocab_size,
@@ -226,7 +212,7 @@ class _Tracer:
         )
         budget, usual, most = target.budget_bytes, target.expected.usual, asked.max_rows
         estimate = estimate_model(request, self.machine, Room(budget_bytes=budget, surroundings=usual, max_rows=most))
-        return estimate, predicted_rows(estimate, budget, usual, max_rows=most)
+        return estimate, largest_rows(estimate.law, budget, usual, max_rows=most)
 
     def _rows_or_why(self, config: TrainConfig) -> tuple[int | None, str]:
         """Return what fits with these settings, and a word on it: if there is no answer, why."""
@@ -287,7 +273,7 @@ class _Tracer:
                 if same not in found:
                     found[same] = self._rows_or_why(changed)
                 rows, note = found[same]
-                hold = _contents(self.asked, changed)
+                hold = self.contents(changed)
                 tokens = None if hold.assumed or rows is None else rows * hold.mean_real_tokens
                 shown = settings | {"attention": settings["attention"] if known else "row", "layout": layout}
                 yield {"model": model, **shown, "rows": rows, "real_tokens": tokens, "note": note}

@@ -6,23 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.core.evidence import CurvePoint, NetworkEvidence, ProbeEvidence, Scaling, ScalingRow
-from autotune.core.network import ELEMENT_BYTES, MIB, Exchange, Link, Network, RankCompute
+from autotune.core.network import Link, Network, RankCompute
 from autotune.core.profile import Profile
 from autotune.decide.choose import rows_with_headroom
 from autotune.decide.links import link_warnings
-from autotune.decide.network import least_tokens_per_rank
 from autotune.decide.probe_command import probe_command
-from autotune.decide.scaling import (
-    Dealt,
-    Load,
-    best,
-    efficiency_by_nodes,
-    exchanges,
-    levers,
-    limit_of,
-    scale,
-    useful_nodes,
-)
+from autotune.decide.scaling import Dealt, Load, ScalingModel, exchanges, limit_of, useful_nodes
 from autotune.decide.shape import gradients_of_shape
 from autotune.errors import BadInput, ProfileRefused
 from autotune.search.network import MOST_MICRO_BATCHES, ROUNDS, NetworkTuning, further_s
@@ -47,19 +36,6 @@ class Assumed:
         return Link(latency_s=self.latency_s, bytes_per_s=ASSUMED_LINE_SHARE * self.bits_per_s / 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingModel:
-    """A profile's load and network, and where they come from."""
-
-    load: Load
-    network: Network
-    ends: tuple[Link, Link] | None
-    """Links between nodes at the worse and the better end of their bounds; None of what is assumed."""
-    exchanges: tuple[Exchange, ...]
-    sources: tuple[str, ...] = ()
-    """A sentence for each."""
-
-
 def known_of(
     profile: Profile,
     *,
@@ -68,14 +44,10 @@ def known_of(
     global_batch_tokens: float | None = None,
     sixteen_bit: bool = False,
 ) -> ScalingModel:
-    """Put together what is known.
+    """Put together what is known of a probed profile, or measured: None takes what it says.
 
-    Args:
-        profile: Probed, and better with its network measured.
-        assumed: Instead of measured links between nodes.
-        ranks_per_node: None takes what was measured.
-        global_batch_tokens: In real tokens; None takes the profile's.
-        sixteen_bit: Whether gradients may travel in 16 bits, as if the loss had been found equal.
+    ``assumed`` stands for measured links between nodes; ``sixteen_bit`` lets gradients travel in 16 bits, as if the
+    loss had been found equal.
 
     Raises:
         ProfileRefused: If the profile was not probed.
@@ -108,14 +80,16 @@ def known_of(
     )
 
 
-def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], samples_per_epoch: float | None) -> Scaling:
+def predict_scaling(
+    name: str, known: ScalingModel, counts: Sequence[int], rows_per_epoch: float | None = None
+) -> Scaling:
     """Return the efficiency at these numbers of nodes, and how many are useful.
 
     Raises:
         BadInput: If every one of them has more ranks than the global batch has rows.
     """
-    load, network, among = known.load, known.network, known.exchanges
-    predicted = scale(load, network, among, counts)
+    load, network = known.load, known.network
+    predicted = [one for one in map(known.at, counts) if one is not None]
     if not predicted:
         raise BadInput(
             f"a global batch of {load.global_batch_rows} rows is fewer than the ranks of {min(counts)} nodes",
@@ -123,11 +97,10 @@ def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], sampl
         )
     rows = []
     for one in predicted:
-        bounds: dict[str, Any] = {}
+        bounds: dict[str, Any] = dict(zip(("limit", "limit_share"), limit_of(one.time), strict=True))
         for end, link in zip(("efficiency_low", "efficiency_high"), known.ends or (), strict=False):
-            there = best(load, replace(network, nodes=one.nodes, between=link), among)
+            there = known.at(one.nodes, link)
             bounds[end] = None if there is None else there.efficiency
-        limit, limit_share = limit_of(one.time)
         rows.append(
             ScalingRow(
                 nodes=one.nodes,
@@ -136,34 +109,22 @@ def predict_scaling(name: str, known: ScalingModel, counts: Sequence[int], sampl
                 real_tokens_per_s=one.real_tokens_per_s,
                 efficiency=one.efficiency or 1.0,
                 **bounds,
-                limit=limit,
-                limit_share=limit_share,
-                exposed_share=min(1.0, one.time.exposed_s / one.time.step_s),
                 measured=False,
             )
         )
     most = max(1, min(MOST_NODES, load.global_batch_rows // network.ranks_per_node))
-    useful = useful_nodes(efficiency_by_nodes(load, network, among), most)
+    useful = useful_nodes(known.efficiency, most)
     return Scaling(
         name=name,
         global_batch_tokens=round(load.real_tokens),
         rows=tuple(rows),
         useful_nodes=useful,
-        levers=tuple(f"{change}: {nodes} nodes" for change, nodes in levers(load, network, among, most, useful)),
-        steps_per_epoch=None if samples_per_epoch is None else samples_per_epoch / load.global_batch_rows,
+        levers=tuple(f"{change}: {nodes} nodes" for change, nodes in known.levers(most, useful)),
+        steps_per_epoch=None if rows_per_epoch is None else rows_per_epoch / load.global_batch_rows,
         bound=tuple((one.nodes, one.bound_efficiency) for one in predicted if one.bound_efficiency is not None),
-        least_tokens_per_rank=_least_tokens(load, network),
+        least_tokens_per_rank=known.least_tokens_per_rank,
         sources=known.sources,
     )
-
-
-def _least_tokens(load: Load, network: Network) -> float:
-    """Return T_min of what is to be trained, in real tokens, with 32-bit gradients."""
-    compute = load.compute
-    backward_s = (1 - compute.forward_share) * compute.forward_backward_s(load.most_rows)
-    # A backward pass has 4 FLOPs for each parameter and token.
-    flops_per_s = 4 * compute.elements * load.most_rows * load.real_tokens_per_row / backward_s
-    return least_tokens_per_rank(flops_per_s, ELEMENT_BYTES["fp32"], network.between.bytes_per_s)
 
 
 def ranks_of(profile: Profile) -> int:
@@ -250,13 +211,9 @@ def measured_row(tuning: NetworkTuning, known: ScalingModel, row: ScalingRow, st
     Raises:
         Undecided: If it could not be measured.
     """
-    dealt = Dealt(micro_batches=row.micro_batches, rows=row.rows)
-    few = min(row.micro_batches, MOST_MICRO_BATCHES)
-    exchange = Exchange(
-        strategy=row.strategy,
-        gradient_dtype=row.gradient_dtype if row.gradient_dtype == "fp32" else tuning.request.half,
-        bucket_cap_bytes=row.bucket_cap_mib * MIB,
-    )
+    dealt, few = Dealt(micro_batches=row.micro_batches, rows=row.rows), min(row.micro_batches, MOST_MICRO_BATCHES)
+    wide = row.gradient_dtype == "fp32"
+    exchange = row.exchange if wide else replace(row.exchange, gradient_dtype=tuning.request.half)
     figures = tuning.steps(row.rows, few, exchange, steps=steps)
     further = further_s(known.load.compute, dealt, exchange, replace(known.network, nodes=row.nodes))
     step_s = statistics.median(figures.step_s) + further
@@ -329,11 +286,11 @@ def evidence(tuning: NetworkTuning, counts: Sequence[int] = ()) -> NetworkEviden
     }
     if between is not None:
         halved = tuning.fastest()[0].candidate.exchange.gradient_dtype != "fp32"
-        among, ends = exchanges(sixteen_bit=halved), between.ends
-        known = ScalingModel(load=load, network=tuning.network(), ends=ends, exchanges=among)
+        among = exchanges(sixteen_bit=halved)
+        known = ScalingModel(load=load, network=tuning.network(), exchanges=among, ends=between.ends)
         most = min(TABLE_NODES, max(1, load.global_batch_rows // links.ranks_per_node))
         powers = [2**exponent for exponent in range(12) if 2**exponent <= most]
-        scaling = predict_scaling(config.model.name, known, counts or powers, None)
+        scaling = predict_scaling(config.model.name, known, counts or powers)
         of_steps |= {
             "scaling": list(scaling.rows), "useful_nodes": scaling.useful_nodes, "levers": list(scaling.levers)
         }  # fmt: skip

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.cluster.slurm import read_slurm
 from autotune.core.cards import RESERVE_BYTES, Card, card_of
@@ -37,10 +37,8 @@ class Site:
     slurm: SlurmFacts
     versions: dict[str, str]
     gpu_absent: str | None
-    device_used_bytes: int | None
-    """What the GPU holds already, before this program uses it; None on a CPU or where unknown."""
     used_bytes_by_gpu: tuple[int | None, ...] = ()
-    """The same of every GPU, in the order of ``gpus``."""
+    """What GPUs hold already, before this program uses them, in the order of ``gpus``; None if it is unknown."""
 
     @property
     def gpu(self) -> GpuFacts | None:
@@ -84,14 +82,8 @@ def open_site(
 ) -> Site:
     """Look at this machine and settle on a device.
 
-    Args:
-        choice: The device.
-        data_dir: Whose disk is looked at.
-        host: Describes the host.
-        monitor: Describes the GPUs.
-        without_gpu: What to do where a GPU is asked for and there is none; None for the usual advice.
-        measures: Whether the device is to be measured, and not only described.
-        torch_gpus: Names the GPUs that PyTorch sees; asked only if NVML describes none.
+    ``without_gpu`` says what to do if a GPU is asked for and there is none; ``measures``, whether the device is to be
+    measured and not only described. ``torch_gpus`` is asked only if NVML describes no GPU.
 
     Raises:
         MachineLacks: If CUDA is asked for and there is no GPU; or a GPU is to be measured that NVML does not describe,
@@ -118,7 +110,6 @@ def open_site(
         slurm=slurm,
         versions=host.library_versions(),
         gpu_absent=absent,
-        device_used_bytes=used[0] if used else None,
         used_bytes_by_gpu=used,
     )
 
@@ -158,13 +149,8 @@ def _check_described(
 def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = None, *, ranks: int = 1) -> int:
     """Return the budget of one rank: as asked for, else a GPU's free memory less a reserve, or half of the host's.
 
-    Each rank has a GPU to itself; on a CPU all of them share the host.
-
-    Args:
-        site: Where it is measured.
-        asked_bytes: All of a process's device memory, whatever it is for.
-        as_card: A smaller card than the one that is here, whose memory is imitated.
-        ranks: How many step together here.
+    Each of the local ranks has a GPU to itself; on a CPU all of them share the host. ``as_card`` is a smaller card than
+    the one that is here, whose memory is imitated.
 
     Raises:
         BadInput: If more is asked for than there is, or a card is to be imitated without a GPU.
@@ -175,16 +161,10 @@ def memory_budget(site: Site, asked_bytes: int | None, as_card: Card | None = No
                 f"--as-gpu {as_card.key} needs a larger GPU to measure on, and this is a CPU",
                 next_step=f"Predict it instead: autotune estimate --gpu {as_card.key}",
             )
-        if asked_bytes is not None and asked_bytes > as_card.total_bytes:
-            raise BadInput(
-                f"--memory {format_bytes(asked_bytes)} is more than {as_card.name} has: "
-                f"{format_bytes(as_card.total_bytes)}",
-                next_step=f"Ask for at most {floor_gib(as_card.total_bytes)}.",
-            )
-        asked_bytes = min(as_card.usable_bytes, asked_bytes or as_card.default_budget_bytes)
+        asked_bytes = as_card.budget_bytes(asked_bytes)
     if site.gpu is not None:
         there_bytes, what = site.gpu.total_bytes, site.gpu.name
-        used_bytes = site.device_used_bytes
+        used_bytes = site.used_bytes_by_gpu[0] if site.used_bytes_by_gpu else None
         # What NVML calls used includes the driver's own; if it cannot be read, the table knows what the driver keeps.
         free_bytes = min(there_bytes, site.cuda_bytes) if used_bytes is None else there_bytes - used_bytes
         default_bytes = int(free_bytes) - RESERVE_BYTES
@@ -218,23 +198,23 @@ def local_ranks(site: Site, asked: int | None) -> int:
 
 def fingerprint(site: Site, settings: ModelSettings, manifest: Manifest | None, cuda: str | None) -> Fingerprint:
     """What the profile keeps of this machine, model and dataset; without a dataset its hash is empty."""
-    gpu = site.gpu
+    gpu, host = site.gpu, site.host
+    of_gpu: dict[str, Any] = {"gpu_count": 0}
+    if gpu is not None:
+        of_gpu = {
+            "gpu_name": gpu.name, "gpu_count": len(site.gpus), "gpu_total_bytes": gpu.total_bytes,
+            "gpu_mig": gpu.mig_enabled, "gpu_power_cap_w": gpu.power_cap_w, "driver": gpu.driver,
+        }  # fmt: skip
+    of_host = {name: getattr(host, name) for name in ("cpu_model", "allotted_cpus", "ram_total_bytes")}
     return Fingerprint(
         device=site.device,
-        gpu_name=gpu.name if gpu else None,
-        gpu_count=len(site.gpus) if gpu else 0,
-        gpu_total_bytes=gpu.total_bytes if gpu else None,
-        gpu_mig=gpu.mig_enabled if gpu else None,
-        gpu_power_cap_w=gpu.power_cap_w if gpu else None,
-        driver=gpu.driver if gpu else None,
+        **of_gpu,
+        **of_host,
         cuda=cuda,
         torch=site.versions["torch"],
         transformers=site.versions["transformers"],
-        python=site.host.python_version,
-        cpu_model=site.host.cpu_model,
-        allotted_cpus=site.host.allotted_cpus,
-        ram_total_bytes=site.host.ram_total_bytes,
-        data_filesystem=site.host.disks[0].filesystem_type if site.host.disks else None,
+        python=host.python_version,
+        data_filesystem=host.disks[0].filesystem_type if host.disks else None,
         model_sha256=model_sha256(settings),
         dataset_hash="" if manifest is None else manifest.dataset_hash,
     )

@@ -18,7 +18,7 @@ from autotune.errors import AutotuneError, BadInput, ProfileRefused
 from autotune.measure.host import Host
 from autotune.search.ledgers import read_trials
 from autotune.search.profiles import StoredProfile, read_profile
-from autotune.search.scaling import known_of, predict_scaling, ranks_of
+from autotune.search.scaling import joins_nodes, known_of, predict_scaling, ranks_of
 from trainer.config import Tag, TrainConfig, tagged
 from trainer.dataset import MANIFEST_NAME, read_manifest
 from trainer.errors import TrainerError
@@ -41,14 +41,8 @@ def situation_of(
 ) -> Situation:
     """Return what is known of a profile (a file), a run, or a directory with data.
 
-    Args:
-        place: Path of one of these.
-        host: Describes the file system that the data lies on.
-        profile: Profile that a run was started from.
-        data: Directory of the dataset; None looks where the profile says.
-        nodes: Number of nodes to predict a profile for; None takes what was measured.
-        reports: Directory of ledgers.
-        candidates: Profiles to look for that of a run in, if none is named.
+    A run's ``profile`` is looked for among the ``candidates`` if none is named, the dataset where the profile says; a
+    profile is predicted for as many ``nodes`` as its network was measured on unless told otherwise.
 
     Raises:
         BadInput, TrainerError: If it is none of these, or cannot be read.
@@ -217,14 +211,12 @@ def _spread(profile: Profile, nodes: int | None) -> NodesMeant | None:
     """Return what is predicted on as many nodes as are meant; None if links are not known, or of a single node."""
     network = profile.evidence.network
     meant = nodes or (1 if network is None else network.nodes)
-    if profile.evidence.probe is None or meant == 1 or not _knows_links(profile):
+    if profile.evidence.probe is None or meant == 1 or not joins_nodes(network):
         return None
 
     def predicted(counts: list[int], batch_tokens: int | None = None) -> Scaling:
-        known = known_of(
-            profile, assumed=None, ranks_per_node=None, global_batch_tokens=batch_tokens, sixteen_bit=False
-        )
-        return predict_scaling(profile.train.model.name, known, counts, None)
+        known = known_of(profile, global_batch_tokens=batch_tokens)
+        return predict_scaling(profile.train.model.name, known, counts)
 
     scaling = predicted([meant])
     row, batch_tokens = scaling.rows[0], scaling.global_batch_tokens
@@ -240,11 +232,6 @@ def _spread(profile: Profile, nodes: int | None) -> NodesMeant | None:
     )
 
 
-def _knows_links(profile: Profile) -> bool:
-    network = profile.evidence.network
-    return network is not None and any(link.scope == "between nodes" for link in network.links)
-
-
 def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str], ...]:
     evidence, path = stored.profile.evidence, shlex.quote(str(stored.path))
     several_ranks = evidence.probe is not None and evidence.probe.local_ranks > 1
@@ -254,7 +241,7 @@ def _missing(stored: StoredProfile, nodes: int | None) -> tuple[tuple[str, str],
         (evidence.workers is None, "loader workers", f"autotune workers --profile {path}"),
         (evidence.network is None and several_ranks, "the exchange of gradients", network),
         (
-            nodes is not None and nodes > 1 and not _knows_links(stored.profile),
+            nodes is not None and nodes > 1 and not joins_nodes(evidence.network),
             f"links between nodes, and so what {nodes} would do",
             f"{network} --slurm",
         ),

@@ -5,6 +5,7 @@ Nothing here is escaped or shortened: each format does that to every text alike.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from autotune.show.drawing import Drawing
 from autotune.show.tables import Row, inert
@@ -32,6 +33,7 @@ class Strong:
     text: str
 
 
+_T = TypeVar("_T")
 Words = tuple[str | Code | Strong, ...]
 """Running text."""
 Form = Callable[[str], str]
@@ -148,6 +150,16 @@ def sentence(text: str) -> str:
 def told(lines: Iterable[str]) -> Bullets:
     """Each line as a sentence."""
     return Bullets(items=tuple((sentence(line),) for line in lines))
+
+
+def table_of(caption: str, items: Iterable[_T], *columns: tuple[str, str, Callable[[_T], str | None]]) -> Table:
+    """Return a table with a row for each item; a column is its header, ``l`` or ``r``, and the cell of an item."""
+    return Table(
+        caption=caption,
+        headers=tuple(header for header, _, _ in columns),
+        rows=tuple([cell(item) for _, _, cell in columns] for item in items),
+        align="".join(side for _, side, _ in columns),
+    )
 
 
 def facts(caption: str, rows: Sequence[Row]) -> Table:

@@ -8,7 +8,7 @@ from autotune.core.units import format_bytes, format_count
 from autotune.decide.memory import MemoryBreakdown
 from autotune.decide.prediction import Answer, PredictedModel
 from autotune.decide.sharding import Share
-from autotune.show.document import Block, Paragraph, Table
+from autotune.show.document import Block, Paragraph, Table, table_of
 from autotune.show.text import console_text
 
 _SMALL_SHARE = 0.001
@@ -18,12 +18,7 @@ _MUCH_SHARE = 0.05
 
 
 def estimate_text(answer: Answer, next_command: str) -> str:
-    """Return the answer for people; empty if every model was refused and nothing else was asked.
-
-    Args:
-        answer: What was predicted.
-        next_command: Measures it.
-    """
+    """Return the answer for people, then ``next_command``; empty if all models were refused and no more was asked."""
     if not (answer.models or answer.what_if):
         return ""
     reserve = f", of which {format_bytes(answer.reserve_bytes)} are left free" if answer.reserve_bytes else ""
@@ -45,29 +40,15 @@ def estimate_text(answer: Answer, next_command: str) -> str:
 def shares_table(shares: Sequence[Share], caption: str = "") -> Table:
     """Return a table of what one GPU holds under each way of sharing the model."""
     formulas = any(not one.trains_here for one in shares)
-    return Table(
-        caption=caption,
-        headers=(
-            f"one rank{' (* a formula)' if formulas else ''}",
-            "state",
-            "activations",
-            "other",
-            "all of it",
-            "fits",
-        ),
-        rows=tuple(
-            [
-                one.name + ("" if one.trains_here else " *"),
-                format_bytes(one.held.state_bytes + one.held.gathered_bytes),
-                format_bytes(one.held.activations_bytes + one.held.head_and_loss_bytes),
-                format_bytes(one.held.temporaries_bytes + one.held.outside_bytes),
-                format_bytes(one.total_bytes),
-                None if one.fits is None else "yes" if one.fits else "no",
-            ]
-            for one in shares
-        ),
-        align="lrrrrl",
-    )
+    return table_of(
+        caption, shares,
+        (f"one rank{' (* a formula)' if formulas else ''}", "l", lambda one: one.name + " *" * (not one.trains_here)),
+        ("state", "r", lambda one: format_bytes(one.held.state_bytes + one.held.gathered_bytes)),
+        ("activations", "r", lambda one: format_bytes(one.held.activations_bytes + one.held.head_and_loss_bytes)),
+        ("other", "r", lambda one: format_bytes(one.held.temporaries_bytes + one.held.outside_bytes)),
+        ("all of it", "r", lambda one: format_bytes(one.total_bytes)),
+        ("fits", "l", lambda one: "yes" if one.fits else "no"),
+    )  # fmt: skip
 
 
 def _line(text: str) -> Block:
@@ -75,26 +56,18 @@ def _line(text: str) -> Block:
 
 
 def _summary(predicted: Sequence[PredictedModel]) -> Table:
-    headers = ("model", "parameters", "rows", "range", "slot tokens", "real tokens", "samples", "peak", "one more row")
-    return Table(
-        caption="",
-        headers=headers,
-        rows=tuple(
-            [
-                one.model,
-                f"{one.parameters / 1e6:.1f} M",
-                f"at least {one.rows}" if one.limited else str(one.rows),
-                None if one.limited else f"{one.rows_low} to {one.rows_high}",
-                format_count(one.rows * one.config.seq_length_tokens),
-                format_count(one.real_tokens),
-                format_count(one.samples),
-                format_bytes(one.ledger.peak_bytes),
-                format_bytes(one.per_row_bytes),
-            ]
-            for one in predicted
-        ),
-        align="lrrrrrrrr",
-    )
+    return table_of(
+        "", predicted,
+        ("model", "l", lambda one: one.model),
+        ("parameters", "r", lambda one: f"{one.parameters / 1e6:.1f} M"),
+        ("rows", "r", lambda one: f"at least {one.rows}" if one.limited else str(one.rows)),
+        ("range", "r", lambda one: None if one.limited else f"{one.rows_low} to {one.rows_high}"),
+        ("slot tokens", "r", lambda one: format_count(one.rows * one.config.seq_length_tokens)),
+        ("real tokens", "r", lambda one: format_count(one.real_tokens)),
+        ("samples", "r", lambda one: format_count(one.samples)),
+        ("peak", "r", lambda one: format_bytes(one.ledger.peak_bytes)),
+        ("one more row", "r", lambda one: format_bytes(one.per_row_bytes)),
+    )  # fmt: skip
 
 
 def _one(one: PredictedModel) -> Iterator[Block]:
@@ -117,15 +90,12 @@ def _breakdown(ledger: MemoryBreakdown) -> Table:
     sizes: list[tuple[str, int]] = sorted(large.items(), key=lambda item: -item[1])
     rest = ledger.peak_bytes - sum(large.values())
     sizes += [("everything else", rest)] if rest else []
-    return Table(
-        caption="",
-        headers=(f"term at {ledger.rows} rows", "bytes", "share"),
-        rows=tuple(
-            [name, format_bytes(size), f"{size / ledger.peak_bytes:.1%}"]
-            for name, size in (*sizes, ("at the peak", ledger.peak_bytes))
-        ),
-        align="lrr",
-    )
+    return table_of(
+        "", [*sizes, ("at the peak", ledger.peak_bytes)],
+        (f"term at {ledger.rows} rows", "l", lambda item: item[0]),
+        ("bytes", "r", lambda item: format_bytes(item[1])),
+        ("share", "r", lambda item: f"{item[1] / ledger.peak_bytes:.1%}"),
+    )  # fmt: skip
 
 
 def _what_if_table(what_if: Sequence[Mapping[str, Any]]) -> Table:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.evidence import ExchangeRow, LinkEvidence, NetworkEvidence, Scaling, ScalingRow
+from autotune.core.evidence import DealtRow, NetworkEvidence, Scaling, ScalingRow
 from autotune.core.units import format_bytes, format_count, format_seconds, format_share
-from autotune.show.document import Block, Chart, Missing, Pairs, Paragraph, Table, facts, told
+from autotune.show.document import Block, Chart, Missing, Pairs, Paragraph, facts, table_of, told
 from autotune.show.drawing import Axis, Line, Lines, Point
 from autotune.show.intervals import bounds, plural
 from autotune.show.report.inputs import ReportedProfile
@@ -38,18 +38,27 @@ def network_section(one: ReportedProfile) -> tuple[Block, ...]:
 
 
 def _measured(found: NetworkEvidence, name: str) -> tuple[Block, ...]:
-    links = Table(
-        caption="Links",
-        headers=("link", "members", "latency of a hop", "bandwidth each way", "98 % interval", "fit off by at most"),
-        rows=tuple(_link_cells(link) for link in found.links),
-        align="lrrrrr",
-    )
-    exchanges = Table(
-        caption="Ways to exchange gradients",
-        headers=("exchange", "micro-batches", "rows", "step predicted", "step measured", "real tokens/s", "computes",
-                 "waits", "peak memory", "outcome"),
-        rows=tuple(_exchange_cells(row) for row in found.exchanges),
-        align="lrrrrrrrrl",
+    links = table_of(
+        "Links", found.links,
+        ("link", "l", lambda one: one.scope),
+        ("members", "r", lambda one: str(one.members)),
+        ("latency of a hop", "r", lambda one: f"{1e6 * one.latency_s:.3g} µs"),
+        ("bandwidth each way", "r", lambda one: _speed(one.bytes_per_s)),
+        ("98 % interval", "r", lambda one: bounds(one.bytes_per_s_low, one.bytes_per_s_high, _speed)),
+        ("fit off by at most", "r", lambda one: format_share(one.worst_error_share)),
+    )  # fmt: skip
+    exchanges = table_of(
+        "Ways to exchange gradients", found.exchanges,
+        ("exchange", "l", lambda row: row.exchange.name),
+        ("micro-batches", "r", lambda row: str(row.micro_batches)),
+        ("rows", "r", lambda row: str(row.rows)),
+        ("step predicted", "r", lambda row: format_seconds(row.predicted_step_s)),
+        ("step measured", "r", lambda row: f"{format_seconds(row.step_s)}{_added(row)}" if row.step_s else None),
+        ("real tokens/s", "r", lambda row: format_count(row.real_tokens_per_s)),
+        ("computes", "r", lambda row: format_share(row.compute_share)),
+        ("waits", "r", lambda row: format_share(row.communication_share)),
+        ("peak memory", "r", lambda row: format_bytes(row.peak_bytes)),
+        ("outcome", "l", lambda row: row.outcome),
     )  # fmt: skip
     scaling = (_scaling(name, found.scaling),) if found.scaling else ()
     tables = tuple(table for table in (links, exchanges) if table.rows)
@@ -66,12 +75,18 @@ def _scaling(name: str, rows: Sequence[ScalingRow]) -> Chart:
         title="Real tokens per second by number of nodes, with the same global batch",
         description=f"Efficiency against as many times one node; bands are 98 % intervals, by the links. {said}.",
         drawing=scaling_lines(name, rows),
-        table=Table(
-            caption="The same as figures",
-            headers=("nodes", "exchange", "micro-batches", "rows", "step", "real tokens/s", "efficiency",
-                     "by the links, 98 %", "limited by", "source"),
-            rows=tuple(_scaling_cells(row) for row in rows),
-            align="rlrrrrrrll",
+        table=table_of(
+            "The same as figures", rows,
+            ("nodes", "r", lambda row: str(row.nodes)),
+            ("exchange", "l", lambda row: row.exchange.name),
+            ("micro-batches", "r", lambda row: str(row.micro_batches)),
+            ("rows", "r", lambda row: str(row.rows)),
+            ("step", "r", lambda row: format_seconds(row.step_s)),
+            ("real tokens/s", "r", lambda row: format_count(row.real_tokens_per_s)),
+            ("efficiency", "r", lambda row: format_share(row.efficiency)),
+            ("by the links, 98 %", "r", lambda row: bounds(row.efficiency_low, row.efficiency_high, format_share)),
+            ("limited by", "l", _limit),
+            ("source", "l", lambda row: f"measured{_added(row)}" if row.measured else "predicted"),
         ),
     )  # fmt: skip
 
@@ -166,55 +181,14 @@ def network_lines(found: NetworkEvidence) -> Iterator[str]:
     yield f"exchange: {found.choice}"
 
 
-def _link_cells(link: LinkEvidence) -> list[str | None]:
-    """One kind of link."""
-    return [
-        link.scope,
-        str(link.members),
-        f"{1e6 * link.latency_s:.3g} µs",
-        f"{format_bytes(link.bytes_per_s)}/s",
-        bounds(link.bytes_per_s_low, link.bytes_per_s_high, lambda end: f"{format_bytes(end)}/s"),
-        format_share(link.worst_error_share),
-    ]
+def _speed(bytes_per_s: float) -> str:
+    return f"{format_bytes(bytes_per_s)}/s"
 
 
-def _exchange_cells(row: ExchangeRow) -> list[str | None]:
-    """One way to exchange gradients."""
-    return [
-        _exchange(row.strategy, row.gradient_dtype, row.bucket_cap_mib, sharded=row.shard_ranks is not None),
-        str(row.micro_batches),
-        str(row.rows),
-        format_seconds(row.predicted_step_s),
-        None if row.step_s is None else f"{format_seconds(row.step_s)}{_added(row.added_micro_batches)}",
-        format_count(row.real_tokens_per_s),
-        format_share(row.compute_share),
-        format_share(row.communication_share),
-        format_bytes(row.peak_bytes),
-        row.outcome,
-    ]
+def _limit(row: ScalingRow) -> str:
+    return row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}"
 
 
-def _scaling_cells(row: ScalingRow) -> list[str | None]:
-    """One number of nodes."""
-    return [
-        str(row.nodes),
-        _exchange(row.strategy, row.gradient_dtype, row.bucket_cap_mib, sharded=False),
-        str(row.micro_batches),
-        str(row.rows),
-        format_seconds(row.step_s),
-        format_count(row.real_tokens_per_s),
-        format_share(row.efficiency),
-        bounds(row.efficiency_low, row.efficiency_high, format_share),
-        row.limit if row.limit_share is None else f"{row.limit}: {format_share(row.limit_share)}",
-        "predicted" if not row.measured else f"measured{_added(row.added_micro_batches)}",
-    ]
-
-
-def _added(micro_batches: int) -> str:
-    """Says that some micro-batches of a measured step were added as predicted."""
-    return f" (+{micro_batches} predicted)" if micro_batches else ""
-
-
-def _exchange(strategy: str, dtype: str, cap_mib: int, *, sharded: bool) -> str:
-    kind = "hsdp" if sharded else strategy
-    return f"{kind}, {dtype}" if strategy == "fsdp2" else f"{kind}, {dtype}, {cap_mib} MiB buckets"
+def _added(row: DealtRow) -> str:
+    """Say that some micro-batches of a measured step were added as predicted."""
+    return f" (+{row.added_micro_batches} predicted)" if row.added_micro_batches else ""

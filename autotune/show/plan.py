@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 from autotune.core.plan import PlanFigure
 from autotune.core.units import format_amount, format_bytes, format_count, format_seconds, format_share
-from autotune.decide.plan import OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
+from autotune.decide.plan import LEFT_OUT, OPTIMUM_LIMITS, OPTIMUM_SOURCE, MemoryPlan, Plan
 from autotune.show.estimate import shares_table
-from autotune.show.intervals import bounds, confidence_words
+from autotune.show.intervals import told_bounds
 from autotune.show.tables import inert, text_table
 from autotune.show.text import console_text
 
@@ -35,14 +35,13 @@ def plan_text(plan: Plan) -> str:
     else:
         parts.append(_wrapped(f"Memory: n/a, {inert(plan.memory_missing)}"))
     parts += ["\n".join(_wrapped(f"! {inert(line)}", bullet="  ") for line in plan.warnings)] if plan.warnings else []
-    parts.append(f"{_wrapped('Left out: ' + '; '.join(plan.left_out) + '.')}\nnext: {inert(plan.next_command)}")
+    parts.append(f"{_wrapped(f'Left out: {LEFT_OUT}.')}\nnext: {inert(plan.next_command)}")
     return "\n".join(parts)
 
 
 def _figures(plan: Plan) -> str:
-    kind = "GPU" if plan.fleet.device == "cuda" else "CPU"
-    share = format_share
-    rows: list[list[str | None]] = [
+    kind, every = ("GPU" if plan.fleet.device == "cuda" else "CPU"), plan.all_ranks
+    rows = [
         _row("real tokens", plan.tokens, format_amount),
         _row("optimizer steps", plan.steps, format_count),
         _row("wall time", plan.wall_s, lambda seconds: _duration(plan.wall_s.value if plan.wall_s else 0.0, seconds)),
@@ -50,41 +49,33 @@ def _figures(plan: Plan) -> str:
     ]
     if plan.price_per_device_hour is not None:
         rows.append(_row(f"cost at your {plan.price_per_device_hour:g} per {kind}-hour", plan.cost, format_amount))
-    if plan.fleet.device == "cuda":
-        rows.append(_row("energy of the GPUs, kWh", plan.energy_kwh, format_amount))
     rows += [
         _row(f"real tokens/s of one {'GPU' if kind == 'GPU' else 'rank'}", plan.rank_tokens_per_s, format_amount),
-        _row("real tokens/s of all", plan.tokens_per_s, format_amount),
+        _row("real tokens/s of all", every.tokens_per_s, format_amount),
     ]
-    if plan.efficiency is not None:
-        rows.append(_row(f"efficiency of {plan.fleet.nodes} nodes against one", plan.efficiency, share))
+    if every.efficiency is not None:
+        rows.append(_row(f"efficiency of {plan.fleet.nodes} nodes against one", every.efficiency, format_share))
     rows += [
         _row("real tokens of a step", plan.batch_tokens, format_amount),
         _row("passes over the dataset", plan.passes, lambda value: f"{value:,.3g}", "--data says"),
         _row("parameters", plan.parameters, format_amount),
         _row("FLOPs, 6·N·D", plan.flops_6n, lambda value: f"{value:.3g}"),
     ]
-    if plan.checkpoint_bytes is not None:
-        of_one = f"disk: checkpoints of {format_bytes(plan.checkpoint_bytes.value)}, at most"
-        rows.append(_row(of_one, plan.disk_bytes, format_bytes))
     return text_table(("", "plan", "interval", "basis"), rows, align="lrll")
 
 
 def _row(name: str, figure: PlanFigure | None, form: Callable[[float], str], missing: str = "") -> list[str | None]:
     if figure is None:
         return [name, None, "", missing]
-    between = bounds(figure.low, figure.high, form)
-    if between is not None and figure.confidence is not None:
-        between += f" ({confidence_words(figure.confidence)})"
+    between = told_bounds(figure.low, figure.high, form, figure.confidence)
     return [name, form(figure.value), between or "", figure.basis]
 
 
 def _sources(plan: Plan) -> Iterator[str]:
     for name, figure in (
         ("rate", plan.rank_tokens_per_s),
-        ("efficiency", plan.efficiency),
+        ("efficiency", plan.all_ranks.efficiency),
         ("batch", plan.batch_tokens),
-        ("energy", plan.energy_kwh),
     ):
         if figure is not None:
             yield f"{name}: {inert(figure.source)}"

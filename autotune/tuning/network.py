@@ -10,11 +10,11 @@ from autotune.core.defaults import TRIAL_TIMEOUT_S
 from autotune.core.evidence import NetworkEvidence, Scaling, ScalingRow
 from autotune.core.profile import profile_to_toml
 from autotune.decide.choose import rows_with_headroom
+from autotune.decide.scaling import ScalingModel
 from autotune.errors import BadInput
 from autotune.search.network import NetworkRequest, NetworkTuning
 from autotune.search.profiles import StoredProfile, report_directory, with_evidence, with_network
 from autotune.search.scaling import (
-    ScalingModel,
     evidence,
     links_in_place_of,
     measured_row,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from autotune.measure.machine import ForkServerMachine
-from autotune.search import prediction
+from autotune.search import plan_memory, prediction
 from autotune.tuning import bench
 
 
@@ -40,5 +40,5 @@ def started_server() -> Iterator[ForkServerMachine]:
 @pytest.fixture
 def warm_server(monkeypatch, started_server) -> None:
     """Commands that are called in this process find their trial server started."""
-    for room in (bench, prediction):
+    for room in (bench, plan_memory, prediction):
         monkeypatch.setattr(room, "ForkServerMachine", lambda: Borrowed(started_server))

@@ -3,6 +3,7 @@ import pytest
 from autotune.cli import run
 from autotune.core.profile import profile_to_toml
 from tests.autotune.profiles import example_profile
+from tests.autotune.search.plans import without_evidence
 from tests.conftest import write_dataset
 
 
@@ -34,9 +35,7 @@ def test_wrong_turns_say_what_to_do_and_start_nothing(profile, capsys, options, 
 
 
 def test_a_profile_that_was_not_probed_is_refused(profile, capsys):
-    base = example_profile()
-    unprobed = base.model_copy(update={"evidence": base.evidence.model_copy(update={"probe": None})})
-    profile.write_text(profile_to_toml(unprobed))
+    profile.write_text(profile_to_toml(without_evidence(example_profile())))
     assert run(["network", "--profile", str(profile), "--data", "data"]) == 6
     assert "autotune probe" in capsys.readouterr().err
 

@@ -10,12 +10,10 @@ from autotune.decide.scaling import (
     USEFUL_EFFICIENCY,
     AllRanks,
     Load,
-    best,
+    ScalingModel,
     exchanges,
-    levers,
     limit_of,
     predict,
-    scale,
     spread,
     useful_nodes,
 )
@@ -26,11 +24,16 @@ COMPUTE = RankCompute(
     update_s=0.01,
     gradients=tuple(GradientPart(elements=1_000_000, ready_share=(number + 1) / 20) for number in range(20)),
 )
+EXCHANGES = exchanges(sixteen_bit=False)
 NETWORK = Network(nodes=2, ranks_per_node=2, between=Link(latency_s=2e-5, bytes_per_s=1e9))
 
 
 def load(rows=1024, most=32):
     return Load(compute=COMPUTE, global_batch_rows=rows, real_tokens_per_row=500.0, most_rows=most)
+
+
+def model(load_=None, network=NETWORK, exchanges=EXCHANGES):
+    return ScalingModel(load=load_ or load(), network=network, exchanges=tuple(exchanges))
 
 
 @given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 300))
@@ -43,40 +46,32 @@ def test_every_dealing_holds_the_global_batch_in_micro_batches_that_fit(rows, mo
 def test_fewer_rows_than_ranks_cannot_be_dealt():
     assert load(rows=3).dealings(4) == ()
     assert predict(load(rows=3), NETWORK, Exchange()) is None
-    assert best(load(rows=3), NETWORK, [Exchange()]) is None
+    assert model(load(rows=3)).at(2) is None
+    assert model(load(rows=3)).efficiency(2) is None
 
 
 def test_efficiency_is_against_one_node_and_falls_with_nodes():
-    found = scale(load(), NETWORK, exchanges(sixteen_bit=False), [1, 4, 16, 64])
+    found = [model().at(nodes) for nodes in (1, 4, 16, 64)]
     assert found[0].efficiency == pytest.approx(1.0)
     efficiencies = [one.efficiency for one in found]
     assert efficiencies == sorted(efficiencies, reverse=True)
     assert all(one.bound_efficiency >= one.efficiency - 1e-9 for one in found)
 
 
-def test_sixteen_bits_are_among_the_choices_only_where_they_were_allowed():
-    assert {one.gradient_dtype for one in exchanges(sixteen_bit=False)} == {"fp32"}
-    assert {one.gradient_dtype for one in exchanges(sixteen_bit=True)} == {"fp32", "bf16"}
-
-
-def test_the_simplest_of_equals_is_taken():
-    """With nothing to send, the defaults stay."""
+def test_sixteen_bits_are_among_the_choices_only_if_allowed_and_the_simplest_of_equals_is_taken():
+    assert {one.gradient_dtype for one in EXCHANGES} == {"fp32"}
+    every = exchanges(sixteen_bit=True, strategies=("ddp", "zero1"))
+    assert {one.gradient_dtype for one in every} == {"fp32", "bf16"}
     fast = Network(nodes=2, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e15))
-    found = best(load(), fast, exchanges(sixteen_bit=True, strategies=("ddp", "zero1")))
-    assert found.exchange == Exchange(bucket_cap_bytes=25 * MIB)
+    assert model(None, fast, every).at(2).exchange == Exchange(
+        bucket_cap_bytes=25 * MIB
+    )  # nothing to send: the defaults
 
 
 def test_fsdp_cannot_send_sixteen_bits_under_accumulation():
     narrow = Exchange(strategy="fsdp2", gradient_dtype="bf16")
     assert predict(load(rows=1024, most=32), NETWORK, narrow) is None
     assert predict(load(rows=128, most=32), NETWORK, narrow) is not None
-
-
-def test_useful_nodes_are_the_largest_even_where_a_smaller_count_divides_badly():
-    efficient = {1: 1.0, 2: 0.95, 3: 0.85, 4: 0.91, 5: 0.7}
-    assert useful_nodes(efficient.get, 5) == 4
-    assert useful_nodes(lambda nodes: None, 5) == 1
-    assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
 
 
 @pytest.mark.parametrize("last", [3, 40, 64, 100, 700])
@@ -89,26 +84,25 @@ def test_useful_nodes_are_looked_for_until_they_end(last):
 
     assert useful_nodes(efficient, 8192) == last
     assert len(asked) == max(asked) <= max(64, 1.3 * last)
+    # The largest counts, even if a smaller one divides badly.
+    assert useful_nodes(lambda nodes: 0.95 if nodes <= 160 or nodes == 190 else 0.85, 8192) == 190
+    assert useful_nodes(lambda nodes: None, 5) == 1
 
 
 def test_what_limits_is_named():
     slow = Network(nodes=16, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    limit, share = limit_of(best(load(), slow, [Exchange()]).time)
+    limit, share = limit_of(model(None, slow, [Exchange()]).at(16).time)
     assert limit == "network"
     assert 0.1 < share <= 1
-    alone = Network(nodes=1, ranks_per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e7))
-    assert limit_of(best(load(), alone, [Exchange()]).time) == ("computation", None)
+    assert limit_of(model(None, slow, [Exchange()]).at(1).time) == ("computation", None)
 
 
 def test_levers_are_those_that_lift_and_the_strongest_comes_first():
-    found = levers(load(), NETWORK, exchanges(sixteen_bit=False), 200, 1)
+    found = model().levers(200, 1)
     assert {"16-bit gradients", "four times the global batch"} <= {change for change, _ in found}
     counts = [nodes for _, nodes in found]
     assert counts == sorted(counts, reverse=True)
-    assert "16-bit gradients" not in dict(levers(load(), NETWORK, exchanges(sixteen_bit=True), 200, 1))
-
-
-EXCHANGES = exchanges(sixteen_bit=False)
+    assert "16-bit gradients" not in dict(model(exchanges=exchanges(sixteen_bit=True)).levers(200, 1))
 
 
 def network(bytes_per_s=1e9, ranks=2):
@@ -116,7 +110,7 @@ def network(bytes_per_s=1e9, ranks=2):
 
 
 def spread_of(rate, nodes, load_=None, over=None):
-    return spread(rate, load_ or load(), over or network(), among=EXCHANGES, nodes=nodes, links=("assumed", "lines"))
+    return spread(rate, model(load_, over or network()), nodes=nodes, links=("assumed", "lines"))
 
 
 def rate(value=50_000.0, share=0.0, basis="measured"):
@@ -126,16 +120,10 @@ def rate(value=50_000.0, share=0.0, basis="measured"):
     )
 
 
-def test_one_node_is_as_many_ranks_as_it_has():
+def test_one_node_is_as_many_ranks_as_it_has_and_fewer_rows_than_ranks_are_no_training():
     found = spread_of(rate(share=0.1), 1, over=network(ranks=4))
-    assert found.tokens_per_s.value == pytest.approx(200_000)
-    assert found.tokens_per_s.low == pytest.approx(180_000)
-    assert found.tokens_per_s.basis == "predicted"
-    assert found.efficiency is None
-    assert found.efficiency_by_nodes == {}
-
-
-def test_fewer_rows_than_ranks_are_no_training():
+    assert [found.tokens_per_s.value, found.tokens_per_s.low] == pytest.approx([200_000, 180_000])
+    assert (found.tokens_per_s.basis, found.efficiency, found.efficiency_by_nodes) == ("predicted", None, {})
     assert spread_of(rate(), 4, load(rows=7)) == AllRanks()
 
 
@@ -147,11 +135,8 @@ def test_all_ranks_are_never_faster_than_each_alone_and_keep_the_rates_interval(
     assert total.value == pytest.approx(2 * nodes * tokens * efficiency)
     if share:
         assert [total.low, total.high] == pytest.approx([(1 - share) * total.value, (1 + share) * total.value])
-        assert total.confidence == 0.95
-    else:
-        assert total.low is None
+    assert (total.confidence, found.efficiency.low) == (0.95 if share else None, None)
     assert total.basis == found.efficiency.basis == "assumed"
-    assert found.efficiency.low is None
     assert found.efficiency_by_nodes[nodes] == pytest.approx(efficiency)
     assert list(found.efficiency_by_nodes) == sorted(found.efficiency_by_nodes)
 

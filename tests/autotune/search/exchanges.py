@@ -1,6 +1,6 @@
 """A machine of several nodes whose steps follow from a known network; for tests of tuning."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.core.network import MIB, Exchange, GradientPart, Link, Network, RankCompute
@@ -26,34 +26,27 @@ CONFIG = TrainConfig(
 )
 
 
+@dataclass(kw_only=True)
 class Cluster:
-    """Nodes of one rank each.
+    """Nodes of one rank each."""
 
-    Args:
-        nodes: So many.
-        link: Between them.
-        halved_loss: Factor of the loss with 16-bit gradients.
-        failing: Strategies whose steps crash.
-        refusing: Strategies that do not go together with the recipe.
-        fall: What the loss loses over the steps of a trial.
-        slowdown_share: What computing loses while messages travel.
-    """
+    nodes: int = 2
+    link: Link = LINK
+    halved_loss: float = 1.0
+    """Factor of the loss with 16-bit gradients."""
+    failing: tuple[str, ...] = ()
+    """Strategies whose steps crash."""
+    refusing: tuple[str, ...] = ()
+    """Strategies that do not go together with the recipe."""
+    fall: float = 1.0
+    """What the loss loses over the steps of a trial."""
+    slowdown_share: float = 0.0
+    """What computing loses while messages travel."""
+    trials: list[Trial] = field(default_factory=list)
 
-    def __init__(
-        self,
-        nodes: int = 2,
-        link: Link = LINK,
-        *,
-        halved_loss: float = 1.0,
-        failing: tuple[str, ...] = (),
-        refusing: tuple[str, ...] = (),
-        fall: float = 1.0,
-        slowdown_share: float = 0.0,
-    ) -> None:
-        self.slowdown_share = slowdown_share
-        self.network = Network(nodes=nodes, ranks_per_node=1, between=link, trees=False)
-        self.halved_loss, self.failing, self.refusing, self.fall = halved_loss, failing, refusing, fall
-        self.trials: list[Trial] = []
+    @property
+    def network(self) -> Network:
+        return Network(nodes=self.nodes, ranks_per_node=1, between=self.link, trees=False)
 
     def run(self, trial: Trial) -> Outcome:
         """Compute what the trial would find."""
@@ -64,7 +57,7 @@ class Cluster:
         """Nothing runs."""
 
     def _links(self, measured: dict[str, Any]) -> Outcome:
-        nodes = self.network.nodes
+        nodes = self.nodes
         pairs = [[size, all_reduce_s(size, self.network)] for size in measured["sizes_bytes"] for _ in range(3)]
         return Measured(
             figures={

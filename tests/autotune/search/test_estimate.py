@@ -47,55 +47,50 @@ def traced(trial, bent_from=10**9, other_order_from=10**9, unlike=()):
     )
 
 
-def room(budget_bytes: float) -> Room:
-    return Room(budget_bytes=budget_bytes, surroundings=expected_on_cpu().usual, max_rows=16_384)
+CPU = expected_on_cpu().usual
+LARGE_BYTES = 7 * 10**10
+
+
+def estimated(budget_bytes=LARGE_BYTES, machine=None, **model):
+    """The estimate, and the rows that are predicted to fit."""
+    room = Room(budget_bytes=budget_bytes, surroundings=CPU, max_rows=16_384)
+    machine = machine or FakeMachine(lambda trial: traced(trial, **model))
+    estimate = estimate_model(REQUEST, machine, room)
+    return estimate, predicted_rows(estimate, budget_bytes, CPU, max_rows=16_384)
 
 
 def true_bytes(rows: int) -> int:
-    return FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + expected_on_cpu().usual.outside_bytes
+    return FIXED + ROW * rows + SLOT * head_slots(64 * rows, 0.15) + CPU.outside_bytes
 
 
-@pytest.mark.parametrize("budget", [10**8, 5 * 10**8, 10**9, 7 * 10**10])
+@pytest.mark.parametrize("budget", [10**8, 5 * 10**8, 10**9, LARGE_BYTES])
 def test_the_predicted_largest_fits_and_one_more_does_not(budget):
-    machine = FakeMachine(traced)
-    estimate = estimate_model(REQUEST, machine, room(budget))
-    rows = predicted_rows(estimate, budget, expected_on_cpu().usual, max_rows=16_384)
+    estimate, rows = estimated(budget)
     assert rows == 0 or true_bytes(rows) <= budget
     assert rows == 16_384 or true_bytes(rows + 1) > budget * (1 - 1e-4)
-    assert estimate.traces <= 5
+    assert len(estimate.law.rows) <= 5
 
 
 def test_sizes_far_from_the_largest_are_predicted_closely_too():
-    estimate = estimate_model(REQUEST, FakeMachine(traced), room(7 * 10**10))
-    by_rows = predicted_bytes(estimate, expected_on_cpu().usual)
-    for rows in (1, 7, 100, 1000):
-        assert by_rows(rows) == pytest.approx(true_bytes(rows), rel=0.01)
+    by_rows = predicted_bytes(estimated()[0], CPU)
+    sizes = (1, 7, 100, 1000)
+    assert [by_rows(rows) for rows in sizes] == pytest.approx([true_bytes(rows) for rows in sizes], rel=0.01)
 
 
 def test_kernels_that_need_more_from_some_size_on_are_predicted_from_traces_above_it():
-    budget = 5 * 10**8
-    machine = FakeMachine(lambda trial: traced(trial, bent_from=100))
-    rows = predicted_rows(
-        estimate_model(REQUEST, machine, room(budget)), budget, expected_on_cpu().usual, max_rows=16_384
-    )
-    assert true_bytes(rows) + BEND <= budget < true_bytes(rows + 1) + BEND
+    _, rows = estimated(5 * 10**8, bent_from=100)
+    assert true_bytes(rows) + BEND <= 5 * 10**8 < true_bytes(rows + 1) + BEND
 
 
-def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many():
-    machine = FakeMachine(lambda trial: traced(trial, other_order_from=100))
-    estimate = estimate_model(REQUEST, machine, room(7 * 10**10))
-    assert estimate.law.rows.min() > 100
-
-
-def test_a_model_that_allocates_in_another_order_at_every_size_is_not_predicted():
+def test_a_model_that_allocates_in_another_order_for_few_rows_is_predicted_from_many_and_at_every_size_not_at_all():
+    assert estimated(other_order_from=100)[0].law.rows.min() > 100
     with pytest.raises(CannotTrace, match="another order"):
-        estimate_model(REQUEST, FakeMachine(lambda trial: traced(trial, unlike=range(100))))
+        estimated(unlike=range(100))
 
 
 @pytest.mark.parametrize("unlike", [8, 64, 23_109])
 def test_a_size_that_is_unlike_others_by_chance_is_left_out(unlike):
-    machine = FakeMachine(lambda trial: traced(trial, unlike=(unlike,)))
-    law = estimate_model(REQUEST, machine, room(7 * 10**10)).law
+    law = estimated(unlike=(unlike,))[0].law
     assert unlike not in law.rows
     assert len(law.rows) > 2
 
@@ -113,10 +108,8 @@ def test_a_model_that_cannot_be_traced_is_to_be_measured(outcome, said):
     assert "autotune probe" in refused.value.next_step
 
 
-def test_a_single_row_that_fits_is_predicted():
+def test_a_single_row_that_fits_is_predicted_and_no_size_is_traced_twice():
     machine = FakeMachine(traced)
-    budget = (true_bytes(1) + true_bytes(2)) / 2
-    estimate = estimate_model(REQUEST, machine, room(budget))
-    assert predicted_rows(estimate, budget, expected_on_cpu().usual, max_rows=16_384) == 1
+    assert estimated((true_bytes(1) + true_bytes(2)) / 2, machine)[1] == 1
     sizes = [rows for trial in machine.trials for rows in trial.measured["sizes"]]
     assert len(sizes) == len(set(sizes))

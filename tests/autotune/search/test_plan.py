@@ -3,29 +3,25 @@ import pytest
 from autotune.core.plan import Goal
 from autotune.errors import BadInput
 from autotune.search import plan_memory
-from autotune.search.plan import plan
+from autotune.search.plan import PlanRequest, plan
+from autotune.search.prediction import settings_of_step
 from autotune.search.scaling import Assumed, evidence
-from tests.autotune.conftest import Borrowed
 from tests.autotune.search.exchanges import Cluster, tuning_on
-from tests.autotune.search.plans import asked, on_gpus, shape, stored, traced, without_evidence
+from tests.autotune.search.plans import changed, on_gpus, stored, traced, without_evidence
 from tests.conftest import write_dataset
 from trainer import peaks
+from trainer.config import TrainConfig
+from trainer.presets import model_settings
+
+TOKENS = Goal(kind="tokens", amount=1e9, source="--tokens 1B")
 
 
 def answer(source, **changes):
-    return plan(asked(source, **changes), lambda *_: None)
+    return plan(PlanRequest(**{"source": source, "model_argument": "", "goal": TOKENS} | changes), lambda *_: None)
 
 
-def tuned_network(tmp_path):
-    tuning = tuning_on(Cluster(), tmp_path)
-    tuning.run()
-    return evidence(tuning)
-
-
-@pytest.fixture
-def warm_trace(monkeypatch, started_server):
-    """Models are traced by a server that is started."""
-    monkeypatch.setattr(plan_memory, "ForkServerMachine", lambda: Borrowed(started_server))
+def shape(name="bert-mini") -> TrainConfig:
+    return settings_of_step(model_settings(name), "cuda", layout=None, precision=None, seq_length_tokens=512)
 
 
 @pytest.fixture
@@ -38,93 +34,83 @@ def no_trace(monkeypatch):
     monkeypatch.setattr(plan_memory, "ForkServerMachine", refuse)
 
 
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """What a tuning of two nodes found."""
+    tuning = tuning_on(Cluster(), tmp_path_factory.mktemp("network"))
+    tuning.run()
+    return evidence(tuning)
+
+
 def test_measurements_of_a_profile_are_enough_and_make_the_rate_measured(no_trace):
     found = answer(stored(traced()))
     # Windows of 99 to 101 slot tokens/s of the worker sweep, of rows of which 100 of 512 places hold tokens.
-    assert found.rank_tokens_per_s.value == pytest.approx(100 * 100 / 512, rel=1e-3)
-    assert found.rank_tokens_per_s.low < found.rank_tokens_per_s.value < found.rank_tokens_per_s.high
-    assert found.rank_tokens_per_s.basis == "measured"
-    assert found.wall_s.basis == "predicted"
-    assert found.batch_tokens.value == 102_400
+    rate = found.rank_tokens_per_s
+    assert (rate.value, rate.basis) == (pytest.approx(100 * 100 / 512, rel=1e-3), "measured")
+    assert rate.low < rate.value < rate.high
+    assert (found.wall_s.basis, found.batch_tokens.value) == ("predicted", 102_400)
     assert found.memory.shares[0].total_bytes == 1_008_000_000
     assert found.device_hours.value == pytest.approx(found.wall_s.value / 3600 * 2)  # two CPUs of one rank
+    steps = answer(stored(traced()), goal=None)  # the profile's
+    assert (steps.steps.value, steps.goal.source) == (1000, "the profile's max_steps, 1,000")
+
+
+def test_a_micro_batch_that_a_trial_showed_to_fit_fits_whatever_is_predicted(no_trace):
+    found = answer(stored(changed(traced(), constraints={"memory_budget_bytes": 10**9})))
+    assert found.memory.shares[0].total_bytes > found.fleet.memory_bytes
+    assert found.memory.shares[0].fits
+    assert not any("fit" in one for one in found.warnings)
 
 
 def test_a_rate_that_several_ranks_reached_together_is_shared_among_them(no_trace):
     profile = traced()
     workers = profile.evidence.workers.model_copy(update={"local_ranks": 4})
-    together = profile.model_copy(update={"evidence": profile.evidence.model_copy(update={"workers": workers})})
-    alone = answer(stored(profile)).rank_tokens_per_s
-    shared = answer(stored(together)).rank_tokens_per_s
+    alone, shared = (
+        answer(stored(one)).rank_tokens_per_s for one in (profile, changed(profile, evidence={"workers": workers}))
+    )
     assert [shared.low, shared.value, shared.high] == pytest.approx([alone.low / 4, alone.value / 4, alone.high / 4])
 
 
-def test_the_profiles_steps_are_the_default(no_trace):
-    found = answer(stored(traced()), goal=None)
-    assert found.steps.value == traced().train.max_steps
-    assert "max_steps" in found.goal.source
-
-
-def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, tmp_path):
-    measured = traced(network=tuned_network(tmp_path).model_copy(update={"scaling": []}))
+def test_measured_links_predict_more_nodes_and_assumed_ones_are_said(no_trace, network):
+    measured = traced(network=network.model_copy(update={"scaling": []}))
     found = answer(stored(measured), nodes=8, ranks_per_node=2)
-    assert found.efficiency.basis == "predicted"
-    assert "measured" in found.efficiency.source
-    assert found.tokens_per_s.value == pytest.approx(16 * found.rank_tokens_per_s.value * found.efficiency.value)
+    assert found.all_ranks.efficiency.basis == "predicted"
+    assert "measured" in found.all_ranks.efficiency.source
+    assert found.all_ranks.tokens_per_s.value == pytest.approx(
+        16 * found.rank_tokens_per_s.value * found.all_ranks.efficiency.value
+    )
     assumed = answer(stored(measured), nodes=8, ranks_per_node=2, links=Assumed(bits_per_s=25e9))
-    assert assumed.efficiency.basis == "assumed"
-    assert "25 Gbit/s assumed" in assumed.efficiency.source
-    assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).efficiency.source
+    assert assumed.all_ranks.efficiency.basis == "assumed"
+    assert "25 Gbit/s assumed" in assumed.all_ranks.efficiency.source
+    assert "100 Gbit/s assumed" in answer(stored(traced()), nodes=8).all_ranks.efficiency.source
 
 
-def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, tmp_path):
-    network = tuned_network(tmp_path)
+def test_a_step_that_ran_on_so_many_nodes_counts_before_any_prediction(no_trace, network):
     row = network.scaling[-1].model_copy(update={"measured": True, "real_tokens_per_s": 1234.0, "efficiency": 0.5})
     profile = traced(network=network.model_copy(update={"scaling": [*network.scaling, row]}))
     here = {"nodes": row.nodes, "ranks_per_node": network.ranks_per_node}
     found = answer(stored(profile), **here)
-    assert found.tokens_per_s.value == 1234.0
-    assert found.tokens_per_s.basis == found.efficiency.basis == "measured"
+    assert found.all_ranks.tokens_per_s.value == 1234.0
+    assert found.all_ranks.tokens_per_s.basis == found.all_ranks.efficiency.basis == "measured"
     other_batch = answer(stored(profile), **here, global_batch_tokens=1e6)
-    assert other_batch.efficiency.basis == "predicted"
-
-
-def test_measured_power_is_energy_and_otherwise_the_limit_is_assumed(no_trace):
-    measured = answer(stored(on_gpus(traced(), power_w=310.0)))
-    assert measured.power_w.value == 310.0
-    assert measured.power_w.basis == "measured"
-    assert measured.energy_kwh.value == pytest.approx(measured.device_hours.value * 0.31)
-    assert measured.energy_kwh.basis == "predicted"
-    limit = answer(stored(on_gpus(traced())))
-    assert limit.power_w.value == 400
-    assert limit.energy_kwh.basis == "assumed"
-
-
-def test_a_profile_of_gpus_plans_for_as_many_as_its_nodes_have(no_trace):
-    found = answer(stored(on_gpus(traced())), nodes=2, price_per_device_hour=3.0)
-    assert found.fleet.ranks == 4
-    assert found.cost.value == pytest.approx(3 * 4 * found.wall_s.value / 3600)
+    assert other_batch.all_ranks.efficiency.basis == "predicted"
 
 
 @pytest.mark.system
-def test_rates_of_one_machine_say_nothing_of_another(warm_trace):
+def test_rates_of_one_machine_say_nothing_of_another_and_without_evidence_they_are_assumed(warm_server):
     found = answer(stored(traced()), gpu="h200")
     assert found.rank_tokens_per_s.basis == "assumed"
     assert "MFU" in found.rank_tokens_per_s.source
     assert found.fleet.name == "NVIDIA H200"
     assert any("say nothing of NVIDIA H200" in one for one in found.warnings)
-
-
-@pytest.mark.system
-def test_a_profile_without_evidence_has_assumed_rates(warm_trace):
     found = answer(stored(without_evidence(on_gpus(traced()))), nodes=2)
-    assert found.rank_tokens_per_s.basis == "assumed"
-    assert found.wall_s.low is None  # nothing was measured that could have an interval
+    assert (found.rank_tokens_per_s.basis, found.wall_s.low) == ("assumed", None)
+    assert found.fleet.ranks == 4  # as many as its nodes have
     assert found.next_command.startswith("autotune probe --model tiny")
 
 
 @pytest.mark.system
-def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_trace):
+def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_server):
     profile = stored(without_evidence(traced()))
     found = answer(profile)
     assert found.wall_s is None
@@ -135,7 +121,7 @@ def test_a_cpu_without_measurements_has_no_rate_unless_it_is_told(warm_trace):
 
 
 @pytest.mark.system
-def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_trace, monkeypatch):
+def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_server, monkeypatch):
     monkeypatch.setattr(peaks, "PEAKS", tuple(one for one in peaks.PEAKS if one.name != "RTX 4090"))
     hours = Goal(kind="hours", amount=2.0, source="--hours 2")
     with pytest.raises(BadInput, match="RTX 4090 is not in the table"):
@@ -145,7 +131,7 @@ def test_a_gpu_without_a_known_peak_needs_a_rate_for_hours(warm_trace, monkeypat
 
 
 @pytest.mark.system
-def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
+def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_server):
     large = shape("bert-350m")
     config = large.model.config | {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384}
     large = large.model_copy(update={"model": large.model.model_copy(update={"config": config})})
@@ -160,14 +146,14 @@ def test_a_model_that_no_gpu_holds_alone_is_planned_as_it_fits(warm_trace):
 
 
 @pytest.mark.system
-def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_trace):
+def test_a_batch_of_too_few_rows_is_planned_with_the_least_there_can_be(warm_server):
     found = answer(shape(), gpu="h200", nodes=256, ranks_per_node=8)
     assert any("rows cannot be dealt to 2,048 ranks" in one for one in found.warnings)
     assert found.batch_tokens.value == pytest.approx(2048 * 512, rel=0.01)
 
 
 @pytest.mark.system
-def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_trace, tmp_path):
+def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_server, tmp_path):
     config = tmp_path / "longformer.json"
     config.write_text('{"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 64,'
                       '"num_attention_heads": 2, "intermediate_size": 128, "attention_window": 32}')  # fmt: skip
@@ -179,7 +165,7 @@ def test_an_architecture_that_cannot_be_traced_keeps_the_rest_of_the_plan(warm_t
 
 
 @pytest.mark.system
-def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_path):
+def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_server, tmp_path):
     samples = [[7] * length for length in (10, 100, 300, 600) for _ in range(300)]
     data = write_dataset(tmp_path / "data", samples, vocab_size=300)
     epochs = Goal(kind="epochs", amount=2.0, source="--epochs 2")
@@ -187,33 +173,26 @@ def test_a_dataset_says_how_much_a_pass_is_and_what_rows_hold(warm_trace, tmp_pa
     cut = 300 * (12 + 102 + 302 + 512)
     assert found.passes.value == 2
     assert found.tokens.value == pytest.approx(2 * cut, rel=0.02)
-    assert found.parameters.basis == "predicted"
+    assert found.memory.parameters.basis == "predicted"
     assert found.batch_tokens.basis == "predicted"
     short = write_dataset(tmp_path / "short", [[7] * 50 for _ in range(100)], vocab_size=300)
     assert answer(shape(), gpu="h200", goal=epochs, data=short).tokens.value == 2 * 100 * (50 + 2)
 
 
-def under(profile, strategy, **probe):
-    train = profile.train
-    parallel = train.parallel.model_copy(update={"strategy": strategy})
-    evidence = profile.evidence
-    if evidence.probe is not None:
-        evidence = evidence.model_copy(update={"probe": evidence.probe.model_copy(update=probe)})
-    return profile.model_copy(update={"train": train.model_copy(update={"parallel": parallel}), "evidence": evidence})
+def under(profile, strategy):
+    return changed(profile, train={"parallel": profile.train.parallel.model_copy(update={"strategy": strategy})})
 
 
-def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_trace):
+def test_the_state_of_a_rank_is_divided_once_whatever_the_profiles_strategy(warm_server):
     profile = without_evidence(on_gpus(traced()))
     plans = [answer(stored(under(profile, strategy)), nodes=2).memory.shares for strategy in ("ddp", "zero1", "fsdp2")]
     assert plans[0] == plans[1] == plans[2]
-    ddp, zero1 = plans[0][0].held.state_bytes, plans[0][1].held.state_bytes
-    assert zero1 < ddp
+    assert plans[0][1].held.state_bytes < plans[0][0].held.state_bytes
 
 
-def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_trace):
+def test_terms_that_were_probed_under_another_strategy_are_kept_apart(warm_server):
     profile = on_gpus(traced())
-    (probed, *_), (shared, *_) = (
-        answer(stored(under(profile, strategy, local_ranks=2))).memory.shares for strategy in ("ddp", "fsdp2")
-    )
+    profile = changed(profile, evidence={"probe": profile.evidence.probe.model_copy(update={"local_ranks": 2})})
+    (probed, *_), (shared, *_) = (answer(stored(under(profile, one))).memory.shares for one in ("ddp", "fsdp2"))
     assert probed.held.state_bytes == 8_000_000  # the probe's own
     assert shared.held.state_bytes != 8_000_000

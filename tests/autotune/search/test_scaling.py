@@ -32,20 +32,20 @@ def known(profile, **options):
     return known_of(profile, **{"assumed": CARD, "ranks_per_node": 2} | options)
 
 
+def scaled(counts, rows_per_epoch=None, **options):
+    return predict_scaling("tiny", known(probed(), **options), counts, rows_per_epoch)
+
+
 def test_a_probe_and_an_assumed_card_are_enough_and_it_is_said_what_is_assumed():
     found = known(probed())
-    assert found.load.compute.row_s == pytest.approx(0.01)
-    assert found.load.compute.micro_batch_s == pytest.approx(0.002)
+    compute, parts = found.load.compute, found.load.compute.gradients
+    assert [compute.row_s, compute.micro_batch_s] == pytest.approx([0.01, 0.002])
     assert found.load.global_batch_rows == 1024
     assert found.network.between.bytes_per_s == pytest.approx(2.5e9)
     assert all("assumed" in source for source in found.sources)
-
-
-def test_gradients_by_shape_add_up_to_the_model_and_embeddings_come_last():
-    parts = known(probed()).load.compute.gradients
+    # Gradients by shape add up to the model, and embeddings come last.
     assert sum(part.elements for part in parts) == pytest.approx(500_000, rel=0.001)
-    assert parts[-1].ready_share == 1.0
-    assert parts[-1].elements == 500_000 - 2 * (4 * 64**2 + 2 * 64 * 256)
+    assert (parts[-1].ready_share, parts[-1].elements) == (1.0, 500_000 - 2 * (4 * 64**2 + 2 * 64 * 256))
 
 
 def test_measured_links_and_computing_come_before_assumptions(tmp_path):
@@ -66,35 +66,29 @@ def test_without_a_probe_or_any_link_the_next_step_is_said():
 
 
 def test_the_prediction_names_useful_nodes_levers_and_steps_of_an_epoch():
-    slow = replace(CARD, bits_per_s=1e9)
-    found = predict_scaling("tiny", known(probed(), assumed=slow), [1, 2, 4, 8, 16], samples_per_epoch=10_240)
+    found = scaled([1, 2, 4, 8, 16], 10_240, assumed=replace(CARD, bits_per_s=1e9))
     assert [row.nodes for row in found.rows] == [1, 2, 4, 8, 16]
     assert found.rows[0].efficiency == pytest.approx(1.0)
     assert 1 <= found.useful_nodes <= 64
-    assert found.steps_per_epoch == pytest.approx(10.0)
-    assert found.global_batch_tokens == 100 * 1024
+    assert (found.steps_per_epoch, found.global_batch_tokens) == (10.0, 100 * 1024)
     assert (found.rows[0].efficiency_low, found.rows[0].efficiency_high) == (None, None)  # of what is assumed
 
 
 def test_more_ranks_than_rows_are_refused_with_a_way_out():
     with pytest.raises(BadInput, match="fewer than the ranks"):
-        predict_scaling("tiny", known(probed(), global_batch_tokens=100), [8], None)
+        scaled([8], global_batch_tokens=100)
 
 
-def test_measured_rows_stand_behind_the_predicted_ones_against_the_measured_node():
-    predicted = predict_scaling("tiny", known(probed()), [1, 2, 4], None)
-    one, two, _ = predicted.rows
+def test_measured_rows_stand_behind_the_predicted_ones_against_one_node_as_measured_or_else_as_predicted():
+    predicted = scaled([1, 2, 4])
     measured = {
-        1: one.model_copy(update={"measured": True, "real_tokens_per_s": 500.0}),
-        2: two.model_copy(update={"measured": True, "real_tokens_per_s": 800.0}),
+        row.nodes: row.model_copy(update={"measured": True, "real_tokens_per_s": rate})
+        for row, rate in zip(predicted.rows[:2], (500.0, 800.0), strict=True)
     }
     rows = with_measured(predicted, measured).rows
     assert [(row.nodes, row.measured) for row in rows] == [(1, False), (2, False), (4, False), (1, True), (2, True)]
     assert rows[-1].efficiency == pytest.approx(0.8)
-
-
-def test_without_a_measured_node_what_was_measured_is_held_against_a_predicted_one_and_it_is_said():
-    predicted = predict_scaling("tiny", known(probed()), [2, 4], None)
+    predicted = scaled([2, 4])
     found = with_measured(predicted, {row.nodes: row for row in predicted.rows})
     assert [row.efficiency for row in found.rows[2:]] == pytest.approx([row.efficiency for row in found.rows[:2]])
     assert "as predicted" in found.sources[-1]
@@ -107,7 +101,7 @@ def test_the_batch_is_the_one_that_the_profile_trains_with():
 
 
 def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():
-    found = predict_scaling("tiny", known(probed()), [2], None)
+    found = scaled([2])
     # 2·4 bytes of 500,000 gradients over 2.5 GB/s, at 2/3 of (2 ms + 31·10 ms) for 3100 tokens.
     load = known(probed()).load
     seconds_per_token = 2 / 3 * load.compute.forward_backward_s(load.most_rows) / (load.most_rows * 100)
@@ -116,7 +110,7 @@ def test_the_least_tokens_of_a_rank_follow_from_its_backward_and_the_card():
 
 def test_a_step_of_many_micro_batches_is_measured_in_part_and_the_rest_is_added_as_predicted(tmp_path):
     model = known(probed(network=None), ranks_per_node=1, global_batch_tokens=6400)
-    row = predict_scaling("tiny", model, [2], None).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
+    row = predict_scaling("tiny", model, [2]).rows[0].model_copy(update={"rows": 4, "micro_batches": 8})
     cluster = Cluster()
     found = measured_row(tuning_on(cluster, tmp_path), model, row, steps=3)
     (trial,) = cluster.trials

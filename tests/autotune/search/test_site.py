@@ -24,49 +24,51 @@ def site(gpus: tuple[GpuFacts, ...]) -> Site:
         slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
         versions={},
         gpu_absent=None if gpus else "none",
-        device_used_bytes=500 * MIB if gpus else None,
+        used_bytes_by_gpu=(500 * MIB,) * len(gpus),
     )
 
 
-def test_a_larger_card_takes_the_memory_that_a_process_sees_of_a_smaller_one():
-    nvl = find_card("h100-nvl-94gb")
-    assert memory_budget(site((H200,)), None, nvl) == nvl.usable_bytes - RESERVE_BYTES
-    assert memory_budget(site((H200,)), 80 * 10**9, nvl) == 80 * 10**9
-    assert memory_budget(site((H200,)), 94 * 10**9, nvl) == 94 * 10**9  # what is sold as 94 GB is asked for as that
+NVL = find_card("h100-nvl-94gb")
+FREE_BYTES = H200.total_bytes - 500 * MIB
 
 
-def test_a_reserve_is_left_free_unless_the_budget_is_given():
-    free_bytes = H200.total_bytes - 500 * MIB
-    assert memory_budget(site((H200,)), None) == free_bytes - 512 * MIB
-    assert memory_budget(site((H200,)), free_bytes) == free_bytes
+@pytest.mark.parametrize(
+    ("asked_bytes", "as_card", "expected"),
+    [
+        (None, None, FREE_BYTES - RESERVE_BYTES),  # a reserve is left free unless the budget is given
+        (FREE_BYTES, None, FREE_BYTES),
+        (None, NVL, NVL.usable_bytes - RESERVE_BYTES),
+        (80 * 10**9, NVL, 80 * 10**9),
+        (94 * 10**9, NVL, 94 * 10**9),  # what is sold as 94 GB is asked for as that
+        (int(93.5 * GIB), NVL, NVL.usable_bytes),  # all that a card has may be asked for
+    ],
+)
+def test_a_budget_is_what_is_asked_for_or_free_of_the_gpu_or_the_card_that_is_imitated(asked_bytes, as_card, expected):
+    assert memory_budget(site((H200,)), asked_bytes, as_card) == expected
 
 
-def test_where_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu():
-    silent = replace(site((H200,)), device_used_bytes=None)
-    assert memory_budget(silent, None) == find_card("h200").usable_bytes - RESERVE_BYTES
-    unknown = replace(site((replace(H200, name="NVIDIA X1"),)), device_used_bytes=None)
-    assert memory_budget(unknown, None) == H200.total_bytes - RESERVE_BYTES
+@pytest.mark.parametrize(
+    ("name", "expected"), [("NVIDIA H200", find_card("h200").usable_bytes), ("NVIDIA X1", H200.total_bytes)]
+)
+def test_if_used_memory_cannot_be_read_the_default_is_what_a_process_sees_of_the_gpu(name, expected):
+    silent = replace(site((replace(H200, name=name),)), used_bytes_by_gpu=(None,))
+    assert memory_budget(silent, None) == expected - RESERVE_BYTES
 
 
-def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any():
-    small = replace(H200, total_bytes=40_960 * MIB)
-    with pytest.raises(BadInput, match="more than"):
-        memory_budget(site((small,)), None, find_card("h100-nvl-94gb"))
-    with pytest.raises(BadInput, match="this is a CPU") as refused:
-        memory_budget(site(()), None, find_card("h100-nvl-94gb"))
-    assert "autotune estimate" in refused.value.next_step
-
-
-def test_more_than_the_named_card_has_is_refused():
-    with pytest.raises(BadInput, match=r"112 GiB is more than NVIDIA H100 NVL has: 93\.6 GiB") as refused:
-        memory_budget(site((H200,)), 120 * 10**9, find_card("h100-nvl-94gb"))
-    assert refused.value.next_step == "Ask for at most 93.5GiB."
-
-
-def test_all_that_a_named_card_has_may_be_asked_for():
-    nvl = find_card("h100-nvl-94gb")
-    assert memory_budget(site((H200,)), 92 * GIB, nvl) == 92 * GIB
-    assert memory_budget(site((H200,)), int(93.5 * GIB), nvl) == nvl.usable_bytes
+@pytest.mark.parametrize(
+    ("gpus", "asked_bytes", "said", "next_step"),
+    [
+        ((replace(H200, total_bytes=40_960 * MIB),), None, "more than", "Ask for at most 40GiB."),
+        ((), None, "this is a CPU", "autotune estimate"),
+        ((H200,), 120 * 10**9, r"112 GiB\) is more than NVIDIA H100 NVL has: 93\.6 GiB", "Ask for at most 93.5GiB"),
+    ],
+)
+def test_a_card_cannot_be_imitated_on_a_smaller_one_nor_without_any_nor_beyond_itself(
+    gpus, asked_bytes, said, next_step
+):
+    with pytest.raises(BadInput, match=said) as refused:
+        memory_budget(site(gpus), asked_bytes, NVL)
+    assert next_step in refused.value.next_step
 
 
 def test_ranks_of_a_cpu_share_the_host_and_those_of_gpus_do_not():
@@ -87,77 +89,62 @@ def test_all_visible_gpus_step_together_unless_fewer_are_asked_for():
         local_ranks(two, 3)
 
 
-def test_without_the_gpu_that_is_asked_for_the_next_step_is_the_callers(tmp_path):
-    monitor = FakeGpuMonitor(absent="no driver")
-    with pytest.raises(MachineLacks, match="no GPU here: no driver") as refused:
-        open_site("cuda", tmp_path, FakeHost(), monitor, without_gpu="Replay it.")
-    assert refused.value.next_step == "Replay it."
-    with pytest.raises(MachineLacks) as refused:
-        open_site("cuda", tmp_path, FakeHost(), monitor)
-    assert "--device cpu" in refused.value.next_step
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    def open_here(choice="auto", *, gpus=(H200,), visible=None, torch_gpus=(), unreadable=(), without=None, **monitor):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: unreadable)
+        fake = FakeGpuMonitor([FakeGpu(facts=gpu, used_bytes=[500 * MIB]) for gpu in gpus], **monitor)
+        return open_site(choice, tmp_path, FakeHost(), fake, without_gpu=without, torch_gpus=lambda: torch_gpus)
+
+    return open_here
 
 
-def test_with_the_gpu_there_is_nothing_to_do_instead(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monitor = FakeGpuMonitor([FakeGpu(facts=H200, used_bytes=[500 * MIB])])
-    opened = open_site("cuda", tmp_path, FakeHost(), monitor, without_gpu="Replay it.")
-    assert (opened.device, opened.gpu, opened.used_bytes_by_gpu) == ("cuda", H200, (500 * MIB,))
-
-
-def opened(tmp_path, choice="auto", *, gpus=(H200,), visible=None, torch_gpus=(), monkeypatch, **monitor):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    fake = FakeGpuMonitor([FakeGpu(facts=gpu) for gpu in gpus], **monitor)
-    return open_site(choice, tmp_path, FakeHost(), fake, torch_gpus=lambda: torch_gpus)
-
-
-@pytest.mark.parametrize("choice", ["auto", "cuda"])
-def test_a_gpu_that_only_torch_sees_is_never_replaced_by_the_cpu(tmp_path, monkeypatch, choice):
-    with pytest.raises(MachineLacks, match=r"PyTorch sees NVIDIA H200, and NVML .*: broken") as refused:
-        opened(tmp_path, choice, gpus=(), torch_gpus=("NVIDIA H200",), absent="broken", monkeypatch=monkeypatch)
-    assert refused.value.exit_code == 5
-    assert "nvidia-smi" in refused.value.next_step
-    assert "--device cpu" in refused.value.next_step
-
-
-def test_the_cpu_is_measured_where_it_is_asked_for_or_nothing_else_is_there(tmp_path, monkeypatch):
-    on_purpose = opened(tmp_path, "cpu", gpus=(), torch_gpus=("NVIDIA H200",), absent="broken", monkeypatch=monkeypatch)
-    assert (on_purpose.device, on_purpose.words) == ("cpu", "the CPU (broken)")
-    assert opened(tmp_path, gpus=(), absent="no driver", monkeypatch=monkeypatch).words == "the CPU (no driver)"
-    assert opened(tmp_path, visible="", monkeypatch=monkeypatch).words.startswith("the CPU (CUDA_VISIBLE_DEVICES=")
-    assert opened(tmp_path, "cpu", monkeypatch=monkeypatch).words == "the CPU"
-
-
-def test_a_named_gpu_that_nvml_does_not_know_is_rejected(tmp_path, monkeypatch):
-    with pytest.raises(MachineLacks, match="CUDA_VISIBLE_DEVICES=GPU-9 names no GPU here") as refused:
-        opened(tmp_path, visible="GPU-9", monkeypatch=monkeypatch)
-    assert "GPU-1" in refused.value.next_step
-
-
-def test_a_gpu_beside_one_that_cannot_be_described_has_to_be_named(tmp_path, monkeypatch):
-    """PyTorch may count the other one first: its figures would be joined with this one's counters."""
-    monkeypatch.setattr(FakeGpuMonitor, "unreadable", lambda self: ("GPU 0: NVML: Not Supported",))
-    second = replace(H200, index=1)
-    with pytest.raises(MachineLacks, match="GPU 0: NVML: Not Supported") as refused:
-        opened(tmp_path, gpus=(second,), monkeypatch=monkeypatch)
-    assert "CUDA_VISIBLE_DEVICES=1" in refused.value.next_step
-    assert opened(tmp_path, gpus=(second,), visible="1", monkeypatch=monkeypatch).gpu == second
+SECOND = replace(H200, index=1)
+UNREADABLE = {"gpus": (SECOND,), "unreadable": ("GPU 0: NVML: Not Supported",)}
+"""PyTorch may count the other one first: its figures would be joined with this one's counters."""
+NO_GPU = {"choice": "cuda", "gpus": (), "absent": "no driver"}
+ONLY_TORCH = {"gpus": (), "torch_gpus": ("NVIDIA H200",), "absent": "broken"}
+ONLY_TORCH_SEES = (r"PyTorch sees NVIDIA H200, and NVML .*: broken", ("nvidia-smi", "--device cpu"))
+ON = {"gpus": (replace(H200, mig_enabled=True),)}
+SLICE = ("MIG is on", ("-mig 0",))
 
 
 @pytest.mark.parametrize(
-    ("changes", "visible"),
-    [({"mig_enabled": True}, None), ({"mig_enabled": True, "mig_uuids": ("MIG-7",)}, "MIG-7"),
-     ({"mig_enabled": None}, "MIG-GPU-1/3/0"), ({}, "MIG-7")],
-)  # fmt: skip
-def test_a_slice_of_a_gpu_is_rejected(tmp_path, monkeypatch, changes, visible):
-    with pytest.raises(MachineLacks, match="MIG is on") as refused:
-        opened(tmp_path, gpus=(replace(H200, **changes),), visible=visible, monkeypatch=monkeypatch)
+    ("machine", "said", "next_steps"),
+    [
+        (NO_GPU, "no GPU here: no driver", ("Use --device cpu, or run this where there is one: autotune doctor",)),
+        (NO_GPU | {"without": "Replay it."}, "no GPU here: no driver", ("Replay it.",)),
+        (ONLY_TORCH, *ONLY_TORCH_SEES),  # never replaced by the CPU
+        (ONLY_TORCH | {"choice": "cuda"}, *ONLY_TORCH_SEES),
+        ({"visible": "GPU-9"}, "CUDA_VISIBLE_DEVICES=GPU-9 names no GPU here", ("GPU-1",)),
+        (UNREADABLE, "GPU 0: NVML: Not Supported", ("CUDA_VISIBLE_DEVICES=1",)),
+        (ON, *SLICE),
+        ({"gpus": (replace(H200, mig_enabled=True, mig_uuids=("MIG-7",)),), "visible": "MIG-7"}, *SLICE),
+        ({"gpus": (replace(H200, mig_enabled=None),), "visible": "MIG-GPU-1/3/0"}, *SLICE),
+        ({"visible": "MIG-7"}, *SLICE),
+    ],
+)
+def test_a_gpu_that_cannot_be_measured_is_rejected_with_what_to_do(opened, machine, said, next_steps):
+    with pytest.raises(MachineLacks, match=said) as refused:
+        opened(**machine)
     assert refused.value.exit_code == 5
-    assert "-mig 0" in refused.value.next_step
+    assert all(words in refused.value.next_step for words in next_steps)
 
 
-def test_the_gpu_that_is_measured_is_named(tmp_path, monkeypatch):
-    assert opened(tmp_path, monkeypatch=monkeypatch).words == "NVIDIA H200, 140 GiB"
-    two = opened(tmp_path, gpus=(H200, replace(H200, uuid="GPU-2", index=1)), monkeypatch=monkeypatch)
-    assert two.words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
+def test_the_cpu_is_measured_if_it_is_asked_for_or_nothing_else_is_there(opened):
+    on_purpose = opened("cpu", **ONLY_TORCH)
+    assert (on_purpose.device, on_purpose.words) == ("cpu", "the CPU (broken)")
+    assert opened(gpus=(), absent="no driver").words == "the CPU (no driver)"
+    assert opened(visible="").words.startswith("the CPU (CUDA_VISIBLE_DEVICES=")
+    assert opened("cpu").words == "the CPU"
+
+
+def test_the_gpu_that_is_measured_is_named(opened):
+    one = opened("cuda")
+    assert (one.device, one.gpu, one.used_bytes_by_gpu) == ("cuda", H200, (500 * MIB,))
+    assert one.words == "NVIDIA H200, 140 GiB"
+    assert opened(gpus=(H200, replace(SECOND, uuid="GPU-2"))).words == "NVIDIA H200, 140 GiB, the first of 2 GPUs"
+    assert opened(**UNREADABLE, visible="1").gpu == SECOND

@@ -27,7 +27,6 @@ ON_CPU = Site(
     slurm=SlurmFacts(job_id=None, end_time_s=None, nodes=None, tasks=None, gpus_per_node=None, commands=()),
     versions={},
     gpu_absent="no driver",
-    device_used_bytes=None,
 )
 H200 = GpuFacts(
     uuid="GPU-1", index=0, name="NVIDIA H200", total_bytes=2**37, mig_enabled=False, power_cap_w=700.0,

@@ -8,33 +8,26 @@ from autotune.show.answers import answer_json
 from autotune.show.plan import WIDTH, plan_text
 from tests.autotune.decide.test_plan import NOTHING_HELD, known, memory
 
-
-def figure(value, *, share=0.1, basis="assumed", confidence=None):
-    return PlanFigure(
-        value=value,
-        low=value * (1 - share),
-        high=value * (1 + share),
-        confidence=confidence,
-        basis=basis,
-        source="a source that takes a good part of a line, with its date and whatever else has to be said of it",
-    )
-
-
+SOURCE = "a source that takes a good part of a line, with its date and whatever else has to be said of it"
 WAYS = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 (FSDP2)", "TP 2", "PP 2")
 
 
-def example(**changes) -> Plan:
-    """A plan with everything in it, and as much to say as there may be."""
+def figure(value, *, basis="assumed", confidence=None):
+    return PlanFigure(value=value, low=0.9 * value, high=1.1 * value, confidence=confidence, basis=basis, source=SOURCE)
+
+
+def example(ranks=None, **changes) -> Plan:
+    """A plan with everything in it, and as much to say as there may be; ``ranks`` replaces figures of all of them."""
     shares = tuple(
         Share(name=name, total_bytes=10**10, held=NOTHING_HELD, fits=name != "DDP", trains_here=number < 2)
         for number, name in enumerate(WAYS)
     )
     plan = plan_of(
         known(
-            amount=45.2e9, total=figure(8e7), model="bert-120m", parameters=figure(109.5e6),
+            amount=45.2e9, total=figure(8e7), model="bert-120m",
             fleet=Fleet(device="cuda", name="NVIDIA H100 NVL", nodes=128, ranks_per_node=2, memory_bytes=94 * 10**9),
-            rank_tokens_per_s=figure(4e5, basis="measured", confidence=0.95), efficiency=figure(0.8),
-            efficiency_by_nodes={1: 1.0, 64: 0.9, 128: 0.8}, price_per_device_hour=2.5, power_w=figure(400),
+            rank_tokens_per_s=figure(4e5, basis="measured", confidence=0.95), price_per_device_hour=2.5,
+            ranks={"efficiency": figure(0.8), "efficiency_by_nodes": {1: 1.0, 64: 0.9, 128: 0.8}},
             memory=replace(memory(), shares=shares), next_command="autotune probe --model bert-120m --data DIR",
         )
     )  # fmt: skip
@@ -42,21 +35,19 @@ def example(**changes) -> Plan:
         "wall_s": figure(500_000),
         "optimal": Optimal(parameters=5e8, tokens=1e10),
         "warnings": ("something of some length that wraps to a second line " * 3,) * 3,
+        "all_ranks": replace(plan.all_ranks, **ranks or {}),
     }
     return replace(plan, **said | changes)
 
 
-def test_a_plan_fits_a_terminal_and_ends_with_the_next_command():
-    lines = plan_text(example()).splitlines()
+def test_a_plan_fits_a_terminal_says_what_figures_rest_on_and_ends_with_the_next_command():
+    text = plan_text(example())
+    lines = text.splitlines()
     assert len(lines) <= 45
     assert max(len(line) for line in lines) <= WIDTH
     assert lines[-1] == "next: autotune probe --model bert-120m --data DIR"
-
-
-def test_every_figure_says_what_it_rests_on():
-    text = plan_text(example())
     table = text.split("rate:")[0].splitlines()[2:]
-    assert len(table) == 14
+    assert len(table) == 12
     assert all(line.split()[-1] in ("given", "measured", "predicted", "assumed") for line in table)
     (rate,) = [line for line in table if "of one GPU" in line]
     assert "360,000 to 440,000 (95 %)" in rate
@@ -70,13 +61,14 @@ def test_long_times_have_bounds_in_the_same_unit():
 
 def test_what_is_missing_shows_as_missing():
     nothing = dict.fromkeys(
-        ("parameters", "passes", "rank_tokens_per_s", "efficiency", "tokens_per_s", "wall_s", "device_hours", "cost",
-         "power_w", "energy_kwh", "flops_counted", "flops_6n", "optimal", "checkpoint_bytes",
-         "disk_bytes", "memory"), None,
-    )  # fmt: skip
-    text = plan_text(example(**nothing | {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}))
+        ("passes", "rank_tokens_per_s", "wall_s", "device_hours", "cost", "flops_6n", "optimal", "memory"), None
+    )
+    said = {"memory_missing": "it could not be traced", "warnings": (), "by_nodes": ()}
+    plan = example(ranks={"tokens_per_s": None, "efficiency": None}, **nothing | said)
+    text = plan_text(plan)
     assert "Memory: n/a, it could not be traced" in text
     assert all("n/a" in line for line in text.splitlines() if line.startswith(("wall time", "passes", "GPU-hours")))
+    assert json.loads(answer_json(plan))["wall_s"] is None
 
 
 def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be_beyond_the_fit():
@@ -87,22 +79,7 @@ def test_what_the_trainer_cannot_do_is_starred_and_a_small_optimum_is_said_to_be
     assert "no model of that size" not in " ".join(plan_text(example()).split())
 
 
-def test_a_cpu_has_cpu_hours_and_ranks():
-    fleet = Fleet(device="cpu", name="A CPU", nodes=1, ranks_per_node=2, cpus_per_rank=2.0, memory_bytes=2**30)
-    text = plan_text(example(fleet=fleet, price_per_device_hour=None, cost=None, energy_kwh=None))
-    assert "CPU-hours" in text
-    assert "GPU" not in text.split("rate:")[0]
-
-
 def test_no_name_steers_a_terminal():
     text = plan_text(example(model="\x1b[2Jm", warnings=("\x1b[31m",), next_command="a\nb"))
     assert "\x1b" not in text
     assert text.splitlines()[-1] == "next: a b"
-
-
-def test_as_json_every_figure_has_what_it_rests_on_and_what_nothing_tells_is_null():
-    found = json.loads(answer_json(example(wall_s=None)))
-    assert found["rank_tokens_per_s"]["confidence"] == 0.95
-    assert found["cost"]["basis"] == "assumed"
-    assert found["wall_s"] is None
-    assert found["memory"]["shares"][0]["total_bytes"] == 10**10

@@ -334,7 +334,7 @@ def scaled(nodes, efficiency=1.0, measured=False, low=None, high=None):
     return ScalingRow(
         nodes=nodes, strategy="ddp", gradient_dtype="fp32", bucket_cap_mib=25, micro_batches=1, rows=1, step_s=1.0,
         real_tokens_per_s=100.0 * nodes * efficiency, efficiency=efficiency, efficiency_low=low, efficiency_high=high,
-        limit="l", exposed_share=0.0, measured=measured,
+        limit="l", measured=measured,
     )  # fmt: skip
 
 

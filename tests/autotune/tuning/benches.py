@@ -24,7 +24,7 @@ def bench_on(machine: FakeMachine, data: Path, **changes) -> Bench:
     """A CPU with eight cores."""
     site = Site(
         device="cpu", gpus=(), host=FakeHost().facts([data]), slurm=NO_JOB,
-        versions={"torch": "2.13.0", "transformers": "5.0"}, gpu_absent="none", device_used_bytes=None,
+        versions={"torch": "2.13.0", "transformers": "5.0"}, gpu_absent="none",
     )  # fmt: skip
     server = SimpleNamespace(versions={"cuda": None}, waited_s=0.0)
     return Bench(site=replace(site, **changes), server=server, machine=machine, monitor=SimpleNamespace())

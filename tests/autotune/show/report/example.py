@@ -203,7 +203,7 @@ def _scaling(nodes: int, *, measured: bool, note: str) -> ScalingRow:
         rows=64, step_s=3.06 / nodes / efficiency, real_tokens_per_s=2 * PER_RANK_TOKENS * nodes * efficiency,
         efficiency=efficiency, efficiency_low=max(0.0, efficiency - 0.008 * math.log2(2 * nodes)),
         efficiency_high=min(1.0, efficiency + 0.006), limit=f"the network{note}", limit_share=1 - efficiency,
-        exposed_share=1 - efficiency, measured=measured,
+        measured=measured,
     )  # fmt: skip
 
 
