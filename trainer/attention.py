@@ -18,6 +18,7 @@ from transformers import AttentionInterface, PretrainedConfig
 
 from trainer.config import TrainConfig
 from trainer.errors import BadConfig
+from trainer.families import FAMILIES
 from trainer.feed import MicroBatch
 from trainer.narrow import AskedInDocuments, AskedInRows, attend_documents
 
@@ -45,17 +46,13 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
     return next((key for key in _DROPOUT_KEYS if hasattr(model_config, key)), None)
 
 
-def choose_attention(
-    config: TrainConfig, model_config: PretrainedConfig, device: torch.device, *, known: bool
-) -> ChosenAttention:
-    """Which way to take.
-
-    ``known`` says whether the encoder passes on where its documents lie.
+def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
+    """Return which way to take.
 
     Raises:
         BadConfig: If rows are packed and the encoder is unknown, or varlen was asked for and cannot be had.
     """
-    if not known:
+    if model_config.model_type not in FAMILIES:  # others may not pass on where documents lie
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(
                 f"a {model_config.model_type!r} encoder would attend across the samples of a packed row",

@@ -1,10 +1,8 @@
 """The training loop, readable top to bottom."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,24 +25,12 @@ from trainer.overseer import Overseer, Verdict, tell
 from trainer.parallel import Ranks
 from trainer.plan import hash_words
 from trainer.preflight import check_directory, check_ranks
-from trainer.record import MODEL_DIRECTORY, Phase, StartClock
+from trainer.record import MODEL_DIRECTORY, Phase, RunExit, StartClock
 from trainer.resolve import ResolvedConfig
 from trainer.resume import Start
 from trainer.snapshot import make_state
-from trainer.watch import REQUEUE, Reserve, TimeBudget, Watch, slurm_left_s
+from trainer.watch import REQUEUE, TimeBudget, Watch, slurm_left_s
 from trainer.writer import RunWriter
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """Why training is over."""
-
-    exit_code: int
-    reason: str
-    steps: int
-    """Optimizer steps finished."""
-    checkpoint: str | None
-    """The newest, or, where this run has none yet, the one that it began from."""
 
 
 def train(
@@ -57,7 +43,7 @@ def train(
     watch: Watch | None = None,
     clock: StartClock | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Ending:
+) -> RunExit:
     """Train to the end, evaluate, and save the model; or until somebody asks to leave, and save the state.
 
     All ranks call it, with the same ``start``; by default from the beginning.
@@ -86,7 +72,8 @@ class _Run:
         clock: StartClock,
     ) -> None:
         transformers_logging.disable_progress_bar()  # the run has a bar of its own
-        self._resolved, self._ranks, self._writer, self._watch, self._clock = resolved, ranks, writer, watch, clock
+        self._resolved, self._ranks, self._writer = resolved, ranks, writer
+        self._start, self._watch, self._clock = start, watch, clock
         self._dataset = dataset = open_dataset(resolved)
         remarks, hosts = check_ranks(resolved, dataset.manifest.dataset_hash, ranks)
         self._validation = TokenDataset(dataset.directory, dataset.manifest, "validation")
@@ -96,26 +83,27 @@ class _Run:
         if config.checkpoint.enabled:
             there = len(list_checkpoints(writer.directory / CHECKPOINTS_DIRECTORY)) if ranks.leads else 0
             remarks += check_directory(writer, config, state_bytes(self._training), there, ranks)
-        peak = peak_of(config, ranks)
-        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak, hosts=hosts)
+        facts = DeviceFacts(work=self._training.work, peak_flops_per_s=peak_of(config, ranks), hosts=hosts)
         self._meter, self._graphs = Meter(facts, ranks), GraphCounter()
-        again = writer.attempt
         header = describe_run(
-            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=again
+            resolved, dataset, self._plan, self._training, facts=facts, ranks=ranks, start=start, attempt=writer.attempt
         )
         self._journal = Journal(writer, show, header, active=ranks.leads)
-        told, beat = self._journal.write, self._watch.beat
         self._keeper = Keeper(
-            writer.directory, config, self._training, ranks, attempt=again, tell_event=told, progressed=beat
+            writer.directory,
+            config,
+            self._training,
+            ranks,
+            attempt=writer.attempt,
+            tell_event=self._journal.write,
+            progressed=watch.beat,
         )
-        self._reserve = Reserve()
         self._supply = Supply(dataset, config, self._plan, ranks)
         self._done = 0
         for event in (*start.events, *remarks):
             self._journal.write(event)
-        self._start = start
 
-    def train(self, environment: Mapping[str, str]) -> Ending:
+    def train(self, environment: Mapping[str, str]) -> RunExit:
         """From the first step, or the one that a checkpoint leads to, to the last."""
         left_s = slurm_left_s(environment) if self._ranks.leads else None
         self._budget = TimeBudget(self._config.stop_after_s, self._clock.monotonic_start_s, left_s)
@@ -133,7 +121,7 @@ class _Run:
         finally:
             self._supply.close()
 
-    def _take_steps(self) -> Ending:
+    def _take_steps(self) -> RunExit:
         while True:
             while self._done < self._config.max_steps:
                 began_s = time.monotonic()
@@ -144,7 +132,7 @@ class _Run:
                 reason = self._act(self._step(batches))
                 if reason is not None and self._done < self._config.max_steps:
                     return self._leave(reason)
-                self._reserve.step_took(time.monotonic() - began_s - self._evaluated_s)
+                self._budget.step_s.append(time.monotonic() - began_s - self._evaluated_s)
             # On a GPU the numbers of the last steps have yet to be looked at.
             if not self._in_trouble(self._overseer.look(all_of_them=True)):
                 return self._finish()
@@ -208,11 +196,11 @@ class _Run:
         seed = hash_words(config.seed, self._supply.position.steps, self._ranks.rank)[0] >> np.uint64(1)
         torch.manual_seed(int(seed))
         self._lr = learning_rate(config, self._done) * self._overseer.health.learning_rate_share(self._done)
-        reserve_s = self._reserve.seconds(save_s=self._keeper.seconds_of_a_save(), evaluation_due=evaluation_due)
+        save_s = self._keeper.seconds_of_a_save()
         told = tell(
             rank=self._ranks.rank,
             signal_number=self._watch.asked_by,
-            time_is_over=self._ranks.leads and self._budget.over(reserve_s),
+            time_is_over=self._ranks.leads and self._budget.over(save_s=save_s, evaluation_due=evaluation_due),
             save_is_due=self._ranks.leads and self._keeper.is_due_by_time(),
         )
         result = self._training.step.run(
@@ -305,7 +293,7 @@ class _Run:
         )
         self._keeper.save(state, rollbacks=self._overseer.health.rollbacks, wait=wait)
 
-    def _leave(self, reason: str) -> Ending:
+    def _leave(self, reason: str) -> RunExit:
         """Save, and say that starting again goes on."""
         in_trouble = self._in_trouble(self._overseer.look(all_of_them=True))
         self._write_rows(all_of_them=True)
@@ -315,11 +303,9 @@ class _Run:
         saved = "saved" if self._keeper.has_saved(self._done) else "not saved"
         self._journal.write(happened(self._done, "stopped", f"{reason}: step {self._done} is {saved}"))
         self._journal.close()
-        ending = self._ending(REQUEUE, reason)
-        again = ending.checkpoint or "the beginning"
-        return dataclasses.replace(ending, reason=f"{reason}; starting again goes on from {again}")
+        return self._ending(REQUEUE, f"{reason}; starting again goes on from {self._newest or 'the beginning'}")
 
-    def _finish(self) -> Ending:
+    def _finish(self) -> RunExit:
         """Save, evaluate, and export."""
         if self._meter.open_steps:  # the data ended between two logged steps
             self._close_row()
@@ -344,9 +330,13 @@ class _Run:
         )
         return self._ending(0, "finished")
 
-    def _ending(self, exit_code: int, reason: str) -> Ending:
-        newest = self._keeper.newest or self._start.origin
-        return Ending(exit_code=exit_code, reason=reason, steps=self._done, checkpoint=newest)
+    @property
+    def _newest(self) -> str | None:
+        """The newest checkpoint, or, while this run has none, the one that it began from."""
+        return self._keeper.newest or self._start.origin
+
+    def _ending(self, exit_code: int, reason: str) -> RunExit:
+        return self._clock.exit(exit_code, reason, self._done, self._newest)
 
     # What is written down.
 
@@ -375,8 +365,7 @@ class _Run:
                 self._done,
                 progressed=self._watch.beat,
             )
-        self._evaluated_s = row.seconds
-        self._reserve.evaluation_took(row.seconds)
+        self._evaluated_s = self._budget.evaluation_s = row.seconds
         self._journal.write(row)
 
     def _tell_startup(self) -> None:

@@ -46,11 +46,6 @@ def model_layers(model: PreTrainedModel) -> Sequence[nn.Module]:
     return list(model.get_submodule(f"{family.encoder}.{family.layers}").children())
 
 
-def padded_vocab_size(vocab_size: int) -> int:
-    """The vocabulary rounded up to whole tiles."""
-    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-
 def build_config(
     settings: ModelSettings,
     *,
@@ -77,7 +72,7 @@ def build_config(
         config = AutoConfig.for_model(
             model_type,
             **shape,
-            vocab_size=padded_vocab_size(vocab_size),
+            vocab_size=-(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
             pad_token_id=special_ids.pad,
             bos_token_id=special_ids.cls,
             eos_token_id=special_ids.sep,

@@ -8,6 +8,7 @@ leave. A second one leaves at once; so does a rank that has not moved for too lo
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import re
 import select
@@ -209,18 +210,29 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+_STEPS = 4
+"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
+_SAVES = 1.5
+_LEAVING_S = 2.0
+
+
 class TimeBudget:
-    """When the run has to be over."""
+    """When the run has to be over, and what is still to be done then, learned from what was done so far."""
 
     def __init__(self, stop_after_s: float | None, started_s: float, slurm_left_s: float | None = None) -> None:
         ends = [] if stop_after_s is None else [started_s + stop_after_s]
         if slurm_left_s is not None:
             ends.append(time.monotonic() + slurm_left_s)
-        self._end_s = min(ends, default=None)
+        self._end_s = min(ends, default=math.inf)
+        self.step_s: deque[float] = deque(maxlen=20)
+        """What the last steps took, the evaluations that may have followed them not included."""
+        self.evaluation_s = 0.0
+        """What the last evaluation took."""
 
-    def over(self, reserve_s: float) -> bool:
+    def over(self, *, save_s: float, evaluation_due: bool) -> bool:
         """Whether what has yet to be done would otherwise not be done in time."""
-        return self._end_s is not None and time.monotonic() + reserve_s >= self._end_s
+        reserve_s = _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S
+        return time.monotonic() + reserve_s + evaluation_due * self.evaluation_s >= self._end_s
 
 
 def slurm_left_s(environment: Mapping[str, str]) -> float | None:
@@ -245,31 +257,3 @@ def parse_slurm_time_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-_STEPS = 4
-"""Steps between the moment when the time is over and the save: numbers are read some steps later."""
-_SAVES = 1.5
-_LEAVING_S = 2.0
-_RECENT_STEPS = 20
-
-
-class Reserve:
-    """Learns from what steps and evaluations took."""
-
-    def __init__(self) -> None:
-        self.step_s: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._evaluation_s = 0.0
-
-    def step_took(self, seconds: float) -> None:
-        """A step is over, the evaluation that may have followed it not included."""
-        self.step_s.append(seconds)
-
-    def evaluation_took(self, seconds: float) -> None:
-        """An evaluation is over."""
-        self._evaluation_s = seconds
-
-    def seconds(self, *, save_s: float, evaluation_due: bool) -> float:
-        """What is still to be done when the time is over."""
-        evaluation_s = self._evaluation_s if evaluation_due else 0.0
-        return evaluation_s + _STEPS * max(self.step_s, default=0.0) + _SAVES * save_s + _LEAVING_S

@@ -120,7 +120,7 @@ def test_the_varlen_kernel_takes_our_arguments_forward_and_backward_on_the_meta_
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_step_with_varlen_traces_on_the_meta_device(family, batch):
     config, model_config = _model_config(family, precision="bf16", device="cuda")
-    chosen = choose_attention(config, model_config, META, known=True)
+    chosen = choose_attention(config, model_config, META)
     assert chosen.kind == "varlen"
     from trainer.model import build_model
     from trainer.objective import MaskedLM
@@ -141,7 +141,7 @@ def test_varlen_refuses_what_its_kernel_does_not_do():
 
 def test_auto_does_not_take_varlen_from_a_model_with_attention_dropout_and_says_so():
     config, model_config = _model_config(dropout=0.1, precision="bf16", device="cuda")
-    chosen = choose_attention(config, model_config, META, known=True)
+    chosen = choose_attention(config, model_config, META)
     assert chosen.kind == "sdpa"
     assert "dropout of attention weights" in chosen.reason
 
@@ -158,17 +158,17 @@ def test_auto_does_not_take_varlen_from_a_model_with_attention_dropout_and_says_
 def test_varlen_by_name_is_refused_where_it_cannot_be_had(device, changes, dropout, reason):
     config, model_config = _model_config(dropout=dropout, attention="varlen", **changes)
     with pytest.raises(BadConfig, match=reason):
-        choose_attention(config, model_config, torch.device(device), known=True)
+        choose_attention(config, model_config, torch.device(device))
 
 
 def test_varlen_is_refused_under_another_implementation_that_may_hang_on_empty_documents(monkeypatch):
     config, model_config = _model_config(precision="bf16", device="cuda", attention="varlen")
     for active in (None, "FA2"):
         monkeypatch.setattr(attention, "current_flash_attention_impl", lambda active=active: active)
-        assert choose_attention(config, model_config, META, known=True).kind == "varlen"
+        assert choose_attention(config, model_config, META).kind == "varlen"
     monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: "FA3")
     with pytest.raises(BadConfig, match="FA3 is activated") as refused:
-        choose_attention(config, model_config, META, known=True)
+        choose_attention(config, model_config, META)
     assert "restore_flash_attention_impl" in refused.value.next_step
 
 
@@ -177,9 +177,9 @@ def test_an_unknown_encoder_takes_padded_rows_only():
     config = config_of(model=ModelSettings(name="m", config=shape))
     model_config = build_config(config.model, vocab_size=100, special_ids=IDS, seq_length_tokens=64)
     with pytest.raises(BadConfig, match="attend across"):
-        choose_attention(config, model_config, torch.device("cpu"), known=False)
+        choose_attention(config, model_config, torch.device("cpu"))
     padded = config.model_copy(update={"layout": "padded"})
-    assert choose_attention(padded, model_config, torch.device("cpu"), known=False).kind == "row"
+    assert choose_attention(padded, model_config, torch.device("cpu")).kind == "row"
 
 
 def test_a_changed_attention_dropout_is_named_as_a_change_of_recipe(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.events import Action, Kind
 from trainer.health import centre_and_scatter, level_and_scatter, median_and_error, middle
-from trainer.pace import ROWS, STARVED_SHARE, STRAGGLER_RATIO, PaceMonitor
+from trainer.meter import ROWS, STARVED_SHARE, STRAGGLER_RATIO, PaceMonitor
 
 FINE = [1.0, 1.0, 1.0, 1.0]
 
