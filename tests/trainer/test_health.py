@@ -48,26 +48,28 @@ def kinds(findings):
     return [one.kind for one in findings]
 
 
+def named(findings):
+    return [(one.kind, one.action) for one in findings]
+
+
 def actions(findings):
     return [one.action for one in findings]
-
-
-def reloaded(health, **changes):
-    return HealthMonitor(HealthSettings(**changes), CLIP, json.loads(json.dumps(health.to_json())))
 
 
 # --- what is unusual
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", ["warn", "skip", "rollback"])
-def test_a_noisy_falling_loss_is_no_trouble(seed, policy):
+@pytest.mark.parametrize(("steps", "fall_steps"), [(5000, 2000), (1500, 300)], ids=["slow", "fast"])
+def test_a_noisy_falling_loss_is_no_trouble(seed, policy, steps, fall_steps):
     """From 10 to 2 with 5 % noise and norms that scatter by a third; it ends before it stands still."""
     scatter = random.Random(seed)
     health = monitor(on_spike=policy, on_explosion=policy)
-    for step in range(1, 5001):
-        loss = (2 + 8 * math.exp(-step / 2000)) * (1 + scatter.gauss(0, 0.05))
-        assert as_the_device(health, step, loss, math.exp(scatter.gauss(0, 0.3))) == []
+    for step in range(1, steps + 1):
+        loss = (2 + 8 * math.exp(-step / fall_steps)) * (1 + scatter.gauss(0, 0.05))
+        norm = 20 * math.exp(-step / 50) * (policy == "warn") + math.exp(scatter.gauss(0, 0.3))
+        assert as_the_device(health, step, loss, norm) == []
         assert health.calm
 
 
@@ -80,15 +82,6 @@ def test_limits_that_lag_by_some_steps_leave_out_nothing_usual(seed):
         loss = (2 + 8 * math.exp(-step / 600)) * (1 + scatter.gauss(0, 0.05))
         assert Action.SKIP not in actions(as_the_device(health, step, loss, limits=asked[-4]))
         asked.append(health.limits())
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_loss_that_falls_fast_at_first_is_no_trouble(seed):
-    scatter = random.Random(seed)
-    health = monitor()
-    for step in range(1, 1501):
-        loss = (2 + 8 * math.exp(-step / 300)) * (1 + scatter.gauss(0, 0.05))
-        assert look(health, step, loss, 20 * math.exp(-step / 50) + math.exp(scatter.gauss(0, 0.3))) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -115,11 +108,13 @@ def test_a_spike_is_found_at_once_with_the_values_that_show_it():
 
 def test_an_excursion_is_said_once_and_again_after_a_usual_value():
     health = ready()
-    assert [kinds(look(health, 101 + step, 3.5)) for step in range(5)] == [[Kind.SPIKE], [], [], [], []]
+    assert kinds(look(health, 101, 3.5)) == [Kind.SPIKE]
+    assert kinds(as_the_device(health, 102, math.nan)) == [Kind.NON_FINITE]  # which does not end it
+    assert [look(health, step, 3.5) for step in (103, 104)] == [[], []]
     assert not health.calm
-    assert look(health, 106) == []
+    assert look(health, 105) == []
     assert health.calm
-    assert kinds(look(health, 107, 3.5)) == [Kind.SPIKE]
+    assert kinds(look(health, 106, 3.5)) == [Kind.SPIKE]
 
 
 def test_a_lasting_change_becomes_usual_when_it_is_only_warned_of():
@@ -150,14 +145,9 @@ def test_an_explosion_is_far_above_the_clip_and_above_the_norms_before_it():
         assert look(always_large, step, grad_norm=60 * norm) == []
 
 
-def test_a_spike_and_an_explosion_can_come_together_and_the_strongest_action_rules():
-    health = ready(on_spike="skip", on_explosion="rollback")
-    found = as_the_device(health, 101, 5.0, 50.0)
-    assert [(one.kind, one.action) for one in found] == [
-        (Kind.SPIKE, Action.SKIP),
-        (Kind.EXPLOSION, Action.ROLL_BACK),
-    ]
-    assert strongest(found).action is Action.ROLL_BACK
+def test_a_spike_and_an_explosion_can_come_together():
+    found = as_the_device(ready(on_spike="skip", on_explosion="rollback"), 101, 5.0, 50.0)
+    assert named(found) == [(Kind.SPIKE, Action.SKIP), (Kind.EXPLOSION, Action.ROLL_BACK)]
 
 
 def test_actions_have_an_order_and_the_first_of_the_strongest_rules():
@@ -204,24 +194,12 @@ def test_a_value_that_is_not_finite_is_named_alone(loss, norm, said):
     assert health.calm
 
 
-def test_a_value_that_is_not_finite_leaves_no_trace_in_what_is_usual():
-    with_it, without = ready(on_spike="skip"), ready(on_spike="skip")
-    as_the_device(with_it, 101, math.nan, 7.0)
-    assert with_it.limits() == without.limits()
-
-
-def test_a_value_that_is_not_finite_rolls_back_where_the_settings_say_so():
-    health = ready(on_non_finite="rollback")
-    (found,) = as_the_device(health, 101, math.nan)
-    assert found.action is Action.ROLL_BACK
-    assert "training rolls back" in found.message
-
-
-def test_a_value_that_is_not_finite_does_not_end_an_excursion():
-    health = ready()
-    assert kinds(look(health, 101, 3.5)) == [Kind.SPIKE]
-    assert kinds(as_the_device(health, 102, math.nan)) == [Kind.NON_FINITE]
-    assert look(health, 103, 3.5) == []
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_value_that_is_not_finite_leaves_no_trace_in_what_is_usual(policy):
+    health = ready(on_spike="skip", on_non_finite=policy)
+    limits = health.limits()
+    assert named(as_the_device(health, 101, math.nan, 7.0)) == [(Kind.NON_FINITE, Action(policy))]
+    assert health.limits() == limits
 
 
 # --- skipping
@@ -262,19 +240,18 @@ def test_skipping_for_too_long_rolls_back_whatever_was_the_reason():
 
 def test_a_step_that_is_taken_ends_a_row_of_skipped_ones():
     health = ready(on_spike="skip", patience_steps=2)
-    for step in range(101, 121):
+    for step in range(101, 105):
         found = as_the_device(health, step, 3.5 if step % 2 else 2.0)
         assert actions(found) == ([Action.SKIP] if step % 2 else [])
 
 
-def test_a_limit_that_lags_lets_a_spike_through_which_is_then_only_said():
-    health = ready(on_spike="skip")
+@pytest.mark.parametrize(("policy", "action"), [("skip", Action.WARN), ("rollback", Action.ROLL_BACK)])
+def test_a_spike_that_a_limit_that_lags_let_through_is_said_or_undone(policy, action):
+    health = ready(on_spike=policy)
     (found,) = look(health, 101, 3.5, applied=True)
-    assert found.action is Action.WARN
+    assert found.action is action
     assert "update was taken" in found.message
     assert not health.calm
-    undone = ready(on_spike="rollback")
-    assert actions(look(undone, 101, 3.5, applied=True)) == [Action.ROLL_BACK]
 
 
 @pytest.mark.parametrize(
@@ -292,15 +269,8 @@ def test_a_step_that_a_lagging_limit_left_out_counts_as_skipped(loss, norm, blam
 def test_only_what_is_skipped_is_blamed_for_a_skipped_step():
     health = ready(on_spike="warn", on_explosion="skip")
     found = look(health, 101, 3.5, applied=False)
-    assert [(one.kind, one.action) for one in found] == [(Kind.SPIKE, Action.WARN), (Kind.EXPLOSION, Action.SKIP)]
-    found = look(health, 102, 2.0, 30.0, applied=False)
-    assert [(one.kind, one.action) for one in found] == [(Kind.EXPLOSION, Action.SKIP)]
-
-
-def test_rolling_back_comes_at_once_where_the_settings_say_so():
-    health = ready(on_spike="rollback")
-    (found,) = as_the_device(health, 101, 3.5)
-    assert (found.kind, found.action) == (Kind.SPIKE, Action.ROLL_BACK)
+    assert named(found) == [(Kind.SPIKE, Action.WARN), (Kind.EXPLOSION, Action.SKIP)]
+    assert named(look(health, 102, 2.0, 30.0, applied=False)) == [(Kind.EXPLOSION, Action.SKIP)]
 
 
 # --- rolling back
@@ -318,15 +288,18 @@ def test_after_a_rollback_it_looks_back_as_at_the_checkpoint():
     assert health.rollbacks == 1
 
 
-def test_training_gives_up_when_rollbacks_do_not_help():
+def test_training_gives_up_when_rollbacks_do_not_help_until_they_are_forgiven():
     health = ready(on_spike="rollback", max_rollbacks=2)
     saved = health.to_json()
     for _ in range(2):
-        assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
-        health.roll_back(saved, at_step=101, to_step=100)
-    (found,) = as_the_device(health, 101, 3.5)
-    assert found.action is Action.GIVE_UP
-    assert "2 rollbacks before it did not help" in found.message
+        for _ in range(2):
+            assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
+            health.roll_back(saved, at_step=101, to_step=100)
+        (found,) = as_the_device(health, 101, 3.5)
+        assert found.action is Action.GIVE_UP
+        assert "2 rollbacks before it did not help" in found.message
+        health.forgive()
+    assert health.rollbacks == 4  # checkpoints are named for it, and no name may come twice
 
 
 def test_training_gives_up_at_once_where_no_rollback_is_allowed():
@@ -352,20 +325,6 @@ def test_progress_past_the_furthest_trouble_makes_earlier_rollbacks_count_no_mor
     # The trouble that came first lies behind, the furthest does not.
     assert actions(as_the_device(health, 222, 3.5)) == [Action.GIVE_UP]
     assert actions(as_the_device(health, 223, 3.5)) == [Action.ROLL_BACK]
-
-
-def test_rollbacks_count_afresh_when_they_are_forgiven():
-    health = ready(on_spike="rollback", max_rollbacks=2)
-    saved = health.to_json()
-    for _ in range(2):
-        health.roll_back(saved, at_step=101, to_step=100)
-    assert actions(as_the_device(health, 101, 3.5)) == [Action.GIVE_UP]
-    health.forgive()
-    for _ in range(2):
-        assert actions(as_the_device(health, 101, 3.5)) == [Action.ROLL_BACK]
-        health.roll_back(saved, at_step=101, to_step=100)
-    assert actions(as_the_device(health, 101, 3.5)) == [Action.GIVE_UP]
-    assert health.rollbacks == 4  # checkpoints are named for it, and no name may come twice
 
 
 def test_trouble_that_comes_sooner_does_not_bring_progress_nearer():
@@ -407,14 +366,10 @@ def plateau_findings(losses, **changes):
     return [(step, one.kind) for step, one in found if one.kind in {Kind.PLATEAU, Kind.RISE}]
 
 
-def flat(steps, seed):
-    return [loss for loss, _ in itertools.islice(noisy(seed), steps)]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_loss_that_stands_still_is_said_once(seed):
     # By chance alone, flat noise looks like a fall now and then, and a plateau is said again after it.
-    found = plateau_findings(flat(1000, seed))
+    found = plateau_findings([loss for loss, _ in itertools.islice(noisy(seed), 1000)])
     assert found[0][1] is Kind.PLATEAU
     assert found[0][0] <= 600
     assert plateau_findings([2.0] * 3000) == [(400, Kind.PLATEAU)]
@@ -451,15 +406,12 @@ def test_a_plateau_is_said_again_after_the_loss_fell():
     assert found[1][0] > 1000
 
 
-def test_a_rising_loss_is_no_plateau():
+def test_a_rising_loss_is_no_plateau_unless_the_rise_is_lost_in_the_noise():
     scatter = random.Random(0)
     found = plateau_findings([2 + 0.0005 * step + scatter.gauss(0, 0.04) for step in range(800)])
     assert found[0] == (400, Kind.RISE)
     assert {kind for _, kind in found} == {Kind.RISE}
     assert len(found) > 1
-
-
-def test_a_rise_lost_in_the_noise_is_only_a_plateau():
     assert [kind for _, kind in plateau_findings([2 + 0.000001 * step for step in range(400)])] == [Kind.PLATEAU]
 
 
@@ -512,7 +464,7 @@ def whole_course(health, first_step, course, saved):
 def test_a_monitor_that_was_saved_goes_on_as_if_nothing_had_happened(before, after, changes):
     health = monitor(**changes)
     whole_course(health, 1, before, {})
-    again = reloaded(health, **changes)
+    again = HealthMonitor(HealthSettings(**changes), CLIP, json.loads(json.dumps(health.to_json())))
     assert again.to_json() == health.to_json()
     saved = json.loads(json.dumps(health.to_json()))
     first = len(before) + 1
@@ -537,7 +489,8 @@ def test_an_older_checkpoint_that_lacks_the_state_starts_it_afresh(saved):
 
 
 def test_shorter_windows_than_those_saved_keep_the_newest_values():
-    health = ready(on_spike="skip", window_steps=64, plateau_window_steps=400)
-    saved = reloaded(health, on_spike="skip", window_steps=8, plateau_window_steps=20).to_json()
-    assert saved["loss"]["window"] == health.to_json()["loss"]["window"][-8:]
-    assert kinds(look(HealthMonitor(HealthSettings(plateau_window_steps=20), CLIP, saved), 101)) == []
+    saved = ready(on_spike="skip", window_steps=64, plateau_window_steps=400).to_json()
+    shorter = HealthSettings(on_spike="skip", window_steps=8, plateau_window_steps=20)
+    again = HealthMonitor(shorter, CLIP, saved)
+    assert again.to_json()["loss"]["window"] == saved["loss"]["window"][-8:]
+    assert look(again, 101) == []

@@ -18,11 +18,11 @@ from trainer.config import CheckpointSettings, DataSettings, HealthSettings, Mod
 from trainer.dataset import TokenDataset
 from trainer.errors import BadConfig, TrainingFailed
 from trainer.feed import micro_batch_plans
-from trainer.loop import Ending, train
+from trainer.loop import train
 from trainer.objective import MaskedLM
 from trainer.optimizer import learning_rate
 from trainer.parallel import join_ranks
-from trainer.record import Run, StartClock, read_run
+from trainer.record import Run, RunExit, StartClock, read_run
 from trainer.resume import choose_run
 from trainer.step import TrainStep
 from trainer.watch import Watch
@@ -46,7 +46,7 @@ class _Asked(Watch):
 
 def _train(
     source: Path, out: Path, *, asked_after=math.inf, resume="auto", clock=None, **changes
-) -> tuple[Run, Ending]:
+) -> tuple[Run, RunExit]:
     """A run, or the rest of it, as a process of its own would train it."""
     config = config_of(**changes)
     resolved = resolved_of(config, source)

@@ -108,10 +108,8 @@ class _ThreeRanks(Ranks):
     def begin_sum(self, tensor):
         own = float(tensor[5])
         if own:
-            tensor[5:] = torch.tensor([own * time for time in self.times] + list(self.waits), dtype=tensor.dtype)
-        return lambda: None
-
-    def begin_max(self, tensor):
+            tensor[5:11] = torch.tensor([own * time for time in self.times] + list(self.waits), dtype=tensor.dtype)
+        tensor[13] = 2 * tensor[11]  # the last one's memory
         return lambda: None
 
 
@@ -144,6 +142,7 @@ def test_the_slowest_rank_of_the_interval_before_is_named_with_its_time_over_the
     assert (second.slowest_rank, third.slowest_rank) == (1, 1)
     assert second.slowest_rank_ratio == pytest.approx(1.5)
     assert (second.compute_s, second.communication_s) == (0.5, 0.5)
+    assert second.peak_memory_bytes > 2**28
 
 
 def test_the_longest_wait_for_a_loader_of_the_interval_before_is_told_with_its_rank(shared):
