@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from trainer.attention import VARLEN_NAME, choose_attention, dropout_key
 from trainer.config import TrainConfig
@@ -50,14 +50,6 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:  # its earlier name
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-
-
-def compile_layers(layers: Sequence[nn.Module]) -> None:
-    """Compile each layer in place; they are alike, so one graph serves all."""
-    # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
-    torch._dynamo.config.optimize_ddp = False
-    for layer in layers:
-        layer.compile(fullgraph=True)
 
 
 class GraphCounter:
@@ -153,7 +145,15 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
     keep_less(model, config)
     layers = model_layers(model)
     if config.compile_layers:
-        compile_layers(layers)
+        # It would cut every layer at the edges of gradient buckets, to overlap what layers overlap already.
+        torch._dynamo.config.optimize_ddp = False
+        for layer in layers:  # they are alike, so one graph serves all
+            layer.compile(fullgraph=True)
+    changes, key = [], dropout_key(own)
+    if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
+        changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
+    if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
+        changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
     work = model_work(model)  # before its weights are shared out
     shared = share_module(module, layers, config, ranks)
     optimizer = make_optimizer(shared.module, config, ranks)
@@ -163,7 +163,7 @@ def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds
         optimizer=optimizer,
         step=TrainStep(shared, optimizer, config, ranks),
         work=work,
-        recipe_changes=_recipe_changes(config, own, ranks),
+        recipe_changes=tuple(changes),
     )
 
 
@@ -196,13 +196,3 @@ def _weights(parts: Sequence[nn.Module | None]) -> int:
     """Count the elements of matrices."""
     modules = [module for part in parts if part is not None for module in part.modules()]
     return sum(module.weight.numel() for module in modules if isinstance(module, nn.Linear))
-
-
-def _recipe_changes(config: TrainConfig, own: PretrainedConfig, ranks: Ranks) -> tuple[str, ...]:
-    changes = []
-    key = dropout_key(own)
-    if config.attention_dropout is not None and key and getattr(own, key) != config.attention_dropout:
-        changes.append(f"attention dropout {config.attention_dropout:g} instead of the model's {getattr(own, key):g}")
-    if config.parallel.gradient_dtype != "fp32" and ranks.world_size > 1:
-        changes.append(f"gradients travel in {config.parallel.gradient_dtype}")
-    return tuple(changes)

@@ -272,7 +272,7 @@ class Keeper:
 
     def has_saved(self, step: int) -> bool:
         """Whether the state after a step is saved, as the first rank knows it; all ranks ask together."""
-        return self._ranks.tell(self.saved_step == step)
+        return bool(self._ranks.tell_number(float(self.saved_step == step)))
 
     def restore(self, path: Path, manifest: CheckpointManifest) -> None:
         """Put a checkpoint's tensors into the training."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.plan import GOLDEN, Uint64, hash_words, mix, to_unit
+from trainer.plan import GOLDEN, Int64, Uint64, hash_words, mix, to_unit
 
 IGNORED_LABEL = -100
 """The label of a token that is not predicted; the default ``ignore_index`` of torch's cross-entropy."""
@@ -28,7 +28,6 @@ SLOTS_MULTIPLE = 64
 _SLOTS_SIGMAS = 6.0
 """So many standard deviations above the mean: more tokens to predict come once in a billion micro-batches."""
 
-Int64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.integer[Any]]
 
 

@@ -83,8 +83,7 @@ class MaskedLM(nn.Module):
                 first_position=self._first_position,
                 window_tokens=self._window_tokens,
             )
-            if inputs.edges is not None:
-                self._let_vary(inputs.edges)
+            self._let_vary(inputs.edges)
             if not self._masked_head:
                 return self._all_logits(inputs), batch.labels_BS().flatten()
             slots = _enough(self._slots, batch.predicted_tokens)
@@ -117,9 +116,9 @@ class MaskedLM(nn.Module):
         row_slots = _enough(self._row_slots, batch.most_predicted_in_row)
         return asked_in_rows(inputs, batch, place_K, row_slots=row_slots, dtype=self._dtype)
 
-    def _let_vary(self, tensor: torch.Tensor) -> None:
+    def _let_vary(self, tensor: torch.Tensor | None) -> None:
         """The number of documents differs from micro-batch to micro-batch, and is no reason to compile again."""
-        if self._compiled:
+        if self._compiled and tensor is not None:
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
     def _all_logits(self, inputs: EncoderInputs) -> torch.Tensor:

@@ -147,6 +147,10 @@ class Ranks:
             dist.broadcast_object_list(told)
         return told[0]
 
+    def tell_number(self, value: float) -> float:
+        """Return the first rank's number on every rank."""
+        return self.tell(value)
+
     def send_from_first(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor on the device with the first rank's."""
         if self.world_size > 1:

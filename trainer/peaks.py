@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from trainer.plan import Int64
 
 _FORWARD_AND_BACKWARD = 3
 _MULTIPLY_AND_ADD = 2

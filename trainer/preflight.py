@@ -191,7 +191,7 @@ def check_directory(
     Raises:
         BadConfig: If they cannot.
     """
-    there = ranks.tell(there)
+    there = round(ranks.tell_number(there))
     remarks = check_room(writer.directory, checkpoint_bytes, ranks, there=there, kept=config.checkpoint.keep_last)
     remarks += check_shared(writer.directory, ranks, needed=config.parallel.strategy != "ddp")
     if ranks.leads and not writer.locked:
@@ -242,7 +242,7 @@ def check_room(
         BadConfig: If it does not, and there is none.
     """
     needed = max(1, CHECKPOINTS_THAT_FIT - there) * checkpoint_bytes
-    free = ranks.tell(shutil.disk_usage(place).free if ranks.leads else 0)
+    free = round(ranks.tell_number(shutil.disk_usage(place).free if ranks.leads else 0))
     wanted = max(1, kept + 1 - there) * checkpoint_bytes
     if free >= wanted:
         return []

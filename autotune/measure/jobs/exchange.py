@@ -164,7 +164,7 @@ def _of_passes(results: list[StepResult], passes: list[_Pass], ranks: Ranks) -> 
         "compute_s_by_rank": [list(rank) for rank in zip(*by_rank, strict=True)],
         "forward_share": forward / (forward + backward),
         "gradients": [
-            [elements, min(1.0, max(0.0, ranks.tell(share)))]
+            [elements, min(1.0, max(0.0, ranks.tell_number(share)))]
             for (elements, _), share in zip(middle.ready, shares, strict=True)
         ],
     }
