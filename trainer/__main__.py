@@ -25,7 +25,7 @@ from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, process_started
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
-from trainer.watch import REQUEUE, SIGNALS, Leaving, Watch, end_with_parent, heard_signals, leave_word, read_word
+from trainer.watch import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals, leave_word, read_word
 from trainer.writer import RunWriter
 
 _CAUSE_WAIT_S = 5.0
@@ -230,15 +230,15 @@ class _Job:
             _record(self.writer, code, reason, self.clock, steps=self._watch.step, ending=ending)
         return code
 
-    def _record_leaving(self, leaving: Leaving) -> None:
+    def _record_leaving(self, why: str, step: int, perhaps: bool) -> None:
         if self.writer is None:
             return
         known = read_exit(self.writer.directory)
-        if known is not None and (leaving.perhaps or self._watch.ending or known.exit_code != REQUEUE):
+        if known is not None and (perhaps or self._watch.ending or known.exit_code != REQUEUE):
             return  # another rank knows better
-        word = None if leaving.step else read_word(os.environ)
-        code, reason = word or (REQUEUE, f"rank {self.rank}: {leaving.reason}")
-        _record(self.writer, code, reason, self.clock, steps=leaving.step)
+        word = None if step else read_word(os.environ)
+        code, reason = word or (REQUEUE, f"rank {self.rank}: {why}")
+        _record(self.writer, code, reason, self.clock, steps=step)
         if word is not None:
             # It waits for a rank that will not come any more.
             sys.stderr.write(f"error: {reason}\n")

@@ -30,10 +30,8 @@ def keep_less(model: PreTrainedModel, config: TrainConfig) -> None:
     """Set up activation checkpointing.
 
     With compiled layers, ``selective`` needs nothing: the compiler keeps the results of matrix products and computes
-    cheap operations again by itself, and cannot be told to within its graphs.
-
-    Raises:
-        BadConfig: If the architecture has no checkpointing.
+    cheap operations again by itself, and cannot be told to within its graphs. An architecture without checkpointing
+    raises ``BadConfig``.
     """
     if config.checkpointing == "none" or (config.checkpointing == "selective" and config.compile_layers):
         return
@@ -118,11 +116,7 @@ class Training:
 
 
 def build_training(config: TrainConfig, vocab_size: int, special_ids: SpecialIds, ranks: Ranks) -> Training:
-    """Build the model on this rank's device, the same weights on every rank, and what trains it.
-
-    Raises:
-        BadConfig: If the model, the layout or a strategy cannot be had as configured.
-    """
+    """Build the model, the same weights on every rank, and what trains it; raise ``BadConfig`` if it cannot be."""
     configured = functools.partial(
         build_config,
         config.model,

@@ -235,11 +235,8 @@ class _Run:
         return verdict.stop_reason
 
     def _save_if_well(self) -> str | None:
-        """Save, unless the steps whose numbers have not arrived yet turn out to be trouble or ask to leave.
-
-        Returns:
-            Why to leave: on a GPU, with a save every two steps, nobody else reads what ranks tell each other.
-        """
+        """Save, unless steps whose numbers have not arrived yet turn out to be trouble or ask to leave; return why."""
+        # On a GPU, with a save every two steps, nobody else reads what ranks tell each other.
         verdict = self._overseer.look(all_of_them=True)
         if not self._in_trouble(verdict) and verdict.stop_reason is None:
             self._write_rows(all_of_them=True)

@@ -33,9 +33,7 @@ class NoiseScale:
     The squared norm of a mean gradient over B tokens is expected to be G² + S / B: that of the true gradient, and
     noise. Two batch sizes give both (McCandlish et al. 2018, appendix A.1); here the batch of one rank, or of one
     micro-batch, and that of the whole step. Their ratio S / G² is the batch in which both are equal. Left out: how the
-    optimizer scales coordinates, so it is a sign of the order of magnitude.
-
-    Both parts are smoothed separately, as their ratio would be biased.
+    optimizer scales coordinates, so it is a sign of the order of magnitude. Both parts are smoothed separately.
     """
 
     def __init__(self) -> None:
@@ -206,6 +204,8 @@ class Meter:
         self._findings: list[Finding] = []
         self._pending: deque[_Interval] = deque()
         self._wait = DataWait(lambda: mark(ranks.device))
+        self.take = self._wait.take
+        """Takes micro-batches from a loader; the wait for them is counted as far as the device waited, too."""
         self.restart()
 
     def restart(self) -> None:
@@ -227,10 +227,6 @@ class Meter:
     def open_steps(self) -> int:
         """Steps since the last logged one."""
         return len(self._interval.results)
-
-    def take(self, loader: Iterator[MicroBatch], count: int) -> list[MicroBatch]:
-        """The micro-batches of one optimizer step; the wait for them is counted as far as the device waited, too."""
-        return self._wait.take(loader, count)
 
     def add(self, batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Count a step that was handed to the device."""

@@ -46,11 +46,9 @@ class GradientTraffic:
         module.register_comm_hook(None, self._send)
 
     def take(self) -> tuple[torch.Tensor, Mark | None]:
-        """What the last synchronised backward was on this rank.
+        """Return the squared L2 norm of this rank's own gradient, shape (), and when its last bucket left.
 
-        Returns:
-            The squared L2 norm of this rank's own gradient, shape (), and the moment when the last bucket left: what
-            follows until the end of backward is waiting for the network.
+        What follows until the end of backward is waiting for the network.
         """
         square, self._square = self._square, torch.zeros((), device=self._device)
         departed, self._departed = self._departed, None
@@ -157,11 +155,7 @@ class Ranks:
             dist.broadcast(tensor, 0)
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Begin to add a tensor on the device up over all ranks, in place.
-
-        Returns:
-            What makes the device wait for the result; on a CPU that is this process.
-        """
+        """Begin to add a tensor up over all ranks, in place; what is returned makes its device, or a CPU, wait."""
         if self.world_size == 1:
             return lambda: None
         wait: Callable[[], object] = dist.all_reduce(tensor, async_op=True).wait
@@ -261,11 +255,7 @@ def set_cuda_defaults(environment: MutableMapping[str, str]) -> None:
 
 
 def pick_device(kind: str, local_rank: int) -> torch.device:
-    """The device of a local rank.
-
-    Raises:
-        DeviceMissing: If there is no such GPU.
-    """
+    """Return the device of a local rank; raise ``DeviceMissing`` if there is no such GPU."""
     if kind == "cpu":
         return torch.device("cpu")
     set_cuda_defaults(os.environ)

@@ -39,10 +39,7 @@ class ModelWork:
     """Whether only tokens to predict ask in the last layer's attention."""
 
     def step_flops(self, lengths: Int64, predicted: int) -> float:
-        """Operations of one step.
-
-        ``lengths``, shape (N,), are the real tokens of each document.
-        """
+        """Return the operations of one step; ``lengths``, shape (N,), are the real tokens of each document."""
         tokens = float(lengths.sum())
         products = self.weights_per_token * tokens + self.weights_per_predicted_token * float(predicted)
         pairs = [attended_pairs(lengths, reach) for reach in self.reaches]

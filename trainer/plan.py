@@ -82,13 +82,8 @@ def pack_rows(lengths: Int64, row_tokens: int) -> Int64:
     Open rows are kept by their free places, and one bit per number of free places says which numbers occur, so that the
     best row is found by the lowest set bit, without a search (Johnson 1973 bounds the result by 11/9 of the optimum).
 
-    ``lengths``, shape (N,), are the tokens of each sample, special tokens included, each from 1 to ``row_tokens``.
-
-    Returns:
-        Shape (N,): the number of each sample's row; rows are numbered from 0 without gaps.
-
-    Raises:
-        ValueError: If a sample is longer than a row, or empty.
+    ``lengths``, shape (N,), are the tokens of each sample, special tokens included, each from 1 to ``row_tokens``; else
+    ``ValueError`` is raised. Returned are the samples' rows, shape (N,), which are numbered from 0 without gaps.
     """
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= row_tokens:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()} do not all lie in 1 to {row_tokens}")

@@ -36,11 +36,7 @@ class ResolvedConfig:
 
 
 def read_profile_tables(path: Path) -> dict[str, Any]:
-    """Read a profile's tables and check its schema version.
-
-    Raises:
-        BadConfig: If it is missing, not TOML, of another schema version, or has no ``[train]`` table.
-    """
+    """Read a profile's tables; raise ``BadConfig`` without a ``[train]`` table, or for another schema version."""
     tables = read_toml(path, if_missing="Write one with: autotune tune --model MODEL --data DIR")
     version = tables.get("schema_version")
     if version != PROFILE_SCHEMA_VERSION:
@@ -103,11 +99,7 @@ def profile_sha256(tables: dict[str, Any]) -> str:
 def find_data(
     profile: Path, config: TrainConfig, data: Path | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[Path, str]:
-    """Return the dataset's directory, and where it was named: ``data``, else AUTOTUNE_DATA, else the profile.
-
-    Raises:
-        BadConfig: If none of them names one.
-    """
+    """Return the dataset's directory, and where it was named: ``data``, else AUTOTUNE_DATA, else the profile."""
     if data is not None:
         return data, "command line"
     if environment.get("AUTOTUNE_DATA"):

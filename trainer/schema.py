@@ -31,33 +31,23 @@ TableT = TypeVar("TableT", bound=Table)
 
 
 def read_toml(path: Path, *, max_bytes: int = 2**20, if_missing: str = CHECK_PATH) -> dict[str, Any]:
-    """Read a TOML file of bounded size and depth.
+    """Read a TOML file; raise ``BadConfig`` if it is missing, too large, too deep, or not TOML.
 
-    ``if_missing`` is the next step where there is no file, nor one of a name that is close.
-
-    Raises:
-        BadConfig: If the file is missing, too large, too deep, or not TOML.
+    ``if_missing`` is the next step if there is no file, nor one of a name that is close.
     """
     value: dict[str, Any] = _read(path, max_bytes, if_missing, "TOML", tomllib.loads)
     return value
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> Any:  # noqa: ANN401 - JSON may hold anything
-    """Read a JSON file of bounded size and depth.
-
-    Raises:
-        BadConfig: If the file is missing, too large, too deep, or not JSON.
-    """
+    """Read a JSON file; raise ``BadConfig`` if it is missing, too large, too deep, or not JSON."""
     return _read(path, max_bytes, CHECK_PATH, "JSON", json.loads)
 
 
 def parse_table(kind: type[TableT], value: object, *, where: str) -> TableT:
-    """Validate plain data into a strict table.
+    """Validate plain data, called ``where`` in messages, into a strict table.
 
-    ``where`` is what the data is called in messages, such as a file name.
-
-    Raises:
-        BadConfig: With the first offending key, its value, and the nearest valid key if one is close.
+    ``BadConfig`` names the first offending key, its value, and the nearest valid key if one is close.
     """
     try:
         return kind.model_validate(value)
@@ -72,11 +62,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def refuse_infinite(value: object, where: str) -> None:
-    """No measurement gives an infinite figure, and none can be hashed or shown.
-
-    Raises:
-        BadConfig: If there is one, with its key.
-    """
+    """Raise ``BadConfig`` for a figure that is not finite: none is measured, and none can be hashed or shown."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadConfig(f"{where} = {value}: not a measured figure", next_step="Measure it again, or correct it.")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()

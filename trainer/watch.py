@@ -23,7 +23,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +43,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SQUEUE_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """Why a process leaves without its main thread."""
-
-    reason: str
-    step: int
-    """Steps finished."""
-    perhaps: bool = False
-    """Whether it is only to be feared: the process may be killed, and have no time to say so then."""
-
-
 class Watch:
     """What the training tells and asks; does nothing until it is started."""
 
-    def __init__(self, *, timeout_s: float, record: Callable[[Leaving], None] = lambda leaving: None) -> None:
+    def __init__(self, *, timeout_s: float, record: Callable[[str, int, bool], None] = lambda *_: None) -> None:
+        """Watch; ``record`` is told why the process leaves without its main thread, after how many steps.
+
+        Its last value is true if that is only to be feared: the process may be killed, and have no time to say so then.
+        """
         self.timeout_s = timeout_s
         """Longest time without a sign of life."""
         self._record = record
@@ -164,12 +156,12 @@ class Watch:
             if not self.step:
                 reason = f"{name} before the first step; another rank's messages may say why"
             with contextlib.suppress(Exception):  # this thread must go on
-                self._record(Leaving(reason=reason, step=self.step, perhaps=True))
+                self._record(reason, self.step, True)
 
     def _leave(self, reason: str) -> None:
         _say(reason)
         with contextlib.suppress(Exception):
-            self._record(Leaving(reason=reason, step=self.step))
+            self._record(reason, self.step, False)
         os._exit(REQUEUE)
 
     def _arm_last_resort(self) -> None:
@@ -282,11 +274,7 @@ def read_word(environment: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def _store(environment: Mapping[str, str]) -> tuple[Any, str]:
-    """Return the store that torchrun's agent keeps beside its ranks, and the key of this start.
-
-    Raises:
-        LookupError: If there is none.
-    """
+    """Return the store that torchrun's agent keeps beside its ranks, and the key of this start."""
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise LookupError("no torchrun keeps a store")
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted

@@ -22,14 +22,14 @@ from trainer.watch import (
 )
 
 PROGRAM = """
-import ctypes, json, signal, sys, time
+import ctypes, json, os, signal, sys, time
 from pathlib import Path
 from trainer import watch
 watch.PATIENCE_S, watch._LAST_RESORT_S, watch._REARM_EVERY_S = 0.5, 0.7, 0.1
 
-def record(leaving):
+def record(*leaving):
     with (place / "left.jsonl").open("a") as file:
-        file.write(json.dumps([leaving.reason, leaving.step, leaving.perhaps]) + "\\n")
+        file.write(json.dumps(leaving) + "\\n")
 
 def sleep_in_c():
     time.sleep(30)
@@ -124,25 +124,34 @@ def test_a_second_signal_leaves_at_once_though_the_main_thread_sleeps_in_c(proce
     assert last.endswith("7, false]")
 
 
-def test_a_program_that_hangs_leaves_and_says_in_which_function(process, tmp_path):
-    one = process("sleep_in_c()", timeout_s=1.0)
-    _, err = one.communicate(timeout=20)
-    assert one.returncode == REQUEUE
-    assert "nothing moved for 1 s after step 7: it hangs, or waits for a rank that does" in err
-    assert "in sleep_in_c" in err
-    assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
-    (line,) = left(tmp_path)
-    assert "traceback.txt says where" in line
+ENDS = {
+    "hangs": ("sleep_in_c()", 1.0, REQUEUE, "", "nothing moved for 1 s after step 7: it hangs, or waits"),
+    "hangs, and no disk takes a record": (
+        "place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()",
+        0.5, REQUEUE, "", "in sleep_in_c",
+    ),
+    "lets no other thread run": ("keep_the_interpreter()", 0.5, 1, "", "in keep_the_interpreter"),
+    "shows signs of life": (
+        "for step in range(8, 24): time.sleep(0.1); watching.beat(step)\nwatching.stop()\nprint(watching.step)",
+        1.0, 0, "23\n", "",
+    ),
+    "takes long after it stopped watching": (
+        "watching.stop()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(2)\nprint('end')", 0.5, 0, "end\n", "",
+    ),
+}  # fmt: skip
 
 
-def test_a_program_that_shows_signs_of_life_does_not_hang(process, tmp_path):
-    one = process(
-        "for step in range(8, 24):\n    time.sleep(0.1)\n    watching.beat(step)\n"
-        "watching.stop()\nprint(watching.step)",
-        timeout_s=1.0,
-    )
-    assert one.communicate(timeout=20)[0] == "23\n"
-    assert (one.returncode, left(tmp_path)) == (0, [])
+@pytest.mark.parametrize(("body", "timeout_s", "code", "said", "told"), ENDS.values(), ids=list(ENDS))
+def test_a_program_is_ended_if_and_only_if_it_hangs(process, tmp_path, body, timeout_s, code, said, told):
+    one = process(body, timeout_s=timeout_s)
+    out, err = one.communicate(timeout=20)
+    assert (one.returncode, out) == (code, said)
+    assert told in err
+    if code == REQUEUE and "nowhere" not in body:
+        assert "in sleep_in_c" in (tmp_path / "traceback.txt").read_text()
+        assert "traceback.txt says where" in left(tmp_path)[0]
+    else:
+        assert left(tmp_path) == []
 
 
 def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_not_hang(process, tmp_path):
@@ -160,29 +169,6 @@ def test_a_program_that_was_suspended_for_longer_than_it_may_stand_still_does_no
     out, err = one.communicate("\n", timeout=20)
     assert (out, one.returncode) == ("end\n", 0), err
     assert left(tmp_path) == []
-
-
-def test_a_main_thread_that_lets_no_other_run_is_ended_by_the_interpreter(process, tmp_path):
-    one = process("keep_the_interpreter()", timeout_s=0.5)
-    began_s = time.monotonic()
-    _, err = one.communicate(timeout=20)
-    assert time.monotonic() - began_s < 10
-    assert one.returncode == 1
-    assert "in keep_the_interpreter" in err
-
-
-def test_a_watch_that_was_stopped_leaves_a_slow_end_alone(process, tmp_path):
-    one = process("watching.stop()\ntime.sleep(2)\nprint('end')", timeout_s=0.5)
-    one.send_signal(signal.SIGTERM)
-    assert one.communicate(timeout=20)[0] == "end\n"
-    assert (one.returncode, left(tmp_path)) == (0, [])
-
-
-def test_a_disk_that_takes_no_record_does_not_keep_a_program_from_leaving(process):
-    one = process("place = Path('/proc/nowhere')\nwatching.traceback_file = place / 'x'\nsleep_in_c()", timeout_s=0.5)
-    _, err = one.communicate(timeout=20)
-    assert one.returncode == REQUEUE
-    assert "in sleep_in_c" in err
 
 
 def test_a_watch_that_was_not_started_only_remembers():
