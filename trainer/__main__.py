@@ -25,7 +25,8 @@ from trainer.record import MODEL_DIRECTORY, RunExit, StartClock, process_started
 from trainer.resolve import ResolvedConfig, resolve
 from trainer.resume import AUTO, NEVER, Start, choose_run
 from trainer.stage import stage_data
-from trainer.watch import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals, leave_word, read_word
+from trainer.watch import REQUEUE, SIGNALS, Watch, end_with_parent, heard_signals
+from trainer.word import leave_word, read_word
 from trainer.writer import RunWriter
 
 _CAUSE_WAIT_S = 5.0

@@ -47,7 +47,7 @@ def dropout_key(model_config: PretrainedConfig) -> str | None:
 
 
 def choose_attention(config: TrainConfig, model_config: PretrainedConfig, device: torch.device) -> ChosenAttention:
-    """Return which way to take; raise ``BadConfig`` if an unknown encoder's rows are packed, or varlen cannot be had."""
+    """Return which way to take; raise ``BadConfig`` if what is asked for cannot be had."""
     if model_config.model_type not in FAMILIES:  # others may not pass on where documents lie
         if config.layout == "packed" or config.attention != "auto":
             raise BadConfig(

@@ -1,4 +1,4 @@
-"""Signals, the time budget, and hung ranks: what may end a run from outside. No torch at import.
+"""Signals, the time budget, and hung ranks: what may end a run from outside. No torch here.
 
 A thread of its own waits for signals and looks whether the training moves, because the main thread may be waiting for
 another rank where no Python code runs. The first signal is a request: ranks agree on it at the end of a step, save, and
@@ -7,9 +7,7 @@ leave. A second one leaves at once; so does a rank that has not moved for too lo
 
 import contextlib
 import ctypes
-import datetime
 import faulthandler
-import json
 import math
 import os
 import re
@@ -24,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 REQUEUE = 75
 """Exit code: the state is saved, and starting again goes on."""
@@ -249,36 +246,3 @@ def parse_slurm_time_s(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-# torchrun ends all ranks as soon as one fails, and the first rank then only sees a signal. Ranks that have not found
-# each other yet can still reach the store that torchrun keeps for them.
-_WORD_TIMEOUT = datetime.timedelta(seconds=5)
-
-
-def leave_word(environment: Mapping[str, str], exit_code: int, reason: str) -> None:
-    """Say, before this rank knows the run, why it leaves; for the first rank to write down."""
-    with contextlib.suppress(Exception):  # it is only to help: what is wrong is already being said
-        store, key = _store(environment)
-        store.set(key, json.dumps([exit_code, reason]))
-
-
-def read_word(environment: Mapping[str, str]) -> tuple[int, str] | None:
-    """Exit code and reason of a rank that left before it knew the run; None where none did."""
-    with contextlib.suppress(Exception):
-        store, key = _store(environment)
-        if store.check([key]):
-            exit_code, reason = json.loads(store.get(key))
-            return int(exit_code), str(reason)
-    return None
-
-
-def _store(environment: Mapping[str, str]) -> tuple[Any, str]:
-    """Return the store that torchrun's agent keeps beside its ranks, and the key of this start."""
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise LookupError("no torchrun keeps a store")
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # there, though unlisted
-
-    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    store = TCPStore(host, port, is_master=False, timeout=_WORD_TIMEOUT, wait_for_workers=False)
-    return store, f"trainer/word/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -4,7 +4,7 @@ from torch.distributed import DistBackendError, DistStoreError, TCPStore
 
 from trainer.failure import explain, out_of_memory
 from trainer.parallel import lost_ranks
-from trainer.watch import leave_word, read_word
+from trainer.word import leave_word, read_word
 
 MIB = 2**20
 OUTRIGHT = [
