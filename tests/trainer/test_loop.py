@@ -3,6 +3,7 @@ import math
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -193,26 +194,17 @@ def test_without_checkpoints_nothing_is_saved_before_the_end(patterned_dataset, 
     assert list_checkpoints(tmp_path / "r" / CHECKPOINTS_DIRECTORY) == []
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(CheckpointWriter, "write", full)
-
-
-def test_a_disk_that_takes_no_checkpoint_does_not_end_the_training(patterned_dataset, tmp_path, full_disk):
-    run, ending = _train(
-        patterned_dataset, tmp_path / "r", max_steps=4, checkpoint=CheckpointSettings(interval_steps=2)
-    )
+def test_a_disk_that_takes_no_checkpoint_ends_no_training_which_says_so_when_it_leaves(
+    patterned_dataset, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(CheckpointWriter, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    settings = {"checkpoint": CheckpointSettings(interval_steps=2)}
+    run, ending = _train(patterned_dataset, tmp_path / "r", max_steps=4, **settings)
     assert (ending.exit_code, ending.checkpoint, len(run.steps)) == (0, None, 4)
     assert [(event.kind, event.step) for event in run.events[:3]] == [("save_failed", step) for step in (0, 2, 4)]
     assert {event.kind for event in run.events} == {"save_failed"}
     assert (tmp_path / "r" / "model" / "model.safetensors").is_file()
-
-
-def test_a_run_that_could_not_save_before_it_leaves_does_not_say_that_it_did(patterned_dataset, tmp_path, full_disk):
-    run, ending = _train(patterned_dataset, tmp_path / "r", asked_after=2, max_steps=9)
+    run, ending = _train(patterned_dataset, tmp_path / "left", asked_after=2, max_steps=9, **settings)
     assert (ending.exit_code, ending.checkpoint) == (75, None)
     (stopped,) = _events(run, "stopped")
     assert "step 3 is not saved" in stopped.message
