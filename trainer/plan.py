@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from trainer.config import Layout
 
-Int64, Uint64 = npt.NDArray[np.int64], npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Uint64 = npt.NDArray[np.uint64]
 
 FEISTEL_ROUNDS = 6
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
