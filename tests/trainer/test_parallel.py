@@ -39,7 +39,7 @@ def test_ranks_of_one_host_meet_through_a_file_and_agree(tmp_path):
         )
         for rank in range(2)
     ]
-    found = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    found = [json.loads(process.communicate(timeout=180)[0]) for process in both]
     assert found == [[[11.0, 2.0], [10.0, -1.0], [1.0, 10.0], [["0"], ["1"]], ["0"]]] * 2
     assert [process.returncode for process in both] == [0, 0]
 
